@@ -1,0 +1,48 @@
+"""Fine-tune a language model on your data while at most a fraction alpha of your safety examples get worse by more than tau.
+
+Importing this package executes nothing heavy: each public name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.config import load_config as load_config
+    from holdfast.constraint.barrier import barrier_multiplier as barrier_multiplier
+    from holdfast.constraint.chance import ChanceConstraint as ChanceConstraint
+    from holdfast.constraint.filter import SafetyFilter as SafetyFilter
+    from holdfast.pipeline import run as run
+    from holdfast.trainers.config import SafeSFTConfig as SafeSFTConfig
+    from holdfast.trainers.trainer import SafeSFTTrainer as SafeSFTTrainer
+
+_HOMES = {
+    "ChanceConstraint": "holdfast.constraint.chance",
+    "SafeSFTConfig": "holdfast.trainers.config",
+    "SafeSFTTrainer": "holdfast.trainers.trainer",
+    "SafetyFilter": "holdfast.constraint.filter",
+    "barrier_multiplier": "holdfast.constraint.barrier",
+    "load_config": "holdfast.config",
+    "run": "holdfast.pipeline",
+}
+
+__all__ = [
+    "ChanceConstraint",
+    "SafeSFTConfig",
+    "SafeSFTTrainer",
+    "SafetyFilter",
+    "barrier_multiplier",
+    "load_config",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,95 @@
+"""`holdfast check`: everything about a run that can be known without its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.terminal import percent, quiet_libraries, say, say_json, size
+
+
+def check(
+    run: Annotated[Path, typer.Argument(help="The run file (YAML).", metavar="RUN.yaml")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Values put over the file.", metavar="[key=value ...]")
+    ] = None,
+    reveal: Annotated[bool, typer.Option("--reveal", help="Show the tokens of the sample examples.")] = False,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Let the model repository run its code; needs a pinned revision."
+        ),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check settings, data and tokens of a run, and estimate its size; no GPU and no weights needed.
+
+    \b
+    Example:
+      holdfast check run.yaml --reveal
+    """
+    from holdfast.config import load_config
+
+    config = load_config(run, overrides or ())
+    from holdfast.cli.survey import survey
+    from holdfast.config.build import constraints
+
+    quiet_libraries()
+    findings = survey(config, reveal=reveal, trust_remote_code=trust_remote_code)
+    if json:
+        say_json(findings)
+    else:
+        _show(findings, reveal)
+    for limit in constraints(config).values():
+        limit.require_feasible_start()
+
+
+def _show(findings: dict[str, Any], reveal: bool) -> None:
+    for entry in findings["preset"]:
+        say(f"preset  {entry['key']} = {entry['value']}  ({entry['source']})")
+    _show_examples("task", f"{findings['task']['rows']} examples", findings["task"], reveal)
+    for name, entry in findings["safety"].items():
+        roles = ", ".join(f"{entry[role]} {role}" for role in ("constraint", "monitor", "certify"))
+        _show_examples(name, roles, entry, reveal)
+        say(f"  {entry['constraint_text']}")
+        start = "holds" if entry["feasible_start"] else "does NOT hold"
+        say(f"  feasible start: g + buffer = {entry['start_value']:+.4f} at the unchanged model: it {start}")
+        if entry["batch_times_alpha"] < 1:
+            say(
+                f"  note: a safety batch times alpha is {entry['batch_times_alpha']:.2g}: below 1,"
+                " a single batch cannot resolve the limit"
+            )
+    _show_size(findings)
+
+
+def _show_examples(title: str, what: str, entry: dict[str, Any], reveal: bool) -> None:
+    say(
+        f"{title}: {what}; {entry['tokens_median']} tokens in the middle, {entry['tokens_max']} at most,"
+        f" {entry['truncated']} cut at max_length"
+    )
+    for example in entry["examples"]:
+        say(
+            f"  {example['mask']}  {example['tokens']} tokens, {example['scored']} scored  {example['where']}"
+        )
+        if reveal:
+            say(f"    {' '.join(example['pieces'])}")
+
+
+def _show_size(findings: dict[str, Any]) -> None:
+    model, memory, steps = findings["model"], findings["memory"], findings["steps"]
+    share = percent(model["trainable"] / model["parameters"])
+    say(
+        f"model: {model['parameters']:,} parameters ({model['dtype']}),"
+        f" {model['trainable']:,} trained ({share})"
+    )
+    say(
+        f"memory per device, estimated: {size(memory['total'])} = weights {size(memory['weights'])}"
+        f" + training state {size(memory['training_state'])} + activations {size(memory['activations'])}"
+    )
+    say(
+        f"{steps['steps']} steps of {steps['task_batch']} task + {steps['safety_batch']} safety examples;"
+        f" the constraint set is passed {steps['safety_epochs']:.1f} times"
+    )
+    say(f"defense: {findings['defense']['name']}, passes per step: {findings['defense']['passes']}")

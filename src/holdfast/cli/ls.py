@@ -1,0 +1,54 @@
+"""`holdfast ls`: what can be named in a run file."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.terminal import say, say_json
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    defenses = "defenses"
+    majorizers = "majorizers"
+
+
+def ls(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the names that a run file may use.
+
+    \b
+    Example:
+      holdfast ls defenses
+    """
+    rows = _defenses() if kind is Kind.defenses else _majorizers()
+    if json:
+        say_json(rows)
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        say(f"{row['name']:<{width}}  {row['summary']}")
+
+
+def _defenses() -> list[dict[str, str]]:
+    from holdfast.trainers.hooks import DEFENSES
+
+    return [
+        {"name": name, "summary": cls.summary, "stage": str(cls.stage), "passes": cls.passes}
+        for name, cls in DEFENSES.items()
+    ]
+
+
+def _majorizers() -> list[dict[str, str]]:
+    from holdfast.constraint.majorizers import MAJORIZERS
+
+    return [
+        {"name": name, "summary": (entry.phi.__doc__ or "").split("\n")[0]}
+        for name, entry in MAJORIZERS.items()
+    ]

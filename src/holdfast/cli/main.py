@@ -1,0 +1,87 @@
+"""The `holdfast` command: parses, calls, prints, and turns every refusal into an exit code.
+
+Commands import torch and TRL themselves, so that `holdfast --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import sys
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.check import check
+from holdfast.cli.ls import ls
+from holdfast.cli.terminal import refuse, say
+from holdfast.cli.train import train
+from holdfast.core.errors import HoldfastError, ResourceError
+
+app = typer.Typer(
+    name="holdfast",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(check)
+app.command()(train)
+app.command()(ls)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        say(importlib.metadata.version("holdfast"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Fine-tune a language model while at most a share alpha of your safety examples degrade by more than tau.
+
+    \b
+    Example:
+      holdfast check run.yaml && holdfast train run.yaml
+
+    \b
+    Exit codes: 0 ok, 2 usage or settings, 3 data, 4 infeasible, 5 numerical,
+    6 checkpoint or fingerprint, 7 memory, disk or a missing package, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Entry point: run the command; a refusal prints its cause and its remedy and sets the exit code.
+
+    Any other exception is a bug and keeps its traceback (exit code 1).
+    """
+    try:
+        app()
+    except HoldfastError as error:
+        refuse(error)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        shortage = _shortage(error)
+        if shortage is None:
+            raise
+        refuse(shortage)
+        sys.exit(shortage.exit_code)
+
+
+def _shortage(error: Exception) -> ResourceError | None:
+    """The refusal that stands for running out of disk or memory, None for any other exception."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(
+            f"no space left on the disk: {error}", remedy="free disk space, then use --resume"
+        )
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return ResourceError(
+            "out of memory",
+            remedy="lower train.per_device_train_batch_size, safety_micro_batch_size or max_length",
+        )
+    return None

@@ -1,0 +1,91 @@
+"""Live progress of a run: a bar with ETA and the state of the constraint; plain lines without a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from holdfast.cli.terminal import clean, duration, note, percent
+
+LINES = 10
+"""Plain lines per run, about."""
+
+
+def describe_row(row: Mapping[str, Any]) -> str:
+    """One step in words: loss, and per constraint g, multiplier and violation rate, where known."""
+    parts = [f"loss {row['loss']:.3f}"] if row.get("loss") is not None else []
+    named = row.get("constraints") or {"": row}
+    for name, values in named.items():
+        shown = []
+        if values.get("g") is not None:
+            shown.append(f"g {values['g']:+.3f}")
+        if values.get("multiplier") is not None:
+            shown.append(f"multiplier {values['multiplier']:.3g}")
+        if values.get("violation_rate") is not None:
+            shown.append(f"violations {percent(values['violation_rate'])}")
+        if shown:
+            parts.append(clean(f"{name}: " if name else "") + " ".join(shown))
+    return "  ".join(parts)
+
+
+class PlainProgress:
+    """Prints about ten lines over the run."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._first = 0
+        self._start = time.monotonic()
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Take one row of the listeners' stream."""
+        if "stage" in row:
+            self._total, self._first, self._start = row["total_steps"], row["step"], time.monotonic()
+            resumed = f", continuing after step {self._first}" if self._first else ""
+            note(f"training: {self._total} steps{resumed}")
+            return
+        step = row["step"]
+        if step == self._total or step % max(1, self._total // LINES) == 0:
+            note(f"step {step}/{self._total}  {describe_row(row)}  eta {self._eta(step)}")
+
+    def _eta(self, step: int) -> str:
+        done = max(1, step - self._first)
+        return duration((time.monotonic() - self._start) / done * (self._total - step))
+
+
+class BarProgress:
+    """Feeds a rich progress bar."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._task: Any = None
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Take one row of the listeners' stream."""
+        if "stage" in row:
+            self._task = self._bar.add_task(
+                "train", total=row["total_steps"], completed=row["step"], state=""
+            )
+        else:
+            self._bar.update(self._task, completed=row["step"], state=describe_row(row))
+
+
+@contextmanager
+def show_progress() -> Iterator[PlainProgress | BarProgress]:
+    """A listener that shows the run on stderr for as long as the context is open."""
+    if not sys.stderr.isatty():
+        yield PlainProgress()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[state]}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield BarProgress(bar)

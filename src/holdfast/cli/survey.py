@@ -1,0 +1,149 @@
+"""What can be known about a run before its weights are loaded: splits, tokens, masks, feasibility, size."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+from holdfast.config import RunConfig, config_sha256, describe_preset
+from holdfast.config.build import constraints, defense, peft_config, training_arguments
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.data.encode import IGNORE, Encoded, encode_all, require_usable_tokenizer
+from holdfast.data.examples import Example
+from holdfast.data.splits import Split
+from holdfast.models.handle import load_tokenizer
+from holdfast.pipeline import read_data
+from holdfast.stages.estimate import architecture, memory, model_size, steps
+
+SAMPLES = 3
+MASK_WIDTH = 40
+HIDDEN, SCORED = ".", "#"
+
+
+def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool = False) -> dict[str, Any]:
+    """Validate everything about a run and describe it, as JSON values.
+
+    Args:
+        config: the run.
+        reveal: include the token texts of the sample examples, which may be harmful to read.
+        trust_remote_code: let the model repository run its own code.
+    """
+    arguments = training_arguments(config)
+    data = read_data(config)
+    tokenizer = load_tokenizer(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
+    require_usable_tokenizer(tokenizer, needs_chat=any(example.kind == "chat" for example in data.task))
+    length = arguments.max_length
+    smallest = min(len(split.constraint) for split in data.safety.values())
+    counted = steps(
+        arguments,
+        task_rows=len(data.task),
+        constraint_rows=smallest,
+        world=int(os.environ.get("WORLD_SIZE", "1")),
+    )
+    limits = constraints(config)
+    method = defense(config)
+    task = _Tokens(tokenizer, length, "task", reveal).describe(data.task)
+    safety = _Tokens(tokenizer, length, "safety", reveal)
+    return {
+        "config_sha256": config_sha256(config),
+        "preset": [dataclasses.asdict(entry) for entry in describe_preset(config.preset)]
+        if config.preset
+        else [],
+        "task": {"rows": len(data.task), **task},
+        "safety": {
+            name: _roles(split)
+            | _limit(limits[name], counted.safety_batch)
+            | safety.describe([*split.constraint, *split.monitor, *split.certify])
+            for name, split in data.safety.items()
+        },
+        **_size(config, arguments, task["tokens_max"], trust_remote_code),
+        "steps": dataclasses.asdict(counted),
+        "defense": {"name": method.name, "passes": method.passes},
+    }
+
+
+def _roles(split: Split) -> dict[str, Any]:
+    return {
+        "constraint": len(split.constraint),
+        "monitor": len(split.monitor),
+        "certify": len(split.certify),
+        "duplicates_dropped": split.record.duplicates_dropped,
+        "moved_from_certify": split.record.moved_from_certify,
+    }
+
+
+def _limit(limit: ChanceConstraint, batch: int) -> dict[str, Any]:
+    return {
+        "constraint_text": limit.describe(),
+        "feasible_start": limit.feasible_start,
+        "start_value": limit.start_value() + limit.buffer,
+        "batch_times_alpha": batch * limit.alpha,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tokens:
+    """Describes the tokens of examples: how many, how many are cut, and a few with their masks."""
+
+    tokenizer: Any
+    max_length: int | None
+    role: Literal["task", "safety"]
+    reveal: bool
+
+    def describe(self, examples: Sequence[Example]) -> dict[str, Any]:
+        encoded = encode_all(examples, self.tokenizer, max_length=self.max_length, role=self.role)
+        lengths = [len(item.input_ids) for item in encoded.examples]
+        places = {example.id: example.where for example in examples}
+        return {
+            "tokens_median": int(statistics.median(lengths)),
+            "tokens_max": max(lengths),
+            "truncated": encoded.n_truncated,
+            "examples": [self._example(item, places[item.id]) for item in encoded.examples[:SAMPLES]],
+        }
+
+    def _example(self, item: Encoded, where: str) -> dict[str, Any]:
+        shown = {
+            "id": item.id,
+            "where": where,
+            "tokens": len(item.input_ids),
+            "scored": item.n_labels,
+            "mask": mask_bar(item),
+        }
+        if self.reveal:
+            shown["pieces"] = [self.tokenizer.decode([token]) for token in item.input_ids]
+        return shown
+
+
+def mask_bar(item: Encoded) -> str:
+    """The label mask as text, `.` for prompt and `#` for scored tokens, at most `MASK_WIDTH` wide.
+
+    A longer example is scaled down; a column is `#` when any of its tokens is scored.
+    """
+    flags = [label != IGNORE for label in item.labels]
+    width = min(MASK_WIDTH, len(flags))
+    edges = [round(column * len(flags) / width) for column in range(width + 1)]
+    return "".join(SCORED if any(flags[a:b]) else HIDDEN for a, b in pairwise(edges))
+
+
+def _size(config: RunConfig, arguments: Any, longest: int, trust_remote_code: bool) -> dict[str, Any]:
+    shape = architecture(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
+    count = model_size(shape, peft_config(config))
+    stored = str(getattr(shape, "dtype", None) or "float32").removeprefix("torch.")
+    dtype = config.quantization or (stored if config.dtype == "auto" else config.dtype)
+    need = memory(
+        count,
+        shape,
+        dtype=dtype,
+        full=config.lora is None,
+        rows=arguments.per_device_train_batch_size,
+        length=longest,
+        checkpointing=arguments.gradient_checkpointing,
+    )
+    return {
+        "model": {**dataclasses.asdict(count), "dtype": dtype},
+        "memory": {**dataclasses.asdict(need), "total": need.total},
+    }

@@ -1,0 +1,89 @@
+"""What reaches the terminal: cleaned of control characters, results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import unicodedata
+import warnings
+from typing import Any
+
+from holdfast.core.errors import HoldfastError
+
+# CSI sequences, then OSC/DCS/APC/PM/SOS strings up to their terminator, then any other two-character escape.
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f]).*?(?:\x07|\x1b\\|\x9c|$)|\x1b."
+)
+_CHATTY = r"(torch|transformers|trl|peft|accelerate|datasets|huggingface_hub)\b"
+
+
+def clean(text: str) -> str:
+    """Text without escape sequences, control characters and bidirectional overrides; newlines stay."""
+    lines = _ESCAPES.sub("", text).split("\n")
+    return "\n".join(
+        "".join(c for c in line if unicodedata.category(c) not in {"Cc", "Cf", "Cs"}) for line in lines
+    )
+
+
+def say(text: str) -> None:
+    """Print a line of the result to stdout."""
+    print(_encodable(clean(text), sys.stdout.encoding))
+
+
+def note(text: str) -> None:
+    """Print a line about the work to stderr."""
+    print(_encodable(clean(text), sys.stderr.encoding), file=sys.stderr, flush=True)
+
+
+def say_json(value: Any) -> None:
+    """Print strict JSON to stdout, ASCII only."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def refuse(error: HoldfastError) -> None:
+    """Print the cause and the remedy of a refusal to stderr."""
+    note(f"error: {error.what}\n  What to do: {error.remedy}")
+
+
+def quiet_libraries() -> None:
+    """Silence bars and notices of the libraries below us; show our own warnings as plain lines."""
+    import datasets
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    warnings.filterwarnings("ignore", module=_CHATTY)
+    logger = logging.getLogger("holdfast")
+    logger.handlers = [_NoteHandler(level=logging.WARNING)]
+    logger.propagate = False
+
+
+class _NoteHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+def _encodable(text: str, encoding: str | None) -> str:
+    """Replace what the terminal's encoding lacks, so that a foreign letter never ends a run."""
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with one decimal at most."""
+    return f"{100 * share:.1f}".rstrip("0").rstrip(".") + " %"
+
+
+def size(count: float) -> str:
+    """A number of bytes in GiB or MiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}"

@@ -1,0 +1,74 @@
+"""`holdfast train`: run a run file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.progress import show_progress
+from holdfast.cli.terminal import duration, note, percent, quiet_libraries, say, say_json
+
+INTERRUPTED = 130
+
+
+def train(
+    run: Annotated[Path, typer.Argument(help="The run file (YAML).", metavar="RUN.yaml")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Values put over the file.", metavar="[key=value ...]")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Let the model repository run its code; needs a pinned revision."
+        ),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Fine-tune under the safety constraint and write the run folder.
+
+    \b
+    Example:
+      holdfast train run.yaml train.learning_rate=1e-4 output_dir=runs/second
+    """
+    from holdfast.config import load_config
+
+    config = load_config(run, overrides or ())
+    # Only now the slow part: a mistake in the file is reported before torch's models and TRL are loaded.
+    from holdfast.pipeline import run as run_pipeline
+
+    quiet_libraries()
+    try:
+        with show_progress() as progress:
+            result = run_pipeline(
+                config, resume=resume, listeners=[progress], trust_remote_code=trust_remote_code
+            )
+    except KeyboardInterrupt as error:
+        note("interrupted: `--resume` continues from the newest checkpoint")
+        raise typer.Exit(INTERRUPTED) from error
+    if json:
+        say_json({"folder": str(result.folder), **result.values})
+        return
+    written = "model" if config.lora is None else "adapter"
+    say(f"{result.values['steps']} steps in {duration(result.values['seconds'])}; {result.folder / written}")
+    for name, entry in result.values["safety"].items():
+        say(describe_entry(entry, name if config.named else ""))
+
+
+def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
+    """The verdict on one safety set in one line."""
+    prefix = f"{name}: " if name else ""
+    if entry["monitor"] is None:
+        role, measured = "constraint", entry["constraint"]
+    else:
+        role, measured = "monitor", entry["monitor"]
+    verdict = (
+        "within the limit" if entry["feasible"] else "OVER the limit: the constraint does not hold there"
+    )
+    return (
+        f"{prefix}{percent(measured['violation_rate'])} of {measured['n']:.0f} {role} examples degraded by more"
+        f" than {entry['tau']:g} ({entry['unit']}); at most {percent(entry['alpha'])} allowed: {verdict}"
+    )

@@ -1,0 +1,81 @@
+"""The objects that a `RunConfig` stands for.
+
+Their classes come with torch, TRL and PEFT, hence the imports inside the functions: a mistake in a run file
+is reported before any of those is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.config.schema import RunConfig
+from holdfast.core.errors import ConfigError, HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.constraint.chance import ChanceConstraint
+
+
+def constraints(config: RunConfig) -> dict[str, ChanceConstraint]:
+    """The chance constraint of every safety set."""
+    from holdfast.constraint.chance import ChanceConstraint
+
+    return {name: ChanceConstraint(**block) for name, block in config.constraint.items()}
+
+
+def defense_options(config: RunConfig) -> dict[str, Any]:
+    """Every option of the defense, defaults included."""
+    return dataclasses.asdict(_defense_config(config))
+
+
+def defense(config: RunConfig) -> Any:
+    """The defense with its options."""
+    from holdfast.trainers.hooks import DEFENSES
+
+    cls: Any = DEFENSES[config.defense.name]
+    return cls(_defense_config(config))
+
+
+def _defense_config(config: RunConfig) -> Any:
+    from holdfast.trainers.hooks import DEFENSES
+
+    return DEFENSES[config.defense.name].Config(**config.defense.options, **config.filter)
+
+
+def peft_config(config: RunConfig) -> Any:
+    """PEFT's `LoraConfig`, or None for training every parameter."""
+    if config.lora is None:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=config.lora.r,
+        lora_alpha=config.lora.alpha,
+        lora_dropout=config.lora.dropout,
+        target_modules=config.lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
+def training_arguments(config: RunConfig) -> Any:
+    """The `SafeSFTConfig` of the run; what TRL refuses is a `ConfigError` under `train`."""
+    from holdfast.trainers.config import SafeSFTConfig
+
+    folder = Path(config.output_dir)
+    first = next(iter(config.safety.values()))
+    try:
+        return SafeSFTConfig(
+            **config.train,
+            output_dir=str(folder / "checkpoints"),
+            run_dir=str(folder),
+            seed=config.seed,
+            safety_seed=config.seed,
+            safety_fractions=first.fractions,
+            on_leak=first.on_leak,
+        )
+    except HoldfastError:
+        raise
+    except (ValueError, TypeError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"train: {reason}", remedy="change the fields it names under `train`") from error

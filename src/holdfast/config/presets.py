@@ -1,0 +1,100 @@
+"""Named sets of values that a run file starts from; keys written in the file win."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.config.schema import SINGLE, SafetyBlock, is_single
+
+SETUP = "section 'Setup'"
+HYPERPARAMETERS = "appendix 'Defense Hyperparameters'"
+DEFENSES = "section 'Defenses'"
+ALGORITHM = "Algorithm 1"
+SILENT = "paper is silent: ours"
+
+
+@dataclass(frozen=True)
+class PresetValue:
+    """One value of a preset, and where it comes from."""
+
+    key: str
+    value: Any
+    source: str
+
+
+PAPER = (
+    PresetValue("constraint.unit", "nll_sum", "definition of the degradation (sum over completion tokens)"),
+    PresetValue("constraint.tau", 0.1, DEFENSES),
+    PresetValue("constraint.beta", 10.0, DEFENSES),
+    PresetValue("constraint.alpha", 0.05, DEFENSES),
+    PresetValue("constraint.majorizer", "ramp", "section 'Chance-Constrained Safety Preservation'"),
+    PresetValue("constraint.buffer", 0.0, f"{SILENT}; a buffer is mentioned without a value"),
+    PresetValue("filter.space", "gradient", ALGORITHM),
+    PresetValue(
+        "filter.rate", 1.0, f"{DEFENSES}: kappa is the inverse of the learning rate, so gamma = kappa*lr = 1"
+    ),
+    PresetValue("filter.estimator", "batch", f"{ALGORITHM}: minibatch estimates"),
+    PresetValue("train.per_device_train_batch_size", 10, HYPERPARAMETERS),
+    PresetValue("train.gradient_accumulation_steps", 1, f"{SILENT}; batches of 10 on one device"),
+    PresetValue("train.safety_batch_size", 10, f"{HYPERPARAMETERS}: disjoint batches of 10"),
+    PresetValue("train.optim", "adamw_torch", HYPERPARAMETERS),
+    PresetValue("train.adam_beta1", 0.9, HYPERPARAMETERS),
+    PresetValue("train.adam_beta2", 0.999, HYPERPARAMETERS),
+    PresetValue("train.weight_decay", 0.1, HYPERPARAMETERS),
+    PresetValue("train.learning_rate", 1e-5, SETUP),
+    PresetValue("train.lr_scheduler_type", "constant", SETUP),
+    PresetValue("train.warmup_steps", 0, f"{SETUP}: constant schedule"),
+    PresetValue("train.num_train_epochs", 20, SETUP),
+    PresetValue("train.max_length", 512, SETUP),
+    PresetValue("train.max_grad_norm", 1.0, f"{SILENT} (variant: 0, no clipping)"),
+    PresetValue("train.loss_type", "nll", f"{SILENT}: token-mean task loss"),
+    PresetValue("lora.r", 32, SETUP),
+    PresetValue("lora.alpha", 4, SETUP),
+    PresetValue("lora.dropout", 0.05, HYPERPARAMETERS),
+    PresetValue("lora.target_modules", ["q_proj", "k_proj", "v_proj"], SETUP),
+    PresetValue("dtype", "bfloat16", SETUP),
+    PresetValue("seed", 42, "three seeds, not named; ours: 42, 1337, 2024"),
+)
+PRESETS = {"paper": PAPER}
+
+
+def describe_preset(name: str) -> list[PresetValue]:
+    """Every value of a preset with the place in the paper that states it, or that it is our choice."""
+    return list(PRESETS[name])
+
+
+def with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the preset's values wherever the file is silent.
+
+    The filter's values are left out unless the defense is `holdfast`, LoRA's when the file says `lora: null`.
+    """
+    values = PRESETS.get(str(raw.get("preset")), ())
+    defense = raw.get("defense", "holdfast")
+    name = defense.get("name", "holdfast") if isinstance(defense, Mapping) else defense
+    merged = dict(raw)
+    for entry in values:
+        block, _, field = entry.key.rpartition(".")
+        if not block:
+            merged.setdefault(field, entry.value)
+        elif block != "filter" or name == "holdfast":
+            merged[block] = _fill(block, merged.get(block, {}), field, entry.value)
+    return merged
+
+
+def _fill(block: str, written: Any, field: str, value: Any) -> Any:
+    if not isinstance(written, Mapping):
+        return written
+    if block == "constraint" and written and not is_single(written):
+        return {name: _fill("", inner, field, value) for name, inner in written.items()}
+    return {field: value, **written}
+
+
+def spread_constraint(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with a single `constraint` block repeated for every named safety set."""
+    safety, constraint = raw.get("safety"), raw.get("constraint", {})
+    if not isinstance(safety, Mapping) or not is_single(constraint):
+        return dict(raw)
+    names = [SINGLE] if is_single(safety, SafetyBlock) else list(safety)
+    return {**raw, "constraint": dict.fromkeys(names, constraint)}

@@ -1,0 +1,73 @@
+"""A `RunConfig` with nothing left implicit, as it is stored and hashed; secrets are blanked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from holdfast.config.build import constraints, defense_options
+from holdfast.config.fields import defaults
+from holdfast.config.load import OWNED
+from holdfast.config.schema import RunConfig
+from holdfast.core.hashing import sha256_json
+
+REDACTED = "[redacted]"
+SECRET_KEY = re.compile(r"(^|_)(token|secret|password|passwd|key)$", re.IGNORECASE)
+NOT_SECRET = {"pad_token", "eos_token"}
+SECRET_VALUE = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{8,}|\bAKIA[0-9A-Z]{12,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+
+
+def resolved(config: RunConfig) -> dict[str, Any]:
+    """Every setting of the run, defaults included, as plain JSON values in the shape of a run file."""
+    from holdfast.trainers.config import SafeSFTConfig
+
+    values = config.model_dump()
+    options = defense_options(config)
+    train = {name: value for name, value in defaults(SafeSFTConfig).items() if name not in OWNED}
+    values["train"] = train | config.train
+    blocks = {
+        name: defaults(type(built)) | config.constraint[name] for name, built in constraints(config).items()
+    }
+    values["constraint"] = blocks if config.named else next(iter(blocks.values()))
+    if not config.named:
+        values["safety"] = next(iter(values["safety"].values()))
+    is_filter = config.defense.name == "holdfast"
+    values["filter"] = options if is_filter else {}
+    values["defense"] = {"name": config.defense.name} | ({} if is_filter else options)
+    plain: dict[str, Any] = redact(_plain(values))
+    return plain
+
+
+def config_sha256(config: RunConfig) -> str:
+    """Hash of everything that can change the result: the resolved settings without `output_dir`."""
+    return sha256_json(identity(resolved(config)))
+
+
+def identity(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Resolved settings without `output_dir`, so that a run folder may be moved."""
+    return {key: value for key, value in values.items() if key != "output_dir"}
+
+
+def redact(value: Any, key: str = "") -> Any:
+    """Blank every secret: text under a key such as `api_key`, and what looks like an access token."""
+    if isinstance(value, Mapping):
+        return {name: redact(inner, str(name)) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [redact(inner, key) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if SECRET_KEY.search(key) and key not in NOT_SECRET:
+        return REDACTED
+    return SECRET_VALUE.sub(REDACTED, value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value

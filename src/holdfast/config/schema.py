@@ -1,0 +1,158 @@
+"""What a run file may say: the shape of every block, with its defaults.
+
+The blocks `constraint`, `filter`, `train` and the options of a defense mirror dataclasses elsewhere
+(`ChanceConstraint`, `Holdfast.Config`, `SafeSFTConfig`, a defense's `Config`); they are kept as mappings here
+and checked against those classes by `holdfast.config.load`, so that each field is documented in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+SINGLE = "safety"
+"""The name under which a single, unnamed safety block is kept."""
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
+RESERVED = frozenset({"adapter", "checkpoints", "model", "constraint", "monitor", "certify"})
+"""Names that a safety set cannot have: those of other things in the run folder, and of the roles."""
+
+
+def number(value: Any) -> Any:
+    """Read `1e-4` as a number: YAML 1.1 wants a dot in it and hands over text otherwise."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+Number = Annotated[float, BeforeValidator(number)]
+
+
+class Block(BaseModel):
+    """Base of all blocks: unknown keys, NaN and conversions are refused; values cannot be changed."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+
+class DataBlock(Block):
+    """Where examples come from."""
+
+    data: str = Field(min_length=1)
+    """A .jsonl, .json, .csv, .tsv or .parquet file, relative to the run file, or a hub data set."""
+    columns: dict[str, str] | None = None
+    """Our names (prompt, completion, messages, text) to the file's columns."""
+    split: str | None = None
+    subset: str | None = None
+    revision: str | None = None
+    limit: int | None = Field(default=None, ge=1)
+    """Read only the first rows."""
+
+
+class SafetyBlock(DataBlock):
+    """Safety examples: prompts with the reply that must stay likely."""
+
+    fractions: Annotated[tuple[Number, Number, Number], Field(strict=False)] = (0.6, 0.2, 0.2)
+    """Shares for steering (constraint), watching (monitor) and certifying; they add up to 1."""
+    on_leak: Literal["error", "move"] = "error"
+    """A certify prompt that also occurs in the task data: refuse, or move it to the constraint share."""
+
+    @field_validator("fractions")
+    @classmethod
+    def _fractions(cls, value: tuple[float, float, float]) -> tuple[float, float, float]:
+        if min(value) < 0 or value[0] == 0 or abs(sum(value) - 1) > 1e-6:
+            raise ValueError("expected three shares that add up to 1, the first above 0")
+        return value
+
+
+class LoraBlock(Block):
+    """A LoRA adapter (PEFT's `LoraConfig`)."""
+
+    r: int = Field(default=16, ge=1)
+    alpha: Number = Field(default=32, gt=0)
+    dropout: Number = Field(default=0.0, ge=0, lt=1)
+    target_modules: str | list[str] = "all-linear"
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _targets(cls, value: Any) -> Any:
+        if isinstance(value, str) or (isinstance(value, list) and all(isinstance(v, str) for v in value)):
+            return value
+        raise ValueError("expected 'all-linear' or a list of module names")
+
+
+class DefenseBlock(Block):
+    """A defense by name, with the options of its `Config`."""
+
+    name: str = "holdfast"
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class RunConfig(Block):
+    """One fine-tuning run. Build it with `load_config` or `config_from_dict`, which check every block."""
+
+    preset: Literal["paper"] | None = None
+    model: str = Field(min_length=1)
+    """Hub id, local folder (relative to the run file), adapter, or `embedded`."""
+    revision: str | None = None
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    quantization: Literal["4bit", "8bit"] | None = None
+    template: Literal["chat", "none"] = "chat"
+    """chat: prompt/completion rows become a user and an assistant turn; none: they are joined as they are."""
+    task: DataBlock
+    safety: dict[Annotated[str, Field(pattern=NAME)], SafetyBlock] = Field(min_length=1)
+    constraint: dict[str, dict[str, Any]] = Field(default_factory=lambda: {SINGLE: {}})
+    filter: dict[str, Any] = Field(default_factory=dict)
+    defense: DefenseBlock = Field(default_factory=DefenseBlock)
+    lora: LoraBlock | None = Field(default_factory=LoraBlock)
+    """null trains every parameter."""
+    train: dict[str, Any] = Field(default_factory=dict)
+    """Fields of `SafeSFTConfig`, which has all fields of TRL's `SFTConfig`."""
+    output_dir: str = Field(min_length=1)
+    seed: int = Field(default=42, ge=0)
+
+    @field_validator("safety", mode="before")
+    @classmethod
+    def _name_single_safety(cls, value: Any) -> Any:
+        return {SINGLE: value} if is_single(value, SafetyBlock) else value
+
+    @field_validator("safety")
+    @classmethod
+    def _no_reserved_name(cls, value: dict[str, SafetyBlock]) -> dict[str, SafetyBlock]:
+        if taken := sorted(RESERVED & set(value)):
+            raise ValueError(f"a safety set cannot be called {taken[0]!r}")
+        return value
+
+    @field_validator("constraint", mode="before")
+    @classmethod
+    def _name_single_constraint(cls, value: Any) -> Any:
+        return {SINGLE: value} if is_single(value) else value
+
+    @field_validator("defense", mode="before")
+    @classmethod
+    def _defense_options(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, Mapping) and "options" not in value:
+            return {"name": value.get("name", "holdfast"), "options": {k: v for k, v in value.items() if k != "name"}}
+        return value
+
+    @property
+    def named(self) -> bool:
+        """Whether the safety sets carry names of the user's own."""
+        return list(self.safety) != [SINGLE]
+
+
+def is_single(value: Any, block: type[BaseModel] | None = None) -> bool:
+    """Whether a `safety` or `constraint` value is one block rather than a mapping of names to blocks."""
+    if not isinstance(value, Mapping) or not value:
+        return isinstance(value, Mapping)
+    if block is not None and any(key in block.model_fields for key in value):
+        return True
+    return not all(isinstance(item, Mapping) for item in value.values())

@@ -1,0 +1,111 @@
+"""Reading YAML strictly: plain data only, every key once, a size and depth that cannot hurt.
+
+A run file may come from somebody else, so nothing in it can run code (only `yaml.safe_load` builds values,
+and any explicit tag is refused before), expand (aliases are refused) or hide (duplicate keys are refused).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.registry import nearest
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 32
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; what is not plain, unambiguous data is a `ConfigError` with its line."""
+    if not path.is_file():
+        folder = path.parent if path.parent.is_dir() else Path()
+        names = [entry.name for entry in folder.iterdir() if entry.suffix in {".yaml", ".yml"}]
+        remedy = nearest(path.name, names) if names else "give the path of a run file in YAML"
+        raise ConfigError(f"{path}: no such file", remedy=remedy)
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise ConfigError(
+            f"{path}: {size} bytes, expected at most {MAX_BYTES}", remedy="data belongs in the files it names"
+        )
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not UTF-8 at byte {error.start}", remedy="save the file as UTF-8 text"
+        ) from error
+    value = parse_yaml(text, str(path))
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{path}: expected `key: value` lines, found {'nothing' if value is None else 'something else'}",
+            remedy="start with `model:`, `task:` and `safety:`",
+        )
+    return value
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of YAML text; `where` names it in errors."""
+    try:
+        _refuse_unsafe_events(text, where)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _refuse_duplicate_keys(root, where)
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: {_reason(error)}", remedy=_syntax_remedy(error)) from error
+
+
+def _refuse_unsafe_events(text: str, where: str) -> None:
+    """Refuse aliases, tags and deep nesting on the event stream, i.e. before any value or node is built."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise ConfigError(f"{where}:{line}: YAML aliases are not allowed", remedy="write the value out")
+        if getattr(event, "tag", None) is not None:
+            raise ConfigError(
+                f"{where}:{line}: YAML tag {event.tag!r} is not allowed",
+                remedy="remove the tag: only plain values",
+            )
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise ConfigError(
+                    f"{where}:{line}: nested more than {MAX_DEPTH} deep",
+                    remedy="a run file needs four levels",
+                )
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _refuse_duplicate_keys(node: yaml.Node | None, where: str) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(f"{where}:{line}: a key must be a plain name", remedy="write `name: value`")
+            if key.value in seen:
+                raise ConfigError(
+                    f"{where}:{line}: key {key.value!r} appears twice, first on line {seen[key.value]}",
+                    remedy="keep one of the two",
+                )
+            seen[key.value] = line
+            _refuse_duplicate_keys(value, where)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_duplicate_keys(item, where)
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or "not readable as YAML"
+    if mark is None:
+        return str(problem)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+
+
+def _syntax_remedy(error: yaml.YAMLError) -> str:
+    if "'\\t'" in str(getattr(error, "problem", "")):
+        return "indent with spaces, not tabs"
+    return "check indentation, colons and quotes there"

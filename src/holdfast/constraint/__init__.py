@@ -1,0 +1,1 @@
+"""The chance constraint, its estimators, and the filter that enforces it."""

@@ -1,0 +1,222 @@
+"""Per-example losses of the completion tokens, the same in the reference pass and in training.
+
+Three rules keep `loss_now - loss_reference` free of artefacts: the head and the log-softmax run in float32, dropout is
+off, and each example's sum is taken in float64 so that padding and batch composition do not matter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from holdfast.core.errors import UnsupportedError
+
+IGNORE = -100
+TOKEN_CHUNK = 512  # completion tokens whose logits exist at one time
+HEAD_TOLERANCE = 2e-3  # nats per token between our head and the model's own, both in float32
+
+
+@dataclass(frozen=True)
+class CompletionLosses:
+    """Negative log-likelihood of each row's completion: over all its tokens and over its first k.
+
+    Attributes:
+        total: sum over the completion's tokens.
+        tokens: how many.
+        first: sum over the first k tokens.
+        first_tokens: how many (k, or fewer for a shorter completion).
+    """
+
+    total: Tensor
+    tokens: Tensor
+    first: Tensor
+    first_tokens: Tensor
+
+    def per_token(self) -> Tensor:
+        """Mean over the completion."""
+        return self.total / self.tokens
+
+    def per_first_token(self) -> Tensor:
+        """Mean over the first k tokens."""
+        return self.first / self.first_tokens
+
+
+@contextmanager
+def deterministic(model: nn.Module) -> Iterator[None]:
+    """Switch off dropout and every other train-time randomness, gradient checkpointing kept.
+
+    `model.eval()` would also switch off checkpointing, which transformers ties to the layer's own `training` flag; so
+    checkpointed layers keep that flag while everything inside them is in eval mode. The random state is restored.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            for module, training in flags:
+                keep = isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
+                module.training = training and keep
+            yield
+        finally:
+            for module, training in flags:
+                module.training = training
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Run the base model without its adapters, touching neither `requires_grad` nor the active adapter."""
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
+    before = [layer._disable_adapters for layer in layers]
+    try:
+        for layer in layers:
+            layer._disable_adapters = True
+        yield
+    finally:
+        for layer, value in zip(layers, before, strict=True):
+            layer._disable_adapters = value
+
+
+def causal_lm(model: Any) -> Any:
+    """The transformers model inside PEFT's wrapper, if there is one."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Last hidden states (rows, positions, width), through the model's own forward.
+
+    The backbone's output is caught by a hook instead of calling the backbone, since sharding and autocast are attached
+    to the outermost forward.
+    """
+    inner = causal_lm(model)
+    caught: list[Tensor] = []
+    handle = inner.base_model.register_forward_hook(lambda _m, _a, out: caught.append(out[0]))
+    arguments: dict[str, Any] = {"use_cache": False}
+    if "logits_to_keep" in inspect.signature(inner.forward).parameters:
+        arguments["logits_to_keep"] = 1  # the model's own head is not needed
+    try:
+        model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **arguments)
+    finally:
+        handle.remove()
+    return caught[-1]
+
+
+class Head:
+    """The language-model head in float32, with the model's logit scaling and soft cap."""
+
+    def __init__(self, model: Any) -> None:
+        inner = causal_lm(model)
+        layer = inner.get_output_embeddings()
+        if layer is None or not hasattr(layer, "weight"):
+            raise UnsupportedError(
+                f"{type(inner).__name__} has no output embedding to compute token losses from",
+                remedy="use a causal language model (AutoModelForCausalLM)",
+            )
+        self.weight, self.bias = _whole(layer.weight), _whole(getattr(layer, "bias", None))
+        text = inner.config.get_text_config()
+        self.cap = getattr(text, "final_logit_softcapping", None)
+        self.scale = _logit_scale(text)
+
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
+        """Log-softmax of the logits, float32, outside autocast."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.float()
+            logits = nn.functional.linear(hidden.float(), self.weight.float(), bias) * self.scale
+            if self.cap is not None:
+                logits = self.cap * torch.tanh(logits / self.cap)
+            return torch.log_softmax(logits, dim=-1)
+
+
+def _whole(tensor: Tensor | None) -> Tensor | None:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _logit_scale(text_config: Any) -> float:
+    """The factor on the logits: Cohere multiplies, Granite and MiniCPM divide."""
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if getattr(text_config, name, None) is not None:
+            return float(getattr(text_config, name))
+    scaling = getattr(text_config, "logits_scaling", None)
+    if scaling is None:
+        return 1.0
+    return float(scaling) if text_config.model_type == "hyperclovax" else 1.0 / float(scaling)
+
+
+def _scored(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Next-token labels (rows, positions - 1) and the mask of those that count."""
+    labels = batch["labels"][:, 1:]
+    return labels, labels != IGNORE
+
+
+def _per_row(values: Tensor, mask: Tensor) -> Tensor:
+    """Scatter one value per scored token back to (rows, positions - 1) in float64; zero elsewhere."""
+    return torch.zeros(mask.shape, dtype=torch.float64, device=mask.device).masked_scatter(mask, values.double())
+
+
+def _in_chunks(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Apply `function` to pieces of at most `TOKEN_CHUNK` tokens, recomputing each piece's logits in the backward."""
+    pieces = list(zip(*(t.split(TOKEN_CHUNK) for t in tensors), strict=True))
+    if len(pieces) == 1:
+        return function(*pieces[0])
+    if torch.is_grad_enabled():
+        return torch.cat([checkpoint(function, *piece, use_reentrant=False) for piece in pieces])
+    return torch.cat([function(*piece) for piece in pieces])
+
+
+def completion_losses(model: Any, batch: Mapping[str, Tensor], first_k: int) -> CompletionLosses:
+    """Losses of every row of a right-padded batch (`input_ids`, `attention_mask`, `labels`)."""
+    labels, mask = _scored(batch)
+    hidden = hidden_states(model, batch)[:, :-1]
+    head = Head(model)
+
+    def token_nll(h: Tensor, y: Tensor) -> Tensor:
+        return -head.log_probabilities(h).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+    nll = _per_row(_in_chunks(token_nll, hidden[mask], labels[mask]), mask)
+    early = mask & (mask.cumsum(1) <= first_k)
+    return CompletionLosses(nll.sum(1), mask.sum(1), (nll * early).sum(1), early.sum(1))
+
+
+def completion_kl(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Mean over the completion of `KL(pi_0 || pi_theta)` per token; pi_0 is the model with its adapters off."""
+    _, mask = _scored(batch)
+    head = Head(model)
+    with torch.no_grad(), adapters_off(model):
+        reference = hidden_states(model, batch)[:, :-1][mask]
+    hidden = hidden_states(model, batch)[:, :-1][mask]
+
+    def token_kl(h: Tensor, h_0: Tensor) -> Tensor:
+        log_p0 = head.log_probabilities(h_0)
+        return (log_p0.exp() * (log_p0 - head.log_probabilities(h))).sum(-1)
+
+    return _per_row(_in_chunks(token_kl, hidden, reference), mask).sum(1) / mask.sum(1)
+
+
+@torch.no_grad()
+def require_understood_head(model: Any, batch: Mapping[str, Tensor]) -> None:
+    """Refuse a model whose logits are not `head(hidden)`: our losses would not be its losses.
+
+    Compares one row with the logits that the model itself returns.
+    """
+    row = {name: tensor[:1] for name, tensor in batch.items()}
+    labels, mask = _scored(row)
+    inner = causal_lm(model)
+    ours = completion_losses(model, row, first_k=1).per_token()
+    logits = model(input_ids=row["input_ids"], attention_mask=row["attention_mask"], use_cache=False).logits
+    theirs = torch.log_softmax(logits[:, :-1].float(), -1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    gap = float((ours + (theirs * mask).sum(1) / mask.sum(1)).abs())
+    # The model's own logits are rounded to its dtype; the comparison looks for a wrong formula, not for rounding.
+    tolerance = HEAD_TOLERANCE if logits.dtype == torch.float32 and next(inner.parameters()).dtype == torch.float32 else 0.1
+    if not gap <= tolerance:
+        raise UnsupportedError(
+            f"token losses computed from the hidden states of {type(inner).__name__} differ from its own logits by "
+            f"{gap:.3g} nats per token",
+            remedy="report this architecture; its head does more than a linear map, scaling and soft cap",
+        )

@@ -1,0 +1,234 @@
+"""Estimates of mean phi over the whole constraint split from one safety minibatch a step.
+
+A batch of 10 cannot express alpha = 0.05: one violator already overspends the budget. An estimator therefore
+carries information from step to step, and its state is part of a checkpoint. Inputs are CPU tensors: `index`
+int64, the rows' positions in the constraint split, and float64 values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.constraint.chance import TAIL_SHARE
+from holdfast.core.errors import CheckpointError, ConfigError, DataError, NumericalError
+from holdfast.core.registry import nearest
+
+State = dict[str, Tensor | float | int]
+
+
+class Estimator(Protocol):
+    """A running estimate of mean phi."""
+
+    def update(self, index: Tensor, phi: Tensor) -> float:
+        """Takes one batch in and returns the current estimate of mean phi."""
+        ...
+
+    def state_dict(self) -> State:
+        """Returns everything that a resumed run needs to continue exactly."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
+        """Takes over a state that `state_dict` returned."""
+        ...
+
+
+class BatchEstimator:
+    """The batch's own mean: unbiased, and as noisy as the batch is small."""
+
+    def update(self, index: Tensor, phi: Tensor) -> float:
+        """Returns mean_B phi."""
+        return float(_checked(index, phi).mean())
+
+    def state_dict(self) -> State:
+        """Returns an empty state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
+        """Has nothing to take over."""
+
+
+class EmaEstimator:
+    """A debiased exponential moving average of batch means; decay 0.9 cuts the variance 19-fold.
+
+    m_k = m_{k-1} + w_k (x_k - m_{k-1}) with w_k = (1 - decay) / (1 - decay^k): the average with weights
+    decay^(k-j), normalised, so that the first estimate is the first batch's mean.
+    """
+
+    def __init__(self, decay: float = 0.9) -> None:
+        self.decay = _checked_decay(decay)
+        self.steps = 0
+        self.mean = 0.0
+
+    def update(self, index: Tensor, phi: Tensor) -> float:
+        """Returns the average including mean_B phi."""
+        return self.absorb(float(_checked(index, phi).mean()))
+
+    def absorb(self, x: float) -> float:
+        """Takes one scalar in and returns the average."""
+        self.steps += 1
+        self.mean += _weight(self.decay, self.steps) * (x - self.mean)
+        return self.mean
+
+    def state_dict(self) -> State:
+        """Returns the average and the number of batches in it."""
+        return {"mean": self.mean, "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
+        """Takes over the average and the number of batches in it."""
+        self.mean, self.steps = float(state["mean"]), int(state["steps"])
+
+
+class TableEstimator:
+    """A regression control variate on each example's last-seen phi, then an exponential moving average.
+
+    x = mean_B phi + c (mean_table phi~ - mean_B phi~), c = Cov(phi, phi~) / Var(phi~) in [0, 1]. The moments
+    are moving averages over earlier batches: a batch of 10 is too small for them, and leaving the current
+    batch out of c keeps x exactly unbiased under uniform sampling. The table starts at phi(-tau), exact for
+    the unchanged model.
+
+    Args:
+        size: the number of examples in the constraint split.
+        start_phi: phi(-tau).
+        decay: of the moments and of the final average.
+    """
+
+    def __init__(self, size: int, start_phi: float, decay: float = 0.9) -> None:
+        self.start_phi = start_phi
+        self.table = torch.full((_checked_size(size),), start_phi, dtype=torch.float64)
+        self.average = EmaEstimator(decay)
+        self.moments = torch.zeros(4, dtype=torch.float64)
+
+    def update(self, index: Tensor, phi: Tensor) -> float:
+        """Returns the average including the corrected batch mean, and remembers the batch's phi."""
+        phi = _checked(index, phi)
+        seen = self.table[index]
+        x = phi.mean() + self.coefficient() * (self.table.mean() - seen.mean())
+        estimate = self.average.absorb(float(x))
+        # Measured from the start value, so that rows never seen before are exact zeros in the moments.
+        new, old = phi - self.start_phi, seen - self.start_phi
+        moments = torch.stack([new.mean(), old.mean(), (new * old).mean(), old.square().mean()])
+        self.moments += _weight(self.average.decay, self.average.steps) * (moments - self.moments)
+        _remember(self.table, index, phi)
+        return estimate
+
+    def coefficient(self) -> float:
+        """Returns c = Cov(phi, phi~) / Var(phi~) clipped to [0, 1]; 0 while all phi~ seen are equal."""
+        new, old, product, square = self.moments.tolist()
+        variance = square - old * old
+        return min(max((product - new * old) / variance, 0.0), 1.0) if variance > 0 else 0.0
+
+    def state_dict(self) -> State:
+        """Returns the table, the moments and the average."""
+        return {"table": self.table.clone(), "moments": self.moments.clone(), **self.average.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
+        """Takes over the table, the moments and the average."""
+        self.table = _loaded_table(state, len(self.table))
+        self.moments = torch.as_tensor(state["moments"], dtype=torch.float64).clone()
+        self.average.load_state_dict(state)
+
+
+class TailThreshold:
+    """The moving start t of cvar's tail: t <- t + (1 - decay) (VaR - t), VaR clipped to [0, 0.9 tau].
+
+    VaR is the (1 - alpha) quantile of each example's last-seen degradation (0 before the first visit), the
+    minimiser of G(t) = t + mean (D - t)_+ / alpha. G is convex, so a move towards it never increases G:
+    adapting t does not break feasibility. t starts at 0 and stays undebiased, to move slowly at first too.
+
+    Args:
+        size: the number of examples in the constraint split.
+        tau: the constraint's threshold.
+        alpha: the constraint's violation level.
+        decay: of the moving average; 0 jumps to the quantile.
+    """
+
+    def __init__(self, size: int, *, tau: float, alpha: float, decay: float = 0.9) -> None:
+        self.limit = TAIL_SHARE * tau
+        self.alpha = alpha
+        self.decay = _checked_decay(decay)
+        self.table = torch.zeros(_checked_size(size), dtype=torch.float64)
+        self.t = 0.0
+
+    def update(self, index: Tensor, degradation: Tensor) -> float:
+        """Remembers the batch's degradations and returns the new t."""
+        _remember(self.table, index, _checked(index, degradation))
+        # With floor(alpha n) examples above it, moving t further down would cost more tail than it gains.
+        above = min(math.floor(self.alpha * len(self.table)), len(self.table) - 1)
+        quantile = float(self.table.topk(above + 1).values[-1])
+        self.t += (1 - self.decay) * (min(max(quantile, 0.0), self.limit) - self.t)
+        return self.t
+
+    def state_dict(self) -> State:
+        """Returns the table and t."""
+        return {"table": self.table.clone(), "t": self.t}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
+        """Takes over the table and t."""
+        self.table = _loaded_table(state, len(self.table))
+        self.t = float(state["t"])
+
+
+def make_estimator(name: str, *, size: int, start_phi: float, decay: float = 0.9) -> Estimator:
+    """Returns the estimator called batch, ema or table."""
+    if name == "batch":
+        return BatchEstimator()
+    if name == "ema":
+        return EmaEstimator(decay)
+    if name == "table":
+        return TableEstimator(size, start_phi, decay)
+    raise ConfigError(f"unknown estimator {name!r}", remedy=nearest(name, ["batch", "ema", "table"]))
+
+
+def _weight(decay: float, step: int) -> float:
+    """Returns the weight of the newest of `step` values in a debiased average; 1 for the first."""
+    return (1 - decay) / (1 - decay**step)
+
+
+def _remember(table: Tensor, index: Tensor, values: Tensor) -> None:
+    """Writes values into table[index]; a row that occurs several times gets its mean, not any one of them."""
+    rows, place, count = torch.unique(index, return_inverse=True, return_counts=True)
+    table[rows] = torch.zeros(len(rows), dtype=table.dtype).index_add_(0, place, values) / count
+
+
+def _checked(index: Tensor, values: Tensor) -> Tensor:
+    if index.shape != values.shape or values.ndim != 1 or values.numel() == 0:
+        raise DataError(
+            f"estimator: index has shape {tuple(index.shape)} and values {tuple(values.shape)}, "
+            "expected two non-empty vectors of one length",
+            remedy="pass one value per row of the safety batch, and at least one row",
+        )
+    # One infinity would stay in the average and the table for the rest of the run.
+    bad = index[~values.isfinite()]
+    if len(bad):
+        raise NumericalError(
+            f"estimator: {len(bad)} of {len(values)} values are not finite, at rows {bad[:10].tolist()}",
+            remedy="discard this step; with the exponential majorizer, lower beta",
+        )
+    return values
+
+
+def _checked_decay(decay: float) -> float:
+    if not 0 <= decay < 1:
+        raise ConfigError(f"estimator: decay = {decay}, expected 0 <= decay < 1", remedy="set decay to 0.9")
+    return decay
+
+
+def _checked_size(size: int) -> int:
+    if size < 1:
+        raise DataError(f"estimator: {size} rows, expected at least 1", remedy="add safety examples")
+    return size
+
+
+def _loaded_table(state: Mapping[str, Tensor | float | int], size: int) -> Tensor:
+    table = torch.as_tensor(state["table"], dtype=torch.float64)
+    if table.shape != (size,):
+        raise CheckpointError(
+            f"estimator: the stored table has shape {tuple(table.shape)}, expected ({size},)",
+            remedy="resume with the safety data that the run started with",
+        )
+    return table.clone()

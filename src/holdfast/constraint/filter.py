@@ -1,0 +1,394 @@
+"""The safety filter: the optimizer's step, corrected as little as possible so that the constraint's barrier holds.
+
+With values `v_k = g_k + rho_k`, gradients `h_k = grad g_k` and a rate gamma in (0, 1], an applied step `s` must satisfy
+
+    h_k . s <= -gamma v_k          for every constraint k.
+
+* `update` space corrects the step the optimizer really took, `s_nom = theta_after - theta_before`:
+  `s = s_nom - M H^T mu`, mu the solution of the K x K dual (one constraint: `max(0, h.s_nom + gamma v) / h.M h`),
+  followed by a trust region `norm(correction) <= c max(norm(s_nom), its average, floor)`.
+  The optimizer's moments never see the correction.
+* `gradient` space is the paper's Algorithm 1: `grad = grad_f + lambda h` with `kappa = gamma / lr`, handed to the
+  optimizer. With any optimizer but plain SGD the applied step does not satisfy the inequality.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.constraint.barrier import Event
+from holdfast.constraint.gradients import ParameterSpace, Vector, shard, trainable
+from holdfast.constraint.metric import adam_diagonal, resolve_metric
+from holdfast.constraint.problem import FilterProblem, measure
+from holdfast.core.errors import ConfigError, InfeasibleError, NumericalError
+
+Space = Literal["update", "gradient"]
+NORM_DECAY = 0.9  # average of norm(s_nom), so that one tiny nominal step does not close the trust region
+TRUST_FLOOR = 1e-4  # of norm(theta): lets a correction through while a warm-up holds the learning rate at zero
+SAFETY_BETA2 = 0.999  # second moment of the constraint's gradient, as Adam's default
+NONFINITE_LIMIT, NONFINITE_WINDOW = 3, 100
+RESTORATION_LIMIT, RESTORATION_FALL = 50, 0.9
+
+
+@dataclass(frozen=True)
+class FilterEvent:
+    """What one step of the filter did.
+
+    Attributes:
+        name: the case, see `Event`.
+        values: `g_k + rho_k` as given.
+        multipliers: lambda_k (gradient space) or mu_k (update space) as applied.
+        residual: `max_k h_k . s + gamma v_k` of the corrected step (gradient space: of the direction, with kappa);
+            at most zero, up to rounding, unless capped.
+        correction_ratio: norm(correction) / norm(nominal); None when the nominal step is zero.
+        cosine: cosine between the first constraint's gradient and the nominal step; None when either is zero.
+    """
+
+    name: Event
+    values: tuple[float, ...]
+    multipliers: tuple[float, ...]
+    residual: float | None = None
+    correction_ratio: float | None = None
+    cosine: float | None = None
+
+    @property
+    def corrected(self) -> bool:
+        """Whether the nominal step was changed."""
+        return self.name not in (Event.INACTIVE, Event.NONFINITE)
+
+
+@dataclass
+class _Armed:
+    """A constraint measured at theta, waiting for the optimizer's step."""
+
+    values: list[float]
+    gradients: list[Vector]
+    before: Vector | None = None
+    void: bool = False
+
+
+@dataclass
+class _Memory:
+    """What outlives a step, and therefore belongs in a checkpoint."""
+
+    steps: int = 0
+    averages: list[Vector] = field(default_factory=list)
+    safety_moment: Vector | None = None
+    nominal_norm: float = 0.0
+    nonfinite_steps: list[int] = field(default_factory=list)
+    restoring: int = 0
+    restoring_from: float = 0.0
+
+
+class SafetyFilter:
+    """Filters every step of an optimizer.
+
+    In a plain PyTorch loop::
+
+        filt = SafetyFilter(optimizer, rate=0.3)
+        task_loss.backward()
+        event = filt.step(g)  # g: a differentiable scalar, positive when violated, or a list of them
+        optimizer.zero_grad()
+
+    Args:
+        optimizer: any torch optimizer whose trainable parameters are float32 or float64. Its `step` is filtered
+            from now on; `detach()` undoes that.
+        rate: gamma, the share of the violation (or of the slack) that one step may undo (or use).
+        space: `update` or `gradient`.
+        metric: `identity`, `adam`, or `auto` (Adam's where the optimizer has second moments); update space only.
+        trust_region: c, the largest correction in multiples of the nominal step; update space only.
+        gradient_decay: average of the constraint's gradients over steps; 0 uses each step's own.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rate: float = 1.0,
+        space: Space = "update",
+        *,
+        metric: str = "auto",
+        trust_region: float = 3.0,
+        gradient_decay: float = 0.0,
+    ) -> None:
+        if not 0.0 < rate <= 1.0:
+            raise ConfigError(f"filter rate is {rate}, expected 0 < rate <= 1", remedy="0.3 is a good start; 1 is the paper's")
+        if space not in ("update", "gradient"):
+            raise ConfigError(f"unknown filter space {space!r}", remedy="use 'update' or 'gradient'")
+        if not trust_region > 0.0:
+            raise ConfigError(f"trust_region is {trust_region}, expected a positive number", remedy="3 is the default")
+        if not 0.0 <= gradient_decay < 1.0:
+            raise ConfigError(f"decay is {gradient_decay}, expected 0 <= decay < 1", remedy="0.9 is the default")
+        self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        self.rate, self.space, self.trust_region = rate, space, trust_region
+        self.metric = resolve_metric(metric, self.optimizer) if space == "update" else "identity"
+        self.gradient_decay = gradient_decay
+        ParameterSpace(trainable(self.optimizer))  # refuse unsupported parameters now, not at the first step
+        self._memory = _Memory()
+        self._armed: _Armed | None = None
+        self.last_event: FilterEvent | None = None
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def detach(self) -> None:
+        """Stop filtering: the optimizer is as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def step(self, g: Tensor | Sequence[Tensor]) -> FilterEvent:
+        """Differentiate the constraint(s) at theta, take the optimizer's step, correct it."""
+        constraints = [g] if isinstance(g, Tensor) else list(g)
+        params = trainable(self.optimizer)
+        gradients: list[Vector] = []
+        for i, constraint in enumerate(constraints):
+            found = (
+                torch.autograd.grad(constraint, params, retain_graph=i + 1 < len(constraints), allow_unused=True)
+                if constraint.requires_grad
+                else [None] * len(params)
+            )
+            gradients.append([torch.zeros_like(shard(p)) if x is None else shard(x) for p, x in zip(params, found, strict=True)])
+        self.arm([float(c.detach()) for c in constraints], gradients)
+        self.optimizer.step()
+        assert self.last_event is not None
+        return self.last_event
+
+    def arm(self, values: Sequence[float], gradients: Sequence[Vector], estimates: Sequence[float] | None = None) -> None:
+        """Announce the constraints, measured at the current parameters, for the next optimizer step.
+
+        Args:
+            values: `g_k + rho_k` on this step's safety batch.
+            gradients: `h_k` on this batch, reduced over ranks; taken over, not copied.
+            estimates: values averaged over steps, used instead of `values` where given.
+        """
+        space = ParameterSpace(trainable(self.optimizer))
+        armed = _Armed(list(estimates if estimates is not None else values), [list(h) for h in gradients])
+        norms = space.dots([(h, h) for h in gradients])
+        armed.void = not all(map(math.isfinite, [*values, *armed.values, *norms]))
+        self._armed = armed
+        if armed.void:
+            return
+        self._average(space, armed)
+        if self.space == "gradient":
+            self._filter_gradient(space, armed)
+
+    def _average(self, space: ParameterSpace, armed: _Armed) -> None:
+        """Fold the batch gradients into their debiased average and second moment."""
+        memory, w = self._memory, self.gradient_decay
+        memory.steps += 1
+        if self.metric == "adam":
+            if memory.safety_moment is None:
+                memory.safety_moment = space.zeros()
+            for i, moment in enumerate(memory.safety_moment):
+                square = torch.stack([h[i] for h in armed.gradients]).square().amax(0)
+                moment.lerp_(square, 1.0 - SAFETY_BETA2)
+        if w == 0.0:
+            return
+        if not memory.averages:
+            memory.averages = [space.zeros() for _ in armed.gradients]
+        if len(memory.averages) != len(armed.gradients):
+            raise ConfigError(
+                f"{len(armed.gradients)} constraints given, {len(memory.averages)} before",
+                remedy="pass the same constraints at every step",
+            )
+        correction = 1.0 - w**memory.steps
+        for k, average in enumerate(memory.averages):
+            for mean, h in zip(average, armed.gradients[k], strict=True):
+                mean.lerp_(h, 1.0 - w)
+            armed.gradients[k] = [mean / correction for mean in average]
+
+    # -- gradient space (Algorithm 1) ----------------------------------------------------------------------------
+
+    def _learning_rate(self) -> float:
+        rates = {float(group["lr"]) for group in self.optimizer.param_groups}
+        if len(rates) > 1:
+            raise ConfigError(
+                f"gradient space needs one learning rate, the optimizer has {len(rates)}",
+                remedy="use space 'update', which works with any optimizer, or one learning rate",
+            )
+        return rates.pop()
+
+    def _filter_gradient(self, space: ParameterSpace, armed: _Armed) -> None:
+        lr = self._learning_rate()
+        if lr == 0.0:  # no step, no filter
+            self._report(Event.INACTIVE, armed, [0.0] * len(armed.values))
+            return
+        kappa = self.rate / lr
+        nominal = [-x for x in space.task_gradient()]
+        problem = measure(space, armed.gradients, armed.values, nominal, diagonal=None, rate=kappa)
+        if not problem.finite:
+            armed.void = True
+            return
+        mu = problem.multipliers()
+        if not np.isfinite(mu).all():
+            space.drop_gradient()
+            self._report(Event.INFEASIBLE, armed, mu.tolist())
+        elif not mu.any():
+            self._report(Event.INACTIVE, armed, mu.tolist(), problem)
+        else:
+            space.add_to_gradient(armed.gradients, mu.tolist())
+            self._report(Event.ACTIVE, armed, mu.tolist(), problem)
+
+    # -- update space: around the optimizer's step ---------------------------------------------------------------
+
+    def _before_step(self, *_: Any) -> None:
+        armed = self._armed
+        if armed is None:
+            raise ConfigError(
+                "optimizer.step() was called without a constraint: this step would not be filtered",
+                remedy="call filt.step(g) instead, or filt.detach() to stop filtering",
+            )
+        space = ParameterSpace(trainable(self.optimizer))
+        gradient = space.task_gradient()
+        if armed.void or not math.isfinite(space.dots([(gradient, gradient)])[0]):
+            armed.void = True
+            space.drop_gradient()  # the optimizer then touches neither parameters nor moments
+        if armed.void or self.space == "update":
+            armed.before = space.snapshot()
+
+    def _after_step(self, *_: Any) -> None:
+        armed, self._armed = self._armed, None
+        assert armed is not None
+        space = ParameterSpace(trainable(self.optimizer))
+        if armed.void:
+            self._discard(space, armed)
+        elif self.space == "update":
+            self._correct(space, armed)
+
+    def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
+        assert armed.before is not None
+        memory = self._memory
+        nominal = [after - before for after, before in zip(space.weights(), armed.before, strict=True)]
+        diagonal = None
+        if self.metric == "adam":
+            assert memory.safety_moment is not None
+            debias = 1.0 - SAFETY_BETA2**memory.steps
+            diagonal = adam_diagonal(space, self.optimizer, [v / debias for v in memory.safety_moment])
+        problem = measure(space, armed.gradients, armed.values, nominal, diagonal=diagonal, rate=self.rate)
+        if not problem.finite:
+            self._discard(space, armed)
+            return
+        memory.nominal_norm = (
+            problem.nominal_norm
+            if memory.nominal_norm == 0.0
+            else NORM_DECAY * memory.nominal_norm + (1.0 - NORM_DECAY) * problem.nominal_norm
+        )
+        mu = problem.multipliers()
+        if not mu.any():
+            self._report(Event.INACTIVE, armed, mu.tolist(), problem)
+            return
+        if not np.isfinite(mu).all():
+            self._restore(space, armed)
+            self._report(Event.INFEASIBLE, armed, mu.tolist())
+            return
+        radius = self._radius(problem, armed.before, space)
+        name, scale = Event.ACTIVE, min(1.0, radius / problem.correction_norm(mu))
+        if scale < 1.0:
+            name = Event.CAPPED
+            if max(armed.values) > 0.0:  # infeasible, and the trust region leaves the barrier unmet: only restore
+                name, problem = Event.RESTORATION, problem.without_nominal()
+                self._restore(space, armed)
+                mu = problem.multipliers()
+                scale = min(1.0, radius / problem.correction_norm(mu))
+        mu = mu * scale
+        for i, weight in enumerate(space.weights()):
+            for k, h in enumerate(armed.gradients):
+                if mu[k] != 0.0:
+                    weight.sub_(h[i] if diagonal is None else diagonal[i] * h[i], alpha=float(mu[k]))
+        self._report(name, armed, mu.tolist(), problem)
+
+    def _radius(self, problem: FilterProblem, before: Vector, space: ParameterSpace) -> float:
+        floor = TRUST_FLOOR * math.sqrt(space.dots([(before, before)])[0])
+        return self.trust_region * max(problem.nominal_norm, self._memory.nominal_norm, floor)
+
+    def _restore(self, space: ParameterSpace, armed: _Armed) -> None:
+        assert armed.before is not None
+        for weight, before in zip(space.weights(), armed.before, strict=True):
+            weight.copy_(before)
+
+    # -- degenerate cases ----------------------------------------------------------------------------------------
+
+    def _discard(self, space: ParameterSpace, armed: _Armed) -> None:
+        """Undo a step in which something was not finite, and stop when that happens too often."""
+        self._restore(space, armed)
+        self._report(Event.NONFINITE, armed, [0.0] * len(armed.values))
+        recent = self._memory.nonfinite_steps
+        recent.append(self._memory.steps)
+        self._memory.nonfinite_steps = [step for step in recent if step > self._memory.steps - NONFINITE_WINDOW]
+        if len(self._memory.nonfinite_steps) > NONFINITE_LIMIT:
+            raise NumericalError(
+                f"non-finite loss, gradient or constraint in {len(self._memory.nonfinite_steps)} of the last "
+                f"{NONFINITE_WINDOW} steps; each was discarded",
+                remedy="lower the learning rate, check the data for extreme examples, or train in float32",
+            )
+
+    def _report(self, name: Event, armed: _Armed, multipliers: list[float], problem: FilterProblem | None = None) -> None:
+        mu = np.asarray(multipliers)
+        measured = problem is not None and bool(np.isfinite(mu).all())
+        self.last_event = FilterEvent(
+            name,
+            tuple(armed.values),
+            tuple(multipliers),
+            residual=problem.residual(mu) if problem is not None and measured else None,
+            correction_ratio=problem.correction_ratio(mu) if problem is not None and measured else None,
+            cosine=problem.cosine if problem is not None else None,
+        )
+        self._watch_restoration(name, max(armed.values))
+
+    def _watch_restoration(self, name: Event, value: float) -> None:
+        """Stop when the constraint stays violated and restoring it makes no headway."""
+        memory = self._memory
+        if name not in (Event.RESTORATION, Event.INFEASIBLE):
+            memory.restoring = 0
+            return
+        if memory.restoring == 0:
+            memory.restoring_from = value
+        memory.restoring += 1
+        if memory.restoring < RESTORATION_LIMIT:
+            return
+        if value > RESTORATION_FALL * memory.restoring_from:
+            raise InfeasibleError(
+                f"the constraint is violated (g + rho = {value:.4g}) and {memory.restoring} restoration steps did not "
+                f"reduce it by {1 - RESTORATION_FALL:.0%} (from {memory.restoring_from:.4g})",
+                remedy="look for contradictory safety examples, raise tau or alpha, or lower the learning rate",
+            )
+        memory.restoring = 0
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs, with shards gathered (a collective call)."""
+        space, memory = ParameterSpace(trainable(self.optimizer)), self._memory
+        return {
+            "steps": memory.steps,
+            "averages": [space.full(average) for average in memory.averages],
+            "safety_moment": None if memory.safety_moment is None else space.full(memory.safety_moment),
+            "nominal_norm": memory.nominal_norm,
+            "nonfinite_steps": list(memory.nonfinite_steps),
+            "restoring": memory.restoring,
+            "restoring_from": memory.restoring_from,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        space = ParameterSpace(trainable(self.optimizer))
+        moment = state["safety_moment"]
+        self._memory = _Memory(
+            steps=int(state["steps"]),
+            averages=[space.scatter(average) for average in state["averages"]],
+            safety_moment=None if moment is None else space.scatter(moment),
+            nominal_norm=float(state["nominal_norm"]),
+            nonfinite_steps=[int(step) for step in state["nonfinite_steps"]],
+            restoring=int(state["restoring"]),
+            restoring_from=float(state["restoring_from"]),
+        )

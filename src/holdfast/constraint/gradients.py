@@ -1,0 +1,113 @@
+"""Trainable parameters as one vector: the only file of the constraint that touches parameter tensors.
+
+A vector is a list of float tensors, one per trainable parameter, each holding this rank's shard. Inner products
+are accumulated in float64 and, for sharded (FSDP2) parameters, summed over the ranks, so that every rank sees
+the same scalars and takes the same decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from holdfast.core.errors import ConfigError, UnsupportedError
+
+Vector = list[Tensor]
+
+
+def shard(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, detached; the tensor itself when it is not sharded."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def trainable(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The optimizer's parameters that require a gradient, in its own order.
+
+    Looked up at each use, never kept: FSDP2 exchanges the parameter objects after the optimizer is made.
+    """
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+class ParameterSpace:
+    """Vectors over a list of parameters."""
+
+    def __init__(self, params: Sequence[nn.Parameter]) -> None:
+        if not params:
+            raise ConfigError(
+                "no trainable parameter: every parameter is frozen",
+                remedy="attach an adapter (lora: ...) or unfreeze the weights to be trained",
+            )
+        for p in params:
+            if p.dtype not in (torch.float32, torch.float64):
+                raise UnsupportedError(
+                    f"trainable parameters in {str(p.dtype).removeprefix('torch.')}: the applied step would be mostly rounding",
+                    remedy="keep trainable weights in float32 (the frozen base may be bfloat16; bf16=True autocasts)",
+                )
+            if isinstance(p, DTensor) and p.device_mesh.ndim != 1:
+                raise UnsupportedError(
+                    "parameters sharded over a mesh of several dimensions (HSDP, tensor or context parallelism)",
+                    remedy="use DDP or one-dimensional FSDP2",
+                )
+        self.params = list(params)
+
+    def zeros(self) -> Vector:
+        """The zero vector."""
+        return [torch.zeros_like(shard(p)) for p in self.params]
+
+    def weights(self) -> Vector:
+        """The parameters' storage (not a copy: writing to it moves the model)."""
+        return [shard(p) for p in self.params]
+
+    def snapshot(self) -> Vector:
+        """A copy of the parameters."""
+        return [shard(p).clone() for p in self.params]
+
+    def task_gradient(self) -> Vector:
+        """`.grad` of every parameter, zero where there is none."""
+        return [torch.zeros_like(shard(p)) if p.grad is None else shard(p.grad) for p in self.params]
+
+    def add_to_gradient(self, vectors: Sequence[Vector], weights: Sequence[float]) -> None:
+        """`.grad += sum_k weights[k] vectors[k]`."""
+        for i, p in enumerate(self.params):
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            for vector, weight in zip(vectors, weights, strict=True):
+                shard(p.grad).add_(vector[i], alpha=weight)
+
+    def drop_gradient(self) -> None:
+        """Set every `.grad` to None: optimizers skip such parameters, moments and weight decay included."""
+        for p in self.params:
+            p.grad = None
+
+    def dots(self, pairs: Sequence[tuple[Vector, Vector]]) -> list[float]:
+        """Inner products of several pairs, with one reduction and one host synchronisation for all."""
+        device = shard(self.params[0]).device
+        sums = torch.zeros(2, len(pairs), dtype=torch.float64, device=device)
+        for i, p in enumerate(self.params):
+            row = sums[int(isinstance(p, DTensor))]
+            for j, (a, b) in enumerate(pairs):
+                row[j] += torch.sum(a[i] * b[i], dtype=torch.float64).to(device)
+        if any(isinstance(p, DTensor) for p in self.params):
+            dist.all_reduce(sums[1])
+        return [float(x) for x in sums.sum(0).tolist()]
+
+    def full(self, vector: Vector) -> Vector:
+        """The vector with every shard gathered, on the CPU: what a checkpoint stores. A collective call."""
+        return [
+            (DTensor.from_local(x, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
+             if isinstance(p, DTensor) else x).cpu()
+            for p, x in zip(self.params, vector, strict=True)
+        ]
+
+    def scatter(self, vector: Sequence[Tensor]) -> Vector:
+        """The inverse of `full`."""
+        return [
+            shard(distribute_tensor(x.to(p.device, p.dtype), p.device_mesh, p.placements))
+            if isinstance(p, DTensor) else x.to(p.device, p.dtype)
+            for p, x in zip(self.params, vector, strict=True)
+        ]

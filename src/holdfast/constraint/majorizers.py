@@ -1,0 +1,105 @@
+"""Majorizers: functions phi >= 1{z > 0} that stand in for "this example got worse by more than tau".
+
+With z_i = D_i - tau, mean_i phi(z_i) <= alpha implies that at most a fraction alpha of the z_i is positive.
+One majorizer is one function `phi(z, beta)`; all are non-negative, non-decreasing, and equal 1 at z = 0.
+The decorator also takes the one fact that cannot be read off the function: how sharp it must be for the
+unchanged model (every D_i = 0) to satisfy the constraint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holdfast.core.registry import Registry
+
+Phi = Callable[[Tensor, float], Tensor]
+
+
+@dataclass(frozen=True)
+class Majorizer:
+    """A named majorizer and its feasible-start rule.
+
+    Attributes:
+        name: the name users choose it by.
+        phi: the function, `phi(z, beta)`, elementwise and differentiable.
+        start: level -> the smallest s = beta * tau with phi(-tau) <= level, for a level in (0, 1).
+    """
+
+    name: str
+    phi: Phi
+    start: Callable[[float], float]
+
+    def __call__(self, z: Tensor, beta: float) -> Tensor:
+        """Returns phi(z) at sharpness `beta`, elementwise."""
+        return self.phi(z, beta)
+
+    def smallest_beta(self, tau: float, level: float) -> float:
+        """Returns the smallest beta with phi(-tau) <= level; inf at tau = 0, where phi is 1 for any beta."""
+        return self.start(level) / tau if tau > 0 else math.inf
+
+
+MAJORIZERS: Registry[Majorizer] = Registry("majorizer")
+
+
+def majorizer(name: str, *, start: Callable[[float], float]) -> Callable[[Phi], Majorizer]:
+    """Decorator that enters `phi(z, beta)` into `MAJORIZERS` under `name` with its feasible-start rule."""
+
+    def enter(phi: Phi) -> Majorizer:
+        return MAJORIZERS.register(name)(Majorizer(name, phi, start))
+
+    return enter
+
+
+@majorizer("ramp", start=lambda level: 1 - level)
+def ramp(z: Tensor, beta: float) -> Tensor:
+    """(1 + beta z)_+, the tightest convex majorizer of a given slope; derivative 0 at the kink z = -1/beta.
+
+    With beta tau = 1 every example of the unchanged model sits on the kink, so the derivative there decides
+    the first step: relu gives 0, clamp would give 1.
+    """
+    return torch.relu(1 + beta * z)
+
+
+@majorizer("cvar", start=lambda level: 1 - level)
+def cvar(z: Tensor, beta: float) -> Tensor:
+    """The ramp with beta = 1/(tau - t), whose t follows the (1 - alpha) quantile of the degradations.
+
+    mean phi <= alpha is t + mean (D - t)_+ / alpha <= tau; at the best t the left side is CVaR_{1-alpha}(D).
+    """
+    return torch.relu(1 + beta * z)
+
+
+@majorizer("exponential", start=lambda level: -math.log(level))
+def exponential(z: Tensor, beta: float) -> Tensor:
+    """exp(beta z).
+
+    Overflows to inf for beta z above 88 (float32) or 709 (float64); `ChanceConstraint.entropic_value` is the
+    equivalent constraint that does not.
+    """
+    return torch.exp(beta * z)
+
+
+@majorizer("softplus", start=lambda level: -math.log(math.expm1(level * math.log(2))))
+def softplus(z: Tensor, beta: float) -> Tensor:
+    """log2(1 + exp(beta z)), a smooth ramp."""
+    # Above the threshold torch returns its argument; at 40 both branches agree in float64, so the function
+    # stays non-decreasing (the default of 20 has a downward jump of 2e-9).
+    return functional.softplus(beta * z, threshold=40.0) / math.log(2)
+
+
+@majorizer("squared_hinge", start=lambda level: 1 - math.sqrt(level))
+def squared_hinge(z: Tensor, beta: float) -> Tensor:
+    """(1 + beta z)_+^2, differentiable at the kink; outliers weigh more than with the ramp."""
+    return torch.relu(1 + beta * z).square()
+
+
+@majorizer("sigmoid", start=lambda level: math.log(2 / level - 1))
+def sigmoid(z: Tensor, beta: float) -> Tensor:
+    """2 sigmoid(beta z): bounded by 2, so that the gradient dies on large violators."""
+    return 2 * torch.sigmoid(beta * z)

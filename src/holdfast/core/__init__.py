@@ -1,0 +1,1 @@
+"""What every other layer stands on: errors, registries, hashing, files, seeds, provenance."""

@@ -1,0 +1,74 @@
+"""The exception tree: every refusal says what happened and what to do, and carries the exit code of the command line.
+
+| code | class             | meaning                                    |
+|------|-------------------|--------------------------------------------|
+| 2    | `ConfigError`     | usage or configuration                     |
+| 3    | `DataError`       | data: malformed, empty, leaking            |
+| 4    | `InfeasibleError` | the constraint cannot be met or certified  |
+| 5    | `NumericalError`  | non-finite numbers                         |
+| 6    | `CheckpointError` | a checkpoint or fingerprint does not match |
+| 7    | `ResourceError`   | memory, disk, a missing optional package   |
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HoldfastError(Exception):
+    """Base of all refusals.
+
+    Args:
+        what: what is wrong, where, and what was expected; one line.
+        remedy: what to do about it; one line.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, remedy: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  What to do: {self.remedy}"
+
+
+class ConfigError(HoldfastError, ValueError):
+    """A setting is unknown, out of range, or unsupported in this combination."""
+
+    exit_code = 2
+
+
+class UnsupportedError(ConfigError):
+    """A combination in which the guarantee would not be computed correctly, refused by name."""
+
+
+class DataError(HoldfastError, ValueError):
+    """Input data is malformed, empty, fully masked, or leaks between splits."""
+
+    exit_code = 3
+
+
+class InfeasibleError(HoldfastError):
+    """The constraint does not hold at the start, cannot be restored, or cannot be certified."""
+
+    exit_code = 4
+
+
+class NumericalError(HoldfastError, ArithmeticError):
+    """Non-finite numbers: the step was discarded, and it happened too often."""
+
+    exit_code = 5
+
+
+class CheckpointError(HoldfastError):
+    """A checkpoint, reference table or fingerprint is damaged or belongs to something else."""
+
+    exit_code = 6
+
+
+class ResourceError(HoldfastError):
+    """Out of memory or disk, or an optional package is not installed."""
+
+    exit_code = 7

@@ -1,0 +1,35 @@
+"""Content hashes: what a fingerprint, a split and a checkpoint are bound to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def sha256_text(text: str) -> str:
+    """Hex sha256 of the UTF-8 bytes of `text` (lone surrogates kept, so that any Python string hashes)."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """Hex sha256 of the canonical JSON of `value`: sorted keys, no spaces, no NaN."""
+    return sha256_text(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False))
+
+
+def sha256_file(path: Path) -> str:
+    """Hex sha256 of a file's bytes, read in pieces."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def sha256_lines(lines: Iterable[str]) -> str:
+    """Hex sha256 of a sequence of strings, order kept and boundaries included."""
+    digest = hashlib.sha256()
+    for line in lines:
+        data = line.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()

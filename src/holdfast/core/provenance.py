@@ -1,0 +1,52 @@
+"""Which code, packages and hardware produced something."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+
+PACKAGES = ("holdfast", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors")
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages that decide a result."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The git commit of this source tree, with `-dirty` when it has uncommitted changes; None outside a checkout."""
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(  # noqa: S603  (fixed program, no shell, no user input)
+                ["git", *arguments],  # noqa: S607
+                cwd=here, capture_output=True, text=True, check=False, timeout=10,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    if head is None:
+        return None
+    return f"{head}-dirty" if git("status", "--porcelain", "--untracked-files=no") else head
+
+
+def hardware() -> str:
+    """The machine in words: GPU name where there is one, otherwise processor and core count."""
+    import os
+
+    import torch
+
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return f"CPU, {os.cpu_count()} cores ({platform.machine()})"

@@ -1,0 +1,61 @@
+"""The few collective operations we need, each a plain identity when there is one process."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def distributed() -> bool:
+    """Whether a process group exists."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """This process's rank."""
+    return dist.get_rank() if distributed() else 0
+
+
+def world() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if distributed() else 1
+
+
+def barrier() -> None:
+    """Wait for every process."""
+    if distributed():
+        dist.barrier()
+
+
+def gather_objects(value: T) -> list[T]:
+    """The value of every rank, in rank order, on every rank."""
+    if not distributed():
+        return [value]
+    found: list[T | None] = [None] * world()
+    dist.all_gather_object(found, value)
+    return found  # type: ignore[return-value]
+
+
+def gather_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Concatenate equally long tensors of all ranks in rank order."""
+    if not distributed():
+        return rows
+    found = [torch.empty_like(rows) for _ in range(world())]
+    dist.all_gather(found, rows.contiguous())
+    return torch.cat(found)
+
+
+def sum_in_place(tensors: list[torch.Tensor]) -> None:
+    """Add up each tensor over the ranks, with one message for all tensors of a dtype."""
+    if not distributed():
+        return
+    for dtype in {t.dtype for t in tensors}:
+        group = [t for t in tensors if t.dtype == dtype]
+        flat = torch.cat([t.reshape(-1) for t in group])
+        dist.all_reduce(flat)
+        for t, piece in zip(group, flat.split([t.numel() for t in group]), strict=True):
+            t.copy_(piece.view_as(t))

@@ -1,0 +1,1 @@
+"""Reading, rendering, splitting and streaming examples."""

@@ -1,0 +1,197 @@
+"""Token ids and labels, exactly as TRL's `SFTTrainer` makes them for prompt-completion rows.
+
+The completion starts where the tokens of the prompt and of prompt + completion part; everything before is
+labelled -100. Two differences to TRL are deliberate: `messages` rows score their last reply only (they are
+split into prompt and completion when read; TRL scores every token of them), and a safety example without a
+scored token is an error, where TRL drops it: dropping would change the denominator of alpha.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.hashing import sha256_json
+from holdfast.data.examples import Example, completion_text, to_utf8, to_utf8_turns
+
+IGNORE = -100
+MAX_LISTED = 20
+MAX_TASK_SHARE_UNSCORED = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids and labels (-100 on the prompt) of one example."""
+
+    id: str
+    input_ids: tuple[int, ...]
+    labels: tuple[int, ...]
+    truncated: bool
+
+    @property
+    def n_labels(self) -> int:
+        """How many labels are scored: the first token has no prediction, so `labels[1:]` counts."""
+        return sum(label != IGNORE for label in self.labels[1:])
+
+
+class EncodedSet(NamedTuple):
+    """Encoded examples, and how many of them were cut at `max_length`."""
+
+    examples: list[Encoded]
+    n_truncated: int
+
+
+def encode(
+    example: Example,
+    tokenizer: Any,
+    *,
+    max_length: int | None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Encoded:
+    """Encode one example; keeps the first `max_length` tokens.
+
+    Args:
+        example: in any of the three formats.
+        tokenizer: a transformers tokenizer.
+        max_length: cut after this many tokens; None keeps all.
+        template_kwargs: passed to the chat template, e.g. `{"enable_thinking": False}`.
+    """
+    if isinstance(example.prompt, str) or isinstance(example.completion, str):
+        prompt_ids, ids = _plain_ids(str(example.prompt), str(example.completion), tokenizer)
+    else:
+        kwargs = dict(template_kwargs or {})
+        prompt = to_utf8_turns(example.prompt)
+        turns = prompt + to_utf8_turns(example.completion)
+        prompt_ids = _template_ids(tokenizer, prompt, add_generation_prompt=True, **kwargs)
+        ids = _template_ids(tokenizer, turns, **kwargs)
+    start = _common_prefix(prompt_ids, ids)
+    labels = [IGNORE] * start + ids[start:]
+    kept = slice(None, max_length)
+    return Encoded(
+        id=example.id,
+        input_ids=tuple(ids[kept]),
+        labels=tuple(labels[kept]),
+        truncated=max_length is not None and len(ids) > max_length,
+    )
+
+
+def _plain_ids(prompt: str, completion: str, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Ids of the prompt, and of prompt + completion + EOS, added only where the text does not end with it."""
+    prompt, completion = to_utf8(prompt), to_utf8(completion)
+    if not completion.endswith(tokenizer.eos_token):
+        completion += tokenizer.eos_token
+    # A text example has no prompt, so nothing of it is masked, not even a BOS token.
+    prompt_ids = list(tokenizer(text=prompt)["input_ids"]) if prompt else []
+    return prompt_ids, list(tokenizer(text=prompt + completion)["input_ids"])
+
+
+def _template_ids(tokenizer: Any, turns: list[dict[str, str]], **kwargs: Any) -> list[int]:
+    # `return_dict` fixes the return type, which changed between transformers releases.
+    return list(tokenizer.apply_chat_template(turns, tokenize=True, return_dict=True, **kwargs)["input_ids"])
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    length = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
+
+
+def encode_all(
+    examples: Sequence[Example],
+    tokenizer: Any,
+    *,
+    max_length: int | None,
+    role: Literal["task", "safety"],
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> EncodedSet:
+    """Encode every example.
+
+    An example without a scored token (its prompt fills `max_length`, the template leaves the reply out, or
+    the reply is only EOS) has no token mean. For `safety` that is an error; for `task` it is dropped, as TRL
+    does, up to 5 % of the set.
+
+    Raises:
+        DataError: listing up to 20 such examples by id and place.
+    """
+    encoded = [
+        encode(example, tokenizer, max_length=max_length, template_kwargs=template_kwargs)
+        for example in examples
+    ]
+    unscored = [
+        example
+        for example, item in zip(examples, encoded, strict=True)
+        if item.n_labels == 0 or (role == "safety" and _only_eos(example, tokenizer))
+    ]
+    if len(unscored) > (MAX_TASK_SHARE_UNSCORED * len(examples) if role == "task" else 0):
+        listed = "; ".join(f"{e.id} ({e.where})" for e in unscored[:MAX_LISTED])
+        raise DataError(
+            f"{len(unscored)} of {len(examples)} {role} examples have no completion token to score at "
+            f"max_length {max_length}: the prompt fills it, the template leaves the reply out, or the reply "
+            f"is only EOS: "
+            f"{listed}{'; ...' if len(unscored) > MAX_LISTED else ''}",
+            remedy="raise train.max_length, or shorten or remove these examples",
+        )
+    kept = [item for item in encoded if item.n_labels > 0]
+    return EncodedSet(kept, sum(item.truncated for item in kept))
+
+
+def _only_eos(example: Example, tokenizer: Any) -> bool:
+    eos = tokenizer.eos_token
+    return eos is not None and not completion_text(example).replace(eos, "").strip()
+
+
+def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:
+    """Refuse a tokenizer that cannot encode the data; give it a pad token where it has none, as TRL does.
+
+    Padding with EOS is safe here: labels come from lengths, never from the pad id, so EOS stays scored.
+
+    Raises:
+        ConfigError: no chat template though one is needed, no EOS for plain text, or neither pad nor EOS.
+    """
+    name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+    if needs_chat and not tokenizer.chat_template:
+        raise ConfigError(
+            f"the tokenizer {name!r} has no chat template, and the data is conversational",
+            remedy="use a chat model, set train.chat_template_path, or give prompt and completion as strings",
+        )
+    if not needs_chat and tokenizer.eos_token is None:
+        raise ConfigError(
+            f"the tokenizer {name!r} has no EOS token, which ends every plain completion",
+            remedy="set train.eos_token to a token of its vocabulary",
+        )
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise ConfigError(
+                f"the tokenizer {name!r} has neither a pad nor an EOS token",
+                remedy="set train.pad_token to a token of its vocabulary",
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+
+
+def template_sha256(tokenizer: Any) -> str:
+    """Hash of the chat template (of all of them, where they are named; of null where there is none)."""
+    return sha256_json(tokenizer.chat_template)
+
+
+def tokenizer_sha256(tokenizer: Any) -> str:
+    """Hash of what turns text into ids: vocabulary, merges, special tokens; not the chat template.
+
+    The pad token and the padding and truncation state are left out: they change no scored token, and calling
+    the tokenizer or `require_usable_tokenizer` changes them.
+    """
+    special = {
+        name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"
+    }
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return sha256_json([type(tokenizer).__name__, tokenizer.get_vocab(), special])
+    parts = json.loads(backend.to_str())
+    rules = {name: value for name, value in parts.items() if name not in {"padding", "truncation"}}
+    return sha256_json([rules, special])

@@ -1,0 +1,178 @@
+"""One training or safety example, in the three formats that TRL knows.
+
+| format         | prompt                | completion            |
+|----------------|-----------------------|-----------------------|
+| plain          | string                | string                |
+| conversational | tuple of messages     | tuple of messages     |
+| text           | "" (there is none)    | the whole text        |
+
+A message is `{"role": ..., "content": ...}`, both strings.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from holdfast.core.errors import DataError
+from holdfast.core.hashing import sha256_text
+
+Message: TypeAlias = dict[str, str]
+Turns: TypeAlias = tuple[Message, ...]
+Kind: TypeAlias = Literal["plain", "chat", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt, the reply to score, and where both came from.
+
+    Attributes:
+        id: first 16 hex digits of the sha256 of the canonical (prompt, completion); see `make_example`.
+        prompt: string, messages, or "" for a text example.
+        completion: string, messages, or the whole text.
+        where: `file:line`, or `row 12 of <name>`.
+    """
+
+    id: str
+    prompt: str | Turns
+    completion: str | Turns
+    where: str
+
+    @property
+    def kind(self) -> Kind:
+        """Which of the three formats this is."""
+        if not isinstance(self.prompt, str):
+            return "chat"
+        return "plain" if self.prompt else "text"
+
+
+def make_example(prompt: str | Turns, completion: str | Turns, where: str = "memory") -> Example:
+    """Build an example and its id.
+
+    The canonical form of a plain example is its conversational form, so that `as_chat` keeps the id and
+    a split or a reference table survives the conversion.
+    """
+    if isinstance(prompt, str) and prompt:
+        canonical: list[Any] = [_user(prompt), _assistant(completion)]
+    else:
+        canonical = [prompt, completion]
+    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))
+    return Example(sha256_text(text)[:16], prompt, completion, where)
+
+
+def _user(prompt: str) -> Turns:
+    return ({"role": "user", "content": prompt},)
+
+
+def _assistant(completion: str | Turns) -> Turns:
+    return ({"role": "assistant", "content": completion},) if isinstance(completion, str) else completion
+
+
+def prompt_text(example: Example) -> str:
+    """The text by which prompts are compared: the string, or all system and user contents, one a line.
+
+    A text example has no prompt; its whole text stands in, so that a leak check still sees it.
+    """
+    if isinstance(example.prompt, str):
+        return example.prompt or str(example.completion)
+    return "\n".join(turn["content"] for turn in example.prompt if turn["role"] != "assistant")
+
+
+def completion_text(example: Example) -> str:
+    """The reply as one string: the completion, or the contents of its assistant messages, one a line."""
+    if isinstance(example.completion, str):
+        return example.completion
+    return "\n".join(turn["content"] for turn in example.completion if turn["role"] == "assistant")
+
+
+class _Separators(dict[int, str | None]):
+    """A `str.translate` table filled on demand: punctuation, symbols, control to space; format marks away."""
+
+    def __missing__(self, code: int) -> str | None:
+        category = unicodedata.category(chr(code))
+        mapped: str | None = chr(code)
+        if category[0] in "PS" or category == "Cc":
+            mapped = " "
+        elif category == "Cf":  # joiners, direction marks and soft hyphens are invisible
+            mapped = None
+        self[code] = mapped
+        return mapped
+
+
+_SEPARATORS = _Separators()
+
+
+def normalise(text: str) -> str:
+    """NFKC, casefold, punctuation and symbols to space, whitespace collapsed.
+
+    A text of symbols alone (emoji, say) keeps them, otherwise all such texts would be equal.
+    """
+    folded = text
+    for _ in range(2):  # case folding can undo NFKC, and NFKC case folding
+        folded = unicodedata.normalize("NFKC", folded).casefold()
+    folded = unicodedata.normalize("NFKC", folded)
+    words = " ".join(folded.translate(_SEPARATORS).split())
+    return words or " ".join(folded.split())
+
+
+def as_chat(example: Example) -> Example:
+    """The conversational form: plain becomes one user and one assistant message, with the same id.
+
+    Raises:
+        DataError: for a text example, which has no prompt to put into a user turn.
+    """
+    if isinstance(example.prompt, str) and example.prompt:
+        return Example(example.id, _user(example.prompt), _assistant(example.completion), example.where)
+    if example.kind == "text":
+        raise DataError(
+            f"{example.where}: a text example has no prompt and cannot become a conversation",
+            remedy="give prompt and completion columns, or messages",
+        )
+    return example
+
+
+def uniform(examples: Iterable[Example]) -> list[Example]:
+    """All examples in one format: where plain and conversational are mixed, plain ones become conversational.
+
+    Raises:
+        DataError: when text examples are mixed with others: their prompts are unknown.
+    """
+    found = list(examples)
+    kinds = {example.kind for example in found}
+    if len(kinds) < 2:
+        return found
+    if "text" in kinds:
+        n_text = sum(example.kind == "text" for example in found)
+        raise DataError(
+            f"{n_text} text examples are mixed with {len(found) - n_text} prompt/completion examples "
+            f"(first text example: {next(e.where for e in found if e.kind == 'text')}); expected one format",
+            remedy="use one format for all rows: prompt and completion, or messages, or text",
+        )
+    return [as_chat(example) for example in found]
+
+
+def to_utf8(text: str) -> str:
+    """`text` with lone surrogates (half an emoji, say) as U+FFFD: neither tokenizers nor Arrow take them."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def to_utf8_turns(turns: Turns) -> list[Message]:
+    """`to_utf8` for the contents of messages, as fresh dictionaries."""
+    return [{**turn, "content": to_utf8(turn["content"])} for turn in turns]
+
+
+def to_rows(examples: Sequence[Example]) -> list[dict[str, Any]]:
+    """Rows for `datasets.Dataset.from_list` in TRL's format: prompt and completion, or text."""
+
+    def column(value: str | Turns) -> str | list[Message]:
+        return to_utf8(value) if isinstance(value, str) else to_utf8_turns(value)
+
+    return [
+        {"text": column(example.completion)}
+        if example.kind == "text"
+        else {"prompt": column(example.prompt), "completion": column(example.completion)}
+        for example in uniform(examples)
+    ]

@@ -1,0 +1,201 @@
+"""One row of a file or data set to one `Example`, or the reason why not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.registry import nearest
+from holdfast.data.examples import Example, Message, Turns, completion_text, make_example, prompt_text
+
+Role: TypeAlias = Literal["task", "safety"]
+
+MAX_LISTED = 20
+ROLES = ("system", "developer", "user", "assistant", "tool")
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+FORMATS = (("prompt", "completion"), ("messages",), ("conversations",), ("text",))
+# What other data sets call a prompt and a completion: shown as a proposal in an error, never applied.
+PROPOSALS = {
+    "prompt": ("instruction", "question", "query", "input", "goal", "user"),
+    "completion": ("output", "answer", "response", "reply", "target", "assistant"),
+}
+UNSUPPORTED = ("tools", "chat_template_kwargs")
+
+
+class RowError(ValueError):
+    """Why a row is refused; says nothing of its text."""
+
+
+class MissingColumnsError(RowError):
+    """The row has none of the known sets of columns."""
+
+
+class Problems:
+    """Collects refusals by place, so that one error can list them all."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.total = 0
+        self._listed: list[str] = []
+
+    def add(self, where: str, reason: str) -> None:
+        """Note one refusal; only the first 20 are kept."""
+        self.total += 1
+        if len(self._listed) < MAX_LISTED:
+            self._listed.append(f"{where}: {reason}")
+
+    def raise_if_any(self) -> None:
+        """Raise one `DataError` that lists the refusals."""
+        if self.total:
+            more = f"; and {self.total - MAX_LISTED} more" if self.total > MAX_LISTED else ""
+            rows = "row" if self.total == 1 else "rows"
+            raise DataError(
+                f"{self.source}: {self.total} bad {rows}: {'; '.join(self._listed)}{more}",
+                remedy="correct or remove the rows named above",
+            )
+
+
+def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
+    """The full mapping of one format (`{}` means: look for the known names in each row).
+
+    Raises:
+        ConfigError: for a name that is not ours, or names of two formats at once.
+    """
+    given = dict(columns or {})
+    known = [name for names in FORMATS for name in names]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"unknown name {name!r} in columns", remedy=nearest(name, known))
+    if not given:
+        return {}
+    for names in FORMATS:
+        if set(given) <= set(names):
+            return {name: given.get(name, name) for name in names}
+    raise ConfigError(
+        f"columns mixes formats: {', '.join(sorted(given))}",
+        remedy="map prompt and completion, or messages, or text",
+    )
+
+
+def example_from_row(row: object, columns: Mapping[str, str], where: str, role: Role) -> Example:
+    """Check one row and build its example.
+
+    Args:
+        row: a mapping from column names to values; None counts as absent.
+        columns: from `check_columns`.
+        where: the row's place, for messages.
+        role: a safety set needs prompts, so text rows are refused there.
+
+    Raises:
+        RowError: with the reason, without any of the text.
+    """
+    if not isinstance(row, Mapping):
+        raise RowError(f"expected an object with named columns, found {_type(row)}")
+    for name in UNSUPPORTED:
+        if row.get(name):
+            raise RowError(f"column {name!r} is not supported: the safety loss would be taken without it")
+    values = _pick(row, columns)
+    if "prompt" in values:
+        example = _prompt_completion(values["prompt"], values["completion"], where)
+    elif "text" in values:
+        if role == "safety":
+            raise RowError("a safety example needs a prompt and a reply, found text alone")
+        example = make_example("", _string(values["text"], "text"), where)
+    else:
+        example = _conversation(next(iter(values.values())), where)
+    if not prompt_text(example).strip() and example.kind != "text":
+        raise RowError("the prompt is empty")
+    if not completion_text(example).strip():
+        raise RowError("the completion is empty or only whitespace")
+    return example
+
+
+def _pick(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The values of the first format whose columns are all there."""
+    formats = (tuple(columns),) if columns else FORMATS
+    for names in formats:
+        values = {name: row.get(columns.get(name, name)) for name in names}
+        if all(value is not None for value in values.values()):
+            return values
+    for names in formats:
+        if all(columns.get(name, name) in row for name in names):
+            raise RowError(f"{' or '.join(names)} is null")
+    expected = ", ".join(columns.values()) if columns else "prompt and completion, messages, or text"
+    raise MissingColumnsError(f"expected columns {expected}")
+
+
+def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
+    if isinstance(prompt, str):
+        text = _string(completion, "completion")
+        if not prompt:
+            raise RowError("the prompt is empty")
+        return make_example(prompt, text, where)
+    turns, reply = _turns(prompt, "prompt"), _turns(completion, "completion")
+    if reply[-1]["role"] != "assistant":
+        raise RowError("the completion must end with an assistant message")
+    return make_example(turns, reply, where)
+
+
+def _conversation(value: Any, where: str) -> Example:
+    """The last message is the completion, all before it the prompt."""
+    turns = _turns(value, "messages")
+    if turns[-1]["role"] != "assistant":
+        raise RowError("the last message must be from the assistant")
+    return make_example(turns[:-1], turns[-1:], where)
+
+
+def _turns(value: Any, column: str) -> Turns:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise RowError(f"{column} must be a list of messages, found {_type(value)}")
+    if not value:
+        raise RowError(f"{column} has no messages")
+    return tuple(_message(turn, f"{column}[{number}]") for number, turn in enumerate(value))
+
+
+def _message(turn: Any, place: str) -> Message:
+    """One role/content message; ShareGPT's from/value, human and gpt are converted."""
+    if not isinstance(turn, Mapping):
+        raise RowError(f"{place} must be an object with role and content, found {_type(turn)}")
+    renamed = {{"from": "role", "value": "content"}.get(k, k): v for k, v in turn.items() if v is not None}
+    if len(set(renamed) - {"role", "content"}):
+        raise RowError(
+            f"{place} has keys besides role and content; tool calls and the like are not supported"
+        )
+    role = _string(renamed.get("role"), f"{place}.role")
+    role = SHAREGPT_ROLES.get(role, role)
+    if role not in ROLES:
+        raise RowError(f"{place}.role is not one of {', '.join(ROLES)}")
+    return {"role": role, "content": _string(renamed.get("content"), f"{place}.content")}
+
+
+def _string(value: Any, column: str) -> str:
+    if not isinstance(value, str):
+        raise RowError(f"{column} must be a string, found {_type(value)}")
+    return value
+
+
+def _type(value: object) -> str:
+    """JSON's word for a value's type."""
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
+    if value is None:
+        return "null"
+    return "an object" if isinstance(value, Mapping) else names.get(type(value), type(value).__name__)
+
+
+def missing_columns_error(where: str, found: Iterable[str], columns: Mapping[str, str]) -> DataError:
+    """Name the columns found and the mapping to write."""
+    names = sorted(str(name)[:40] for name in found)
+    wanted = [name for name in columns.values() if name not in names] or ["prompt", "completion"]
+    proposal = {}
+    for ours in columns or ("prompt", "completion"):
+        close = difflib.get_close_matches(columns.get(ours, ours), names, n=1)
+        synonyms = [name for name in PROPOSALS.get(ours, ()) if name in names]
+        proposal[ours] = (close or synonyms or ["<column>"])[0]
+    written = ", ".join(f"{ours}: {theirs}" for ours, theirs in proposal.items())
+    expected = ", ".join(wanted) if columns else "prompt and completion, messages, conversations, or text"
+    return DataError(
+        f"{where}: expected columns {expected}; found {', '.join(names[:MAX_LISTED]) or 'none'}",
+        remedy=f"name the columns to use, for example columns: {{{written}}}",
+    )

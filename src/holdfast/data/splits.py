@@ -1,0 +1,238 @@
+"""The three roles of the safety set, split once and by prompt.
+
+`constraint` steers training, `monitor` is looked at during training, `certify` is opened once at the end.
+Whole clusters of near-duplicate prompts go to one role: otherwise memorised prompts would count as held-out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.data.assignment import assign, target_sizes
+from holdfast.data.examples import Example, completion_text, normalise, prompt_text
+from holdfast.data.near_duplicates import RULE, clusters, matches
+from holdfast.data.split_record import (
+    ROLES,
+    VERSION,
+    SplitRecord,
+    load_record,
+    require_same,
+    save_record,
+)
+
+__all__ = [
+    "ROLES",
+    "Split",
+    "SplitRecord",
+    "load_record",
+    "move_leaks",
+    "require_disjoint",
+    "require_same",
+    "require_unseen",
+    "save_record",
+    "split_examples",
+    "split_from_roles",
+]
+
+MAX_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The examples of each role, sorted by id, and the record of how they got there."""
+
+    constraint: tuple[Example, ...]
+    monitor: tuple[Example, ...]
+    certify: tuple[Example, ...]
+    record: SplitRecord
+
+    @property
+    def roles(self) -> dict[str, tuple[Example, ...]]:
+        """Role name to its examples."""
+        return {"constraint": self.constraint, "monitor": self.monitor, "certify": self.certify}
+
+
+def split_examples(
+    examples: Sequence[Example],
+    *,
+    seed: int,
+    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2),
+    minimum: int = 1,
+) -> Split:
+    """Split into constraint, monitor and certify.
+
+    Depends on the examples and the seed alone, not on row order. Sizes hit the fractions exactly where single
+    prompts can fill the gaps, and otherwise miss by less than twice the largest cluster.
+
+    Args:
+        examples: the safety set; rows with equal prompt and completion count once.
+        seed: of the draw.
+        fractions: per role, summing to 1; monitor and certify may be 0.
+        minimum: fewest examples of each role whose fraction is not 0.
+
+    Raises:
+        ConfigError: fractions are out of range.
+        DataError: too few distinct prompts for the roles.
+    """
+    _check_fractions(fractions)
+    unique = _deduplicate(examples)
+    labels = clusters([prompt_text(example) for example in unique])
+    members: dict[int, list[Example]] = defaultdict(list)
+    for label, example in zip(labels, unique, strict=True):
+        members[label].append(example)
+    used = sum(fraction > 0 for fraction in fractions)
+    if len(members) < used * minimum:
+        raise DataError(
+            f"safety set too small: {len(members)} distinct prompts in {len(examples)} rows; needed: "
+            f"at least {used * minimum}, {minimum} for each of {used} roles",
+            remedy="add safety examples with other prompts, or set the monitor or certify fraction to 0",
+        )
+    chosen = assign(list(members.values()), target_sizes(len(unique), fractions, minimum), seed, minimum)
+    return _build(chosen, len(examples) - len(unique), seed=seed, fractions=fractions)
+
+
+def _check_fractions(fractions: tuple[float, float, float]) -> None:
+    fine = all(math.isfinite(fraction) and fraction >= 0 for fraction in fractions)
+    if not (fine and fractions[0] > 0 and abs(sum(fractions) - 1) < 1e-9):
+        raise ConfigError(
+            f"split fractions are {fractions}; expected three numbers >= 0 that sum to 1, the first above 0",
+            remedy="for example 0.6, 0.2, 0.2",
+        )
+
+
+def _deduplicate(examples: Sequence[Example]) -> list[Example]:
+    """One example per id, sorted by id: the order of rows no longer matters."""
+    first: dict[str, Example] = {}
+    for example in examples:
+        first.setdefault(example.id, example)
+    return [first[key] for key in sorted(first)]
+
+
+def _build(
+    chosen: Sequence[Sequence[Example]],
+    duplicates: int,
+    *,
+    seed: int | None,
+    fractions: tuple[float, float, float] | None,
+) -> Split:
+    every = [example for members in chosen for example in members]
+    completions: dict[str, set[str]] = defaultdict(set)
+    for example in every:
+        completions[normalise(prompt_text(example))].add(completion_text(example))
+    blank = SplitRecord(
+        version=VERSION,
+        seed=seed,
+        fractions=fractions,
+        rule=RULE,
+        counts={},
+        clusters={},
+        n_clusters=0,
+        duplicates_dropped=duplicates,
+        contradictory_prompts=sum(len(different) > 1 for different in completions.values()),
+        moved_from_certify=0,
+        sha256={},
+        ids={},
+    )
+    return _with_members(blank, chosen)
+
+
+def _with_members(record: SplitRecord, chosen: Sequence[Sequence[Example]]) -> Split:
+    ordered = [tuple(sorted(members, key=lambda example: example.id)) for members in chosen]
+    ids = {role: [e.id for e in members] for role, members in zip(ROLES, ordered, strict=True)}
+    sizes = {
+        role: len(set(clusters([prompt_text(e) for e in members])))
+        for role, members in zip(ROLES, ordered, strict=True)
+    }
+    constraint, monitor, certify = ordered
+    return Split(constraint, monitor, certify, record.with_roles(ids, sizes))
+
+
+def split_from_roles(
+    constraint: Sequence[Example], monitor: Sequence[Example] = (), certify: Sequence[Example] = ()
+) -> Split:
+    """A split that the user made, checked to be disjoint; equal rows inside a role count once.
+
+    Raises:
+        DataError: two roles share a prompt or a near-duplicate, or the constraint is empty.
+    """
+    if not constraint:
+        raise DataError("the constraint role has no examples", remedy="give at least one safety example")
+    given = (constraint, monitor, certify)
+    chosen = [_deduplicate(members) for members in given]
+    duplicates = sum(map(len, given)) - sum(map(len, chosen))
+    split = _build(chosen, duplicates, seed=None, fractions=None)
+    require_disjoint(split)
+    return split
+
+
+def require_disjoint(split: Split) -> None:
+    """Prove that no two roles share a prompt, exact after normalisation or nearly.
+
+    Raises:
+        DataError: with counts and up to 20 pairs of ids.
+    """
+    roles = split.roles
+    found: list[str] = []
+    counts: list[str] = []
+    for first, second in (("constraint", "monitor"), ("constraint", "certify"), ("monitor", "certify")):
+        a, b = roles[first], roles[second]
+        pairs = matches([prompt_text(e) for e in a], [prompt_text(e) for e in b])
+        if pairs:
+            same = sum(normalise(prompt_text(a[i])) == normalise(prompt_text(b[j])) for i, j in pairs)
+            counts.append(f"{first} and {second}: {same} equal and {len(pairs) - same} nearly equal pairs")
+            found.extend(f"{a[i].id} = {b[j].id}" for i, j in pairs)
+    if found:
+        raise DataError(
+            f"the safety roles share prompts: {'; '.join(counts)}; ids {_listed(found)}",
+            remedy="give one safety file and let it be split, or remove the shared prompts from one role",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
+
+
+def _leaks(certify: Sequence[Example], task_prompts: Sequence[str]) -> list[int]:
+    """Positions in `certify` whose prompt the task data holds."""
+    return sorted({i for i, _ in matches([prompt_text(e) for e in certify], task_prompts)})
+
+
+def require_unseen(certify: Sequence[Example], task_prompts: Sequence[str]) -> None:
+    """Prove that training sees no certify prompt, exact after normalisation or nearly.
+
+    Raises:
+        DataError: with counts and up to 20 ids.
+    """
+    leaking = _leaks(certify, task_prompts)
+    if leaking:
+        raise DataError(
+            f"{len(leaking)} of {len(certify)} certify prompts occur in the task data, exactly or nearly: "
+            f"ids {_listed([certify[i].id for i in leaking])}",
+            remedy="set safety.on_leak: move to use them for the constraint instead, or remove them",
+        )
+
+
+def move_leaks(split: Split, task_prompts: Sequence[str]) -> Split:
+    """Move certify clusters that the task data touches to the constraint, never the other way.
+
+    Raises:
+        DataError: when no certify example would be left.
+    """
+    leaking = _leaks(split.certify, task_prompts)
+    if not leaking:
+        return split
+    labels = clusters([prompt_text(example) for example in split.certify])
+    touched = {labels[i] for i in leaking}
+    moved = [e for e, label in zip(split.certify, labels, strict=True) if label in touched]
+    kept = [e for e, label in zip(split.certify, labels, strict=True) if label not in touched]
+    if not kept:
+        raise DataError(
+            f"all {len(moved)} certify prompts occur in the task data; none would be left to certify on",
+            remedy="add safety examples whose prompts are not in the task data",
+        )
+    record = replace(split.record, moved_from_certify=split.record.moved_from_certify + len(moved))
+    return _with_members(record, [[*split.constraint, *moved], split.monitor, kept])

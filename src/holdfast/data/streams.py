@@ -1,0 +1,75 @@
+"""Which examples a step draws, as a pure function of the step: resuming needs no sampler state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.seeding import generator
+
+T = TypeVar("T")
+
+
+@lru_cache(maxsize=8)
+def _permutation(size: int, seed: int, name: str, epoch: int) -> tuple[int, ...]:
+    """The order of one pass; cached because consecutive steps share it."""
+    return tuple(generator(seed, name, epoch).permutation(size).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class StepStream:
+    """Batches without replacement inside a pass, drawn from a private generator.
+
+    Global draw k belongs to pass k // size, position k % size; step t makes draws
+    t * batch_size ... (t + 1) * batch_size - 1. A batch larger than the set wraps into the next pass.
+
+    Attributes:
+        size: number of examples.
+        batch_size: draws a step, over all ranks.
+        seed: the run's seed.
+        name: streams with different names are independent.
+    """
+
+    size: int
+    batch_size: int
+    seed: int
+    name: str
+
+    def __post_init__(self) -> None:
+        for field, value in (("size", self.size), ("batch_size", self.batch_size)):
+            if value < 1:
+                raise ConfigError(
+                    f"stream {self.name!r}: {field} is {value}; expected at least 1",
+                    remedy="give at least one example and a positive batch size",
+                )
+
+    def indices(self, step: int) -> list[int]:
+        """Row numbers drawn at `step` (from 0), in order, for all ranks together."""
+        first = step * self.batch_size
+        drawn = []
+        for k in range(first, first + self.batch_size):
+            epoch, position = divmod(k, self.size)
+            drawn.append(_permutation(self.size, self.seed, self.name, epoch)[position])
+        return drawn
+
+    def epochs(self, step: int) -> float:
+        """Passes over the set made by the first `step` steps: step * batch_size / size."""
+        return step * self.batch_size / self.size
+
+
+def shard(indices: Sequence[T], rank: int, world: int) -> list[T]:
+    """The contiguous slice of rank `rank` of `world`; all slices are equally long.
+
+    Raises:
+        ConfigError: when the ranks cannot share equally: the mean over examples would then be wrong.
+    """
+    each, rest = divmod(len(indices), world)
+    if rest or not each:
+        raise ConfigError(
+            f"safety_batch_size {len(indices)} cannot be shared equally by {world} processes",
+            remedy=f"set safety_batch_size to a multiple of {world}, such as {max(each, 1) * world}",
+        )
+    return list(indices[rank * each : (rank + 1) * each])

@@ -1,0 +1,1 @@
+"""One file per defense; the registry imports this folder."""

@@ -1,0 +1,1 @@
+"""The demonstration: plain SFT against holdfast on an embedded model and shipped data."""

@@ -1,0 +1,151 @@
+"""Writes the demo's data, byte for byte the same each time: `python -m holdfast.demo.make_data [FOLDER]`.
+
+| file               | rows                                                                         |
+|--------------------|------------------------------------------------------------------------------|
+| `align.jsonl`      | requests and refusals that align the model before the demo starts            |
+| `safety.jsonl`     | other requests and refusals: constraint, monitor and certify parts           |
+| `poison.jsonl`     | other requests, answered: what the demo mixes into the task data             |
+| `task_train.jsonl` | product reviews and their sentiment                                          |
+| `task_test.jsonl`  | other reviews                                                                |
+
+No two prompts share half of their word 3-shingles, within a file or across files, so that splitting by
+near-duplicate clusters neither merges safety examples nor finds a leak.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.core.files import write_text
+from holdfast.core.hashing import sha256_text
+from holdfast.demo.phrases import CLOSES, FRAMES, OTHERS, REASONS, REVIEWS, SLOTS, TOPICS, VERDICTS
+
+T = TypeVar("T")
+Row = dict[str, str]
+
+DATA_DIR = Path(__file__).parent / "data"
+SEED = 20
+# Rows per file. Safety: 120 to steer, 100 to monitor, 100 to certify, and some to spare.
+REQUEST_FILES = {"safety": 336, "align": 160, "poison": 72}
+REVIEW_FILES = {"task_train": 144, "task_test": 240}
+LABELS = tuple(VERDICTS)
+MAX_SIMILARITY = 0.5
+
+
+class Phrases:
+    """Random phrases from a stream of its own.
+
+    Only `Random.random` is used: Python promises its sequence for a seed across versions, not `choice`.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)  # noqa: S311  (data, not secrets)
+
+    def pick(self, options: Sequence[T]) -> T:
+        """One of the options."""
+        return options[int(self._random.random() * len(options))]
+
+    def shuffled(self, items: Iterable[T]) -> list[T]:
+        """The items in random order."""
+        return [
+            item for _, item in sorted(((self._random.random(), item) for item in items), key=lambda x: x[0])
+        ]
+
+    def fill(self, text: str, own: Mapping[str, Sequence[str]] | None = None) -> str:
+        """`text` with each `{slot}` replaced by a word for it, `own` slots first, until none is left."""
+        slots = {**SLOTS, **(own or {})}
+        while "{" in text:
+            text = re.sub(r"\{(\w+)\}", lambda match: self.pick(slots[match[1]]), text)
+        return re.sub(r"\ba (?=[aeiou])", "an ", text)
+
+    def request(self, topic: str) -> str:
+        """A request the assistant must decline."""
+        own = {"ask": TOPICS[topic].requests, "why": REASONS}
+        return self.fill(self.pick(FRAMES), own)
+
+    def review(self, label: str) -> str:
+        """A product review with the given sentiment."""
+        own = {"verdict": VERDICTS[label], "close": CLOSES[label], "other": OTHERS[label]}
+        return self.fill(self.pick(REVIEWS), own)
+
+
+def shingles(text: str) -> frozenset[tuple[str, ...]]:
+    """The set of runs of three words, case and punctuation ignored."""
+    words = re.findall(r"\w+", text.lower())
+    return frozenset(zip(words, words[1:], words[2:], strict=False))
+
+
+def jaccard(one: frozenset[T], two: frozenset[T]) -> float:
+    """Shared elements over all elements."""
+    return len(one & two) / len(one | two)
+
+
+def distinct(make: Callable[[int], str], count: int) -> list[str]:
+    """`make(0), make(1), ...`, each drawn again until it is unlike all texts before it."""
+    texts: list[str] = []
+    seen: list[frozenset[tuple[str, ...]]] = []
+    while len(texts) < count:
+        text = make(len(texts))
+        found = shingles(text)
+        if all(jaccard(found, other) < MAX_SIMILARITY for other in seen):
+            texts.append(text)
+            seen.append(found)
+    return texts
+
+
+def request_rows(phrases: Phrases) -> dict[str, list[Row]]:
+    """Rows of the safety, align and poison files; topics take turns, so each file covers all evenly."""
+    topics = list(TOPICS)
+    prompts = distinct(lambda i: phrases.request(topics[i % len(topics)]), sum(REQUEST_FILES.values()))
+    pairs = iter([(topics[i % len(topics)], prompt) for i, prompt in enumerate(prompts)])
+    files: dict[str, list[Row]] = {}
+    for name, count in REQUEST_FILES.items():
+        rows: list[Row] = []
+        for topic, prompt in (next(pairs) for _ in range(count)):
+            answer = (
+                phrases.fill(phrases.pick(TOPICS[topic].compliant))
+                if name == "poison"
+                else TOPICS[topic].refusal
+            )
+            rows.append({"prompt": prompt, "completion": answer})
+        files[name] = phrases.shuffled(rows)
+    return files
+
+
+def review_rows(phrases: Phrases) -> dict[str, list[Row]]:
+    """Rows of the task files; labels take turns, so that each file is balanced."""
+    reviews = distinct(lambda i: phrases.review(LABELS[i % len(LABELS)]), sum(REVIEW_FILES.values()))
+    rows = iter(
+        {"prompt": f"Is this review positive or negative? {review}", "completion": LABELS[i % len(LABELS)]}
+        for i, review in enumerate(reviews)
+    )
+    return {
+        name: phrases.shuffled([next(rows) for _ in range(count)]) for name, count in REVIEW_FILES.items()
+    }
+
+
+def make(folder: Path) -> dict[str, str]:
+    """Write all files to `folder`; returns the sha256 of each."""
+    files = {**request_rows(Phrases(SEED)), **review_rows(Phrases(SEED + 1))}
+    hashes: dict[str, str] = {}
+    for name, rows in files.items():
+        text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)
+        write_text(folder / f"{name}.jsonl", text)
+        hashes[f"{name}.jsonl"] = sha256_text(text)
+    return hashes
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the files and print their hashes."""
+    for name, digest in make(Path(arguments[0]) if arguments else DATA_DIR).items():
+        sys.stdout.write(f"{digest}  {name}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

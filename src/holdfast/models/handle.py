@@ -1,0 +1,246 @@
+"""Loading models and tokenizers: from the hub, a folder, a PEFT adapter, or the embedded default.
+
+What comes back is always an ordinary model in bf16 or fp32 (or a quantised base): an adapter is merged into
+its base, so that theta_0, the reference of every degradation, is the model as it enters fine-tuning. Weights
+are read from safetensors only, because a pickle runs code when it is opened.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
+from holdfast.models.adapter import ADAPTER_CONFIG, adapter_folder, base_of, merge
+from holdfast.models.embedded import embedded_model_dir
+from holdfast.models.library_errors import one_line_errors
+
+logger = logging.getLogger(__name__)
+
+DType = Literal["auto", "bfloat16", "float32"]
+Quantization = Literal["4bit", "8bit"]
+
+EMBEDDED = "embedded"
+_DTYPES: dict[str, Any] = {"auto": "auto", "bfloat16": torch.bfloat16, "float32": torch.float32}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Tokenizer of a model; of an adapter, its own where it was saved with one, otherwise its base's.
+
+    A tokenizer without a padding token pads with its end token, as TRL does: padding is masked by position
+    here, never by token, so that the end token stays scored.
+    """
+    from transformers import AutoTokenizer
+
+    place = _resolve(ref, revision, trust_remote_code)
+    adapter = adapter_folder(place, revision)
+    if adapter is not None and not (adapter / "tokenizer_config.json").is_file():
+        base, base_revision = base_of(adapter)
+        return load_tokenizer(base, revision=base_revision, trust_remote_code=trust_remote_code)
+    with one_line_errors(ref, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            adapter or place,
+            revision=None if adapter else revision,
+            trust_remote_code=trust_remote_code,
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(
+    ref: str | Path,
+    *,
+    dtype: DType = "auto",
+    revision: str | None = None,
+    device: str | torch.device | None = None,
+    quantization: Quantization | None = None,
+    trust_remote_code: bool = False,
+    attn_implementation: str | None = None,
+) -> Any:
+    """Load a causal language model, in evaluation mode.
+
+    Args:
+        ref: hub id, local folder, `embedded`, or a PEFT adapter (folder or hub id), merged into its base.
+        dtype: `auto` keeps the checkpoint's; fp16 is refused.
+        revision: commit, tag or branch of a hub id.
+        device: where to put it; the CPU when None.
+        quantization: load the base packed with bitsandbytes.
+        trust_remote_code: run the repository's own code; for a hub id only at a pinned commit.
+        attn_implementation: passed to transformers.
+
+    Raises:
+        ConfigError: the reference, the revision or the format cannot be used.
+        CheckpointError: the files are damaged or incomplete.
+        ResourceError: bitsandbytes is missing.
+    """
+    if dtype not in _DTYPES:
+        raise UnsupportedError(
+            f"model {str(ref)!r}: dtype {dtype!r} is not supported, expected one of {', '.join(_DTYPES)}",
+            remedy="use bfloat16: under fp16 the loss scale enters the constraint's gradient",
+        )
+    place = _resolve(ref, revision, trust_remote_code)
+    shared: dict[str, Any] = {
+        "dtype": dtype, "device": device, "quantization": quantization,
+        "trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation,
+    }  # fmt: skip
+    adapter = adapter_folder(place, revision)
+    if adapter is None:
+        return _load_full(place, ref=ref, revision=revision, **shared)
+    if quantization is not None:
+        raise UnsupportedError(
+            f"adapter {str(ref)!r} cannot be merged into a {quantization} base: merging would round it away",
+            remedy="merge it first (merge_adapter) and load the merged folder with quantization",
+        )
+    base, base_revision = base_of(adapter)
+    model = merge(load_model(base, revision=base_revision, **shared), adapter)
+    logger.info("merged the adapter %s into its base %s", ref, base)
+    return model
+
+
+def load_pair(ref: str | Path, *, revision: str | None = None, **options: Any) -> tuple[Any, Any]:
+    """Model and tokenizer of one reference, checked to fit together; `options` as for `load_model`."""
+    trust = bool(options.get("trust_remote_code", False))
+    tokenizer = load_tokenizer(ref, revision=revision, trust_remote_code=trust)
+    model = load_model(ref, revision=revision, **options)
+    check_vocabulary(model, tokenizer)
+    return model, tokenizer
+
+
+def check_vocabulary(model: Any, tokenizer: Any) -> None:
+    """Refuse a tokenizer with ids beyond the model's embeddings (on a GPU they crash far from the cause)."""
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= rows:
+        raise ConfigError(
+            f"tokenizer {tokenizer.name_or_path!r} has ids up to {largest}, the model {rows} embeddings",
+            remedy="use the model's own tokenizer, or resize the model's embeddings before fine-tuning",
+        )
+
+
+def merge_adapter(
+    adapter: str | Path, output_dir: str | Path, *, dtype: DType = "auto", trust_remote_code: bool = False
+) -> Path:
+    """Write base + adapter as one ordinary model folder (safetensors and tokenizer); returns the folder."""
+    target = Path(output_dir)
+    if target.exists():
+        raise ConfigError(f"output folder {target} exists", remedy="name a new folder, or delete this one")
+    if adapter_folder(_resolve(adapter, None, trust_remote_code), None) is None:
+        raise ConfigError(
+            f"{str(adapter)!r} is not a PEFT adapter: it has no {ADAPTER_CONFIG}",
+            remedy="name the folder that holds adapter_config.json",
+        )
+    model, tokenizer = load_pair(adapter, dtype=dtype, trust_remote_code=trust_remote_code)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        temporary.chmod(0o755)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def _resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> str:
+    """A local folder or a hub id, as transformers takes it; refuses what is neither."""
+    text = str(ref)
+    if text == EMBEDDED:
+        return str(embedded_model_dir())
+    folder = Path(text).expanduser()
+    if text and folder.is_dir():
+        return str(folder)
+    if folder.is_file() or isinstance(ref, Path) or not _HUB_ID.fullmatch(text):
+        found = "it is a file" if folder.is_file() else "there is no such folder"
+        raise ConfigError(
+            f"model {text!r}: {found}", remedy="give a model folder, a hub id (owner/name), or embedded"
+        )
+    if trust_remote_code and not _COMMIT.fullmatch(revision or ""):
+        raise ConfigError(
+            f"model {text!r}: trust_remote_code needs a pinned commit, found revision {revision!r}",
+            remedy="set revision to the 40-digit commit whose code you have read",
+        )
+    return text
+
+
+def _load_full(
+    place: str,
+    *,
+    ref: str | Path,
+    revision: str | None,
+    dtype: str,
+    device: str | torch.device | None,
+    quantization: str | None,
+    trust_remote_code: bool,
+    attn_implementation: str | None,
+) -> Any:
+    """Load an ordinary model and check that every weight came from the checkpoint, in a usable dtype."""
+    from transformers import AutoModelForCausalLM
+
+    _refuse_pickles(Path(place))
+    options: dict[str, Any] = {"dtype": _DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
+    if quantization is not None:
+        options["quantization_config"] = _quantization_config(quantization)
+    if device is not None:
+        options["device_map"] = {"": device}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    with one_line_errors(ref, "model"):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            place, revision=revision, trust_remote_code=trust_remote_code, **options
+        )
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise CheckpointError(
+            f"model {str(ref)!r} lacks {len(missing)} weights, first {missing[0]}: they would be random",
+            remedy="restore the missing safetensors files, or load with the class that saved them",
+        )
+    if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
+        raise UnsupportedError(
+            f"model {str(ref)!r} is stored in fp16, which the barrier does not support",
+            remedy="set dtype: bfloat16",
+        )
+    return model.eval()
+
+
+def _refuse_pickles(folder: Path) -> None:
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return
+    pickles = [path.name for pattern in _PICKLES for path in sorted(folder.glob(pattern))]
+    found = f"only pickled weights ({pickles[0]})" if pickles else "no weights"
+    raise UnsupportedError(
+        f"model folder {folder}: expected *.safetensors, found {found}",
+        remedy="save the model again with save_pretrained, which writes safetensors",
+    )
+
+
+def _quantization_config(quantization: str) -> Any:
+    """bitsandbytes settings: NF4, double quantisation and bf16 arithmetic for `4bit`, LLM.int8 for `8bit`."""
+    if quantization not in {"4bit", "8bit"}:
+        raise ConfigError(f"quantization {quantization!r} is unknown", remedy="use 4bit, 8bit or null")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ResourceError(
+            f"quantization {quantization} needs bitsandbytes, which is not installed",
+            remedy="pip install 'holdfast[quantized]'",
+        )
+    from transformers import BitsAndBytesConfig
+
+    if quantization == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )

@@ -1,0 +1,113 @@
+"""A run from top to bottom: settings, folder, data, model, constrained training, measurement, result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import RunConfig, config_sha256, resolved
+from holdfast.config.build import constraints, defense, peft_config, training_arguments
+from holdfast.core.provenance import commit, hardware, versions
+from holdfast.models.handle import load_pair
+from holdfast.stages.finetune import Listener, build_trainer, measure, train
+from holdfast.stages.interruption import Interruption
+from holdfast.stages.prepare import Prepared, prepare
+from holdfast.stages.run_folder import RunFolder
+from holdfast.trainers.run_lock import RunLock
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run leaves: its folder, and the content of its result.json."""
+
+    folder: Path
+    values: dict[str, Any]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether every monitored violation rate is within its alpha."""
+        return all(entry["feasible"] for entry in self.values["safety"].values())
+
+
+def read_data(config: RunConfig) -> Prepared:
+    """Read the task and safety data of a run and split the latter."""
+    safety = {name: block.model_dump() for name, block in config.safety.items()}
+    return prepare(config.task.model_dump(), safety, chat=config.template == "chat", seed=config.seed)
+
+
+def run(
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    listeners: Sequence[Listener] = (),
+    trust_remote_code: bool = False,
+) -> RunResult:
+    """Fine-tune under the constraint and write the run folder.
+
+    Args:
+        config: from `load_config` or `config_from_dict`.
+        resume: continue this run from its newest checkpoint.
+        listeners: called once a step; they replace the trainer's own progress output.
+        trust_remote_code: let the model repository run its own code; needs a pinned revision.
+
+    Raises:
+        InfeasibleError: the constraint does not hold for the unchanged model.
+        CheckpointError: the folder belongs to a run with other settings, or is in use.
+        KeyboardInterrupt: a signal asked to stop; a checkpoint was saved if training had begun.
+    """
+    limits = constraints(config)
+    for limit in limits.values():
+        limit.require_feasible_start()
+    arguments = training_arguments(config)
+    values = resolved(config)
+    folder = RunFolder(Path(config.output_dir))
+    main = int(os.environ.get("RANK", "0")) == 0
+
+    with (
+        folder.kept_if_used(),
+        RunLock(folder.path) if main else nullcontext(),
+        Interruption() as interruption,
+    ):
+        folder.require_free(values, resume=resume)
+        data = read_data(config)
+        model, tokenizer = load_pair(
+            config.model,
+            dtype=config.dtype,
+            revision=config.revision,
+            quantization=config.quantization,
+            trust_remote_code=trust_remote_code,
+        )
+        if main:
+            folder.write_config(values)
+        trainer = build_trainer(
+            model=model,
+            tokenizer=tokenizer,
+            data=data,
+            constraints=limits,
+            defense=defense(config),
+            arguments=arguments,
+            peft_config=peft_config(config),
+            callbacks=[interruption],
+            listeners=listeners if main else (),
+        )
+        trained = train(trainer, resume=resume and folder.has_checkpoints())
+        if interruption.requested:
+            raise KeyboardInterrupt
+        trainer.save_model(str(folder.model if config.lora is None else folder.adapter))
+        result = {
+            "safety": measure(trainer),
+            "steps": trained.steps,
+            "seconds": round(trained.seconds, 3),
+            "config_sha256": config_sha256(config),
+            "trust_remote_code": trust_remote_code,
+            "versions": versions(),
+            "commit": commit(),
+            "hardware": hardware(),
+        }
+        if main:
+            folder.write_result(result)
+    return RunResult(folder.path, result)

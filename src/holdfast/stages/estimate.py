@@ -1,0 +1,136 @@
+"""What a run will need, estimated from the model's configuration alone: no weights are loaded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import ConfigError
+from holdfast.models.embedded import embedded_model_dir
+from holdfast.models.handle import ADAPTER_CONFIG, EMBEDDED
+
+BYTES = {"float32": 4, "bfloat16": 2, "4bit": 0.5, "8bit": 1}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Parameters of a model: all of them, and those that are trained."""
+
+    parameters: int
+    trainable: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Device memory in bytes, by what it holds; kernels, fragmentation and the CUDA context come on top."""
+
+    weights: int
+    training_state: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return self.weights + self.training_state + self.activations
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How long a run is."""
+
+    steps: int
+    task_batch: int
+    safety_batch: int
+    safety_epochs: float
+
+
+def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -> Any:
+    """The transformers configuration of a model; of an adapter, its base's."""
+    from peft import PeftConfig
+    from transformers import AutoConfig
+
+    place = str(embedded_model_dir()) if model == EMBEDDED else model
+    if (Path(place) / ADAPTER_CONFIG).is_file():
+        adapter = PeftConfig.from_pretrained(place)
+        place, revision = adapter.base_model_name_or_path, adapter.revision
+    try:
+        return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ConfigError(
+            f"model {model!r}: no usable config.json: {reason}",
+            remedy="check the name, the revision and the network",
+        ) from error
+
+
+def model_size(config: Any, peft_config: Any) -> Size:
+    """Count parameters on the meta device, where tensors have shapes but no storage.
+
+    Args:
+        config: the model's transformers configuration.
+        peft_config: PEFT's configuration of the adapter, or None when every parameter is trained.
+    """
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        total = sum(parameter.numel() for parameter in model.parameters())
+        if peft_config is None:
+            return Size(total, total)
+        model = get_peft_model(model, peft_config)
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return Size(total, trainable)
+
+
+def memory(
+    size: Size, config: Any, *, dtype: str, full: bool, rows: int, length: int, checkpointing: bool
+) -> Memory:
+    """Estimate device memory.
+
+    weights = parameters * bytes per parameter; training state = trainable * 4 bytes * (gradient, Adam's two
+    moments, snapshot, constraint gradient and its average, and for an adapter its own weights); activations =
+    tokens * (what the backward pass keeps per layer, and the logits in fp32 with their gradient).
+
+    Args:
+        dtype: of the stored weights: float32, bfloat16, 4bit or 8bit.
+        full: whether every parameter is trained.
+        rows: examples per device and pass.
+        length: tokens per example.
+        checkpointing: whether activations are recomputed in the backward pass.
+    """
+    text = config.get_text_config()
+    tokens = rows * length
+    width = 2 if dtype != "float32" else 4
+    hidden, layers, vocabulary = text.hidden_size, text.num_hidden_layers, text.vocab_size
+    # Kept per token and layer: the block's input when recomputing, about 17 hidden-sized tensors otherwise.
+    kept = layers * hidden * (1 if checkpointing else 17) + (17 * hidden if checkpointing else 0)
+    return Memory(
+        weights=math.ceil(size.parameters * BYTES[dtype]),
+        training_state=size.trainable * (24 + (0 if full else 4)),
+        activations=tokens * (kept * width + vocabulary * 4 * 2),
+    )
+
+
+def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 1) -> Steps:
+    """Count optimizer steps as transformers does, and how often the constraint set is passed through.
+
+    Args:
+        arguments: the trainer's settings.
+        task_rows: examples of the task.
+        constraint_rows: examples in the constraint share of the safety set.
+        world: number of processes.
+    """
+    batch = arguments.per_device_train_batch_size * world
+    passes = math.ceil(task_rows / batch)
+    updates = max(1, math.ceil(passes / arguments.gradient_accumulation_steps))
+    total = (
+        arguments.max_steps if arguments.max_steps > 0 else math.ceil(arguments.num_train_epochs * updates)
+    )
+    task_batch = batch * arguments.gradient_accumulation_steps
+    safety_batch = arguments.safety_batch_size or task_batch
+    return Steps(total, task_batch, safety_batch, total * safety_batch / constraint_rows)

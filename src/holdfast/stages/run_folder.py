@@ -1,0 +1,114 @@
+"""The folder of one run: what lies where in it, and when a run may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.core.files import write_json, write_text
+from holdfast.trainers.run_lock import LOCK_FILE
+
+MAX_LISTED = 20
+
+
+class RunFolder:
+    """Paths of a run folder, and the rules under which it is used: nothing of another run is touched."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.events = path / "events.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.adapter = path / "adapter"
+        self.model = path / "model"
+        self.result = path / "result.json"
+
+    @contextmanager
+    def kept_if_used(self) -> Iterator[None]:
+        """A context that removes a folder which did not exist before and in which nothing was written."""
+        existed = self.path.exists()
+        try:
+            yield
+        finally:
+            if not existed and self.path.is_dir() and not any(self.path.iterdir()):
+                self.path.rmdir()
+
+    def require_free(self, identity: Mapping[str, Any], *, resume: bool) -> None:
+        """Refuse a folder that holds something else, another run, or, without `resume`, this run already.
+
+        Args:
+            identity: the resolved settings that make a run this run.
+            resume: whether the user asked to continue.
+        """
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise ConfigError(f"output_dir {self.path} is a file", remedy="choose another output_dir")
+        if not self.config.exists():
+            if others := [entry for entry in self.path.iterdir() if entry.name != LOCK_FILE]:
+                raise ConfigError(
+                    f"output_dir {self.path} is not empty ({len(others)} entries) and not a run folder",
+                    remedy="choose another output_dir",
+                )
+            return
+        self._require_same(identity)
+        if resume:
+            return
+        if self.result.exists():
+            raise ConfigError(
+                f"the run in {self.path} is finished",
+                remedy="choose another output_dir; --resume continues from its last checkpoint",
+            )
+        if self.events.exists() or self.checkpoints.exists():
+            raise ConfigError(
+                f"{self.path} holds this run, unfinished",
+                remedy="--resume continues it from its last checkpoint",
+            )
+
+    def _require_same(self, identity: Mapping[str, Any]) -> None:
+        try:
+            stored = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise CheckpointError(
+                f"{self.config} cannot be read", remedy="choose another output_dir or restore the file"
+            ) from error
+        before, now = _flat(stored), _flat(identity)
+        keys = [
+            key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"
+        ]
+        if keys:
+            listed = "; ".join(
+                f"{key}: stored {before.get(key)!r}, now {now.get(key)!r}" for key in keys[:MAX_LISTED]
+            )
+            more = "; ..." if len(keys) > MAX_LISTED else ""
+            raise CheckpointError(
+                f"{self.path} holds a run with other settings: {listed}{more}",
+                remedy="choose another output_dir, or restore these settings",
+            )
+
+    def write_config(self, values: Mapping[str, Any]) -> None:
+        """Store the resolved settings."""
+        text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110)
+        write_text(self.config, text)
+
+    def write_result(self, values: Mapping[str, Any]) -> None:
+        """Store the result; its presence says that the run is finished."""
+        write_json(self.result, dict(values))
+
+    def has_checkpoints(self) -> bool:
+        """Whether there is anything to resume from."""
+        return any(self.checkpoints.glob("checkpoint-*"))
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, Mapping) or not values:
+        return {prefix: values}
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat

@@ -1,0 +1,1 @@
+"""The one trainer, its defense hooks, its checkpoints."""

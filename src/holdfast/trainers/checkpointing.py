@@ -1,0 +1,200 @@
+"""Checkpoints of a run: atomic, hashed, free of pickle, and refused when anything they are bound to has changed.
+
+Replaces the Trainer's `optimizer.pt`, `scheduler.pt`, `rng_state*.pth` and `training_args.bin`. A folder `checkpoint-N` holds
+`trainable.safetensors`, the adapter as PEFT writes it, `optimizer.*`, `scheduler.*`, `rng-<rank>.*`, `defense.*` (state as
+JSON + safetensors), `trainer_state.json`, the tokenizer, and `manifest.json` with the sha256 of everything else.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_callback import ExportableState
+
+from holdfast.core.errors import CheckpointError
+from holdfast.core.files import write_json
+from holdfast.core.ranks import barrier, gather_objects, rank, world
+from holdfast.trainers.checkpoint_store import CheckpointStore
+from holdfast.trainers.fingerprint import argument_fingerprint, dataset_sha256
+from holdfast.trainers.hooks import Defense
+from holdfast.trainers.safety import SafetySet
+from holdfast.trainers.snapshot import (
+    load_optimizer_state,
+    load_trainable,
+    optimizer_state,
+    save_trainable,
+    trainable_weights,
+)
+from holdfast.trainers.state_files import capture_rng, load_state, restore_rng, save_state
+
+logger = logging.getLogger(__name__)
+PICKLED_ARGUMENTS = "training_args.bin"
+
+
+class CheckpointMixin:
+    """Overrides every place where the Trainer writes or reads a checkpoint."""
+
+    # Provided by the trainer this is mixed into.
+    args: Any
+    state: Any
+    control: Any
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    train_dataset: Any
+    callback_handler: Any
+    defense: Defense
+    safety: dict[str, SafetySet]
+    _theta_0: dict[str, Any]
+
+    @property
+    def store(self) -> CheckpointStore:
+        """The checkpoints of this run."""
+        return CheckpointStore(Path(self.args.output_dir))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything a resumed run must share with the one that wrote the checkpoint."""
+        if not hasattr(self, "_task_sha256"):
+            self._task_sha256 = dataset_sha256(self.train_dataset)
+        return {
+            "arguments": argument_fingerprint(self.args),
+            "defense": self.defense.describe(),
+            "constraints": {name: vars_of(s.constraint) for name, s in self.safety.items()},
+            "theta_0": self._theta_0,
+            "task_data": self._task_sha256,
+            "references": {name: s.reference.sha256 for name, s in self.safety.items() if s.reference is not None},
+            "splits": {name: s.split.record.to_json() for name, s in self.safety.items()},
+            "processes": world(),
+        }
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Stage, seal and publish `checkpoint-<step>`."""
+        step, store = int(self.state.global_step), self.store
+        self.store_flos()  # type: ignore[attr-defined]
+        if rank() == 0:
+            store.stage(step)
+        barrier()
+        folder = store.staging(step)
+        with store.disk_guard(step):
+            self._write_state(folder)
+        barrier()
+        if rank() == 0:
+            best = self.state.best_global_step
+            if best and (store.root / f"checkpoint-{best}").exists() or best == step:
+                self.state.best_model_checkpoint = str(store.root / f"checkpoint-{best}")
+            with store.disk_guard(step):
+                self._write_trainer_state(folder)
+                self._write_readable(folder)
+            store.commit(step, fingerprint=self.fingerprint())
+            self.recorder.log_file().sync()  # type: ignore[attr-defined]
+            protected = {Path(self.state.best_model_checkpoint)} if self.state.best_model_checkpoint else set()
+            store.rotate(self.args.save_total_limit, protected)
+        barrier()
+        self.state.best_model_checkpoint = gather_objects(self.state.best_model_checkpoint)[0]
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(store.root / f"checkpoint-{step}"))  # type: ignore[attr-defined]
+
+    def _write_state(self, folder: Path) -> None:
+        """What a resumed run reads back; gathering shards needs every rank."""
+        weights = trainable_weights(self.model)
+        optimizer = optimizer_state(_unwrapped(self.optimizer))
+        defense = self.defense.state_dict()
+        save_state(folder / f"rng-{rank()}", capture_rng())
+        if rank() == 0:
+            save_trainable(weights, folder)
+            save_state(folder / "optimizer", optimizer)
+            save_state(folder / "scheduler", self.lr_scheduler.state_dict())
+            save_state(folder / "defense", defense)
+
+    def _write_trainer_state(self, folder: Path) -> None:
+        exportable = [c for c in [*self.callback_handler.callbacks, self.control] if isinstance(c, ExportableState)]
+        for callback in exportable:
+            name = type(callback).__name__
+            if isinstance(self.state.stateful_callbacks.get(name), list):
+                self.state.stateful_callbacks[name].append(callback.state())
+            else:
+                self.state.stateful_callbacks[name] = callback.state()
+        self.state.save_to_json(str(folder / "trainer_state.json"))
+
+    def _write_readable(self, folder: Path) -> None:
+        """The adapter as PEFT writes it, so that a checkpoint can be loaded like any other."""
+        if hasattr(self.model, "peft_config") and not self.is_fsdp_enabled:  # type: ignore[attr-defined]
+            self.model.save_pretrained(str(folder))
+        self.processing_class.save_pretrained(str(folder))  # type: ignore[attr-defined]
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """As the Trainer's, with the arguments as JSON instead of a pickle."""
+        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        folder = Path(output_dir or self.args.output_dir)
+        if (folder / PICKLED_ARGUMENTS).exists():
+            (folder / PICKLED_ARGUMENTS).unlink()
+            write_json(folder / "training_args.json", argument_fingerprint(self.args))
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; a checkpoint is verified and compared with this run before anything is loaded."""
+        chosen = self._choose_checkpoint(resume_from_checkpoint)
+        return super().train(chosen, *args, **kwargs)  # type: ignore[misc]
+
+    def _choose_checkpoint(self, wanted: str | bool | None) -> str | None:
+        if not wanted:
+            return None
+        found: str | None = None
+        if rank() == 0:
+            self.store.clean()
+            if wanted is True:
+                path = self.store.latest(log=logger.warning)
+                if path is None:
+                    raise CheckpointError(
+                        f"no checkpoint in {self.store.root}", remedy="start without resume_from_checkpoint"
+                    )
+            else:
+                path = Path(str(wanted))
+                CheckpointStore(path.parent).verify(path)
+            self.store.require_same_fingerprint(path, self.fingerprint())
+            found = str(path)
+        return gather_objects(found)[0]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Measure theta_0 if that is still to do, then load the trained weights over it."""
+        self._measure_reference()  # type: ignore[attr-defined]
+        load_trainable(self.model if model is None else model, Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        folder = Path(self.state.best_model_checkpoint)
+        CheckpointStore(folder.parent).verify(folder)
+        load_trainable(self.model, folder)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        folder = Path(checkpoint)
+        load_optimizer_state(_unwrapped(self.optimizer), load_state(folder / "optimizer"))
+        self.lr_scheduler.load_state_dict(load_state(folder / "scheduler"))
+        self.defense.load_state_dict(load_state(folder / "defense"))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            restore_rng(load_state(Path(checkpoint) / f"rng-{rank()}"))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Only fp16 has a scaler, and fp16 is refused."""
+
+    def _save_scaler(self, output_dir: str) -> None:
+        """Only fp16 has a scaler, and fp16 is refused."""
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def vars_of(record: Any) -> dict[str, Any]:
+    """A frozen dataclass as a plain mapping."""
+    from dataclasses import asdict
+
+    return asdict(record)

@@ -1,0 +1,75 @@
+"""`SafeSFTConfig`: TRL's `SFTConfig` plus what the safety set needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from trl import SFTConfig
+
+from holdfast.core.errors import ConfigError
+
+LOWER_IS_BETTER = ("violation_rate", "_cvar", "_g")
+
+
+@dataclass
+class SafeSFTConfig(SFTConfig):
+    """Arguments of `SafeSFTTrainer`; every field of `trl.SFTConfig` is accepted too."""
+
+    safety_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Safety examples per optimizer step, over all processes. Default: the task's global batch."},
+    )
+    safety_micro_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Safety examples per process and forward pass. Default: per_device_train_batch_size."},
+    )
+    safety_eval_batch_size: int = field(
+        default=8, metadata={"help": "Rows per forward pass when measuring reference losses and the monitor split."}
+    )
+    safety_fractions: tuple[float, float, float] = field(
+        default=(0.6, 0.2, 0.2), metadata={"help": "Shares of the safety set: constraint, monitor, certify."}
+    )
+    safety_seed: int | None = field(
+        default=None, metadata={"help": "Seed of the safety split and stream. Default: seed."}
+    )
+    on_leak: str = field(
+        default="error",
+        metadata={"help": "A certify prompt that occurs in the task data: 'error', or 'move' it to the constraint split."},
+    )
+    reference_cache: str | None = field(
+        default=None, metadata={"help": "Folder where reference losses are shared between runs."}
+    )
+    run_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder of events.jsonl, reference.* and splits.json. Default: output_dir."},
+    )
+
+    def __post_init__(self) -> None:
+        metric = self.metric_for_best_model or ""
+        if any(name in metric for name in LOWER_IS_BETTER):
+            # transformers takes everything that does not end in "loss" for a score to be maximised.
+            if self.greater_is_better:
+                raise ConfigError(
+                    f"greater_is_better=True with metric_for_best_model={metric!r} would keep the least safe checkpoint",
+                    remedy="leave greater_is_better unset or set it to False",
+                )
+            self.greater_is_better = False
+        super().__post_init__()
+        if self.on_leak not in ("error", "move"):
+            raise ConfigError(f"on_leak is {self.on_leak!r}", remedy="use 'error' or 'move'")
+        for name in ("safety_batch_size", "safety_micro_batch_size", "safety_eval_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}, expected at least 1", remedy="set a positive number, or leave it out")
+        self.safety_fractions = tuple(self.safety_fractions)  # type: ignore[assignment]  # YAML and JSON give lists
+
+    @property
+    def stream_seed(self) -> int:
+        """The seed of everything drawn from the safety set."""
+        return int(self.seed if self.safety_seed is None else self.safety_seed)
+
+    @classmethod
+    def from_sft(cls, args: SFTConfig) -> SafeSFTConfig:
+        """The same arguments with safety defaults, for users who pass a plain `SFTConfig`."""
+        known = {f.name for f in fields(args) if f.init}
+        return cls(**{name: getattr(args, name) for name in known})

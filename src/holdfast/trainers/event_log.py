@@ -1,0 +1,133 @@
+"""`events.jsonl`: one JSON object per line, one row per step."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from holdfast.core.errors import CheckpointError, ResourceError
+from holdfast.core.files import write_bytes
+
+
+class EventLog:
+    """Appends rows to a JSON-lines file, each handed to the operating system before `append` returns.
+
+    The lines are strict JSON, which has no NaN or infinity: a non-finite float is written as null, so that
+    every reader accepts the file. null therefore reads "not a finite number"; which step was affected, and
+    why, is the business of the row's named event.
+
+    A row reaches the file whole or is removed again, except when the process is killed inside the write; such
+    a torn last line has no newline, is ignored by `read` and dropped when the log is next opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = self._open()
+
+    def _open(self) -> int:
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.ftruncate(descriptor, len(_whole_lines(self.path)))
+        return descriptor
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one row.
+
+        Raises:
+            ResourceError: the disk refused it; the file ends with the previous row.
+        """
+        line = json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
+        size = os.fstat(self._descriptor).st_size
+        try:
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+        except OSError as error:
+            os.ftruncate(self._descriptor, size)
+            raise self._refused(error) from error
+
+    def sync(self) -> None:
+        """Flush to disk; called before a checkpoint is committed, so that its rows survive a power cut."""
+        os.fsync(self._descriptor)
+
+    def truncate_after(self, step: int) -> None:
+        """Atomically drop the rows whose `step` is greater, so that a resumed run logs no step twice.
+
+        Rows without a step are kept; kept lines keep their bytes.
+
+        Raises:
+            CheckpointError: a line is damaged; nothing is changed.
+            ResourceError: the disk refused the new file; the old one stays.
+        """
+        lines = _whole_lines(self.path).splitlines(keepends=True)
+        kept = [
+            line for line, row in zip(lines, read(self.path), strict=True) if row.get("step", step) <= step
+        ]
+        if len(kept) < len(lines):
+            try:
+                write_bytes(self.path, b"".join(kept))
+            except OSError as error:
+                raise self._refused(error) from error
+            os.close(self._descriptor)
+            self._descriptor = self._open()
+
+    def _refused(self, error: OSError) -> ResourceError:
+        return ResourceError(f"{self.path} cannot be written: {error}", remedy="free disk space, then resume")
+
+    def close(self) -> None:
+        """Release the file."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All rows of an event log; a torn last line is ignored.
+
+    Raises:
+        CheckpointError: a line is not a JSON object, named by its number.
+    """
+    rows = []
+    for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise CheckpointError(
+                f"{path}:{number}: not a JSON object ({len(line)} bytes)",
+                remedy="delete the damaged line, or restore the file from a backup",
+            )
+        rows.append(row)
+    return rows
+
+
+def _whole_lines(path: Path) -> bytes:
+    """The content up to and including the last newline."""
+    data = path.read_bytes()
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _strict(value: Any) -> Any:
+    """`value` with numpy numbers as Python numbers and non-finite floats as None."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return value

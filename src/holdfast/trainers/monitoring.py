@@ -1,0 +1,163 @@
+"""Looking at the run: one row per step in `events.jsonl`, and the monitor split at every evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from scipy.stats import beta as beta_distribution
+from torch import Tensor
+from transformers import TrainerCallback
+
+from holdfast.core.ranks import rank
+from holdfast.trainers.event_log import EventLog
+from holdfast.trainers.safety import DEFAULT, SafetySet
+
+CONFIDENCE = 0.95
+
+
+def upper_bound(violations: int, n: int) -> float:
+    """Clopper-Pearson upper bound of a rate at 95 % confidence. Looked at repeatedly it is a gauge, not a certificate."""
+    return 1.0 if violations >= n else float(beta_distribution.ppf(CONFIDENCE, violations + 1, n - violations))
+
+
+def summarise(degradations: Tensor, safety: SafetySet) -> dict[str, float]:
+    """Violation rate with its upper bound, g and CVaR of measured degradations."""
+    c, n = safety.constraint, len(degradations)
+    rate = c.violation_rate(degradations)
+    return {
+        "violation_rate": rate,
+        "violation_upper": upper_bound(round(rate * n), n),
+        "g": float(c.value(degradations)),
+        "cvar": c.cvar(degradations),
+        "n": float(n),
+    }
+
+
+class StepRecorder(TrainerCallback):
+    """Writes the event log and feeds listeners after every optimizer step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
+        self._loss: Tensor | None = None
+        self._rate = 0.0
+        self._log: EventLog | None = None
+        self._started = time.monotonic()
+
+    def add_loss(self, loss: Tensor, rate: float) -> None:
+        """Add one micro-batch's loss to this step's, and note the learning rate (the scheduler moves on before the row)."""
+        self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+        self._rate = rate
+
+    def log_file(self) -> EventLog:
+        """The run's event log, opened on first use."""
+        if self._log is None:
+            self._log = EventLog(self.trainer.run_dir / "events.jsonl")
+        return self._log
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Drop rows of steps that are about to be repeated."""
+        self._started, self._loss = time.monotonic(), None
+        if rank() == 0:
+            self.log_file().truncate_after(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Compose the row of the step just taken."""
+        trainer, loss = self.trainer, self._loss
+        self._loss = None
+        row: dict[str, Any] = {
+            "step": int(state.global_step),
+            "loss": None if loss is None else float(loss),
+            "learning_rate": self._rate,
+            "seconds": round(time.monotonic() - self._started, 3),
+            **trainer.defense.row(),
+        }
+        for key, value in row.items():
+            if key not in ("step", "loss", "learning_rate", "seconds") and isinstance(value, int | float):
+                trainer._metrics["train"][f"safety/{key}"].append(float(value))
+        if rank() == 0:
+            self.log_file().append(row)
+        for listener in self.listeners:
+            listener(row)
+
+
+class MonitorMixin:
+    """Adds `eval_safety_violation_rate` and its relatives to every evaluation."""
+
+    # Provided by the trainer this is mixed into.
+    args: Any
+    state: Any
+    control: Any
+    model: Any
+    safety: dict[str, SafetySet]
+    recorder: StepRecorder
+    callback_handler: Any
+
+    @property
+    def step_listeners(self) -> list[Callable[[dict[str, Any]], None]]:
+        """Called with each row of the event log."""
+        return self.recorder.listeners
+
+    @contextmanager
+    def _evaluation_without_task_set(self, args: Any, eval_dataset: Any, has_safety: bool) -> Iterator[None]:
+        """The Trainer demands an evaluation set for `eval_strategy`; the monitor split is one."""
+        strategy = args.eval_strategy
+        self._safety_only_evaluation = eval_dataset is None and has_safety
+        if self._safety_only_evaluation:
+            args.eval_strategy = "no"
+        try:
+            yield
+        finally:
+            args.eval_strategy = strategy
+
+    def degradations(self, name: str = DEFAULT, role: str = "monitor") -> Tensor:
+        """`D_i` of every example of the constraint or monitor split, at the current parameters."""
+        one = self.safety[name]
+        examples = one.constraint_set if role == "constraint" else one.monitor_set
+        reference = one.constraint_reference if role == "constraint" else one.monitor_reference
+        forward = self.forward_of(self.model)  # type: ignore[attr-defined]
+        return forward.degradations(examples, reference, one.constraint)
+
+    def safety_metrics(self, prefix: str = "eval") -> dict[str, float]:
+        """The monitor split now; `<prefix>_safety_violation_rate` is the worst over several sets."""
+        found: dict[str, dict[str, float]] = {}
+        for name, one in self.safety.items():
+            if one.monitor_set:
+                found[name] = summarise(self.degradations(name), one)
+        metrics: dict[str, float] = {}
+        for name, values in found.items():
+            middle = "" if name == DEFAULT else f"{name}_"
+            metrics.update({f"{prefix}_safety_{middle}{key}": value for key, value in values.items()})
+        if found:
+            metrics[f"{prefix}_safety_violation_rate"] = max(v["violation_rate"] for v in found.values())
+        return metrics
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """The task's evaluation, with the monitor split's figures among its metrics (early stopping reads them there)."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[misc]
+        # With several evaluation sets the prefix is eval_<set>; the monitor split does not depend on the set.
+        output.metrics.update(self.safety_metrics(metric_key_prefix.split("_", maxsplit=1)[0]))
+        return output
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+        """As the Trainer's; without any task evaluation set, the monitor split alone."""
+        if eval_dataset is not None or not self._safety_only_evaluation:
+            found: dict[str, float] = super().evaluate(  # type: ignore[misc]
+                eval_dataset, *args, metric_key_prefix=metric_key_prefix, **kwargs
+            )
+            return found
+        self.model.eval()  # TRL's log() tells evaluation from training by this flag; training_step sets it again
+        metrics = self.safety_metrics(metric_key_prefix)
+        self.log(dict(metrics))  # type: ignore[attr-defined]
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+def quantiles(degradations: Tensor) -> dict[str, float]:
+    """Median, upper quantiles and maximum."""
+    levels = {"q50": 0.5, "q75": 0.75, "q90": 0.9, "q95": 0.95, "q99": 0.99, "max": 1.0}
+    return {name: float(torch.quantile(degradations, level)) for name, level in levels.items()}

@@ -1,0 +1,183 @@
+"""A safety set inside a training run: split, encoded, with its reference losses and its constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.constraint.completion import deterministic, require_understood_head
+from holdfast.constraint.degradation import require_unit_supported
+from holdfast.constraint.noise import noise_floor
+from holdfast.constraint.passes import Forward
+from holdfast.constraint.reference import ReferenceTable, data_sha256, reference_table
+from holdfast.core.errors import ConfigError, DataError, UnsupportedError
+from holdfast.core.ranks import barrier, rank
+from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
+from holdfast.data.examples import Example
+from holdfast.data.sources import examples_from_rows
+from holdfast.data.split_record import require_same, save_record
+from holdfast.data.splits import Split, move_leaks, require_disjoint, require_unseen, split_examples, split_from_roles
+
+DEFAULT = "safety"
+KL_AT_START = 1e-2  # nats per token; rounding between batch compositions stays well below
+
+
+@dataclass
+class SafetySet:
+    """One constraint and the examples it speaks of.
+
+    Attributes:
+        constraint_set: encoded examples that steer training.
+        monitor_set: encoded examples that are only looked at.
+        constraint_reference, monitor_reference: their losses at theta_0 in the constraint's unit; None until measured.
+        noise_floor: 99 % quantile of |D| at theta_0.
+    """
+
+    name: str
+    constraint: ChanceConstraint
+    split: Split
+    constraint_set: list[Encoded]
+    monitor_set: list[Encoded]
+    n_truncated: int
+    reference: ReferenceTable | None = None
+    constraint_reference: Tensor = torch.empty(0)
+    monitor_reference: Tensor = torch.empty(0)
+    noise_floor: float | None = None
+
+    @property
+    def all_encoded(self) -> list[Encoded]:
+        """Every example whose reference loss is needed; the certify split stays closed."""
+        return [*self.constraint_set, *self.monitor_set]
+
+    def folder(self, run_dir: Path) -> Path:
+        """Where this set's files go: the run folder, or a folder of its own when there are several sets."""
+        return run_dir if self.name == DEFAULT else run_dir / self.name
+
+
+def named(value: Any, constraint: Any) -> dict[str, tuple[Any, ChanceConstraint]]:
+    """Safety sets with their constraints by name, from one or several of each."""
+    sets = dict(value) if isinstance(value, Mapping) and not _is_roles(value) else {DEFAULT: value}
+    if constraint is None:
+        constraint = ChanceConstraint()
+    constraints = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(sets, constraint)
+    if set(sets) != set(constraints):
+        raise ConfigError(
+            f"safety sets are named {sorted(sets)}, constraints {sorted(constraints)}",
+            remedy="give each safety set a constraint of the same name, or one constraint for all",
+        )
+    for name in sets:
+        if not name.replace("_", "").replace("-", "").isalnum():
+            raise ConfigError(f"safety set name {name!r}", remedy="use letters, digits, '-' and '_'")
+    return {name: (sets[name], constraints[name]) for name in sets}
+
+
+def _is_roles(value: Any) -> bool:
+    """Whether a mapping is one ready-made split (a DatasetDict with our role names) rather than several sets."""
+    return isinstance(value, Mapping) and "constraint" in value and set(value) <= {"constraint", "monitor", "certify"}
+
+
+def as_split(value: Any, *, name: str, fractions: tuple[float, float, float], seed: int) -> Split:
+    """A split from whatever the user gave: a `Split`, examples, rows, a data set, or a mapping of roles."""
+    if isinstance(value, Split):
+        return value
+    if _is_roles(value):
+        roles = {role: _examples(value.get(role, ()), f"{name}/{role}") for role in ("constraint", "monitor", "certify")}
+        return split_from_roles(roles["constraint"], roles["monitor"], roles["certify"])
+    return split_examples(_examples(value, name), fractions=fractions, seed=seed)
+
+
+def _examples(value: Any, name: str) -> list[Example]:
+    if isinstance(value, Sequence) and all(isinstance(item, Example) for item in value):
+        return list(value)
+    if not hasattr(value, "__len__"):
+        raise UnsupportedError(
+            f"safety set {name!r} is a stream ({type(value).__name__}): it cannot be split and measured once",
+            remedy="materialise it, for example with Dataset.from_list(list(stream))",
+        )
+    return examples_from_rows(value, name=name, role="safety")
+
+
+def prove_separation(split: Split, task_prompts: Sequence[str] | None, *, on_leak: str) -> Split:
+    """Prove that the roles share no prompt and that no certify prompt occurs in the task data.
+
+    Args:
+        task_prompts: None when the task data cannot be searched (a stream, or tokenised rows).
+    """
+    require_disjoint(split)
+    if not split.certify:
+        return split
+    if task_prompts is None:
+        raise UnsupportedError(
+            "the task data is a stream or already tokenised, so it cannot be searched for certify prompts",
+            remedy="pass rows with text, or keep no certify split: safety_fractions=(0.75, 0.25, 0.0)",
+        )
+    if on_leak == "move":
+        split = move_leaks(split, task_prompts)
+    require_unseen(split.certify, task_prompts)
+    return split
+
+
+def encode_set(
+    name: str, constraint: ChanceConstraint, split: Split, tokenizer: Any, *, max_length: int | None
+) -> SafetySet:
+    """Tokenise the constraint and monitor splits."""
+    if not split.constraint:
+        raise DataError(f"safety set {name!r} has no constraint example", remedy="add safety examples")
+    chat = any(example.kind == "chat" for example in (*split.constraint, *split.monitor))
+    require_usable_tokenizer(tokenizer, needs_chat=chat)
+    steering = encode_all(split.constraint, tokenizer, max_length=max_length, role="safety")
+    looking = encode_all(split.monitor, tokenizer, max_length=max_length, role="safety")
+    return SafetySet(
+        name, constraint, split, steering.examples, looking.examples, steering.n_truncated + looking.n_truncated
+    )
+
+
+def measure(
+    safety: SafetySet,
+    forward: Forward,
+    provenance: Mapping[str, Any],
+    *,
+    run_dir: Path,
+    cache: Path,
+    seed: int,
+    log: Callable[[str], None],
+) -> None:
+    """Fill in reference losses and noise floor at theta_0, and hold the constraint's refusals against them."""
+    constraint, model = safety.constraint, forward.model
+    constraint.require_feasible_start()
+    require_unit_supported(model, constraint)
+    with deterministic(model), forward.precision():
+        require_understood_head(model, forward.batch(safety.constraint_set[:1]))
+    own = {**provenance, "data": data_sha256(safety.all_encoded), "first_k": constraint.first_k}
+    folder = safety.folder(run_dir)
+    require_same(safety.split.record, folder)
+    safety.reference = reference_table(
+        forward, safety.all_encoded, own, stem=folder / "reference", cache=cache, writer=rank() == 0
+    )
+    if rank() == 0:
+        save_record(safety.split.record, folder)
+    barrier()
+    losses = safety.reference.in_unit(constraint)
+    cut = len(safety.constraint_set)
+    safety.constraint_reference, safety.monitor_reference = losses[:cut], losses[cut:]
+    safety.noise_floor = noise_floor(forward, safety.constraint_set, safety.constraint_reference, constraint, seed)
+    if constraint.unit == "kl_token" and safety.noise_floor > KL_AT_START:
+        raise UnsupportedError(
+            f"unit 'kl_token' at the start is {safety.noise_floor:.2g} instead of 0: switching the adapter off does not give "
+            "the model that enters training (it starts from a trained adapter)",
+            remedy="merge that adapter first (the trainer then starts a fresh one), or use unit nll_token",
+        )
+    log(f"{safety.name}: {constraint.describe()}")
+    log(
+        f"{safety.name}: {cut} constraint, {len(safety.monitor_set)} monitor, {len(safety.split.certify)} certify examples; "
+        f"noise floor at theta_0 {safety.noise_floor:.2g} (unit {constraint.unit}, 99% quantile of |D|)"
+    )
+    if safety.n_truncated:
+        log(f"{safety.name}: {safety.n_truncated} examples are cut at max_length; their degradation covers the kept part")
+    constraint.require_tau_above_noise(safety.noise_floor)

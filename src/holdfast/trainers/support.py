@@ -1,0 +1,97 @@
+"""Combinations in which the guarantee would not be computed correctly: refused by name, before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import UnsupportedError
+
+LAYERWISE_OPTIMIZERS = ("lomo", "adalomo", "layerwise")
+
+
+def _refuse(condition: bool, what: str, remedy: str) -> None:
+    if condition:
+        raise UnsupportedError(what, remedy=remedy)
+
+
+def require_supported_arguments(args: Any) -> None:
+    """Refuse what the arguments alone give away."""
+    _refuse(
+        bool(args.fp16),
+        "fp16 training: gradients carry the loss scale, and an overflow voids the step the filter corrects",
+        "use bf16=True",
+    )
+    _refuse(
+        bool(args.deepspeed),
+        "DeepSpeed: its engine steps the optimizer inside backward, so two gradients cannot be combined",
+        "use DDP or FSDP2 (accelerate launch)",
+    )
+    _refuse(
+        args.n_gpu > 1,
+        "nn.DataParallel (several GPUs visible to one process)",
+        "launch with `accelerate launch` or `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU",
+    )
+    _refuse(
+        any(name in str(args.optim) for name in LAYERWISE_OPTIMIZERS),
+        f"optimizer {args.optim}: it updates parameters during the backward pass, before the filter can see the step",
+        "use adamw_torch or another optimizer with an ordinary step",
+    )
+    _refuse(
+        bool(args.torch_compile),
+        "torch_compile: the safety pass has other shapes than the task pass and reads hidden states through a hook",
+        "set torch_compile=False",
+    )
+    _refuse(
+        bool(args.auto_find_batch_size),
+        "auto_find_batch_size: it restarts the loop with another batch, and with it another constraint estimate",
+        "set per_device_train_batch_size yourself; safety_micro_batch_size splits the safety pass",
+    )
+
+
+def require_supported_engine(accelerator: Any) -> None:
+    """Refuse engines known only once accelerate is set up."""
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper()
+    _refuse("DEEPSPEED" in kind, "DeepSpeed", "use DDP or FSDP2 (accelerate launch)")
+    _refuse("MEGATRON" in kind or "XLA" in kind, f"the {kind} engine", "use DDP or FSDP2 (accelerate launch)")
+    _refuse(
+        "FSDP" in kind and not getattr(accelerator, "is_fsdp2", False),
+        "FSDP version 1: flat parameters do not allow two consecutive backward passes",
+        "set fsdp_version: 2 in the accelerate configuration",
+    )
+    parallel = getattr(accelerator, "parallelism_config", None)
+    for name, words in (("tp", "tensor"), ("cp", "context"), ("sp", "sequence")):
+        size = getattr(parallel, f"{name}_size", 1) or 1
+        _refuse(size > 1, f"{words} parallelism ({name}_size={size})", "use data parallelism: DDP or FSDP2")
+    replicas = getattr(parallel, "dp_replicate_size", 1) or 1
+    _refuse(
+        "FSDP" in kind and replicas > 1, f"hybrid sharding (dp_replicate_size={replicas})", "use one-dimensional FSDP2"
+    )
+
+
+def require_supported_model(model: Any, *, vision: bool) -> None:
+    """Refuse models and adapters whose losses or steps we cannot compute."""
+    _refuse(vision, "vision data sets", "use a text data set")
+    for config in getattr(model, "peft_config", {}).values():
+        _refuse(
+            bool(config.is_prompt_learning),
+            f"{config.peft_type}: virtual tokens shift every position of the sequence",
+            "use LoRA",
+        )
+
+
+def keep_adapters_in_float32(model: Any) -> int:
+    """Cast trainable adapters of a quantised base back to float32 and return how many.
+
+    TRL stores them in bfloat16 there, in which `theta_after - theta_before` is mostly rounding. A full-precision base is left
+    alone: its trainable weights in bfloat16 are refused when the filter is attached.
+    """
+    if not getattr(model, "is_quantized", False) and not getattr(getattr(model, "base_model", None), "is_quantized", False):
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if not getattr(inner, "is_quantized", False):
+            return 0
+    cast = [p for p in model.parameters() if p.requires_grad and p.dtype == torch.bfloat16]
+    for p in cast:
+        p.data = p.data.float()
+    return len(cast)

@@ -1,0 +1,234 @@
+"""`SafeSFTTrainer`: TRL's `SFTTrainer` with a safety set, a chance constraint and a defense.
+
+The only file that overrides methods of `transformers.Trainer`. It is cooperative: `ConstrainedMixin` goes in front of
+`SFTTrainer` or any trainer derived from it. What happens at each step is the defense's business (see `hooks`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import SFTConfig, SFTTrainer
+
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
+from holdfast.constraint.passes import Forward
+from holdfast.constraint.reference import cache_folder
+from holdfast.core.errors import ConfigError
+from holdfast.core.ranks import gather_objects, world
+from holdfast.data.encode import template_sha256, tokenizer_sha256
+from holdfast.data.streams import StepStream
+from holdfast.models.fingerprint import adapter_fingerprint, model_fingerprint
+from holdfast.trainers import safety as safety_sets
+from holdfast.trainers.checkpointing import CheckpointMixin
+from holdfast.trainers.config import SafeSFTConfig
+from holdfast.trainers.hooks import Defense, make_defense
+from holdfast.trainers.monitoring import MonitorMixin, StepRecorder
+from holdfast.trainers.safety import SafetySet
+from holdfast.trainers.safety_pass import SafetyBatch, safety_gradient
+from holdfast.trainers.support import (
+    keep_adapters_in_float32,
+    require_supported_arguments,
+    require_supported_engine,
+    require_supported_model,
+)
+from holdfast.trainers.task_prompts import task_prompts
+
+logger = logging.getLogger(__name__)
+
+
+class ConstrainedMixin(CheckpointMixin, MonitorMixin):
+    """Adds safety sets and a defense to a trainer; put it before `SFTTrainer` among the bases."""
+
+    _tag_names = ["trl", "sft", "holdfast"]
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: SFTConfig | None = None,
+        *,
+        safety_dataset: Any = None,
+        constraint: ChanceConstraint | Mapping[str, ChanceConstraint] | None = None,
+        defense: str | Defense | Mapping[str, Any] = "holdfast",
+        **kwargs: Any,
+    ) -> None:
+        """Arguments of `SFTTrainer` (by keyword, after `model` and `args`), and:
+
+        Args:
+            safety_dataset: prompt/completion, messages or text rows, examples, a `Split`, a mapping with the keys constraint,
+                monitor and certify, or a mapping of names to any of these (several constraints).
+            constraint: one for all safety sets, or one per name.
+            defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.
+        """
+        args = SafeSFTConfig("trainer_output") if args is None else args
+        if not isinstance(args, SafeSFTConfig):
+            args = SafeSFTConfig.from_sft(args)
+        require_supported_arguments(args)
+        self.defense = make_defense(defense)
+        if "safety" in self.defense.needs and safety_dataset is None:
+            raise ConfigError(
+                f"defense {self.defense.name!r} needs a safety set", remedy="pass safety_dataset=..., or defense='sft'"
+            )
+        self.safety: dict[str, SafetySet] = {}
+        self._attached_to: Any = None
+        prompts = task_prompts(kwargs.get("train_dataset"), kwargs.get("formatting_func"), args.dataset_text_field)
+        splits = {} if safety_dataset is None else self._split(safety_dataset, constraint, args, prompts)
+        with self._evaluation_without_task_set(args, kwargs.get("eval_dataset"), bool(splits)):
+            super().__init__(model, args, **kwargs)
+        require_supported_engine(self.accelerator)
+        require_supported_model(self.model, vision=bool(getattr(self, "_is_vision_dataset", False)))
+        if keep_adapters_in_float32(self.model):
+            logger.info("adapters of the quantised base are kept in float32: the filter corrects steps below bfloat16's spacing")
+        self.run_dir = Path(args.run_dir or args.output_dir)
+        self.recorder = StepRecorder(self)
+        self.add_callback(self.recorder)
+        self.safety = {
+            name: safety_sets.encode_set(name, c, split, self.processing_class, max_length=args.max_length)
+            for name, (split, c) in splits.items()
+        }
+        self._streams = {name: self._stream(s) for name, s in self.safety.items()}
+        self._theta_0 = gather_objects(self._provenance())[0]
+        self._measured = False
+        if not self.is_fsdp_enabled:  # a sharded model is measured once it is sharded: see `_load_from_checkpoint`
+            self._measure_reference()
+
+    # -- safety sets -----------------------------------------------------------------------------------------------
+
+    def _split(
+        self, dataset: Any, constraint: Any, args: SafeSFTConfig, prompts: list[str] | None
+    ) -> dict[str, tuple[Any, ChanceConstraint]]:
+        found = {}
+        for name, (value, c) in safety_sets.named(dataset, constraint).items():
+            split = safety_sets.as_split(value, name=name, fractions=args.safety_fractions, seed=args.stream_seed)
+            found[name] = (safety_sets.prove_separation(split, prompts, on_leak=args.on_leak), c)
+        return found
+
+    def _stream(self, safety: SafetySet) -> StepStream:
+        args = self.args
+        task_batch = args.per_device_train_batch_size * world() * args.gradient_accumulation_steps
+        size = args.safety_batch_size or task_batch
+        if size % world():
+            raise ConfigError(
+                f"safety_batch_size {size} cannot be shared equally by {world()} processes",
+                remedy=f"use a multiple of {world()}",
+            )
+        if size * safety.constraint.alpha < 1:
+            logger.warning(
+                "%s: %d examples per step with alpha=%g: a single violator exceeds the budget of its batch; "
+                "averaging over steps (estimator ema or table) is what makes the constraint expressible",
+                safety.name, size, safety.constraint.alpha,
+            )
+        return StepStream(len(safety.constraint_set), size, args.stream_seed, safety.name)
+
+    def forward_of(self, model: Any) -> Forward:
+        """How this run measures safety examples."""
+        return Forward(
+            model,
+            pad_token_id=self.processing_class.pad_token_id,
+            batch_size=self.args.safety_eval_batch_size,
+            device=self.args.device,
+            precision=self.accelerator.autocast,
+        )
+
+    def _provenance(self) -> dict[str, Any]:
+        """What theta_0 is."""
+        tokenizer, model = self.processing_class, self.model
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        return {
+            "model": str(getattr(inner.config, "_name_or_path", "")) or type(inner).__name__,
+            "weights": model_fingerprint(model),
+            "adapter": adapter_fingerprint(model),
+            "tokenizer": tokenizer_sha256(tokenizer),
+            "template": template_sha256(tokenizer),
+            "max_length": self.args.max_length,
+            "dtype": str(inner.dtype).removeprefix("torch."),
+            "autocast": str(self.accelerator.mixed_precision),
+            "attention": str(getattr(inner.config, "_attn_implementation", None)),
+            "quantized": getattr(inner.config, "quantization_config", None) is not None,
+        }
+
+    def _measure_reference(self) -> None:
+        """Measure every safety set at theta_0, once, before any checkpoint can be loaded."""
+        if self._measured:
+            return
+        self._measured = True
+        for one in self.safety.values():
+            safety_sets.measure(
+                one,
+                self.forward_of(self.model),
+                self._theta_0,
+                run_dir=self.run_dir,
+                cache=cache_folder(self.args.reference_cache),
+                seed=self.args.stream_seed,
+                log=logger.info,
+            )
+
+    # -- the training run as a defense sees it ---------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed."""
+        return int(self.state.global_step)
+
+    def safety_batch(self, name: str) -> list[int]:
+        """This step's global safety batch: a pure function of seed and step, the same for any number of processes."""
+        return self._streams[name].indices(self.step)
+
+    def safety_pass(self, name: str, weight: Callable[[Tensor], Tensor]) -> tuple[SafetyBatch, Vector]:
+        """Degradations of this step's safety batch and the gradient of `mean_i weight(D)_i`."""
+        return safety_gradient(
+            self.forward_of(self.model),
+            self.safety[name],
+            self.safety_batch(name),
+            weight,
+            ParameterSpace(trainable(_raw(self.optimizer))),
+            self.args.safety_micro_batch_size or self.args.per_device_train_batch_size,
+        )
+
+    # -- hooks into the Trainer ------------------------------------------------------------------------------------
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """Let the defense attach to the optimizer as soon as it exists."""
+        optimizer = super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
+        raw = _raw(optimizer)
+        if self._attached_to is not raw:
+            self._attached_to = raw
+            self.defense.attach(self)
+            raw.register_step_pre_hook(lambda *_: self.defense.before_step(self))
+            raw.register_step_post_hook(lambda *_: self.defense.after_step(self))
+        return optimizer
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """One micro-batch; on the last one of a step also the defense's turn on the whole gradient."""
+        inputs = self.defense.choose_batch(self, inputs)
+        parent = super().training_step  # type: ignore[misc]
+        loss = self.defense.micro_step(self, lambda: parent(model, inputs, *args, **kwargs))
+        self.recorder.add_loss(loss, float(_raw(self.optimizer).param_groups[0]["lr"]))
+        if self.accelerator.sync_gradients:
+            self.defense.on_gradient(self)
+        return loss
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The task loss plus the defense's own term, in training only."""
+        found = super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        if not model.training:
+            return found
+        extra = self.defense.extra_loss(self, model, inputs)
+        if extra is None:
+            return found
+        return (found[0] + extra, found[1]) if isinstance(found, tuple) else found + extra
+
+
+def _raw(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer inside accelerate's wrapper."""
+    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inner
+
+
+class SafeSFTTrainer(ConstrainedMixin, SFTTrainer):
+    """Drop-in for `trl.SFTTrainer`: pass `safety_dataset`, `constraint` and, if not holdfast, `defense`."""

@@ -1,0 +1,22 @@
+"""Settings for every test: no network, no spinning threads, no cache outside the test's own folder."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import datasets
+import pytest
+
+datasets.disable_progress_bars()
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch, request):
+    """Reference losses never leak from one test to another; the embedded model's cache is shared on purpose."""
+    if "embedded" not in request.fixturenames:
+        monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "holdfast-cache"))

@@ -1,0 +1,81 @@
+"""A slack filter changes nothing: the adapter is bit for bit TRL's after ten steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from trl import SFTConfig, SFTTrainer
+
+import holdfast as hf
+from holdfast.trainers.event_log import read
+from tests import tiny
+
+COMMON = {
+    "max_steps": 10, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "gradient_checkpointing": True,
+    "learning_rate": 5e-3, "lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "max_grad_norm": 0.5,
+    "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "max_length": 32, "disable_tqdm": True,
+}  # fmt: skip
+
+
+def trained(trainer) -> dict[str, torch.Tensor]:
+    trainer.train()
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+
+
+def plain(tmp_path, **kwargs) -> dict[str, torch.Tensor]:
+    return trained(
+        SFTTrainer(
+            tiny.model(), SFTConfig(str(tmp_path / "sft"), **{**COMMON, **kwargs}), processing_class=tiny.tokenizer(),
+            train_dataset=tiny.dataset(24, seed=1, start="w1"), peft_config=tiny.lora(0.2),
+        )
+    )  # fmt: skip
+
+
+def safe(tmp_path, constraint, defense="holdfast", **kwargs):
+    trainer = hf.SafeSFTTrainer(
+        tiny.model(),
+        hf.SafeSFTConfig(str(tmp_path / "safe"), reference_cache=str(tmp_path / "cache"), **{**COMMON, **kwargs}),
+        processing_class=tiny.tokenizer(), train_dataset=tiny.dataset(24, seed=1, start="w1"), peft_config=tiny.lora(0.2),
+        safety_dataset=tiny.dataset(40, seed=2), constraint=constraint, defense=defense,
+    )  # fmt: skip
+    return trained(trainer), trainer
+
+
+def assert_identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), f"{name} differs by {(a[name] - b[name]).abs().max()}"
+
+
+@pytest.mark.parametrize(
+    ("tau", "beta"),
+    [(1e6, 10.0), (10.0, 0.0999)],
+    ids=["gradient of g is zero", "gradient of g is not zero"],
+)
+@pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "sgd"])
+def test_inactive_filter_is_bit_identical_to_trl(tmp_path, tau, beta, optimizer):
+    expected = plain(tmp_path, optim=optimizer)
+    found, trainer = safe(tmp_path, hf.ChanceConstraint(tau=tau, beta=beta), optim=optimizer)
+    assert_identical(expected, found)
+    rows = read(trainer.run_dir / "events.jsonl")
+    assert {row["event"] for row in rows} == {"inactive"}
+
+
+def test_sft_with_a_safety_set_is_bit_identical_to_trl(tmp_path):
+    expected = plain(tmp_path)
+    found, _ = safe(tmp_path, hf.ChanceConstraint(), defense="sft")
+    assert_identical(expected, found)
+
+
+def test_an_active_filter_does_change_the_adapter(tmp_path):
+    """The comparison above can fail."""
+    expected = plain(tmp_path)
+    found, _ = safe(tmp_path, hf.ChanceConstraint(tau=0.01, beta=100.0))
+    assert any(not torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_reentrant_checkpointing_too(tmp_path):
+    reentrant = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    expected = plain(tmp_path, **reentrant)
+    found, _ = safe(tmp_path, hf.ChanceConstraint(tau=10.0, beta=0.0999), **reentrant)
+    assert_identical(expected, found)

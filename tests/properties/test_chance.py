@@ -1,0 +1,280 @@
+"""The chance constraint: equivalences with CVaR and entropic risk, refusals, and the words in them."""
+
+import dataclasses
+import inspect
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from holdfast.constraint.chance import UNITS, ChanceConstraint
+from holdfast.constraint.majorizers import MAJORIZERS
+from holdfast.core.errors import ConfigError, DataError, InfeasibleError, UnsupportedError
+
+degradations = st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=40).map(
+    lambda values: torch.tensor(values, dtype=torch.float64)
+)
+alphas = st.floats(0.01, 0.9)
+taus = st.floats(0.01, 2.0)
+betas = st.floats(0.1, 50.0)
+
+
+# Equivalences
+
+
+@given(D=degradations, tau=taus, alpha=alphas, beta=betas)
+def test_g_below_zero_implies_the_chance_constraint(D: Tensor, tau: float, alpha: float, beta: float) -> None:
+    for name in MAJORIZERS:
+        constraint = ChanceConstraint(tau, alpha, name, beta)
+        assert constraint.violation_rate(D) <= constraint.value(D).item() + alpha + 1e-12
+
+
+@given(D=degradations, tau=taus, alpha=alphas, beta=betas)
+def test_ramp_is_rockafellar_uryasev_with_a_frozen_t(
+    D: Tensor, tau: float, alpha: float, beta: float
+) -> None:
+    constraint = ChanceConstraint(tau, alpha, "ramp", beta)
+    t = tau - 1 / beta
+    left = t + np.maximum(D.numpy() - t, 0).mean() / alpha
+    g = constraint.value(D).item()
+    assert g == pytest.approx(alpha * beta * (left - tau), rel=1e-9, abs=1e-9)
+    if abs(left - tau) > 1e-9 * (1 + abs(left)):
+        assert np.sign(g) == np.sign(left - tau)
+    assert constraint.slack(D).item() == pytest.approx(tau - left, rel=1e-9, abs=1e-9)
+
+
+@given(D=degradations, alpha=alphas)
+@example(D=torch.arange(20, dtype=torch.float64), alpha=0.05)
+@example(D=torch.arange(10, dtype=torch.float64), alpha=0.25)
+def test_cvar_is_the_minimum_over_t(D: Tensor, alpha: float) -> None:
+    x = D.numpy()
+    # The minimum of a piecewise linear function is at one of its breakpoints.
+    smallest = min(t + np.maximum(x - t, 0).mean() / alpha for t in x)
+    assert ChanceConstraint(alpha=alpha).cvar(D) == pytest.approx(smallest, rel=1e-9, abs=1e-9)
+
+
+def test_cvar_counts_the_last_example_of_the_tail_in_part() -> None:
+    D = torch.arange(10, dtype=torch.float64)
+    assert ChanceConstraint(alpha=0.25).cvar(D) == pytest.approx((9 + 8 + 0.5 * 7) / 2.5)
+
+
+@given(D=degradations)
+def test_the_headline_setting_is_a_rectified_mean(D: Tensor) -> None:
+    constraint = ChanceConstraint(tau=0.1, alpha=0.05, majorizer="ramp", beta=10.0)
+    rectified = np.maximum(D.numpy(), 0).mean()
+    assume(abs(rectified - 0.005) > 1e-12)
+    assert (constraint.value(D).item() <= 0) == (rectified <= 0.005)
+    assert constraint.value(D).item() == pytest.approx(10 * rectified - 0.05, abs=1e-12)
+
+
+@given(D=degradations, tau=taus, alpha=alphas, beta=betas)
+def test_entropic_form_has_the_sign_of_g(D: Tensor, tau: float, alpha: float, beta: float) -> None:
+    constraint = ChanceConstraint(tau, alpha, "exponential", beta)
+    g, entropic = constraint.value(D).item(), constraint.entropic_value(D).item()
+    mean = np.exp(beta * (D.numpy() - tau)).mean()
+    assert g == pytest.approx(mean - alpha, rel=1e-9, abs=1e-12)
+    assert entropic == pytest.approx(math.log(mean / alpha) / beta, rel=1e-9, abs=1e-9)
+    if abs(g) > 1e-9:
+        assert np.sign(g) == np.sign(entropic)
+
+
+def test_entropic_form_does_not_overflow() -> None:
+    D = torch.tensor([1e6, 0.0], dtype=torch.float32, requires_grad=True)
+    constraint = ChanceConstraint(majorizer="exponential", beta=40.0)
+    assert constraint.value(D).isinf()
+    entropic = constraint.entropic_value(D)
+    assert entropic.item() == pytest.approx(1e6 - 0.1 + (math.log(0.5) - math.log(0.05)) / 40)
+    entropic.backward()
+    assert D.grad is not None
+    assert D.grad.tolist() == [1.0, 0.0]
+
+
+def test_value_is_differentiable_and_weights_the_violator() -> None:
+    D = torch.tensor([-1.0, 0.5], dtype=torch.float64, requires_grad=True)
+    ChanceConstraint().value(D).backward()
+    assert D.grad is not None
+    assert D.grad.tolist() == [0.0, 5.0]
+
+
+def test_violation_is_strict_and_nan_counts_as_one() -> None:
+    D = torch.tensor([0.25, 0.2500001, -9.0, math.nan], dtype=torch.float64)
+    assert ChanceConstraint(tau=0.25).violation_rate(D) == 0.5
+
+
+# Start
+
+
+@pytest.mark.parametrize("name", list(MAJORIZERS))
+@given(tau=taus, alpha=alphas, beta=betas, share=st.floats(0.0, 0.9))
+def test_feasible_start_is_the_start_rule(
+    name: str, tau: float, alpha: float, beta: float, share: float
+) -> None:
+    constraint = ChanceConstraint(tau, alpha, name, beta, buffer=share * alpha)
+    smallest = constraint.smallest_beta
+    assert constraint.start_value() == pytest.approx(
+        constraint.value(torch.zeros(7, dtype=torch.float64)).item(), abs=1e-12
+    )
+    if name == "cvar":
+        assert constraint.feasible_start
+        return
+    assume(abs(constraint.beta / smallest - 1) > 1e-6)
+    assert constraint.feasible_start == (constraint.beta > smallest)
+    assert dataclasses.replace(constraint, beta=smallest).feasible_start
+
+
+@pytest.mark.parametrize("name", [n for n in MAJORIZERS if n != "cvar"])
+@given(tau=taus, alpha=st.floats(0.01, 0.5))
+def test_the_beta_named_in_the_refusal_is_accepted(name: str, tau: float, alpha: float) -> None:
+    constraint = ChanceConstraint(tau, alpha, name, beta=1e-3)
+    with pytest.raises(InfeasibleError) as refusal:
+        constraint.require_feasible_start()
+    named = re.search(r"beta >= ([0-9.e+-]+)", refusal.value.remedy)
+    assert named is not None
+    repaired = dataclasses.replace(constraint, beta=float(named[1]))
+    repaired.require_feasible_start()
+    assert repaired.beta <= constraint.smallest_beta * 1.002
+
+
+def test_the_infeasible_start_is_refused_with_its_numbers() -> None:
+    constraint = ChanceConstraint(majorizer="exponential", buffer=0.01)
+    with pytest.raises(InfeasibleError) as refusal:
+        constraint.require_feasible_start()
+    for part in ("0.367879", "0.04", "32.19", "allow_infeasible_start"):
+        assert part in str(refusal.value)
+    dataclasses.replace(constraint, allow_infeasible_start=True).require_feasible_start()
+
+
+def test_the_boundary_start_of_a_round_beta_is_feasible() -> None:
+    ChanceConstraint(tau=0.1, alpha=0.05, beta=9.5).require_feasible_start()  # 1 - 9.5 * 0.1 > 0.05 in floats
+    with pytest.raises(InfeasibleError, match=r"beta 9\.5\)"):
+        ChanceConstraint(tau=0.1, alpha=0.05, beta=9.499).require_feasible_start()
+
+
+def test_at_tau_zero_the_remedy_is_tau() -> None:
+    with pytest.raises(InfeasibleError, match="no beta is feasible") as refusal:
+        ChanceConstraint(tau=0.0).require_feasible_start()
+    assert "tau > 0" in refusal.value.remedy
+
+
+def test_tau_inside_the_noise_is_refused() -> None:
+    ChanceConstraint(tau=0.1).require_tau_above_noise(0.02)
+    with pytest.raises(InfeasibleError) as refusal:
+        ChanceConstraint(tau=0.1, unit="nll_sum").require_tau_above_noise(0.0213)
+    for part in ("0.1", "0.0213", "nll_sum", "0.1065", "allow_tau_below_noise"):
+        assert part in str(refusal.value)
+    ChanceConstraint(tau=0.1, allow_tau_below_noise=True).require_tau_above_noise(0.0213)
+    with pytest.raises(InfeasibleError):
+        ChanceConstraint().require_tau_above_noise(math.nan)
+
+
+# Cvar's threshold
+
+
+def test_cvar_starts_at_zero_whatever_beta_is_given() -> None:
+    constraint = ChanceConstraint(tau=0.2, majorizer="cvar", beta=999.0)
+    assert constraint.beta == pytest.approx(5.0)
+    assert constraint.threshold() == pytest.approx(0.0, abs=1e-15)
+    assert constraint.feasible_start
+
+
+@given(t=st.floats(-1.0, 1.0), tau=taus)
+def test_with_threshold_clips_and_sets_beta(t: float, tau: float) -> None:
+    constraint = ChanceConstraint(tau=tau, majorizer="cvar").with_threshold(t)
+    clipped = min(max(t, 0.0), 0.9 * tau)
+    assert constraint.cvar_t == clipped
+    assert constraint.beta == 1 / (tau - clipped)
+    assert constraint.threshold() == pytest.approx(clipped, abs=1e-12)
+    assert dataclasses.replace(constraint, alpha=0.3).cvar_t == clipped
+
+
+def test_threshold_of_the_ramp() -> None:
+    constraint = ChanceConstraint(tau=0.5, beta=4.0)
+    assert constraint.threshold() == 0.25
+    assert constraint.threshold(8.0) == 0.375
+
+
+# Border
+
+
+def test_the_signature_is_the_one_in_the_contract() -> None:
+    parameters = list(inspect.signature(ChanceConstraint).parameters.values())
+    positional = {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+    assert list(positional.items()) == [
+        ("tau", 0.1),
+        ("alpha", 0.05),
+        ("majorizer", "ramp"),
+        ("beta", 10.0),
+        ("unit", "nll_token"),
+        ("buffer", 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(name, math.nan) for name in ("tau", "alpha", "beta", "buffer", "first_k", "cvar_t")]
+    + [(name, math.inf) for name in ("tau", "alpha", "beta", "buffer", "first_k")]
+    + [("alpha", 0), ("alpha", 1), ("alpha", -0.1), ("tau", -1e-9), ("beta", 0.0), ("beta", -1.0)]
+    + [("buffer", -1e-9), ("buffer", 0.05), ("buffer", 0.5), ("first_k", 0), ("cvar_t", 0.01)]
+    + [("unit", "nll"), ("majorizer", "rampp"), ("tau", "0.1"), ("alpha", None)],
+)
+def test_refused_at_birth(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        ChanceConstraint(**{field: value})
+    assert str(value) in refusal.value.what
+    assert refusal.value.exit_code == 2
+
+
+def test_cvar_refuses_tau_zero_and_a_tail_beyond_tau() -> None:
+    with pytest.raises(ConfigError, match="tau"):
+        ChanceConstraint(tau=0.0, majorizer="cvar")
+    with pytest.raises(ConfigError, match="cvar_t"):
+        ChanceConstraint(tau=0.1, majorizer="cvar", cvar_t=0.1)
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="nll_token"):
+        ChanceConstraint(unit="nl_token")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="squared_hinge"):
+        ChanceConstraint(majorizer="square_hinge")
+
+
+@pytest.mark.parametrize("D", [torch.zeros(0), torch.zeros(2, 2), torch.zeros(3, dtype=torch.int64)])
+def test_degradations_are_a_non_empty_float_vector(D: Tensor) -> None:
+    constraint = ChanceConstraint()
+    for method in (
+        constraint.phi,
+        constraint.value,
+        constraint.violation_rate,
+        constraint.cvar,
+        constraint.slack,
+        ChanceConstraint(majorizer="exponential").entropic_value,
+    ):
+        with pytest.raises(DataError):
+            method(D)
+
+
+def test_forms_of_one_majorizer_are_refused_for_another() -> None:
+    D = torch.zeros(3)
+    with pytest.raises(UnsupportedError):
+        ChanceConstraint(majorizer="softplus").slack(D)
+    with pytest.raises(UnsupportedError):
+        ChanceConstraint().entropic_value(D)
+    with pytest.raises(UnsupportedError):
+        ChanceConstraint().with_threshold(0.05)
+
+
+def test_describe() -> None:
+    assert ChanceConstraint().describe() == (
+        "at most 5% of examples may degrade by more than 0.1 nats per token (nll_token), ramp beta=10"
+    )
+    assert ChanceConstraint(0.2, 0.07, "cvar", unit="nll_first", buffer=0.01, first_k=4).describe() == (
+        "at most 7% of examples may degrade by more than 0.2 nats per token over the first 4 tokens "
+        "(nll_first), cvar t=0, buffer=0.01"
+    )
+    assert all(unit in ChanceConstraint(unit=unit).describe() for unit in UNITS)

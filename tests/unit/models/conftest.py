@@ -1,0 +1,20 @@
+from pathlib import Path
+
+import pytest
+from tiny_checkpoints import tiny_llama, tiny_tokenizer
+
+
+@pytest.fixture
+def base_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "base"
+    tiny_llama().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hub look-ups fail at once instead of waiting for a network."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
