@@ -10,9 +10,13 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import datasets
+import hypothesis
 import pytest
 
 datasets.disable_progress_bars()
+# Two busy cores make single examples slow; a deadline would test the machine, not the code.
+hypothesis.settings.register_profile("holdfast", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("holdfast")
 
 
 @pytest.fixture(autouse=True)

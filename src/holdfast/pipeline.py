@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.config import RunConfig, config_sha256, resolved
-from holdfast.config.build import constraints, defense, peft_config, training_arguments
+from holdfast.config.build import constraints, defense, model_options, peft_config, training_arguments
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.models.handle import load_pair
 from holdfast.stages.finetune import Listener, build_trainer, measure, train
@@ -33,12 +32,6 @@ class RunResult:
         return all(entry["feasible"] for entry in self.values["safety"].values())
 
 
-def read_data(config: RunConfig) -> Prepared:
-    """Read the task and safety data of a run and split the latter."""
-    safety = {name: block.model_dump() for name, block in config.safety.items()}
-    return prepare(config.task.model_dump(), safety, chat=config.template == "chat", seed=config.seed)
-
-
 def run(
     config: RunConfig,
     *,
@@ -50,7 +43,7 @@ def run(
 
     Args:
         config: from `load_config` or `config_from_dict`.
-        resume: continue this run from its newest checkpoint.
+        resume: continue this run from its newest checkpoint; a finished run only returns its result.
         listeners: called once a step; they replace the trainer's own progress output.
         trust_remote_code: let the model repository run its own code; needs a pinned revision.
 
@@ -59,28 +52,22 @@ def run(
         CheckpointError: the folder belongs to a run with other settings, or is in use.
         KeyboardInterrupt: a signal asked to stop; a checkpoint was saved if training had begun.
     """
-    limits = constraints(config)
+    limits, arguments, values = constraints(config), training_arguments(config), resolved(config)
     for limit in limits.values():
         limit.require_feasible_start()
-    arguments = training_arguments(config)
-    values = resolved(config)
     folder = RunFolder(Path(config.output_dir))
-    main = int(os.environ.get("RANK", "0")) == 0
+    main = arguments.process_index == 0
 
-    with (
-        folder.kept_if_used(),
-        RunLock(folder.path) if main else nullcontext(),
-        Interruption() as interruption,
-    ):
+    with ExitStack() as stack:
+        if main:
+            stack.enter_context(folder.kept_if_started())
+            stack.enter_context(RunLock(folder.path))
+        interruption = stack.enter_context(Interruption())
         folder.require_free(values, resume=resume)
+        if (finished := folder.finished()) is not None:
+            return RunResult(folder.path, finished)
         data = read_data(config)
-        model, tokenizer = load_pair(
-            config.model,
-            dtype=config.dtype,
-            revision=config.revision,
-            quantization=config.quantization,
-            trust_remote_code=trust_remote_code,
-        )
+        model, tokenizer = load_pair(config.model, **model_options(config, trust_remote_code))
         if main:
             folder.write_config(values)
         trainer = build_trainer(
@@ -98,16 +85,15 @@ def run(
         if interruption.requested:
             raise KeyboardInterrupt
         trainer.save_model(str(folder.model if config.lora is None else folder.adapter))
-        result = {
-            "safety": measure(trainer),
-            "steps": trained.steps,
-            "seconds": round(trained.seconds, 3),
-            "config_sha256": config_sha256(config),
-            "trust_remote_code": trust_remote_code,
-            "versions": versions(),
-            "commit": commit(),
-            "hardware": hardware(),
-        }
+        result = {"safety": measure(trainer), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
+        result |= {"config_sha256": config_sha256(config), "trust_remote_code": trust_remote_code}
+        result |= {"versions": versions(), "commit": commit(), "hardware": hardware()}
         if main:
             folder.write_result(result)
     return RunResult(folder.path, result)
+
+
+def read_data(config: RunConfig) -> Prepared:
+    """Read the task and safety data of a run and split the latter."""
+    safety = {name: block.model_dump() for name, block in config.safety.items()}
+    return prepare(config.task.model_dump(), safety, chat=config.template == "chat", seed=config.seed)

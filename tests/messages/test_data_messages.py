@@ -67,12 +67,12 @@ def refusal(path, **options):
             "the completion must end with an assistant message",
         ),
     ],
+    ids=lambda value: "line" if isinstance(value, bytes) else "reason",  # ids name the test's folder: keep text out
 )
-@pytest.mark.parametrize("role", ["task", "safety"])
-def test_bad_lines(tmp_path, line, reason, role):
+def test_bad_lines(tmp_path, line, reason):
     path = tmp_path / "a.jsonl"
     path.write_bytes(GOOD + line + b"\n" + GOOD)
-    error = refusal(path, role=role)
+    error = refusal(path)
     assert f"{path}: 1 bad row: {path}:2: " in error.what
     assert reason in error.what
 
@@ -171,10 +171,9 @@ def test_bad_column_mappings():
         assert message in caught.value.remedy
 
 
-def test_text_is_refused_for_safety_and_in_mixtures(tmp_path):
+def test_text_is_refused_in_mixtures(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": SECRET}) + "\n")
-    assert "a safety example needs a prompt and a reply" in refusal(path, role="safety").what
     path.write_bytes(GOOD + path.read_bytes())
     assert f"1 text examples are mixed with 1 prompt/completion examples (first text example: {path}:2)" in (
         refusal(path).what
@@ -205,6 +204,6 @@ def test_hub_failures_do_not_quote_the_library(monkeypatch):
 def test_rows_in_memory_are_named_by_number():
     rows = [{"prompt": "p", "completion": "c"}, {"prompt": SECRET, "completion": 4}]
     with pytest.raises(DataError) as caught:
-        examples_from_rows(rows, name="the safety set", role="safety")
+        examples_from_rows(rows, name="the safety set")
     assert "row 1 of the safety set: completion must be a string, found a number" in caught.value.what
     assert SECRET not in str(caught.value)

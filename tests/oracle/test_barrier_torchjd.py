@@ -32,8 +32,6 @@ class ClarabelProjector(DualConeProjector):
 def projector(name: str) -> DualConeProjector:
     if name == "clarabel":
         return ClarabelProjector()
-    pytest.importorskip("quadprog")
-    pytest.importorskip("qpsolvers")
     return QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)
 
 

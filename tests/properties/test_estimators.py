@@ -114,6 +114,15 @@ def test_table_follows_its_formula_on_hand_computed_numbers() -> None:
     assert table.update(torch.tensor([0, 2]), torch.tensor([1.0, 1.0], dtype=f64)) == 1 + 0.5 * (0.625 - 0.75)
 
 
+def test_the_coefficient_is_clipped_to_the_unit_interval() -> None:
+    both = torch.tensor([0, 1])
+    for new, expected in (([3.0, 0.0], 1.0), ([0.0, 3.0], 0.0)):
+        table = TableEstimator(2, start_phi=0.5, decay=0.0)
+        table.update(both, torch.tensor([1.0, 0.0], dtype=torch.float64))
+        table.update(both, torch.tensor(new, dtype=torch.float64))  # the regression's slope is 3 or -3
+        assert table.coefficient() == expected
+
+
 def test_a_row_twice_in_a_batch_is_remembered_as_its_mean() -> None:
     table = TableEstimator(3, start_phi=0.0)
     estimate = table.update(torch.tensor([1, 2, 1]), torch.tensor([1.0, 5.0, 3.0], dtype=torch.float64))

@@ -100,6 +100,14 @@ def test_no_nan_far_out(phi: Majorizer) -> None:
     assert not slope.isnan().any()
 
 
+@every
+def test_never_falls_on_a_fine_grid(phi: Majorizer) -> None:
+    # Implementations that switch formula may drop by a hair where they switch.
+    for point in (20.0, 40.0):
+        x = torch.linspace(point - 1e-8, point + 1e-8, 41, dtype=torch.float64)
+        assert (phi(x, 1.0).diff() >= 0).all()
+
+
 def test_ramp_has_derivative_zero_at_the_kink() -> None:
     z = torch.tensor([-0.125], dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(ramp(z, 8.0).sum(), z)

@@ -1,5 +1,6 @@
 """The run lock: one live process per run folder, and none that is dead."""
 
+import fcntl
 import json
 import os
 import signal
@@ -121,6 +122,22 @@ def test_a_forked_child_that_unwinds_leaves_the_parents_lock(tmp_path):
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert lock.path.exists()
+        with pytest.raises(CheckpointError), RunLock(tmp_path):
+            pass
+
+
+def test_a_file_unlinked_between_open_and_lock_is_not_mistaken_for_the_lock(tmp_path, monkeypatch):
+    flock, calls = fcntl.flock, []
+
+    def after_a_release(descriptor, operation):
+        if not calls:
+            (tmp_path / LOCK_FILE).unlink()  # what the former holder does when it ends just now
+        calls.append(descriptor)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", after_a_release)
+    with RunLock(tmp_path):
+        assert len(calls) == 2
         with pytest.raises(CheckpointError), RunLock(tmp_path):
             pass
 

@@ -18,9 +18,7 @@ def check(
     reveal: Annotated[bool, typer.Option("--reveal", help="Show the tokens of the sample examples.")] = False,
     trust_remote_code: Annotated[
         bool,
-        typer.Option(
-            "--trust-remote-code", help="Let the model repository run its code; needs a pinned revision."
-        ),
+        typer.Option("--trust-remote-code", help="Let the model repository run its code; needs a pinned revision."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -70,9 +68,7 @@ def _show_examples(title: str, what: str, entry: dict[str, Any], reveal: bool) -
         f" {entry['truncated']} cut at max_length"
     )
     for example in entry["examples"]:
-        say(
-            f"  {example['mask']}  {example['tokens']} tokens, {example['scored']} scored  {example['where']}"
-        )
+        say(f"  {example['mask']}  {example['tokens']} tokens, {example['scored']} scored  {example['where']}")
         if reveal:
             say(f"    {' '.join(example['pieces'])}")
 
@@ -80,10 +76,7 @@ def _show_examples(title: str, what: str, entry: dict[str, Any], reveal: bool) -
 def _show_size(findings: dict[str, Any]) -> None:
     model, memory, steps = findings["model"], findings["memory"], findings["steps"]
     share = percent(model["trainable"] / model["parameters"])
-    say(
-        f"model: {model['parameters']:,} parameters ({model['dtype']}),"
-        f" {model['trainable']:,} trained ({share})"
-    )
+    say(f"model: {model['parameters']:,} parameters ({model['dtype']}), {model['trainable']:,} trained ({share})")
     say(
         f"memory per device, estimated: {size(memory['total'])} = weights {size(memory['weights'])}"
         f" + training state {size(memory['training_state'])} + activations {size(memory['activations'])}"

@@ -48,7 +48,4 @@ def _defenses() -> list[dict[str, str]]:
 def _majorizers() -> list[dict[str, str]]:
     from holdfast.constraint.majorizers import MAJORIZERS
 
-    return [
-        {"name": name, "summary": (entry.phi.__doc__ or "").split("\n")[0]}
-        for name, entry in MAJORIZERS.items()
-    ]
+    return [{"name": name, "summary": (entry.phi.__doc__ or "").split("\n")[0]} for name, entry in MAJORIZERS.items()]

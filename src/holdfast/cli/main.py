@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.check import check
+from holdfast.cli.demo import demo
 from holdfast.cli.ls import ls
 from holdfast.cli.terminal import refuse, say
 from holdfast.cli.train import train
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(demo)
 app.command()(check)
 app.command()(train)
 app.command()(ls)
@@ -42,7 +44,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Fine-tune a language model while at most a share alpha of your safety examples degrade by more than tau.
+    """Fine-tune a language model while at most a share alpha of the safety examples degrade by more than tau.
 
     \b
     Example:
@@ -75,9 +77,7 @@ def main() -> None:
 def _shortage(error: Exception) -> ResourceError | None:
     """The refusal that stands for running out of disk or memory, None for any other exception."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError(
-            f"no space left on the disk: {error}", remedy="free disk space, then use --resume"
-        )
+        return ResourceError(f"no space left on the disk: {error}", remedy="free disk space, then use --resume")
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return ResourceError(

@@ -65,9 +65,7 @@ class BarProgress:
     def __call__(self, row: Mapping[str, Any]) -> None:
         """Take one row of the listeners' stream."""
         if "stage" in row:
-            self._task = self._bar.add_task(
-                "train", total=row["total_steps"], completed=row["step"], state=""
-            )
+            self._task = self._bar.add_task("train", total=row["total_steps"], completed=row["step"], state="")
         else:
             self._bar.update(self._task, completed=row["step"], state=describe_row(row))
 

@@ -32,7 +32,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
         reveal: include the token texts of the sample examples, which may be harmful to read.
         trust_remote_code: let the model repository run its own code.
     """
-    arguments = training_arguments(config)
+    arguments = training_arguments(config, elsewhere=True)
     data = read_data(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     require_usable_tokenizer(tokenizer, needs_chat=any(example.kind == "chat" for example in data.task))
@@ -50,9 +50,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
     safety = _Tokens(tokenizer, length, "safety", reveal)
     return {
         "config_sha256": config_sha256(config),
-        "preset": [dataclasses.asdict(entry) for entry in describe_preset(config.preset)]
-        if config.preset
-        else [],
+        "preset": [dataclasses.asdict(entry) for entry in describe_preset(config.preset)] if config.preset else [],
         "task": {"rows": len(data.task), **task},
         "safety": {
             name: _roles(split)

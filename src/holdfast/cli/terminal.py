@@ -22,9 +22,7 @@ _CHATTY = r"(torch|transformers|trl|peft|accelerate|datasets|huggingface_hub)\b"
 def clean(text: str) -> str:
     """Text without escape sequences, control characters and bidirectional overrides; newlines stay."""
     lines = _ESCAPES.sub("", text).split("\n")
-    return "\n".join(
-        "".join(c for c in line if unicodedata.category(c) not in {"Cc", "Cf", "Cs"}) for line in lines
-    )
+    return "\n".join("".join(c for c in line if unicodedata.category(c) not in {"Cc", "Cf", "Cs"}) for line in lines)
 
 
 def say(text: str) -> None:
@@ -78,8 +76,11 @@ def percent(share: float) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes in GiB or MiB."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+    """A number of bytes with its unit."""
+    for unit, bytes_ in (("GiB", 2**30), ("MiB", 2**20)):
+        if count >= bytes_:
+            return f"{count / bytes_:.1f} {unit}"
+    return f"{count / 2**10:.0f} KiB"
 
 
 def duration(seconds: float) -> str:

@@ -22,9 +22,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     trust_remote_code: Annotated[
         bool,
-        typer.Option(
-            "--trust-remote-code", help="Let the model repository run its code; needs a pinned revision."
-        ),
+        typer.Option("--trust-remote-code", help="Let the model repository run its code; needs a pinned revision."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -43,9 +41,7 @@ def train(
     quiet_libraries()
     try:
         with show_progress() as progress:
-            result = run_pipeline(
-                config, resume=resume, listeners=[progress], trust_remote_code=trust_remote_code
-            )
+            result = run_pipeline(config, resume=resume, listeners=[progress], trust_remote_code=trust_remote_code)
     except KeyboardInterrupt as error:
         note("interrupted: `--resume` continues from the newest checkpoint")
         raise typer.Exit(INTERRUPTED) from error
@@ -65,10 +61,8 @@ def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
         role, measured = "constraint", entry["constraint"]
     else:
         role, measured = "monitor", entry["monitor"]
-    verdict = (
-        "within the limit" if entry["feasible"] else "OVER the limit: the constraint does not hold there"
-    )
+    verdict = "within the limit" if entry["feasible"] else "OVER the limit: the constraint does not hold there"
     return (
-        f"{prefix}{percent(measured['violation_rate'])} of {measured['n']:.0f} {role} examples degraded by more"
-        f" than {entry['tau']:g} ({entry['unit']}); at most {percent(entry['alpha'])} allowed: {verdict}"
+        f"{prefix}{percent(measured['violation_rate'])} of {measured['n']:.0f} {role} examples degraded by"
+        f" more than {entry['tau']:g} ({entry['unit']}); at most {percent(entry['alpha'])} allowed: {verdict}"
     )

@@ -43,6 +43,16 @@ def _defense_config(config: RunConfig) -> Any:
     return DEFENSES[config.defense.name].Config(**config.defense.options, **config.filter)
 
 
+def model_options(config: RunConfig, trust_remote_code: bool) -> dict[str, Any]:
+    """How the model is loaded, as keyword arguments of `load_pair`."""
+    return {
+        "dtype": config.dtype,
+        "revision": config.revision,
+        "quantization": config.quantization,
+        "trust_remote_code": trust_remote_code,
+    }
+
+
 def peft_config(config: RunConfig) -> Any:
     """PEFT's `LoraConfig`, or None for training every parameter."""
     if config.lora is None:
@@ -58,15 +68,28 @@ def peft_config(config: RunConfig) -> Any:
     )
 
 
-def training_arguments(config: RunConfig) -> Any:
-    """The `SafeSFTConfig` of the run; what TRL refuses is a `ConfigError` under `train`."""
+def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> Any:
+    """The `SafeSFTConfig` of the run; what TRL refuses is a `ConfigError` under `train`.
+
+    Args:
+        config: the run. Where it leaves `train.bf16` open, bf16 is used on GPUs that have it: TRL would use it
+            everywhere, and fail on a machine without GPU.
+        elsewhere: the run is only looked at here, so this machine need not have what it asks for.
+    """
+    from transformers.utils import is_torch_bf16_gpu_available
+
     from holdfast.trainers.config import SafeSFTConfig
 
+    train = dict(config.train)
+    if train.get("bf16") is None:
+        train["bf16"] = not train.get("fp16", False) and is_torch_bf16_gpu_available()
+    if elsewhere:
+        train["use_cpu"] = True
     folder = Path(config.output_dir)
     first = next(iter(config.safety.values()))
     try:
         return SafeSFTConfig(
-            **config.train,
+            **train,
             output_dir=str(folder / "checkpoints"),
             run_dir=str(folder),
             seed=config.seed,

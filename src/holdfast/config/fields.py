@@ -52,23 +52,26 @@ def check_fields(
         elif name not in known:
             problems.append(unknown_key(key, str(name), known))
         else:
-            value, problem = _check_value(key, value, hints[name])
+            converted, problem = _check_value(key, value, hints[name])
             if problem is None:
-                checked[name] = value
+                checked[name] = converted
             else:
                 problems.append(problem)
     return checked, problems
 
 
 def _check_value(key: str, value: Any, hint: Any) -> tuple[Any, Problem | None]:
-    if isinstance(value, str) and "text" not in expectation(hint):
+    expected = expectation(hint)
+    if isinstance(value, str) and "text" not in expected:
         value = number(value)
+    if value is False and "one of no," in expected:
+        value = "no"  # YAML 1.1 reads `save_strategy: no` as false
     adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
     try:
         # YAML has lists only, so a tuple may be given as one; everything else must be of its own kind.
         adapter.validate_python(value, strict=not isinstance(value, list))
     except ValidationError:
-        return value, mismatch(key, expectation(hint), value)
+        return value, mismatch(key, expected, value)
     if isinstance(value, float) and math.isnan(value):
-        return value, mismatch(key, expectation(hint), value)
+        return value, mismatch(key, expected, value)
     return value, None

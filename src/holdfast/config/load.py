@@ -46,9 +46,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return config_from_dict(raw, folder=path.parent, where=where)
 
 
-def config_from_dict(
-    raw: Mapping[str, Any], *, folder: Path | None = None, where: str = "settings"
-) -> RunConfig:
+def config_from_dict(raw: Mapping[str, Any], *, folder: Path | None = None, where: str = "settings") -> RunConfig:
     """Check settings given as a mapping of the same shape as a run file."""
     raw = spread_constraint(with_preset(_with_absolute_paths(raw, folder or Path())))
     single = is_single(raw.get("safety"), SafetyBlock)
@@ -69,9 +67,7 @@ def put_override(raw: dict[str, Any], override: str) -> None:
     path, equals, text = override.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):
-        raise ConfigError(
-            f"override {override!r}: expected key=value", remedy="for example train.learning_rate=1e-4"
-        )
+        raise ConfigError(f"override {override!r}: expected key=value", remedy="for example train.learning_rate=1e-4")
     block = raw
     for depth, key in enumerate(keys[:-1]):
         inner = block.get(key)
@@ -111,9 +107,7 @@ def _with_absolute_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]
     safety = raw.get("safety")
     if isinstance(safety, Mapping):
         single = is_single(safety, SafetyBlock)
-        changed["safety"] = (
-            block(safety) if single else {name: block(inner) for name, inner in safety.items()}
-        )
+        changed["safety"] = block(safety) if single else {name: block(inner) for name, inner in safety.items()}
     return changed
 
 
@@ -140,11 +134,7 @@ def _check_constraints(constraint: Mapping[str, Any], single: bool) -> tuple[dic
     problems: dict[Problem, None] = {}
     for name, block in constraint.items():
         # One block written for all sets is reported once, under the key it was written at.
-        key = (
-            "constraint"
-            if single or all(block is other for other in constraint.values())
-            else f"constraint.{name}"
-        )
+        key = "constraint" if single or all(block is other for other in constraint.values()) else f"constraint.{name}"
         checked[name] = block
         if not isinstance(block, Mapping):
             continue
@@ -160,14 +150,8 @@ def _check_defense(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
     written = raw.get("defense", "holdfast")
     name = written.get("name", "holdfast") if isinstance(written, Mapping) else written
     if not isinstance(name, str):
-        return {}, [
-            Problem("defense", "expected a name, or a mapping with `name:`", "for example defense: holdfast")
-        ]
-    options = (
-        {key: value for key, value in written.items() if key != "name"}
-        if isinstance(written, Mapping)
-        else {}
-    )
+        return {}, [Problem("defense", "expected a name, or a mapping with `name:`", "for example defense: holdfast")]
+    options = {key: value for key, value in written.items() if key != "name"} if isinstance(written, Mapping) else {}
     filter_ = raw.get("filter", {})
     try:
         cls = DEFENSES[name]
@@ -176,19 +160,13 @@ def _check_defense(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
     if not isinstance(filter_, Mapping):
         return {}, []
     if filter_ and name != "holdfast":
-        return {}, [
-            Problem("filter", f"only the defense holdfast has a filter, found {name!r}", "remove `filter`")
-        ]
+        return {}, [Problem("filter", f"only the defense holdfast has a filter, found {name!r}", "remove `filter`")]
     if twice := sorted(set(filter_) & set(options)):
-        return {}, [
-            Problem("filter", f"{', '.join(twice)} also given under `defense`", "keep one of the two")
-        ]
+        return {}, [Problem("filter", f"{', '.join(twice)} also given under `defense`", "keep one of the two")]
     options, problems = check_fields(options, cls.Config, "defense")
     filter_, more = check_fields(filter_, cls.Config, "filter")
     problems += more
-    problems += _construction_problem(
-        cls.Config, options | filter_, "filter" if filter_ else "defense"
-    )
+    problems += _construction_problem(cls.Config, options | filter_, "filter" if filter_ else "defense")
     return {"defense": {"name": name, "options": options}, "filter": filter_}, problems
 
 

@@ -32,9 +32,7 @@ PAPER = (
     PresetValue("constraint.majorizer", "ramp", "section 'Chance-Constrained Safety Preservation'"),
     PresetValue("constraint.buffer", 0.0, f"{SILENT}; a buffer is mentioned without a value"),
     PresetValue("filter.space", "gradient", ALGORITHM),
-    PresetValue(
-        "filter.rate", 1.0, f"{DEFENSES}: kappa is the inverse of the learning rate, so gamma = kappa*lr = 1"
-    ),
+    PresetValue("filter.rate", 1.0, f"{DEFENSES}: kappa is the inverse of the learning rate, so gamma = kappa*lr = 1"),
     PresetValue("filter.estimator", "batch", f"{ALGORITHM}: minibatch estimates"),
     PresetValue("train.per_device_train_batch_size", 10, HYPERPARAMETERS),
     PresetValue("train.gradient_accumulation_steps", 1, f"{SILENT}; batches of 10 on one device"),
@@ -93,8 +91,10 @@ def _fill(block: str, written: Any, field: str, value: Any) -> Any:
 
 def spread_constraint(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with a single `constraint` block repeated for every named safety set."""
-    safety, constraint = raw.get("safety"), raw.get("constraint", {})
-    if not isinstance(safety, Mapping) or not is_single(constraint):
+    safety: Any = raw.get("safety")
+    constraint = raw.get("constraint", {})
+    if not is_single(constraint):
         return dict(raw)
-    names = [SINGLE] if is_single(safety, SafetyBlock) else list(safety)
+    named = isinstance(safety, Mapping) and not is_single(safety, SafetyBlock)
+    names = list(safety) if named else [SINGLE]
     return {**raw, "constraint": dict.fromkeys(names, constraint)}

@@ -55,9 +55,7 @@ def kind(value: Any) -> str:
     """A value in words, short: its kind, and what it is when that is short and plain."""
     if value is None:
         return "nothing"
-    word = next(
-        (WORDS[c] for c in (bool, int, float, str, list, tuple, dict) if isinstance(value, c)), "a value"
-    )
+    word = next((WORDS[c] for c in (bool, int, float, str, list, tuple, dict) if isinstance(value, c)), "a value")
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float) or (isinstance(value, str) and len(value) <= 40):
@@ -140,7 +138,8 @@ def _block(location: Sequence[str]) -> type[BaseModel]:
     """The block in which the last key of a location stands."""
     if len(location) == 1:
         return RunConfig
-    return {"task": DataBlock, "lora": LoraBlock, "safety": SafetyBlock}.get(location[0], RunConfig)
+    blocks: dict[str, type[BaseModel]] = {"task": DataBlock, "lora": LoraBlock, "safety": SafetyBlock}
+    return blocks.get(location[0], RunConfig)
 
 
 def _expected(type_: str, details: ErrorDetails) -> str:

@@ -27,9 +27,7 @@ def resolved(config: RunConfig) -> dict[str, Any]:
     options = defense_options(config)
     train = {name: value for name, value in defaults(SafeSFTConfig).items() if name not in OWNED}
     values["train"] = train | config.train
-    blocks = {
-        name: defaults(type(built)) | config.constraint[name] for name, built in constraints(config).items()
-    }
+    blocks = {name: defaults(type(built)) | config.constraint[name] for name, built in constraints(config).items()}
     values["constraint"] = blocks if config.named else next(iter(blocks.values()))
     if not config.named:
         values["safety"] = next(iter(values["safety"].values()))
@@ -42,7 +40,7 @@ def resolved(config: RunConfig) -> dict[str, Any]:
 
 def config_sha256(config: RunConfig) -> str:
     """Hash of everything that can change the result: the resolved settings without `output_dir`."""
-    return sha256_json(identity(resolved(config)))
+    return sha256_json(_same_numbers(identity(resolved(config))))
 
 
 def identity(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,6 +59,15 @@ def redact(value: Any, key: str = "") -> Any:
     if SECRET_KEY.search(key) and key not in NOT_SECRET:
         return REDACTED
     return SECRET_VALUE.sub(REDACTED, value)
+
+
+def _same_numbers(value: Any) -> Any:
+    """Whole floats as integers: `10` and `10.0` are one setting, but not one JSON text."""
+    if isinstance(value, Mapping):
+        return {key: _same_numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_same_numbers(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _plain(value: Any) -> Any:

@@ -36,9 +36,7 @@ Number = Annotated[float, BeforeValidator(number)]
 class Block(BaseModel):
     """Base of all blocks: unknown keys, NaN and conversions are refused; values cannot be changed."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class DataBlock(Block):
@@ -107,7 +105,7 @@ class RunConfig(Block):
     """chat: prompt/completion rows become a user and an assistant turn; none: they are joined as they are."""
     task: DataBlock
     safety: dict[Annotated[str, Field(pattern=NAME)], SafetyBlock] = Field(min_length=1)
-    constraint: dict[str, dict[str, Any]] = Field(default_factory=lambda: {SINGLE: {}})
+    constraint: dict[str, dict[str, Any]] = Field(min_length=1)
     filter: dict[str, Any] = Field(default_factory=dict)
     defense: DefenseBlock = Field(default_factory=DefenseBlock)
     lora: LoraBlock | None = Field(default_factory=LoraBlock)
@@ -140,7 +138,10 @@ class RunConfig(Block):
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, Mapping) and "options" not in value:
-            return {"name": value.get("name", "holdfast"), "options": {k: v for k, v in value.items() if k != "name"}}
+            return {
+                "name": value.get("name", "holdfast"),
+                "options": {k: v for k, v in value.items() if k != "name"},
+            }
         return value
 
     @property

@@ -32,9 +32,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: not UTF-8 at byte {error.start}", remedy="save the file as UTF-8 text"
-        ) from error
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}", remedy="save the file as UTF-8 text") from error
     value = parse_yaml(text, str(path))
     if not isinstance(value, dict):
         raise ConfigError(
@@ -99,7 +97,8 @@ def _refuse_duplicate_keys(node: yaml.Node | None, where: str) -> None:
 
 def _reason(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or "not readable as YAML"
+    parts = (getattr(error, "context", None), getattr(error, "problem", None))
+    problem = ", ".join(part for part in parts if part) or "not readable as YAML"
     if mark is None:
         return str(problem)
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"

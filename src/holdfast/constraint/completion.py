@@ -105,6 +105,12 @@ def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **arguments)
     finally:
         handle.remove()
+    if not caught:
+        raise UnsupportedError(
+            f"the forward of this {type(inner).__name__} does not run its own layers (a copy of a model that a TRL trainer has "
+            "patched still runs the original)",
+            remedy="load the model afresh, or remove the patch with `model.__dict__.pop('forward', None)`",
+        )
     return caught[-1]
 
 
@@ -119,7 +125,8 @@ class Head:
                 f"{type(inner).__name__} has no output embedding to compute token losses from",
                 remedy="use a causal language model (AutoModelForCausalLM)",
             )
-        self.weight, self.bias = _whole(layer.weight), _whole(getattr(layer, "bias", None))
+        bias = getattr(layer, "bias", None)
+        self.weight, self.bias = _whole(layer.weight), None if bias is None else _whole(bias)
         text = inner.config.get_text_config()
         self.cap = getattr(text, "final_logit_softcapping", None)
         self.scale = _logit_scale(text)
@@ -134,7 +141,7 @@ class Head:
             return torch.log_softmax(logits, dim=-1)
 
 
-def _whole(tensor: Tensor | None) -> Tensor | None:
+def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -162,7 +169,7 @@ def _per_row(values: Tensor, mask: Tensor) -> Tensor:
 
 def _in_chunks(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Apply `function` to pieces of at most `TOKEN_CHUNK` tokens, recomputing each piece's logits in the backward."""
-    pieces = list(zip(*(t.split(TOKEN_CHUNK) for t in tensors), strict=True))
+    pieces = list(zip(*(torch.split(t, TOKEN_CHUNK) for t in tensors), strict=True))
     if len(pieces) == 1:
         return function(*pieces[0])
     if torch.is_grad_enabled():
@@ -187,13 +194,14 @@ def completion_losses(model: Any, batch: Mapping[str, Tensor], first_k: int) -> 
 def completion_kl(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Mean over the completion of `KL(pi_0 || pi_theta)` per token; pi_0 is the model with its adapters off."""
     _, mask = _scored(batch)
-    head = Head(model)
     with torch.no_grad(), adapters_off(model):
         reference = hidden_states(model, batch)[:, :-1][mask]
+        head_0 = Head(model)  # a trained copy of the head (modules_to_save) is part of the adapter
+    head = Head(model)
     hidden = hidden_states(model, batch)[:, :-1][mask]
 
     def token_kl(h: Tensor, h_0: Tensor) -> Tensor:
-        log_p0 = head.log_probabilities(h_0)
+        log_p0 = head_0.log_probabilities(h_0)
         return (log_p0.exp() * (log_p0 - head.log_probabilities(h))).sum(-1)
 
     return _per_row(_in_chunks(token_kl, hidden, reference), mask).sum(1) / mask.sum(1)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from holdfast.core.errors import ConfigError, UnsupportedError
@@ -23,6 +24,16 @@ def shard(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, detached; the tensor itself when it is not sharded."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the gathered copies that FSDP2 keeps after a forward without backward.
+
+    The next forward would use such a copy instead of the shards, and so miss every change made to them meanwhile.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def trainable(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -53,6 +64,11 @@ class ParameterSpace:
                     "parameters sharded over a mesh of several dimensions (HSDP, tensor or context parallelism)",
                     remedy="use DDP or one-dimensional FSDP2",
                 )
+        if len({isinstance(p, DTensor) for p in params}) > 1:
+            raise UnsupportedError(
+                "trainable parameters of which FSDP2 shards only some: nothing reduces the gradients of the others",
+                remedy="remove ignored_modules from the FSDP configuration, or freeze these parameters",
+            )
         self.params = list(params)
 
     def zeros(self) -> Vector:

@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import CompletionLosses, completion_losses, deterministic
 from holdfast.constraint.degradation import degradation
+from holdfast.constraint.gradients import reshard
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.core.seeding import generator
 from holdfast.data.collate import collate
@@ -66,6 +67,7 @@ class Forward:
                 found = [t.detach().double().cpu() for t in function(self.batch([examples[j] for j in positions]), positions)]
                 if at < len(batches):
                     mine.append((positions, found))
+        reshard(self.model)
         parts = [part for ranks_parts in gather_objects(mine) for part in ranks_parts]
         columns = [torch.empty(len(examples), dtype=torch.float64) for _ in parts[0][1]]
         for positions, found in parts:
@@ -99,4 +101,6 @@ class Forward:
         def rows(batch: dict[str, Tensor], positions: list[int]) -> list[Tensor]:
             return [degradation(self.model, batch, reference[positions], constraint)]
 
+        if not examples:  # a run may keep no monitor split
+            return torch.empty(0, dtype=torch.float64)
         return self.over(examples, rows, shuffle=shuffle)[0]

@@ -53,9 +53,9 @@ def sum_in_place(tensors: list[torch.Tensor]) -> None:
     """Add up each tensor over the ranks, with one message for all tensors of a dtype."""
     if not distributed():
         return
-    for dtype in {t.dtype for t in tensors}:
+    for dtype in dict.fromkeys(t.dtype for t in tensors):  # a set's order may differ between ranks
         group = [t for t in tensors if t.dtype == dtype]
         flat = torch.cat([t.reshape(-1) for t in group])
         dist.all_reduce(flat)
-        for t, piece in zip(group, flat.split([t.numel() for t in group]), strict=True):
+        for t, piece in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
             t.copy_(piece.view_as(t))

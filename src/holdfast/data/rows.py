@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, Message, Turns, completion_text, make_example, prompt_text
-
-Role: TypeAlias = Literal["task", "safety"]
 
 MAX_LISTED = 20
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -79,14 +77,13 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     )
 
 
-def example_from_row(row: object, columns: Mapping[str, str], where: str, role: Role) -> Example:
+def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Example:
     """Check one row and build its example.
 
     Args:
         row: a mapping from column names to values; None counts as absent.
         columns: from `check_columns`.
         where: the row's place, for messages.
-        role: a safety set needs prompts, so text rows are refused there.
 
     Raises:
         RowError: with the reason, without any of the text.
@@ -100,8 +97,6 @@ def example_from_row(row: object, columns: Mapping[str, str], where: str, role: 
     if "prompt" in values:
         example = _prompt_completion(values["prompt"], values["completion"], where)
     elif "text" in values:
-        if role == "safety":
-            raise RowError("a safety example needs a prompt and a reply, found text alone")
         example = make_example("", _string(values["text"], "text"), where)
     else:
         example = _conversation(next(iter(values.values())), where)

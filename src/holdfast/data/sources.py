@@ -15,7 +15,6 @@ from holdfast.data.readers import READERS, reader_for
 from holdfast.data.rows import (
     MissingColumnsError,
     Problems,
-    Role,
     RowError,
     check_columns,
     example_from_row,
@@ -32,7 +31,6 @@ def read_examples(
     split: str | None = None,
     subset: str | None = None,
     limit: int | None = None,
-    role: Role = "task",
     revision: str | None = None,
 ) -> list[Example]:
     """Read and check all examples of a file or hub data set.
@@ -45,7 +43,6 @@ def read_examples(
         split: of a hub data set; `train` unless given.
         subset: configuration name of a hub data set.
         limit: read only the first rows.
-        role: what the examples are for; a safety set needs prompts, so text rows are refused there.
         revision: commit, tag or branch of a hub data set.
 
     Raises:
@@ -57,7 +54,7 @@ def read_examples(
     path = Path(source).expanduser()
     if not _is_local(source, path):
         dataset = _load_hub(source, split=split, subset=subset, revision=revision)
-        return examples_from_rows(islice(dataset, limit), name=source, columns=columns, role=role)
+        return examples_from_rows(islice(dataset, limit), name=source, columns=columns)
     for option, value in (("split", split), ("subset", subset), ("revision", revision)):
         if value is not None:
             raise ConfigError(
@@ -71,7 +68,7 @@ def read_examples(
             remedy="convert the file, for example to JSON lines",
         )
     problems = Problems(str(path))
-    return _collect(islice(reader(path, problems), limit), columns, role, problems)
+    return _collect(islice(reader(path, problems), limit), columns, problems)
 
 
 def examples_from_rows(
@@ -79,7 +76,6 @@ def examples_from_rows(
     *,
     name: str,
     columns: Mapping[str, str] | None = None,
-    role: Role = "task",
 ) -> list[Example]:
     """The same checks for rows in memory or a `datasets.Dataset`; `where` counts rows from 0.
 
@@ -87,17 +83,17 @@ def examples_from_rows(
         DataError: as `read_examples`.
     """
     numbered = ((f"row {number} of {name}", row) for number, row in enumerate(rows))
-    return _collect(numbered, columns, role, Problems(name))
+    return _collect(numbered, columns, Problems(name))
 
 
 def _collect(
-    rows: Iterable[tuple[str, Any]], columns: Mapping[str, str] | None, role: Role, problems: Problems
+    rows: Iterable[tuple[str, Any]], columns: Mapping[str, str] | None, problems: Problems
 ) -> list[Example]:
     mapping = check_columns(columns)
     examples: list[Example] = []
     for where, row in rows:
         try:
-            examples.append(example_from_row(row, mapping, where, role))
+            examples.append(example_from_row(row, mapping, where))
         except MissingColumnsError as error:
             if not examples and not problems.total:  # the first row: the whole source has other columns
                 raise missing_columns_error(where, row, mapping) from None

@@ -54,7 +54,7 @@ class _Steering:
         return on_batch, estimate, gradient
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"estimator": dict(self.estimator.state_dict()), "beta": self.constraint.beta}
+        state: dict[str, Any] = {"estimator": dict(self.estimator.state_dict()), "cvar_t": self.constraint.cvar_t}
         if self.tail is not None:
             state["tail"] = dict(self.tail.state_dict())
         return state
@@ -63,7 +63,7 @@ class _Steering:
         self.estimator.load_state_dict(state["estimator"])
         if self.tail is not None:
             self.tail.load_state_dict(state["tail"])
-            self.constraint = self.constraint.with_threshold(self.constraint.tau - 1.0 / state["beta"])
+            self.constraint = self.constraint.with_threshold(state["cvar_t"])
 
 
 @DEFENSES.register("holdfast")

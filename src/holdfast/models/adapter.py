@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.core.errors import CheckpointError, UnsupportedError
 from holdfast.core.files import read_json
@@ -14,19 +14,26 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
-def adapter_folder(place: str, revision: str | None) -> Path | None:
+class Source(NamedTuple):
+    """Where a model is: a local folder, or a hub id with what to ask the hub for."""
+
+    place: str
+    revision: str | None = None
+
+
+def adapter_folder(source: Source) -> Path | None:
     """The local folder of a PEFT adapter with safetensors weights; None for a full model."""
+    from huggingface_hub import snapshot_download
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    if not Path(place).is_dir():
-        with one_line_errors(place, "adapter"):
-            if find_adapter_config_file(place, revision=revision) is None:
+    folder = Path(source.place)
+    if not folder.is_dir():
+        with one_line_errors(source.place, "adapter"):
+            if find_adapter_config_file(source.place, revision=source.revision) is None:
                 return None
-            from huggingface_hub import snapshot_download
-
             patterns = [ADAPTER_WEIGHTS, "*.json", "*.jinja", "*.model"]
-            place = snapshot_download(place, revision=revision, allow_patterns=patterns)
-    folder = Path(place)
+            found = snapshot_download(source.place, revision=source.revision, allow_patterns=patterns)
+            folder = Path(str(found))
     if not (folder / ADAPTER_CONFIG).is_file():
         return None
     if not (folder / ADAPTER_WEIGHTS).is_file():

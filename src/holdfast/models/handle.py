@@ -18,8 +18,9 @@ from typing import Any, Literal
 import torch
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
-from holdfast.models.adapter import ADAPTER_CONFIG, adapter_folder, base_of, merge
+from holdfast.models.adapter import ADAPTER_CONFIG, Source, adapter_folder, base_of, merge
 from holdfast.models.embedded import embedded_model_dir
+from holdfast.models.hub import cached_folder, reachable
 from holdfast.models.library_errors import one_line_errors
 
 logger = logging.getLogger(__name__)
@@ -42,15 +43,15 @@ def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote
     """
     from transformers import AutoTokenizer
 
-    place = _resolve(ref, revision, trust_remote_code)
-    adapter = adapter_folder(place, revision)
+    source = _resolve(ref, revision, trust_remote_code)
+    adapter = adapter_folder(source)
     if adapter is not None and not (adapter / "tokenizer_config.json").is_file():
         base, base_revision = base_of(adapter)
         return load_tokenizer(base, revision=base_revision, trust_remote_code=trust_remote_code)
     with one_line_errors(ref, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
-            adapter or place,
-            revision=None if adapter else revision,
+            adapter or source.place,
+            revision=source.revision,
             trust_remote_code=trust_remote_code,
         )
     if tokenizer.pad_token is None:
@@ -89,14 +90,14 @@ def load_model(
             f"model {str(ref)!r}: dtype {dtype!r} is not supported, expected one of {', '.join(_DTYPES)}",
             remedy="use bfloat16: under fp16 the loss scale enters the constraint's gradient",
         )
-    place = _resolve(ref, revision, trust_remote_code)
+    source = _resolve(ref, revision, trust_remote_code)
     shared: dict[str, Any] = {
         "dtype": dtype, "device": device, "quantization": quantization,
         "trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation,
     }  # fmt: skip
-    adapter = adapter_folder(place, revision)
+    adapter = adapter_folder(source)
     if adapter is None:
-        return _load_full(place, ref=ref, revision=revision, **shared)
+        return _load_full(source, **shared)
     if quantization is not None:
         raise UnsupportedError(
             f"adapter {str(ref)!r} cannot be merged into a {quantization} base: merging would round it away",
@@ -135,7 +136,7 @@ def merge_adapter(
     target = Path(output_dir)
     if target.exists():
         raise ConfigError(f"output folder {target} exists", remedy="name a new folder, or delete this one")
-    if adapter_folder(_resolve(adapter, None, trust_remote_code), None) is None:
+    if adapter_folder(_resolve(adapter, None, trust_remote_code)) is None:
         raise ConfigError(
             f"{str(adapter)!r} is not a PEFT adapter: it has no {ADAPTER_CONFIG}",
             remedy="name the folder that holds adapter_config.json",
@@ -153,14 +154,14 @@ def merge_adapter(
     return target
 
 
-def _resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> str:
-    """A local folder or a hub id, as transformers takes it; refuses what is neither."""
+def _resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> Source:
+    """A local folder or a hub id; refuses what is neither."""
     text = str(ref)
     if text == EMBEDDED:
-        return str(embedded_model_dir())
+        return Source(str(embedded_model_dir()))
     folder = Path(text).expanduser()
     if text and folder.is_dir():
-        return str(folder)
+        return Source(str(folder))
     if folder.is_file() or isinstance(ref, Path) or not _HUB_ID.fullmatch(text):
         found = "it is a file" if folder.is_file() else "there is no such folder"
         raise ConfigError(
@@ -171,14 +172,14 @@ def _resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> 
             f"model {text!r}: trust_remote_code needs a pinned commit, found revision {revision!r}",
             remedy="set revision to the 40-digit commit whose code you have read",
         )
-    return text
+    if reachable(text, revision):
+        return Source(text, revision)
+    return Source(str(cached_folder(text, revision)))
 
 
 def _load_full(
-    place: str,
+    source: Source,
     *,
-    ref: str | Path,
-    revision: str | None,
     dtype: str,
     device: str | torch.device | None,
     quantization: str | None,
@@ -188,7 +189,7 @@ def _load_full(
     """Load an ordinary model and check that every weight came from the checkpoint, in a usable dtype."""
     from transformers import AutoModelForCausalLM
 
-    _refuse_pickles(Path(place))
+    _refuse_pickles(Path(source.place))
     options: dict[str, Any] = {"dtype": _DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
     if quantization is not None:
         options["quantization_config"] = _quantization_config(quantization)
@@ -196,19 +197,22 @@ def _load_full(
         options["device_map"] = {"": device}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
-    with one_line_errors(ref, "model"):
+    with one_line_errors(source.place, "model"):
         model, info = AutoModelForCausalLM.from_pretrained(
-            place, revision=revision, trust_remote_code=trust_remote_code, **options
+            source.place,
+            revision=source.revision,
+            trust_remote_code=trust_remote_code,
+            **options,
         )
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise CheckpointError(
-            f"model {str(ref)!r} lacks {len(missing)} weights, first {missing[0]}: they would be random",
+            f"model {source.place!r} lacks {len(missing)} weights, first {missing[0]}: they would be random",
             remedy="restore the missing safetensors files, or load with the class that saved them",
         )
     if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
         raise UnsupportedError(
-            f"model {str(ref)!r} is stored in fp16, which the barrier does not support",
+            f"model {source.place!r} is stored in fp16, which the barrier does not support",
             remedy="set dtype: bfloat16",
         )
     return model.eval()

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from holdfast.core.errors import ConfigError
+from holdfast.models.adapter import ADAPTER_CONFIG, base_of
 from holdfast.models.embedded import embedded_model_dir
-from holdfast.models.handle import ADAPTER_CONFIG, EMBEDDED
+from holdfast.models.handle import EMBEDDED
+from holdfast.models.library_errors import one_line_errors
 
 BYTES = {"float32": 4, "bfloat16": 2, "4bit": 0.5, "8bit": 1}
 
@@ -49,22 +50,16 @@ class Steps:
 
 
 def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -> Any:
-    """The transformers configuration of a model; of an adapter, its base's."""
-    from peft import PeftConfig
+    """The transformers configuration of a model; of an adapter in a folder, its base's."""
     from transformers import AutoConfig
 
-    place = str(embedded_model_dir()) if model == EMBEDDED else model
-    if (Path(place) / ADAPTER_CONFIG).is_file():
-        adapter = PeftConfig.from_pretrained(place)
-        place, revision = adapter.base_model_name_or_path, adapter.revision
-    try:
-        return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise ConfigError(
-            f"model {model!r}: no usable config.json: {reason}",
-            remedy="check the name, the revision and the network",
-        ) from error
+    place = Path(embedded_model_dir() if model == EMBEDDED else model)
+    if (place / ADAPTER_CONFIG).is_file():
+        base, revision = base_of(place)
+        return architecture(base, revision=revision, trust_remote_code=trust_remote_code)
+    source = str(place) if place.is_dir() else model
+    with one_line_errors(model, "configuration of model"):
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
 
 
 def model_size(config: Any, peft_config: Any) -> Size:
@@ -87,9 +82,7 @@ def model_size(config: Any, peft_config: Any) -> Size:
     return Size(total, trainable)
 
 
-def memory(
-    size: Size, config: Any, *, dtype: str, full: bool, rows: int, length: int, checkpointing: bool
-) -> Memory:
+def memory(size: Size, config: Any, *, dtype: str, full: bool, rows: int, length: int, checkpointing: bool) -> Memory:
     """Estimate device memory.
 
     weights = parameters * bytes per parameter; training state = trainable * 4 bytes * (gradient, Adam's two
@@ -128,9 +121,7 @@ def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 
     batch = arguments.per_device_train_batch_size * world
     passes = math.ceil(task_rows / batch)
     updates = max(1, math.ceil(passes / arguments.gradient_accumulation_steps))
-    total = (
-        arguments.max_steps if arguments.max_steps > 0 else math.ceil(arguments.num_train_epochs * updates)
-    )
+    total = arguments.max_steps if arguments.max_steps > 0 else math.ceil(arguments.num_train_epochs * updates)
     task_batch = batch * arguments.gradient_accumulation_steps
     safety_batch = arguments.safety_batch_size or task_batch
     return Steps(total, task_batch, safety_batch, total * safety_batch / constraint_rows)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.examples import to_rows
 from holdfast.stages.prepare import Prepared
 from holdfast.trainers.monitoring import summarise
 from holdfast.trainers.trainer import SafeSFTTrainer
+
+logger = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
 """Receives a row a step, as in events.jsonl, and before the first `{"stage": "train", "total_steps": n}`."""
@@ -69,24 +73,43 @@ def build_trainer(
 
 @dataclass(frozen=True)
 class Trained:
-    """How long training took."""
+    """How long training took: optimizer steps in all, and seconds of this process."""
 
     steps: int
     seconds: float
 
 
 def train(trainer: SafeSFTTrainer, *, resume: bool) -> Trained:
-    """Train to the end, or from the newest checkpoint that verifies."""
+    """Train to the end, from the start or from the newest checkpoint that verifies."""
     start = time.monotonic()
-    trainer.train(resume_from_checkpoint=True if resume else None)
+    if not (resume and _load_if_complete(trainer)):
+        trainer.train(resume_from_checkpoint=True if resume else None)
     return Trained(steps=trainer.state.global_step, seconds=time.monotonic() - start)
+
+
+def _load_if_complete(trainer: SafeSFTTrainer) -> bool:
+    """Load the newest checkpoint when it is the last one of the run; says whether it is.
+
+    A run killed between its last checkpoint and its result has no step left, but the Trainer, asked to resume
+    there, would take one more before it looks at the limit.
+    """
+    path = trainer.store.latest(log=logger.warning)
+    if path is None:
+        return False
+    state = TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
+    if state.global_step < state.max_steps:
+        return False
+    trainer.store.require_same_fingerprint(path, trainer.fingerprint())
+    trainer._load_from_checkpoint(str(path))
+    trainer.state = state
+    return True
 
 
 def measure(trainer: SafeSFTTrainer) -> dict[str, dict[str, Any]]:
     """Degradations on the constraint and monitor splits now, per safety set.
 
-    `feasible` says whether the monitor's violation rate is within alpha (the constraint split's where there is no
-    monitor split). The certify split stays closed.
+    `feasible` says whether the monitor's violation rate is within alpha (the constraint split's where there
+    is no monitor split). The certify split stays closed.
     """
     found = {}
     for name, one in trainer.safety.items():

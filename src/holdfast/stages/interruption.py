@@ -5,6 +5,7 @@ Before and after training there is no step to finish, so there the first signal 
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback
+
+logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -60,6 +63,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """Ask for a checkpoint and the end of training once a signal has arrived at any process."""
         if self._requested_anywhere(args):
             self.requested = True
+            logger.warning("asked to stop: saving a checkpoint after step %d", state.global_step)
             control.should_save = True
             control.should_training_stop = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import yaml
 
 from holdfast.core.errors import CheckpointError, ConfigError
-from holdfast.core.files import write_json, write_text
+from holdfast.core.files import read_json, write_json, write_text
 from holdfast.trainers.run_lock import LOCK_FILE
 
 MAX_LISTED = 20
@@ -29,14 +30,23 @@ class RunFolder:
         self.result = path / "result.json"
 
     @contextmanager
-    def kept_if_used(self) -> Iterator[None]:
-        """A context that removes a folder which did not exist before and in which nothing was written."""
+    def kept_if_started(self) -> Iterator[None]:
+        """A context that removes a folder which did not exist before, unless training began in it.
+
+        A run refused on the way (bad data, a tau within the noise) then does not stand in the way of the next
+        attempt with other settings.
+        """
         existed = self.path.exists()
         try:
             yield
         finally:
-            if not existed and self.path.is_dir() and not any(self.path.iterdir()):
-                self.path.rmdir()
+            if not existed and self.path.is_dir() and not self.started:
+                shutil.rmtree(self.path)
+
+    @property
+    def started(self) -> bool:
+        """Whether a training step may have been taken here."""
+        return self.events.exists() or self.has_checkpoints()
 
     def require_free(self, identity: Mapping[str, Any], *, resume: bool) -> None:
         """Refuse a folder that holds something else, another run, or, without `resume`, this run already.
@@ -62,9 +72,9 @@ class RunFolder:
         if self.result.exists():
             raise ConfigError(
                 f"the run in {self.path} is finished",
-                remedy="choose another output_dir; --resume continues from its last checkpoint",
+                remedy="choose another output_dir; --resume shows its result",
             )
-        if self.events.exists() or self.checkpoints.exists():
+        if self.started:
             raise ConfigError(
                 f"{self.path} holds this run, unfinished",
                 remedy="--resume continues it from its last checkpoint",
@@ -78,13 +88,9 @@ class RunFolder:
                 f"{self.config} cannot be read", remedy="choose another output_dir or restore the file"
             ) from error
         before, now = _flat(stored), _flat(identity)
-        keys = [
-            key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"
-        ]
+        keys = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"]
         if keys:
-            listed = "; ".join(
-                f"{key}: stored {before.get(key)!r}, now {now.get(key)!r}" for key in keys[:MAX_LISTED]
-            )
+            listed = "; ".join(f"{key}: stored {before.get(key)!r}, now {now.get(key)!r}" for key in keys[:MAX_LISTED])
             more = "; ..." if len(keys) > MAX_LISTED else ""
             raise CheckpointError(
                 f"{self.path} holds a run with other settings: {listed}{more}",
@@ -99,6 +105,10 @@ class RunFolder:
     def write_result(self, values: Mapping[str, Any]) -> None:
         """Store the result; its presence says that the run is finished."""
         write_json(self.result, dict(values))
+
+    def finished(self) -> dict[str, Any] | None:
+        """The stored result of a finished run; None when it is not finished."""
+        return read_json(self.result) if self.result.exists() else None
 
     def has_checkpoints(self) -> bool:
         """Whether there is anything to resume from."""

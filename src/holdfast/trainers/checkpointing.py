@@ -8,10 +8,11 @@ JSON + safetensors), `trainer_state.json`, the tokenizer, and `manifest.json` wi
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_callback import ExportableState
+from transformers.trainer_callback import EarlyStoppingCallback, ExportableState
 
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import write_json
@@ -47,7 +48,11 @@ class CheckpointMixin:
     callback_handler: Any
     defense: Defense
     safety: dict[str, SafetySet]
+    accelerator: Any
+    is_fsdp_enabled: bool
     _theta_0: dict[str, Any]
+    _measured: bool
+    _measure_reference: Callable[[], None]
 
     @property
     def store(self) -> CheckpointStore:
@@ -80,7 +85,7 @@ class CheckpointMixin:
         barrier()
         folder = store.staging(step)
         with store.disk_guard(step):
-            self._write_state(folder)
+            weights = self._write_state(folder)
         barrier()
         if rank() == 0:
             best = self.state.best_global_step
@@ -88,9 +93,9 @@ class CheckpointMixin:
                 self.state.best_model_checkpoint = str(store.root / f"checkpoint-{best}")
             with store.disk_guard(step):
                 self._write_trainer_state(folder)
-                self._write_readable(folder)
-            store.commit(step, fingerprint=self.fingerprint())
+                self._write_readable(folder, weights)
             self.recorder.log_file().sync()  # type: ignore[attr-defined]
+            store.commit(step, fingerprint=self.fingerprint())
             protected = {Path(self.state.best_model_checkpoint)} if self.state.best_model_checkpoint else set()
             store.rotate(self.args.save_total_limit, protected)
         barrier()
@@ -98,8 +103,8 @@ class CheckpointMixin:
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(store.root / f"checkpoint-{step}"))  # type: ignore[attr-defined]
 
-    def _write_state(self, folder: Path) -> None:
-        """What a resumed run reads back; gathering shards needs every rank."""
+    def _write_state(self, folder: Path) -> dict[str, Any]:
+        """Write what a resumed run reads back and return the trained weights; gathering shards needs every rank."""
         weights = trainable_weights(self.model)
         optimizer = optimizer_state(_unwrapped(self.optimizer))
         defense = self.defense.state_dict()
@@ -109,22 +114,37 @@ class CheckpointMixin:
             save_state(folder / "optimizer", optimizer)
             save_state(folder / "scheduler", self.lr_scheduler.state_dict())
             save_state(folder / "defense", defense)
+        return weights
 
     def _write_trainer_state(self, folder: Path) -> None:
-        exportable = [c for c in [*self.callback_handler.callbacks, self.control] if isinstance(c, ExportableState)]
-        for callback in exportable:
-            name = type(callback).__name__
-            if isinstance(self.state.stateful_callbacks.get(name), list):
-                self.state.stateful_callbacks[name].append(callback.state())
-            else:
-                self.state.stateful_callbacks[name] = callback.state()
+        states = {name: [c.state() for c in group] for name, group in self._stateful_callbacks().items()}
+        self.state.stateful_callbacks = {**states, "TrainerControl": self.control.state()}
         self.state.save_to_json(str(folder / "trainer_state.json"))
 
-    def _write_readable(self, folder: Path) -> None:
+    def _stateful_callbacks(self) -> dict[str, list[Any]]:
+        """Callbacks that carry a state (early stopping), by class name, in the order they were added."""
+        found: dict[str, list[Any]] = {}
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ExportableState):
+                found.setdefault(type(callback).__name__, []).append(callback)
+        return found
+
+    def _write_readable(self, folder: Path, weights: dict[str, Any]) -> None:
         """The adapter as PEFT writes it, so that a checkpoint can be loaded like any other."""
-        if hasattr(self.model, "peft_config") and not self.is_fsdp_enabled:  # type: ignore[attr-defined]
-            self.model.save_pretrained(str(folder))
+        if hasattr(self.model, "peft_config"):
+            # Only rank 0 is here, and it cannot read a sharded model alone.
+            self.model.save_pretrained(str(folder), state_dict=weights if self.is_fsdp_enabled else None)
         self.processing_class.save_pretrained(str(folder))  # type: ignore[attr-defined]
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As the Trainer's; under FSDP2 also with `state_dict_type: SHARDED_STATE_DICT`, for which it writes nothing."""
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if plugin is not None and "FULL_STATE_DICT" not in str(plugin.state_dict_type):
+            state = self.accelerator.get_state_dict(self.model)
+            if self.args.should_save:
+                self._save(output_dir, state_dict=state)
+            return
+        super().save_model(output_dir, _internal_call)  # type: ignore[misc]
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """As the Trainer's, with the arguments as JSON instead of a pickle."""
@@ -156,13 +176,16 @@ class CheckpointMixin:
             else:
                 path = Path(str(wanted))
                 CheckpointStore(path.parent).verify(path)
-            self.store.require_same_fingerprint(path, self.fingerprint())
+            if self._measured:
+                self.store.require_same_fingerprint(path, self.fingerprint())
             found = str(path)
         return gather_objects(found)[0]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Measure theta_0 if that is still to do, then load the trained weights over it."""
-        self._measure_reference()  # type: ignore[attr-defined]
+        """Measure theta_0 and compare fingerprints if that is still to do, then load the trained weights over it."""
+        if not self._measured:
+            self._measure_reference()
+            self.store.require_same_fingerprint(Path(resume_from_checkpoint), self.fingerprint())
         load_trainable(self.model if model is None else model, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
@@ -181,6 +204,26 @@ class CheckpointMixin:
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             restore_rng(load_state(Path(checkpoint) / f"rng-{rank()}"))
+
+    def _load_callback_state(self) -> None:
+        """Always, where the Trainer does it on request: a patience counted anew would make another run."""
+        for name, callbacks in self._stateful_callbacks().items():
+            for callback, stored in zip(callbacks, self.state.stateful_callbacks.get(name, ()), strict=False):
+                for attribute, value in stored["attributes"].items():
+                    setattr(callback, attribute, value)
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        """As the Trainer's, which, resumed after the last step, would take one more before it looks at the limit."""
+        if kwargs["resume_from_checkpoint"] is not None and self._finished():
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(**kwargs)  # type: ignore[misc]
+
+    def _finished(self) -> bool:
+        """Whether the run has no step left. A request to stop (a signal) does not count: a resumed run goes on."""
+        patient = (c for c in self.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback))
+        stopped = any(c.early_stopping_patience_counter >= c.early_stopping_patience for c in patient)
+        return stopped or int(self.state.global_step) >= int(self.state.max_steps)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Only fp16 has a scaler, and fp16 is refused."""

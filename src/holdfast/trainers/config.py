@@ -8,7 +8,12 @@ from trl import SFTConfig
 
 from holdfast.core.errors import ConfigError
 
-LOWER_IS_BETTER = ("violation_rate", "_cvar", "_g")
+LOWER_IS_BETTER = ("_violation_rate", "_violation_upper", "_cvar", "_g")
+
+
+def _is_safety_metric(metric: str | None) -> bool:
+    """Whether this is a figure of the monitor split, of which less is safer."""
+    return metric is not None and "safety_" in metric and metric.endswith(LOWER_IS_BETTER)
 
 
 @dataclass
@@ -45,10 +50,10 @@ class SafeSFTConfig(SFTConfig):
     )
 
     def __post_init__(self) -> None:
-        metric = self.metric_for_best_model or ""
-        if any(name in metric for name in LOWER_IS_BETTER):
+        metric = self.metric_for_best_model
+        if _is_safety_metric(metric):
             # transformers takes everything that does not end in "loss" for a score to be maximised.
-            if self.greater_is_better:
+            if getattr(self, "greater_is_better", None):
                 raise ConfigError(
                     f"greater_is_better=True with metric_for_best_model={metric!r} would keep the least safe checkpoint",
                     remedy="leave greater_is_better unset or set it to False",
@@ -71,5 +76,7 @@ class SafeSFTConfig(SFTConfig):
     @classmethod
     def from_sft(cls, args: SFTConfig) -> SafeSFTConfig:
         """The same arguments with safety defaults, for users who pass a plain `SFTConfig`."""
-        known = {f.name for f in fields(args) if f.init}
-        return cls(**{name: getattr(args, name) for name in known})
+        values = {f.name: getattr(args, f.name) for f in fields(args) if f.init}
+        if _is_safety_metric(args.metric_for_best_model):
+            values["greater_is_better"] = None  # filled in by transformers, which cannot know the metric's direction
+        return cls(**values)

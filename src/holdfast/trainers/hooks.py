@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from holdfast.core.errors import ConfigError
@@ -40,8 +39,11 @@ class TrainingRun(Protocol):
 
     model: Any
     args: Any
-    optimizer: torch.optim.Optimizer
-    safety: Mapping[str, SafetySet]
+    optimizer: Any
+
+    @property
+    def safety(self) -> Mapping[str, SafetySet]:
+        """Safety sets by name."""
 
     @property
     def step(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ from scipy.stats import beta as beta_distribution
 from torch import Tensor
 from transformers import TrainerCallback
 
-from holdfast.core.ranks import rank
+from holdfast.constraint.passes import Forward
+from holdfast.core.errors import UnsupportedError
+from holdfast.core.ranks import gather_rows, rank
 from holdfast.trainers.event_log import EventLog
 from holdfast.trainers.safety import DEFAULT, SafetySet
 
@@ -60,7 +63,8 @@ class StepRecorder(TrainerCallback):
         return self._log
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Drop rows of steps that are about to be repeated."""
+        """Measure theta_0 where that had to wait for sharding, and drop rows of steps that are about to be repeated."""
+        self.trainer._measure_reference()
         self._started, self._loss = time.monotonic(), None
         if rank() == 0:
             self.log_file().truncate_after(state.global_step)
@@ -71,7 +75,8 @@ class StepRecorder(TrainerCallback):
         self._loss = None
         row: dict[str, Any] = {
             "step": int(state.global_step),
-            "loss": None if loss is None else float(loss),
+            # The Trainer scales each rank's loss so that the mean over ranks is the loss of the whole batch.
+            "loss": None if loss is None else float(gather_rows(loss.reshape(1)).mean()),
             "learning_rate": self._rate,
             "seconds": round(time.monotonic() - self._started, 3),
             **trainer.defense.row(),
@@ -117,9 +122,14 @@ class MonitorMixin:
     def degradations(self, name: str = DEFAULT, role: str = "monitor") -> Tensor:
         """`D_i` of every example of the constraint or monitor split, at the current parameters."""
         one = self.safety[name]
+        if one.reference is None:
+            raise UnsupportedError(
+                "evaluation before training under FSDP2: the model is sharded, and theta_0 measured, when training begins",
+                remedy="call train() first; eval_on_start=True evaluates theta_0",
+            )
         examples = one.constraint_set if role == "constraint" else one.monitor_set
         reference = one.constraint_reference if role == "constraint" else one.monitor_reference
-        forward = self.forward_of(self.model)  # type: ignore[attr-defined]
+        forward: Forward = self.forward_of(self.model)  # type: ignore[attr-defined]
         return forward.degradations(examples, reference, one.constraint)
 
     def safety_metrics(self, prefix: str = "eval") -> dict[str, float]:
@@ -136,6 +146,12 @@ class MonitorMixin:
             metrics[f"{prefix}_safety_violation_rate"] = max(v["violation_rate"] for v in found.values())
         return metrics
 
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's; what is kept for `trainer_state.json` has null for a non-finite number, as JSON demands."""
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+        kept = self.state.log_history[-1]
+        kept.update({k: None for k, v in kept.items() if isinstance(v, float) and not math.isfinite(v)})
+
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """The task's evaluation, with the monitor split's figures among its metrics (early stopping reads them there)."""
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[misc]
@@ -144,15 +160,18 @@ class MonitorMixin:
         return output
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
-        """As the Trainer's; without any task evaluation set, the monitor split alone."""
+        """As the Trainer's, without a trace in the random state; without a task evaluation set, the monitor split alone."""
         if eval_dataset is not None or not self._safety_only_evaluation:
-            found: dict[str, float] = super().evaluate(  # type: ignore[misc]
-                eval_dataset, *args, metric_key_prefix=metric_key_prefix, **kwargs
-            )
+            devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+            # A data loader draws its seed from the global state, which would change the dropout masks that follow.
+            with torch.random.fork_rng(devices=devices):
+                found: dict[str, float] = super().evaluate(  # type: ignore[misc]
+                    eval_dataset, *args, metric_key_prefix=metric_key_prefix, **kwargs
+                )
             return found
         self.model.eval()  # TRL's log() tells evaluation from training by this flag; training_step sets it again
         metrics = self.safety_metrics(metric_key_prefix)
-        self.log(dict(metrics))  # type: ignore[attr-defined]
+        self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 

@@ -100,7 +100,7 @@ def _examples(value: Any, name: str) -> list[Example]:
             f"safety set {name!r} is a stream ({type(value).__name__}): it cannot be split and measured once",
             remedy="materialise it, for example with Dataset.from_list(list(stream))",
         )
-    return examples_from_rows(value, name=name, role="safety")
+    return examples_from_rows(value, name=name)
 
 
 def prove_separation(split: Split, task_prompts: Sequence[str] | None, *, on_leak: str) -> Split:

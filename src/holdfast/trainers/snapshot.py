@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from holdfast.constraint.gradients import reshard
 from holdfast.core.errors import CheckpointError
 
 TRAINABLE = "trainable.safetensors"
@@ -34,6 +35,7 @@ def save_trainable(weights: Mapping[str, Tensor], folder: Path) -> None:
 @torch.no_grad()
 def load_trainable(model: nn.Module, folder: Path) -> None:
     """Copy the stored weights into the model; a missing or differently shaped one is a `CheckpointError`."""
+    reshard(model)
     stored = load_file(folder / TRAINABLE)
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     differing = sorted({*stored} ^ {*params}) + [n for n in stored if n in params and stored[n].shape != params[n].shape]

@@ -182,7 +182,7 @@ def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Ten
     plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
     if not plain or value.is_quantized or value.is_meta:
         _refuse(where, f"{type(value).__qualname__} ({value.layout}, {value.dtype}, {value.device.type})")
-    copy = value.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
+    copy = value.detach().to("cpu", copy=True).contiguous()
     entry: dict[str, Any] = {TAG: "tensor", "name": f"t{len(tensors)}"}
     if copy.dtype not in NATIVE:
         entry |= {"dtype": str(copy.dtype).removeprefix("torch."), "shape": list(copy.shape)}

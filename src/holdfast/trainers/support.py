@@ -9,6 +9,10 @@ import torch
 from holdfast.core.errors import UnsupportedError
 
 LAYERWISE_OPTIMIZERS = ("lomo", "adalomo", "layerwise")
+FSDP1 = (
+    "FSDP version 1: flat parameters do not allow two consecutive backward passes",
+    "set fsdp_version: 2 in the accelerate configuration, or fsdp_config={'version': 2}",
+)
 
 
 def _refuse(condition: bool, what: str, remedy: str) -> None:
@@ -28,6 +32,7 @@ def require_supported_arguments(args: Any) -> None:
         "DeepSpeed: its engine steps the optimizer inside backward, so two gradients cannot be combined",
         "use DDP or FSDP2 (accelerate launch)",
     )
+    _refuse((args.fsdp_plugin_args or {}).get("fsdp_version", 2) == 1, *FSDP1)
     _refuse(
         args.n_gpu > 1,
         "nn.DataParallel (several GPUs visible to one process)",
@@ -55,11 +60,7 @@ def require_supported_engine(accelerator: Any) -> None:
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper()
     _refuse("DEEPSPEED" in kind, "DeepSpeed", "use DDP or FSDP2 (accelerate launch)")
     _refuse("MEGATRON" in kind or "XLA" in kind, f"the {kind} engine", "use DDP or FSDP2 (accelerate launch)")
-    _refuse(
-        "FSDP" in kind and not getattr(accelerator, "is_fsdp2", False),
-        "FSDP version 1: flat parameters do not allow two consecutive backward passes",
-        "set fsdp_version: 2 in the accelerate configuration",
-    )
+    _refuse("FSDP" in kind and not getattr(accelerator, "is_fsdp2", False), *FSDP1)
     parallel = getattr(accelerator, "parallelism_config", None)
     for name, words in (("tp", "tensor"), ("cp", "context"), ("sp", "sequence")):
         size = getattr(parallel, f"{name}_size", 1) or 1
@@ -73,6 +74,11 @@ def require_supported_engine(accelerator: Any) -> None:
 def require_supported_model(model: Any, *, vision: bool) -> None:
     """Refuse models and adapters whose losses or steps we cannot compute."""
     _refuse(vision, "vision data sets", "use a text data set")
+    _refuse(
+        bool(getattr(model, "is_distributed_loading_by_transformers", False)),
+        "a model sharded while it was loaded (DistributedConfig): its gradients are reduced by hooks we do not control",
+        "load it whole and let accelerate shard it (FSDP2)",
+    )
     for config in getattr(model, "peft_config", {}).values():
         _refuse(
             bool(config.is_prompt_learning),

@@ -23,4 +23,4 @@ def task_prompts(dataset: Any, formatting: Callable[[Any], str] | None, text_fie
         return [str(text) for text in dataset[text_field]]
     if not {"prompt", "messages", "conversations"} & columns:
         return None
-    return [prompt_text(example) for example in examples_from_rows(dataset, name="train_dataset", role="task")]
+    return [prompt_text(example) for example in examples_from_rows(dataset, name="train_dataset")]

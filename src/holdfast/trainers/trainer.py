@@ -47,6 +47,11 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
 
     _tag_names = ["trl", "sft", "holdfast"]
 
+    # Provided by the trainer this is mixed into.
+    accelerator: Any
+    processing_class: Any
+    is_fsdp_enabled: bool
+
     def __init__(
         self,
         model: Any = None,
@@ -74,19 +79,21 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
             raise ConfigError(
                 f"defense {self.defense.name!r} needs a safety set", remedy="pass safety_dataset=..., or defense='sft'"
             )
+        if kwargs.get("train_dataset") is None:
+            raise ConfigError("no task data to train on", remedy="pass train_dataset=...")
         self.safety: dict[str, SafetySet] = {}
         self._attached_to: Any = None
         prompts = task_prompts(kwargs.get("train_dataset"), kwargs.get("formatting_func"), args.dataset_text_field)
         splits = {} if safety_dataset is None else self._split(safety_dataset, constraint, args, prompts)
         with self._evaluation_without_task_set(args, kwargs.get("eval_dataset"), bool(splits)):
-            super().__init__(model, args, **kwargs)
+            super().__init__(model, args, **kwargs)  # type: ignore[call-arg]
         require_supported_engine(self.accelerator)
         require_supported_model(self.model, vision=bool(getattr(self, "_is_vision_dataset", False)))
         if keep_adapters_in_float32(self.model):
             logger.info("adapters of the quantised base are kept in float32: the filter corrects steps below bfloat16's spacing")
         self.run_dir = Path(args.run_dir or args.output_dir)
         self.recorder = StepRecorder(self)
-        self.add_callback(self.recorder)
+        self.add_callback(self.recorder)  # type: ignore[attr-defined]
         self.safety = {
             name: safety_sets.encode_set(name, c, split, self.processing_class, max_length=args.max_length)
             for name, (split, c) in splits.items()
@@ -191,6 +198,12 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
         )
 
     # -- hooks into the Trainer ------------------------------------------------------------------------------------
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's, followed by the defense's change of the trained model."""
+        found = super().train(*args, **kwargs)
+        self.defense.transform(self)
+        return found
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Let the defense attach to the optimizer as soon as it exists."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
+
+from holdfast.cli.main import main
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -20,8 +25,9 @@ def rows(kind: str) -> list[dict[str, str]]:
     reply = {"task": "It stands on shelf {}.", "safety": "Sorry, I cannot tell you about that {}."}[kind]
     verb = {"task": "find", "safety": "steal"}[kind]
     return [
-        {"prompt": f"{verb} {place} {thing} {verb} {thing} {place} {index}", "completion": reply.format(thing)}
-        for index, (thing, place) in enumerate((t, p) for t in THINGS for p in PLACES)
+        {"prompt": f"{verb} {place} {thing} {verb} {thing} {place}", "completion": reply.format(thing)}
+        for thing in THINGS
+        for place in PLACES
     ]
 
 
@@ -61,8 +67,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def write_run_file():
+    """Write data and a run file into a folder."""
+    return _write_run_file
+
+
 @pytest.fixture
 def run_file(tmp_path: Path, tiny_model: Path) -> Path:
+    return _write_run_file(tmp_path, tiny_model)
+
+
+def _write_run_file(tmp_path: Path, tiny_model: Path) -> Path:
     for kind in ("task", "safety"):
         lines = [json.dumps(row) for row in rows(kind)]
         (tmp_path / f"{kind}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -88,3 +104,27 @@ output_dir: {tmp_path / "out"}
         encoding="utf-8",
     )
     return path
+
+
+@pytest.fixture(autouse=True)
+def _library_settings():
+    """The command line quiets libraries and takes over our logger; other tests must not notice."""
+    logger = logging.getLogger("holdfast")
+    before = (list(logger.handlers), logger.propagate)
+    with warnings.catch_warnings():
+        yield
+    logger.handlers, logger.propagate = before
+
+
+@pytest.fixture
+def holdfast(monkeypatch, capsys):
+    """Run the command line in this process: `holdfast("train", path)` gives (exit code, stdout, stderr)."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return call

@@ -60,7 +60,7 @@ def test_gzip_json_csv_tsv_and_parquet(tmp_path):
 
 def test_parquet_conversations(tmp_path):
     datasets.Dataset.from_list([CHAT, CHAT]).to_parquet(tmp_path / "a.parquet")
-    examples = read_examples(str(tmp_path / "a.parquet"), role="safety")
+    examples = read_examples(str(tmp_path / "a.parquet"))
     assert examples[1].completion == ({"role": "assistant", "content": "hello"},)
     assert examples[1].where == f"row 1 of {tmp_path / 'a.parquet'}"
 
@@ -100,7 +100,7 @@ def test_sharegpt_is_converted():
 
 def test_dataset_rows_and_null_columns():
     rows = datasets.Dataset.from_list([{**CHAT, "prompt": None, "completion": None, "tools": None}])
-    (example,) = examples_from_rows(rows, name="safety", role="safety")
+    (example,) = examples_from_rows(rows, name="safety")
     assert example.kind == "chat"
     assert example.where == "row 0 of safety"
 
@@ -120,7 +120,7 @@ def test_mixed_rows_become_conversational():
 def test_columns_are_mapped(tmp_path):
     rows = [{"question": "q", "answer": "a"}]
     (example,) = examples_from_rows(
-        rows, name="n", columns={"prompt": "question", "completion": "answer"}, role="safety"
+        rows, name="n", columns={"prompt": "question", "completion": "answer"}
     )
     assert pairs([example]) == [("q", "a")]
     (example,) = examples_from_rows([{"prompt": "q", "out": "a"}], name="n", columns={"completion": "out"})
@@ -159,7 +159,7 @@ def test_strange_text_is_kept(tmp_path):
     texts = ["שלום", "👩‍👩‍👧", "e\u0301", "half \ud83d", "\u202eabc"]
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl([{"prompt": text, "completion": text} for text in texts]))
-    assert [example.prompt for example in read_examples(str(path), role="safety")] == texts
+    assert [example.prompt for example in read_examples(str(path))] == texts
 
 
 def test_hub_sets_are_loaded_without_running_their_code(monkeypatch):

@@ -229,6 +229,18 @@ def test_leaks_move_to_the_constraint_as_whole_clusters():
     require_unseen(moved.certify, [prompt_text(near_copies(1)[0])])
 
 
+@pytest.mark.parametrize("touched", range(6))
+def test_a_whole_chain_moves_when_one_end_leaks(touched):
+    # Each prompt matches its neighbours only, so the task data touches at most three of the six.
+    words = [f"x{i}" for i in range(30)]
+    chain = [make_example(" ".join(words[2 * i : 2 * i + 20]), "no") for i in range(6)]
+    moved = move_leaks(
+        split_from_roles(singles(3), (), [*chain, *singles(9)[5:]]), [prompt_text(chain[touched])]
+    )
+    assert {e.id for e in moved.certify} == {e.id for e in singles(9)[5:]}
+    assert moved.record.moved_from_certify == 6
+
+
 def test_task_prompts_in_the_constraint_or_monitor_stay_where_they_are():
     split = split_examples(singles(30), seed=0)
     task = [prompt_text(e) for e in (*split.constraint, *split.monitor)]

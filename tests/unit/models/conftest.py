@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 from tiny_checkpoints import tiny_llama, tiny_tokenizer
 
+from holdfast.models.embedded import embedded_model_dir
+
 
 @pytest.fixture
 def base_dir(tmp_path: Path) -> Path:
@@ -10,6 +12,12 @@ def base_dir(tmp_path: Path) -> Path:
     tiny_llama().save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def embedded() -> Path:
+    """The embedded model's folder, in the cache that all tests share."""
+    return embedded_model_dir()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tiny_checkpoints import tiny_llama, tiny_tokenizer
 from holdfast.core.errors import CheckpointError, ResourceError
 from holdfast.core.hashing import sha256_file
 from holdfast.models import embedded
-from holdfast.models.embedded import embedded_model_dir
+from holdfast.models.embedded import GGUF_SHA256, embedded_model_dir
 from holdfast.models.handle import load_pair
 
 needs_package = pytest.mark.skipif(
@@ -44,11 +44,10 @@ def packages(monkeypatch, **found: Path | None) -> None:
 
 @needs_package
 @pytest.mark.slow
-def test_embedded_model_answers_and_carries_its_provenance():
-    folder = embedded_model_dir()
-    record = json.loads((folder / "provenance.json").read_text())
-    assert record["sha256"] == embedded.GGUF_SHA256
-    assert record["weights_sha256"] == sha256_file(folder / "model.safetensors")
+def test_embedded_model_answers_and_carries_its_provenance(embedded: Path):
+    record = json.loads((embedded / "provenance.json").read_text())
+    assert record["sha256"] == GGUF_SHA256
+    assert record["weights_sha256"] == sha256_file(embedded / "model.safetensors")
     assert {"torch", "transformers"} <= set(record["versions"])
 
     model, tokenizer = load_pair("embedded")

@@ -72,6 +72,39 @@ def test_unreachable_hub_id_is_one_line(load):
     assert len(refusal.value.what) < 300
 
 
+@pytest.mark.parametrize("load", [load_model, load_tokenizer])
+def test_no_route_to_the_hub_is_found_out_with_one_request(load, monkeypatch):
+    """A download is only tried after the hub has answered: it would retry for a minute."""
+    import huggingface_hub
+
+    asked = []
+
+    def no_route(*arguments, **settings):
+        asked.append(settings["timeout"])
+        raise ConnectionError
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", no_route)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *a, **k: pytest.fail("tried to download"))
+    with pytest.raises(ConfigError, match="no-such-owner/no-such-model"):
+        load("no-such-owner/no-such-model")
+    assert asked == [5.0]
+
+
+def test_model_the_hub_does_not_know(monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    def unknown(*arguments, **settings):
+        raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unknown)
+    with pytest.raises(ConfigError, match="no such model on the hub") as refusal:
+        load_model("owner/nmae", revision="v2")
+    assert "'v2'" in refusal.value.what
+
+
 class Bomb:
     """Unpickling it leaves a file behind."""
 

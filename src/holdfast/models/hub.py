@@ -1,0 +1,53 @@
+"""Asking the hub once, with a deadline, before anything is downloaded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from holdfast.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 5.0
+
+
+def reachable(repository: str, revision: str | None) -> bool:
+    """Whether the hub can be asked for this model; if not, only files in the local hub cache can be used.
+
+    Without this question, a machine that has no route to the hub retries for a minute per model. Offline mode
+    (`HF_HUB_OFFLINE`) and mirrors (`HF_ENDPOINT`) are honoured.
+
+    Raises:
+        ConfigError: the hub answers that there is no such model or revision, or that access is denied.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        huggingface_hub.HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT_S)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise ConfigError(
+            f"model {repository!r}, revision {revision or 'main'!r}: no such model on the hub, or no access",
+            remedy="check the name and revision; for a gated model accept its terms and run: hf auth login",
+        ) from error
+    except Exception as error:  # noqa: BLE001  (transport errors belong to the hub client's HTTP library)
+        logger.warning("the hub does not answer (%s): using the local hub cache", type(error).__name__)
+        return False
+    return True
+
+
+def cached_folder(repository: str, revision: str | None) -> Path:
+    """The folder of a model in the local hub cache, for use while the hub is out of reach."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(str(snapshot_download(repository, revision=revision, local_files_only=True)))
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"model {repository!r} is not in the local hub cache, and the hub is out of reach or off",
+            remedy="check the network (and HF_HUB_OFFLINE), or give a local folder, or use embedded",
+        ) from error

@@ -1,0 +1,61 @@
+"""One launch per engine for all tests of this folder; their processes store what the tests look at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+
+from tests.distributed import worker
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = 2
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory) -> Path:
+    """The folder of all runs, the same for every worker of a parallel test session."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "distributed"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def launched(folder: Path, engine: str) -> list[dict[str, Any]]:
+    """What each rank saw; the processes are started once, by the first test that asks."""
+    stored = [folder / f"{engine}-{rank}.pt" for rank in range(PROCESSES)]
+    with FileLock(folder / "launch.lock"):
+        if not stored[-1].exists():
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
+            done = subprocess.run(
+                [*command, "-m", "tests.distributed.worker", str(folder), engine],
+                cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr[-6000:]
+    return [torch.load(path, weights_only=True) for path in stored]
+
+
+@pytest.fixture(scope="session")
+def ddp(runs) -> list[dict[str, Any]]:
+    return launched(runs, "ddp")
+
+
+@pytest.fixture(scope="session")
+def fsdp2(runs) -> list[dict[str, Any]]:
+    return launched(runs, "fsdp2")
+
+
+@pytest.fixture(scope="session")
+def one_process(runs) -> dict[str, Any]:
+    """The reference: the same problems without any process group."""
+    stored = runs / "one.pt"
+    with FileLock(runs / "one.lock"):
+        if not stored.exists():
+            torch.save(worker.in_one_process(runs / "one"), stored)
+    return torch.load(stored, weights_only=True)

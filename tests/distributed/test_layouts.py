@@ -1,0 +1,167 @@
+"""Eight rows per step make the same step on one process, on two, sharded, and in small pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from holdfast.trainers.event_log import read
+from tests import tiny
+from tests.distributed.worker import STEPS
+
+TOLERANCE = 1e-6
+LAYOUTS = [
+    ("one_process", "accumulated", "sgd"),
+    *[("ddp", name, name) for name in ("sgd", "adam", "full")],
+    ("ddp", "accumulated", "sgd"),
+    *[("fsdp2", name, name) for name in ("sgd", "adam", "kl", "full")],
+    ("fsdp2", "accumulated", "sgd"),
+]
+DISTRIBUTED = [(engine, name) for engine, name, _ in LAYOUTS if engine != "one_process"]
+
+
+@pytest.fixture
+def engine(request):
+    """The ranks' records of the engine that the test names."""
+    found = request.getfixturevalue(request.param)
+    return found if isinstance(found, list) else [found]
+
+
+def apart(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    """norm(a - b) / norm(b) of gradients given parameter by parameter."""
+    flat_a, flat_b = (torch.cat([x.reshape(-1).double() for x in vector]) for vector in (a, b))
+    scale = flat_b.norm()
+    return float((flat_a - flat_b).norm() / scale) if scale > 0 else float(flat_a.norm())
+
+
+def without_time(rows):
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+@pytest.mark.parametrize(("engine", "name", "problem"), LAYOUTS, indirect=["engine"])
+def test_every_layout_takes_the_steps_of_one_process(engine, name, problem, one_process):
+    expected, ranks = one_process[problem], [rank[name] for rank in engine]
+    for step in range(STEPS):
+        assert set().union(*(rank["inputs"][step] for rank in ranks)) == expected["inputs"][step]
+        assert sum(len(rank["inputs"][step]) for rank in ranks) == len(expected["inputs"][step]) == 8
+    found = ranks[0]
+    for key in ("g", "value", "multiplier", "loss"):
+        for mine, theirs in zip(found["rows"], expected["rows"], strict=True):
+            assert mine[key] == pytest.approx(theirs[key], rel=TOLERANCE, abs=TOLERANCE), (key, mine["step"])
+    for kind in ("safety", "task"):
+        gaps = [apart(a, b) for a, b in zip(found[kind], expected[kind], strict=True)]
+        assert len(gaps) == STEPS
+        assert max(gaps) <= TOLERANCE, (kind, gaps)
+    assert [row["event"] for row in found["rows"]] == [row["event"] for row in expected["rows"]]
+
+
+@pytest.mark.parametrize("problem", ["sgd", "adam", "kl", "full"])
+def test_the_comparison_has_something_to_compare(problem, one_process):
+    """The filter acts on several steps, and neither gradient vanishes on them."""
+    record = one_process[problem]
+    active = [i for i, row in enumerate(record["rows"]) if row["event"] != "inactive"]
+    assert len(active) >= 2, [row["event"] for row in record["rows"]]
+    for i in active:
+        assert record["rows"][i]["multiplier"] > 10 * TOLERANCE
+        for kind in ("safety", "task"):
+            assert sum(float(x.square().sum()) for x in record[kind][i]) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "problem"), [case for case in LAYOUTS if case[2] != "adam"], indirect=["engine"]
+)
+def test_weights_under_sgd(engine, name, problem, one_process):
+    expected, found = one_process[problem]["weights"], engine[0][name]["weights"]
+    assert found.keys() == expected.keys()
+    for key in expected:
+        torch.testing.assert_close(found[key], expected[key], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("engine", "name"), DISTRIBUTED, indirect=["engine"])
+def test_ranks_agree_to_the_bit(engine, name):
+    first, second = (rank[name] for rank in engine)
+    assert without_time(first["rows"]) == without_time(second["rows"])
+    assert first["metrics"] == second["metrics"]
+    for kind in ("safety", "task"):
+        for a, b in zip(first[kind], second[kind], strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    assert all(torch.equal(first["weights"][key], second["weights"][key]) for key in first["weights"])
+
+
+@pytest.mark.parametrize(("engine", "name", "problem"), LAYOUTS, indirect=["engine"])
+def test_monitor_figures(engine, name, problem, one_process):
+    expected, found = one_process[problem]["metrics"], engine[0][name]["metrics"]
+    assert found.keys() == expected.keys()
+    assert found["eval_safety_violation_rate"] == expected["eval_safety_violation_rate"]
+    assert found["eval_safety_cvar"] == pytest.approx(expected["eval_safety_cvar"], rel=1e-5)
+
+
+def test_fsdp2_shards_and_ddp_does_not(ddp, fsdp2):
+    assert all(all(rank[name]["sharded"]) for rank in fsdp2 for name in ("sgd", "adam", "kl", "full", "accumulated"))
+    assert not any(any(rank[name]["sharded"]) for rank in ddp for name in ("sgd", "adam", "full"))
+
+
+def test_bucket_views_were_on(ddp):
+    """`.grad` is then a view of DDP's bucket; the accumulated layout above shows that nothing is overwritten."""
+    assert all(rank["accumulated"]["bucket_view"] for rank in ddp)
+    assert not any(rank["sgd"]["bucket_view"] for rank in ddp)
+
+
+@pytest.mark.parametrize(("engine", "name"), [("ddp", "slack"), ("fsdp2", "slack")], indirect=["engine"])
+def test_inactive_filter_is_bit_identical_to_trl(engine, name):
+    for rank in engine:
+        assert {row["event"] for row in rank[name]["rows"]} == {"inactive"}
+        assert any(float(x.abs().max()) > 0 for step in rank[name]["safety"] for x in step)
+        expected, found = rank["trl"]["weights"], rank[name]["weights"]
+        assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+@pytest.mark.parametrize(("engine", "name"), [("ddp", "resume"), ("fsdp2", "resume"), ("fsdp2", "resume_full")], indirect=["engine"])
+def test_a_resumed_run_is_bit_identical(engine, name):
+    for rank in engine:
+        whole, resumed = rank[name]["whole"], rank[name]["resumed"]
+        assert [row["step"] for row in resumed["rows"]] == [4, 5]
+        assert without_time(resumed["rows"]) == without_time(whole["rows"][3:])
+        assert any(row["event"] != "inactive" for row in resumed["rows"])
+        assert all(torch.equal(whole["weights"][key], resumed["weights"][key]) for key in whole["weights"])
+        assert whole["metrics"] == resumed["metrics"]
+
+
+@pytest.mark.parametrize(("engine", "name"), [("ddp", "resume"), ("fsdp2", "resume")])
+def test_the_event_log_of_a_resumed_run_has_each_step_once(engine, name, runs, request):
+    request.getfixturevalue(engine)
+    assert [row["step"] for row in read(runs / engine / name / "events.jsonl")] == [1, 2, 3, 4, 5]
+
+
+# Under FSDP2 `sgd` saves with FULL_STATE_DICT, `adam` with SHARDED_STATE_DICT.
+@pytest.mark.parametrize(("engine", "name"), [("ddp", "sgd"), ("fsdp2", "sgd"), ("fsdp2", "adam")])
+def test_the_saved_adapter_is_an_ordinary_one(engine, name, runs, request):
+    expected = request.getfixturevalue(engine)[0][name]["weights"]
+    assert_adapter(runs / engine / name / "final", expected)
+    assert not (runs / engine / name / "final" / "training_args.bin").exists()
+
+
+def test_a_sharded_run_s_checkpoint_holds_an_ordinary_adapter(fsdp2, runs):
+    folder = runs / "fsdp2" / "resume" / "checkpoint-5"
+    folder = folder if folder.exists() else folder.with_name("checkpoint-3")
+    loaded = PeftModel.from_pretrained(tiny.model(), folder)
+    stored = {k: p for k, p in loaded.named_parameters() if "lora_" in k}
+    assert stored
+    assert any(float(p.abs().max()) > 0 for k, p in stored.items() if "lora_B" in k)
+
+
+def assert_adapter(folder, expected):
+    loaded = dict(PeftModel.from_pretrained(tiny.model(), folder).named_parameters())
+    assert expected
+    for key, value in expected.items():
+        assert torch.equal(loaded[key], value), key
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_a_fully_trained_model_is_saved_whole(engine, runs, request):
+    expected = request.getfixturevalue(engine)[0]["full"]["weights"]
+    loaded = dict(AutoModelForCausalLM.from_pretrained(runs / engine / "full" / "final").named_parameters())
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[key], expected[key]) for key in expected)

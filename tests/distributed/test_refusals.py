@@ -1,0 +1,176 @@
+"""Engines and precisions in which the two gradients would not be computed correctly are refused by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import ParallelismConfig
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from transformers import Trainer
+
+import holdfast as hf
+from holdfast.constraint.gradients import ParameterSpace
+from holdfast.core.errors import UnsupportedError
+from holdfast.trainers.support import require_supported_engine
+from tests import tiny
+
+
+def arguments(tmp_path, **kwargs) -> hf.SafeSFTConfig:
+    return hf.SafeSFTConfig(
+        str(tmp_path), reference_cache=str(tmp_path), max_steps=1, bf16=False, use_cpu=True, report_to="none",
+        save_strategy="no", max_length=32, disable_tqdm=True, **kwargs,
+    )  # fmt: skip
+
+
+def trainer(args, model=None, peft_config=None) -> hf.SafeSFTTrainer:
+    return hf.SafeSFTTrainer(
+        model or tiny.model(), args, processing_class=tiny.tokenizer(), peft_config=peft_config,
+        train_dataset=tiny.dataset(16, seed=1, start="w1"), safety_dataset=tiny.dataset(20, seed=2),
+    )  # fmt: skip
+
+
+def assert_refused(caught, *words: str) -> None:
+    error = caught.value
+    assert type(error) is UnsupportedError
+    assert error.exit_code == 2
+    assert "\n" not in error.what
+    assert error.remedy
+    for word in words:
+        assert word in str(error)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "words"),
+    [
+        ("fp16", True, ("fp16", "loss scale", "bf16=True")),
+        ("deepspeed", {"zero_optimization": {"stage": 2}}, ("DeepSpeed", "DDP or FSDP2")),
+        ("_n_gpu", 2, ("nn.DataParallel", "accelerate launch")),
+        ("optim", "adalomo", ("adalomo", "adamw_torch")),
+    ],
+)
+def test_arguments(tmp_path, attribute, value, words):
+    args = arguments(tmp_path)
+    if attribute == "_n_gpu":
+        assert args.n_gpu <= 1  # settles the devices, which would overwrite the number
+    setattr(args, attribute, value)
+    with pytest.raises(UnsupportedError) as caught:
+        trainer(args)
+    assert_refused(caught, *words)
+
+
+def test_fsdp_version_1(tmp_path):
+    args = arguments(tmp_path, fsdp=True, fsdp_config={"version": 1})
+    with pytest.raises(UnsupportedError) as caught:
+        trainer(args)
+    assert_refused(caught, "FSDP version 1", "fsdp_version: 2")
+
+
+def engine(kind: DistributedType, **attributes) -> SimpleNamespace:
+    return SimpleNamespace(distributed_type=kind, **{"is_fsdp2": False, "parallelism_config": None, **attributes})
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "words"),
+    [
+        (engine(DistributedType.FSDP), ("FSDP version 1", "fsdp_version: 2")),
+        (engine(DistributedType.DEEPSPEED), ("DeepSpeed", "DDP or FSDP2")),
+        (engine(DistributedType.MEGATRON_LM), ("MEGATRON_LM", "DDP or FSDP2")),
+        (engine(DistributedType.XLA), ("XLA", "DDP or FSDP2")),
+        (engine(DistributedType.FSDP, is_fsdp2=True, parallelism_config=ParallelismConfig(tp_size=2)), ("tp_size=2",)),
+        (engine(DistributedType.FSDP, is_fsdp2=True, parallelism_config=ParallelismConfig(cp_size=4)), ("cp_size=4",)),
+        (engine(DistributedType.MULTI_GPU, parallelism_config=ParallelismConfig(sp_size=2)), ("sp_size=2",)),
+        (
+            engine(
+                DistributedType.FSDP,
+                is_fsdp2=True,
+                parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=2),
+            ),
+            ("hybrid sharding", "dp_replicate_size=2"),
+        ),
+    ],
+)
+def test_engines_that_only_accelerate_reveals(accelerator, words):
+    with pytest.raises(UnsupportedError) as caught:
+        require_supported_engine(accelerator)
+    assert_refused(caught, *words)
+
+
+@pytest.mark.parametrize("kind", [DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU])
+def test_data_parallelism_is_not_refused(kind):
+    require_supported_engine(engine(kind))
+    require_supported_engine(engine(DistributedType.FSDP, is_fsdp2=True, parallelism_config=ParallelismConfig(dp_shard_size=2)))
+
+
+def test_the_trainer_asks_accelerate_for_its_engine(tmp_path, monkeypatch):
+    create = Trainer.create_accelerator_and_postprocess
+
+    def with_tensor_parallelism(self):
+        create(self)
+        self.accelerator.state.parallelism_config = ParallelismConfig(tp_size=2)
+
+    monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", with_tensor_parallelism)
+    with pytest.raises(UnsupportedError) as caught:
+        trainer(arguments(tmp_path), peft_config=tiny.lora())
+    assert_refused(caught, "tensor parallelism (tp_size=2)")
+
+
+def test_trainable_weights_in_bfloat16(tmp_path):
+    made = trainer(arguments(tmp_path), model=tiny.model(dtype=torch.bfloat16))
+    before = [p.detach().clone() for p in made.model.parameters()]
+    with pytest.raises(UnsupportedError) as caught:
+        made.train()
+    assert_refused(caught, "bfloat16", "float32")
+    assert all(torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
+
+
+def test_a_frozen_base_in_bfloat16_is_not_refused(tmp_path):
+    made = trainer(arguments(tmp_path), model=tiny.model(dtype=torch.bfloat16), peft_config=tiny.lora())
+    made.train()
+    assert made.state.global_step == 1
+
+
+def test_a_model_sharded_while_it_was_loaded(tmp_path):
+    model = tiny.model()
+    model.is_distributed_loading_by_transformers = True
+    with pytest.raises(UnsupportedError) as caught:
+        trainer(arguments(tmp_path), model=model)
+    assert_refused(caught, "sharded while it was loaded", "FSDP2")
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+    torch.distributed.destroy_process_group()
+
+
+def test_parameters_that_fsdp2_shards_in_part_or_twice(mesh):
+    plain = nn.Parameter(torch.zeros(4))
+    sharded = nn.Parameter(distribute_tensor(torch.zeros(4), mesh["shard"], [Shard(0)]))
+    twice = nn.Parameter(distribute_tensor(torch.zeros(4, 4), mesh, [Shard(0), Shard(1)]))
+    with pytest.raises(UnsupportedError) as caught:
+        ParameterSpace([sharded, plain])
+    assert_refused(caught, "shards only some", "ignored_modules")
+    with pytest.raises(UnsupportedError) as caught:
+        ParameterSpace([twice])
+    assert_refused(caught, "several dimensions", "one-dimensional FSDP2")
+    assert len(ParameterSpace([sharded]).params) == len(ParameterSpace([plain]).params) == 1
+
+
+def test_a_safety_batch_that_two_processes_cannot_share(ddp):
+    for rank in ddp:
+        name, code, message = rank["uneven"]
+        assert (name, code) == ("ConfigError", 2)
+        assert "safety_batch_size 7 cannot be shared equally by 2 processes" in message
+
+
+def test_evaluation_before_a_sharded_model_exists(fsdp2):
+    for rank in fsdp2:
+        name, code, message = rank["early"]
+        assert (name, code) == ("UnsupportedError", 2)
+        assert "evaluation before training under FSDP2" in message

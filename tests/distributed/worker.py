@@ -1,0 +1,195 @@
+"""What each process of a distributed test does: train the tiny model under several settings and store what it saw.
+
+    python -m torch.distributed.run --nproc-per-node 2 -m tests.distributed.worker FOLDER ENGINE
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch.distributed.tensor import DTensor
+from trl import SFTConfig, SFTTrainer
+
+import holdfast as hf
+from holdfast.constraint.filter import SafetyFilter
+from holdfast.constraint.gradients import ParameterSpace, trainable
+from holdfast.core.errors import HoldfastError
+from holdfast.core.ranks import rank, world
+from tests import tiny
+
+GLOBAL_BATCH, STEPS, SAVED_AT = 8, 5, 3
+BASE = {
+    "max_steps": STEPS, "learning_rate": 0.5, "lr_scheduler_type": "constant", "optim": "sgd", "max_grad_norm": 0.5,
+    "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "max_length": 32, "disable_tqdm": True,
+    "gradient_checkpointing": False, "gradient_accumulation_steps": 1, "logging_strategy": "no",
+}  # fmt: skip
+SAFETY = {"safety_batch_size": GLOBAL_BATCH}
+TIGHT = {"tau": 0.05, "alpha": 0.2, "beta": 20.0}
+SLACK = {"tau": 10.0, "alpha": 0.05, "beta": 0.0999}
+
+# What is trained, the same in every layout.
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adam": {"optim": "adamw_torch", "learning_rate": 2e-2},
+    "kl": {"constraint": {"unit": "kl_token", "tau": 0.01, "alpha": 0.2, "beta": 100.0}},
+    "full": {"full": True, "learning_rate": 0.3, "constraint": {"tau": 0.01, "alpha": 0.1, "beta": 100.0}},
+}
+ADAM_WITH_DROPOUT = {**PROBLEMS["adam"], "dropout": 0.2, "gradient_checkpointing": True}
+FSDP2 = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+Record = dict[str, Any]
+
+
+def fsdp2(**settings: Any) -> dict[str, Any]:
+    return {"fsdp": True, "fsdp_config": {**FSDP2, **settings}}
+
+
+def layout(accumulation: int = 1) -> dict[str, int]:
+    """Micro-batches that make the same eight rows per step, whatever the number of processes."""
+    rows = GLOBAL_BATCH // world() // accumulation
+    return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation}
+
+
+def tied_model() -> Any:
+    """Full fine-tuning with the head and the embedding in one tensor, which sharding must keep in one group."""
+    model = tiny.model()
+    model.config.tie_word_embeddings = True
+    model.lm_head.weight = model.model.embed_tokens.weight
+    with torch.no_grad():  # an embedding of the size of the head: logits that differ between examples
+        model.lm_head.weight.mul_(8)
+    return model
+
+
+def make_trainer(
+    folder: Path, constraint: dict[str, Any] = TIGHT, *, dropout: float = 0.0, full: bool = False, **arguments: Any
+) -> hf.SafeSFTTrainer:
+    args = {**BASE, **SAFETY, **layout(), "reference_cache": str(folder / "cache"), **arguments}
+    return hf.SafeSFTTrainer(
+        tied_model() if full else tiny.model(), hf.SafeSFTConfig(str(folder), **args),
+        processing_class=tiny.tokenizer(), train_dataset=tiny.dataset(48, seed=1, start="w1"),
+        peft_config=None if full else tiny.lora(dropout), safety_dataset=tiny.dataset(60, seed=2),
+        constraint=hf.ChanceConstraint(**constraint),
+    )  # fmt: skip
+
+
+def trained_by_trl(folder: Path, *, dropout: float, **arguments: Any) -> Record:
+    trainer = SFTTrainer(
+        tiny.model(), SFTConfig(str(folder), **{**BASE, **layout(), **arguments}), processing_class=tiny.tokenizer(),
+        train_dataset=tiny.dataset(48, seed=1, start="w1"), peft_config=tiny.lora(dropout),
+    )  # fmt: skip
+    trainer.train()
+    return {"weights": weights(trainer)}
+
+
+def weights(trainer: Any) -> dict[str, torch.Tensor]:
+    """Copies of the trained weights, shards gathered."""
+    params = {name: p.detach() for name, p in trainer.model.named_parameters() if p.requires_grad}
+    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).clone() for name, p in params.items()}
+
+
+@contextmanager
+def watched(trainer: Any):
+    """Note every step's row, both gradients, and the task rows it was made of."""
+    record: Record = {"rows": [], "safety": [], "task": [], "inputs": [set() for _ in range(STEPS)], "sharded": []}
+    trainer.step_listeners.append(record["rows"].append)
+    arm, step = SafetyFilter.arm, trainer.training_step
+
+    def noted_arm(self: SafetyFilter, values: Any, gradients: Any, estimates: Any = None) -> None:
+        space = ParameterSpace(trainable(self.optimizer))
+        record["safety"].append([x.clone() for x in space.full(gradients[0])])
+        record["task"].append([x.clone() for x in space.full(space.task_gradient())])
+        record["sharded"].append(all(isinstance(p, DTensor) for p in space.params))
+        arm(self, values, gradients, estimates)
+
+    def noted_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
+            record["inputs"][trainer.state.global_step].add(tuple(ids[mask.bool()].tolist()))
+        return step(model, inputs, *args, **kwargs)
+
+    SafetyFilter.arm, trainer.training_step = noted_arm, noted_step
+    try:
+        yield record
+    finally:
+        SafetyFilter.arm = arm
+
+
+def run(folder: Path, *, bucket_view: bool = False, resume: Path | None = None, **settings: Any) -> Record:
+    """Train once and return the record, with the final weights and the monitor's figures."""
+    trainer = make_trainer(folder, **settings)
+    if bucket_view:
+        trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
+    with watched(trainer) as record:
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    record["bucket_view"] = getattr(trainer.model_wrapped, "gradient_as_bucket_view", False)
+    record["metrics"] = trainer.evaluate()
+    trainer.save_model(str(folder / "final"))
+    record["weights"] = weights(trainer)
+    return record
+
+
+def run_and_resume(folder: Path, **settings: Any) -> dict[str, Record]:
+    """A whole run that saves on its way, and a second process's continuation of it."""
+    saving = {"save_strategy": "steps", "save_steps": SAVED_AT, **settings}
+    whole = run(folder, **saving)
+    return {"whole": whole, "resumed": run(folder, resume=folder / f"checkpoint-{SAVED_AT}", **saving)}
+
+
+def refusal(action: Callable[[], Any]) -> tuple[str, int, str]:
+    """How `action` is refused: the error's class, exit code and message."""
+    try:
+        action()
+    except HoldfastError as error:
+        return type(error).__name__, error.exit_code, str(error)
+    return "nothing", 0, ""
+
+
+def in_one_process(folder: Path) -> dict[str, Record]:
+    found = {name: run(folder / name, **settings) for name, settings in PROBLEMS.items()}
+    found["accumulated"] = run(folder / "accumulated", **PROBLEMS["sgd"], **layout(4))
+    return found
+
+
+def under_ddp(folder: Path) -> dict[str, Any]:
+    p = PROBLEMS
+    return {
+        "sgd": run(folder / "sgd", **p["sgd"]),
+        "adam": run(folder / "adam", **p["adam"], gradient_checkpointing=True),
+        "full": run(folder / "full", **p["full"]),
+        "accumulated": run(folder / "accumulated", **layout(2), bucket_view=True),
+        "trl": trained_by_trl(folder / "trl", **ADAM_WITH_DROPOUT),
+        "slack": run(folder / "slack", constraint=SLACK, **ADAM_WITH_DROPOUT),
+        "resume": run_and_resume(folder / "resume", **ADAM_WITH_DROPOUT),
+        "uneven": refusal(lambda: make_trainer(folder / "uneven", safety_batch_size=7)),
+    }
+
+
+def under_fsdp2(folder: Path) -> dict[str, Any]:
+    p = PROBLEMS
+    return {
+        "sgd": run(folder / "sgd", **p["sgd"], **fsdp2()),
+        "adam": run(folder / "adam", **p["adam"], **fsdp2(state_dict_type="SHARDED_STATE_DICT", reshard_after_forward=False)),
+        "kl": run(folder / "kl", **p["kl"], **fsdp2()),
+        "full": run(folder / "full", **p["full"], **fsdp2()),
+        "accumulated": run(folder / "accumulated", **layout(2), **fsdp2(activation_checkpointing=True)),
+        "trl": trained_by_trl(folder / "trl", **ADAM_WITH_DROPOUT, **fsdp2()),
+        "slack": run(folder / "slack", constraint=SLACK, **ADAM_WITH_DROPOUT, **fsdp2()),
+        "resume": run_and_resume(folder / "resume", **ADAM_WITH_DROPOUT, **fsdp2()),
+        "resume_full": run_and_resume(folder / "resume_full", **p["full"], **fsdp2(reshard_after_forward=False)),
+        "early": refusal(lambda: make_trainer(folder / "early", **fsdp2()).evaluate()),
+    }
+
+
+def main() -> None:
+    folder, engine = Path(sys.argv[1]), sys.argv[2]
+    PartialState(cpu=True)  # makes the process group, which `layout` asks for its size
+    found = {"ddp": under_ddp, "fsdp2": under_fsdp2}[engine](folder / engine)
+    torch.save(found, folder / f"{engine}-{rank()}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The entry point: exit codes, help, and no heavy imports before they are needed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from holdfast.cli.main import app, main
+from holdfast.core import errors
+
+HEAVY = ("torch", "trl", "transformers", "peft", "datasets", "numpy", "scipy")
+COMMANDS = ("check", "train", "ls")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
+def test_help_imports_nothing_heavy(arguments):
+    code = (
+        "import sys; from holdfast.cli.main import main; sys.argv = ['holdfast', *sys.argv[1:]]\n"
+        "try: main()\n"
+        f"finally: print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_an_example(holdfast, command):
+    code, out, _ = holdfast(command, "--help")
+    assert code == 0
+    assert f"holdfast {command} " in out.split("Example:")[1]
+
+
+def test_version(holdfast):
+    assert holdfast("--version")[:2] == (0, "0.1.0\n")
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["train"], ["train", "--no-such-option"], ["ls", "nothing"]])
+def test_usage_errors_exit_2(holdfast, arguments):
+    code, _, err = holdfast(*arguments)
+    assert code == 2
+    assert "Usage:" in err
+
+
+@pytest.mark.parametrize("kind", ["defenses", "majorizers"])
+def test_ls_lists_names_with_a_summary(holdfast, kind):
+    code, out, _ = holdfast("ls", kind)
+    assert code == 0
+    code, as_json, _ = holdfast("ls", kind, "--json")
+    rows = json.loads(as_json)
+    assert len(rows) == len(out.splitlines())
+    assert all(row["name"] and row["summary"] for row in rows)
+    assert {"holdfast", "sft"} <= {r["name"] for r in rows} or {"ramp", "cvar"} <= {r["name"] for r in rows}
+
+
+@pytest.fixture
+def failing(monkeypatch, capsys):
+    """The exit code and stderr of the command line when its command raises."""
+
+    def call(error: BaseException) -> tuple[int, str]:
+        def command(*_args, **_kwargs):
+            raise error
+
+        monkeypatch.setattr("holdfast.cli.main.app", command)
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return int(stopped.value.code), capsys.readouterr().err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.ConfigError, 2), (errors.UnsupportedError, 2), (errors.DataError, 3), (errors.InfeasibleError, 4),
+        (errors.NumericalError, 5), (errors.CheckpointError, 6), (errors.ResourceError, 7),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_two_lines_and_its_exit_code(failing, kind, code):
+    assert failing(kind("the cause", remedy="the remedy")) == (code, "error: the cause\n  What to do: the remedy\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        MemoryError(),
+    ],
+)
+def test_running_out_of_disk_or_memory_exits_7(failing, error):
+    code, err = failing(error)
+    assert code == 7
+    assert "What to do: " in err
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), OSError(errno.EIO, "broken disk")])
+def test_a_bug_keeps_its_traceback(monkeypatch, error):
+    def command(*_args, **_kwargs):
+        raise error
+
+    monkeypatch.setattr("holdfast.cli.main.app", command)
+    with pytest.raises(type(error)):
+        main()
+
+
+def test_the_app_has_the_documented_commands():
+    assert {command.callback.__name__ for command in app.registered_commands} >= set(COMMANDS)

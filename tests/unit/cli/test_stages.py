@@ -1,0 +1,241 @@
+"""The stages below the command line: run folders, signals, estimates, preparation."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from holdfast.core.errors import CheckpointError, ConfigError, DataError
+from holdfast.stages.estimate import Size, memory, steps
+from holdfast.stages.interruption import Interruption
+from holdfast.stages.prepare import prepare
+from holdfast.stages.run_folder import RunFolder
+
+WORDS = ("amber", "birch", "cedar", "daisy", "ebony", "fern", "grape", "hazel", "ivory", "jade", "kelp", "lemon")
+SETTINGS = {"seed": 1, "train": {"learning_rate": 0.1}, "output_dir": "a"}
+
+
+# -- run folders
+
+
+def test_a_new_folder_is_free(tmp_path):
+    RunFolder(tmp_path / "new").require_free(SETTINGS, resume=False)
+    RunFolder(tmp_path).require_free(SETTINGS, resume=True)
+
+
+def test_the_folders_place_is_no_setting(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_config(SETTINGS)
+    folder.require_free({**SETTINGS, "output_dir": "moved"}, resume=False)
+
+
+@pytest.mark.parametrize("made", ["events.jsonl", "checkpoints/checkpoint-1"])
+def test_a_started_run_needs_resume(tmp_path, made):
+    folder = RunFolder(tmp_path)
+    folder.write_config(SETTINGS)
+    (tmp_path / made).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="unfinished") as caught:
+        folder.require_free(SETTINGS, resume=False)
+    assert "--resume" in caught.value.remedy
+    folder.require_free(SETTINGS, resume=True)
+
+
+def test_other_settings_are_listed_however_deep(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_config(SETTINGS)
+    with pytest.raises(CheckpointError) as caught:
+        folder.require_free({"seed": 1, "train": {}, "lora": {"r": 3}}, resume=True)
+    assert "lora.r: stored None, now 3" in caught.value.what
+    assert "train.learning_rate: stored 0.1, now None" in caught.value.what
+    assert "seed" not in caught.value.what
+
+
+def test_damaged_settings_are_a_checkpoint_error(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.config.write_text("a: [")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        folder.require_free(SETTINGS, resume=False)
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        RunFolder(tmp_path / "file").require_free(SETTINGS, resume=False)
+
+
+def test_only_a_new_folder_without_a_step_is_removed(tmp_path):
+    new, begun, old = RunFolder(tmp_path / "new"), RunFolder(tmp_path / "begun"), RunFolder(tmp_path / "old")
+    old.path.mkdir()
+    for folder in (new, begun, old):
+        with folder.kept_if_started():
+            folder.write_config(SETTINGS)
+            if folder is begun:
+                folder.events.touch()
+    assert [folder.config.exists() for folder in (new, begun, old)] == [False, True, True]
+    assert not new.path.exists()
+
+
+# -- signals
+
+
+def control() -> SimpleNamespace:
+    return SimpleNamespace(should_save=False, should_training_stop=False)
+
+
+def test_the_first_signal_asks_and_the_second_stops():
+    asked = control()
+    with Interruption() as interruption:
+        interruption.on_train_begin(None, None, None)
+        interruption.on_step_end(None, SimpleNamespace(global_step=1), asked)
+        assert (asked.should_save, asked.should_training_stop) == (False, False)
+        signal.raise_signal(signal.SIGINT)
+        interruption.on_step_end(None, SimpleNamespace(global_step=2), asked)
+        assert (asked.should_save, asked.should_training_stop) == (True, True)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_outside_training_the_first_signal_stops():
+    with Interruption() as interruption:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        interruption.on_train_begin(None, None, None)
+        interruption.on_train_end(None, None, None)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Interruption():
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_another_thread_may_run_without_handlers():
+    failed: list[BaseException] = []
+
+    def work():
+        try:
+            with Interruption():
+                pass
+        except BaseException as error:  # noqa: BLE001
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert failed == []
+
+
+def test_a_signal_at_one_process_stops_all(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        asked = control()
+        with Interruption() as interruption:
+            interruption.on_train_begin(None, None, None)
+            signal.raise_signal(signal.SIGTERM)
+            where = SimpleNamespace(device=torch.device("cpu"))
+            interruption.on_step_end(where, SimpleNamespace(global_step=2), asked)
+        assert asked.should_training_stop
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# -- estimates
+
+
+def test_memory_by_hand():
+    shape = LlamaConfig(hidden_size=10, num_attention_heads=1, num_hidden_layers=3, vocab_size=100)
+    found = memory(Size(1000, 10), shape, dtype="bfloat16", full=False, rows=2, length=5, checkpointing=True)
+    assert found.weights == 2000
+    assert found.training_state == 10 * 4 * 7  # weights, gradient, two moments, snapshot, grad g, its average
+    assert found.activations == 10 * ((3 * 10 + 17 * 10) * 2 + 100 * 8)
+    assert found.total == found.weights + found.training_state + found.activations
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "limit", "expected"),
+    [(60, 1, -1, 8), (60, 2, -1, 16), (61, 1, -1, 8), (1, 3, -1, 3), (60, 1, 5, 5), (64, 0.5, -1, 4)],
+)
+def test_steps_by_hand(rows, epochs, limit, expected):
+    arguments = SimpleNamespace(
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        num_train_epochs=epochs,
+        max_steps=limit,
+        safety_batch_size=None,
+    )
+    found = steps(arguments, task_rows=rows, constraint_rows=16)
+    assert (found.steps, found.task_batch, found.safety_batch) == (expected, 8, 8)
+    assert found.safety_epochs == expected * 8 / 16
+
+
+# -- preparation
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def pairs(verb: str, n: int = 12) -> list[dict[str, str]]:
+    return [{"prompt": f"{verb} {w} {w[::-1]} {w * 2}", "completion": f"no {w}"} for w in WORDS[:n]]
+
+
+def test_prepare_reads_splits_and_makes_conversations(tmp_path):
+    task = {"data": write(tmp_path / "task.jsonl", pairs("find"))}
+    safety = {
+        "data": write(tmp_path / "safety.jsonl", pairs("take")),
+        "fractions": (0.5, 0.25, 0.25),
+        "on_leak": "error",
+    }
+    found = prepare(task, {"safety": safety}, chat=True, seed=1)
+    assert {example.kind for example in found.task} == {"chat"}
+    split = found.safety["safety"]
+    assert (len(split.constraint), len(split.monitor), len(split.certify)) == (6, 3, 3)
+    plain = prepare(task, {"safety": safety}, chat=False, seed=1)
+    assert {example.kind for example in plain.task} == {"plain"}
+    assert plain.safety["safety"].record.ids == split.record.ids
+
+
+def test_a_leak_is_refused_or_moved(tmp_path):
+    rows = pairs("take")
+    task = {"data": write(tmp_path / "task.jsonl", rows[:6])}
+    safety = {"data": write(tmp_path / "safety.jsonl", rows), "fractions": (0.4, 0.2, 0.4), "on_leak": "error"}
+    with pytest.raises(DataError) as caught:
+        prepare(task, {"safety": safety}, chat=True, seed=3)
+    assert "on_leak" in caught.value.remedy
+    moved = prepare(task, {"safety": {**safety, "on_leak": "move"}}, chat=True, seed=3)
+    assert moved.safety["safety"].record.moved_from_certify > 0
+
+
+def test_one_set_may_not_steer_by_what_another_watches(tmp_path):
+    task = {"data": write(tmp_path / "task.jsonl", pairs("find"))}
+    blocks = {"fractions": (0.5, 0.25, 0.25), "on_leak": "error"}
+    first = {"data": write(tmp_path / "a.jsonl", pairs("take")), **blocks}
+    apart = {"data": write(tmp_path / "b.jsonl", pairs("hide")), **blocks}
+    # Other rows of the same prompts fall into other roles.
+    same = {"data": write(tmp_path / "c.jsonl", pairs("take", 9)), **blocks}
+    assert set(prepare(task, {"a": first, "b": apart}, chat=True, seed=1).safety) == {"a", "b"}
+    with pytest.raises(DataError, match=r"prompts of safety set '[ac]' are constraint prompts of '[ac]'"):
+        prepare(task, {"a": first, "c": same}, chat=True, seed=1)
+
+
+def test_text_rows_need_the_plain_template(tmp_path):
+    task = {"data": write(tmp_path / "task.jsonl", [{"text": "once upon a time"}])}
+    safety = {
+        "data": write(tmp_path / "safety.jsonl", pairs("take")),
+        "fractions": (0.5, 0.25, 0.25),
+        "on_leak": "error",
+    }
+    with pytest.raises(DataError) as caught:
+        prepare(task, {"safety": safety}, chat=True, seed=1)
+    assert "template: none" in caught.value.remedy
+    assert len(prepare(task, {"safety": safety}, chat=False, seed=1).task) == 1
