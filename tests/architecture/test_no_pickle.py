@@ -9,7 +9,16 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
 MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
-CALLS = {"torch.load", "torch.save", "torch.jit.load", "torch.jit.save", "numpy.load", "np.load", "numpy.save", "np.save"}
+CALLS = {
+    "torch.load",
+    "torch.save",
+    "torch.jit.load",
+    "torch.jit.save",
+    "numpy.load",
+    "np.load",
+    "numpy.save",
+    "np.save",
+}
 
 
 def offences(text: str) -> list[str]:
@@ -41,13 +50,16 @@ def test_the_package_uses_no_pickle():
     "text",
     [
         "import pickle", "import torch\ntorch.load('x')", "from torch import save", "from pickle import loads",
-        "import numpy as np\nnp.load('x', allow_pickle=True)", "def f():\n    import dill", "import torch\nread = torch.load",
+        "import numpy as np\nnp.load('x', allow_pickle=True)", "def f():\n    import dill",
+        "import torch\nread = torch.load",
     ],
 )  # fmt: skip
 def test_the_search_finds(text):
     assert offences(text)
 
 
-@pytest.mark.parametrize("text", ["from safetensors.torch import load_file, save", "store.load('x')", "# torch.load\n'torch.save'"])
+@pytest.mark.parametrize(
+    "text", ["from safetensors.torch import load_file, save", "store.load('x')", "# torch.load\n'torch.save'"]
+)
 def test_the_search_passes(text):
     assert not offences(text)

@@ -105,7 +105,13 @@ def step(number: int) -> list[str]:
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
     toy = Toy()
-    options = {"max_steps": 2, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_grad_norm": 0.1}
+    options = {
+        "max_steps": 2,
+        "gradient_accumulation_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "max_grad_norm": 0.1,
+    }
     trainer = build(folder, given={"defense": toy}, **options)
     trainer.train()
     return folder, options, trainer, toy
@@ -154,7 +160,13 @@ def _fingerprint(trainer, steps: int):
 
 def test_extra_loss_adds_its_gradient(tmp_path):
     """SGD: the term c |theta|^2, shared by two micro-batches, moves the first step by -2 c lr theta."""
-    options = {"max_steps": 1, "gradient_accumulation_steps": 2, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0}
+    options = {
+        "max_steps": 1,
+        "gradient_accumulation_steps": 2,
+        "optim": "sgd",
+        "learning_rate": 0.1,
+        "max_grad_norm": 0.0,
+    }
     without = build(tmp_path / "a", given={"defense": Toy()}, **options)
     start = weights(without)
     without.train()

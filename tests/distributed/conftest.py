@@ -32,7 +32,14 @@ def launched(folder: Path, engine: str) -> list[dict[str, Any]]:
     stored = [folder / f"{engine}-{rank}.pt" for rank in range(PROCESSES)]
     with FileLock(folder / "launch.lock"):
         if not stored[-1].exists():
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
+            command = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(PROCESSES),
+            ]
             done = subprocess.run(
                 [*command, "-m", "tests.distributed.worker", str(folder), engine],
                 cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False,
@@ -59,3 +66,10 @@ def one_process(runs) -> dict[str, Any]:
         if not stored.exists():
             torch.save(worker.in_one_process(runs / "one"), stored)
     return torch.load(stored, weights_only=True)
+
+
+@pytest.fixture
+def engine(request):
+    """The ranks' records of the engine that the test names."""
+    found = request.getfixturevalue(request.param)
+    return found if isinstance(found, list) else [found]

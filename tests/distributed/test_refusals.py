@@ -103,7 +103,9 @@ def test_engines_that_only_accelerate_reveals(accelerator, words):
 @pytest.mark.parametrize("kind", [DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU])
 def test_data_parallelism_is_not_refused(kind):
     require_supported_engine(engine(kind))
-    require_supported_engine(engine(DistributedType.FSDP, is_fsdp2=True, parallelism_config=ParallelismConfig(dp_shard_size=2)))
+    require_supported_engine(
+        engine(DistributedType.FSDP, is_fsdp2=True, parallelism_config=ParallelismConfig(dp_shard_size=2))
+    )
 
 
 def test_the_trainer_asks_accelerate_for_its_engine(tmp_path, monkeypatch):
@@ -134,9 +136,9 @@ def test_a_frozen_base_in_bfloat16_is_not_refused(tmp_path):
     assert made.state.global_step == 1
 
 
-def test_a_model_sharded_while_it_was_loaded(tmp_path):
+def test_a_model_sharded_while_it_was_loaded(tmp_path, monkeypatch):
     model = tiny.model()
-    model.is_distributed_loading_by_transformers = True
+    monkeypatch.setattr(type(model), "is_distributed_loading_by_transformers", True)
     with pytest.raises(UnsupportedError) as caught:
         trainer(arguments(tmp_path), model=model)
     assert_refused(caught, "sharded while it was loaded", "FSDP2")

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from peft import PromptTuningConfig
+from tests import tiny
+from tests.unit.trainers.building import arguments, build, safety, task
 
 import holdfast as hf
 from holdfast.core.errors import ConfigError, HoldfastError, UnsupportedError
 from holdfast.trainers.support import require_supported_engine, require_supported_model
-from tests import tiny
-from tests.unit.trainers.building import arguments, build, safety, task
 
 REFUSED_ARGUMENTS = {
     "fp16": ({"fp16": True}, "loss scale", "bf16=True"),

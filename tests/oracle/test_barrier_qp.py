@@ -74,9 +74,7 @@ def test_karush_kuhn_tucker(k: int) -> None:
     norm_sq=st.floats(1e-12, 1e12),
     rate=st.floats(0.0, 10.0),
 )
-def test_one_constraint_is_the_scalar_formula(
-    inner: float, value: float, norm_sq: float, rate: float
-) -> None:
+def test_one_constraint_is_the_scalar_formula(inner: float, value: float, norm_sq: float, rate: float) -> None:
     scalar = barrier_multiplier(inner=inner, value=value, norm_sq=norm_sq, rate=rate)
     (vector,) = barrier_multipliers(np.array([[norm_sq]]), np.array([inner + rate * value]))
     assert vector == pytest.approx(scalar, rel=1e-14, abs=0.0)
@@ -87,9 +85,7 @@ def test_one_constraint_is_the_scalar_formula(
 def test_multipliers_scale_with_the_violation(factor: float) -> None:
     H, s, target, M = instance(3, 3, metric=True)
     gram, a = H * M @ H.T, np.abs(H @ s + target)
-    np.testing.assert_allclose(
-        barrier_multipliers(gram, a * factor), factor * barrier_multipliers(gram, a), rtol=1e-9
-    )
+    np.testing.assert_allclose(barrier_multipliers(gram, a * factor), factor * barrier_multipliers(gram, a), rtol=1e-9)
 
 
 def test_duplicated_rows_give_the_single_rows_step() -> None:

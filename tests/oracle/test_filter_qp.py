@@ -1,7 +1,7 @@
 """The filter against a quadratic-programme solver, in float64: 1,000 random instances, K = 1 to 4, both spaces, both metrics.
 
-    update:    min 1/2 (s - s_nom)^T M^-1 (s - s_nom)   s.t.  H s <= -gamma v
-    gradient:  min 1/2 |d + grad f|^2                   s.t.  H d <= -(gamma / lr) v
+update:    min 1/2 (s - s_nom)^T M^-1 (s - s_nom)   s.t.  H s <= -gamma v
+gradient:  min 1/2 |d + grad f|^2                   s.t.  H d <= -(gamma / lr) v
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from scipy import sparse
 
 from holdfast.constraint.barrier import Event
-from holdfast.constraint.filter import SAFETY_BETA2, SafetyFilter
+from holdfast.constraint.filter import SafetyFilter
+from holdfast.constraint.memory import SAFETY_BETA2
 from holdfast.constraint.metric import RELATIVE_FLOOR
 
 SHAPES = ((3, 4), (5,))

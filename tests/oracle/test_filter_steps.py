@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.constraint import filter as filter_module
+from holdfast.constraint import memory as filter_module
 from holdfast.constraint.barrier import Event
 from holdfast.core.errors import ConfigError, InfeasibleError, NumericalError, UnsupportedError
 from tests.oracle.lion import Lion
@@ -170,7 +170,9 @@ def test_two_constraints_hold_together():
         event = filt.step(gs)
         step = [p.detach() - q for p, q in zip(params, before, strict=True)]
         if event.name in (Event.ACTIVE, Event.INACTIVE):
-            assert all(excess(h, step, float(g.detach()), 0.5) <= rounding(h, params) for h, g in zip(hs, gs, strict=True))
+            assert all(
+                excess(h, step, float(g.detach()), 0.5) <= rounding(h, params) for h, g in zip(hs, gs, strict=True)
+            )
         both += all(m > 0 for m in event.multipliers)
     assert both >= 5
 

@@ -28,14 +28,17 @@ def base(change):
     return model
 
 
-def other_tokenizer(**attributes):
+def other_template():
     made = tiny.tokenizer()
-    for name, value in attributes.items():
-        setattr(made, name, value)
+    made.chat_template = tiny.CHAT_TEMPLATE + " "
     return made
 
 
-def renamed_token():
+def scaled_lora():
+    return tiny.lora(0.2, alpha_pattern={"q_proj": 4})
+
+
+def one_more_token():
     made = tiny.tokenizer()
     made.add_tokens(["w99"])
     return made
@@ -53,30 +56,38 @@ MOVED = {"prompt": task_rows()[3]["prompt"] + task_rows()[3]["completion"].split
 MOVED["completion"] = task_rows()[3]["completion"].split(maxsplit=1)[1]
 THETA = "references.safety"  # the table's hash covers what it was measured on
 SPLIT = {f"splits.safety.{kind}.{role}" for kind in ("ids", "sha256") for role in ("constraint", "monitor", "certify")}
+OPTIONS = {f"defense.{name}" for name in ("space", "rate", "metric", "trust_region", "estimator", "decay")}
 # What changes -> (how, keys that must be named, keys that may be named besides)
 REFUSED = {
     "tau": (lambda: constraint(tau=0.06), {"constraints.safety.tau"}, set()),
     "alpha": (lambda: constraint(alpha=0.06), {"constraints.safety.alpha"}, set()),
     "beta": (lambda: constraint(beta=21.0), {"constraints.safety.beta"}, set()),
     "unit": (lambda: constraint(unit="nll_sum"), {"constraints.safety.unit"}, set()),
-    "majorizer": (lambda: constraint(majorizer="softplus", beta=100.0), {"constraints.safety.majorizer"}, {"constraints.safety.beta"}),
+    "majorizer": (
+        lambda: constraint(majorizer="softplus", beta=100.0), {"constraints.safety.majorizer"}, {"constraints.safety.beta"},
+    ),
     "learning rate": (lambda: {"args": {"learning_rate": 0.01}}, {"arguments.learning_rate"}, set()),
     "schedule": (lambda: {"args": {"lr_scheduler_type": "linear"}}, {"arguments.lr_scheduler_type"}, set()),
     "steps": (lambda: {"args": {"max_steps": 6}}, {"arguments.max_steps"}, set()),
     "epochs": (lambda: {"args": {"num_train_epochs": 9}}, {"arguments.num_train_epochs"}, set()),
-    "accumulation": (lambda: {"args": {"gradient_accumulation_steps": 1}}, {"arguments.gradient_accumulation_steps"}, set()),
+    "accumulation": (
+        lambda: {"args": {"gradient_accumulation_steps": 1}}, {"arguments.gradient_accumulation_steps"}, set(),
+    ),
     "safety batch": (lambda: {"args": {"safety_batch_size": 5}}, {"arguments.safety_batch_size"}, set()),
-    "seed": (lambda: {"args": {"seed": 7}}, {"arguments.seed"}, {"splits.safety.seed", "theta_0.adapter", "theta_0.weights", THETA, *SPLIT}),
-    "defense": (lambda: {"defense": "sft"}, {"defense.name"}, {f"defense.{x}" for x in ("space", "rate", "metric", "trust_region", "estimator", "decay")}),
+    "seed": (
+        lambda: {"args": {"seed": 7}}, {"arguments.seed", "theta_0.adapter"},
+        {"splits.safety.seed", "theta_0.weights", THETA, *SPLIT},
+    ),
+    "defense": (lambda: {"defense": "sft"}, {"defense.name"}, OPTIONS),
     "defense option": (lambda: {"defense": {"name": "holdfast", "rate": 0.5}}, {"defense.rate"}, set()),
     "task row": (lambda: {"train_dataset": changed_rows(task_rows(), 3, completion="w5 w6")}, {"task_data"}, set()),
     "task order": (lambda: {"train_dataset": tiny.Dataset.from_list(task_rows()[::-1])}, {"task_data"}, set()),
     "task mask": (lambda: {"train_dataset": changed_rows(task_rows(), 3, **MOVED)}, {"task_data"}, set()),
     "safety row": (lambda: {"safety_dataset": changed_rows(safety_rows(), 3, completion="w5 w6")}, {THETA}, SPLIT),
-    "tokenizer": (lambda: {"processing_class": renamed_token()}, {"theta_0.tokenizer", THETA}, set()),
-    "chat template": (lambda: {"processing_class": other_tokenizer(chat_template=tiny.CHAT_TEMPLATE + " ")}, {"theta_0.template", THETA}, set()),
+    "tokenizer": (lambda: {"processing_class": one_more_token()}, {"theta_0.tokenizer", THETA}, set()),
+    "chat template": (lambda: {"processing_class": other_template()}, {"theta_0.template", THETA}, set()),
     "base weights": (lambda: {"model": base(nudge)}, {"theta_0.weights", THETA}, set()),
-    "adapter rank": (lambda: {"peft_config": tiny.lora(0.2, alpha_pattern={"q_proj": 4})}, {"theta_0.adapter", THETA}, set()),
+    "adapter scale": (lambda: {"peft_config": scaled_lora()}, {"theta_0.adapter", THETA}, set()),
     "adapter dropout": (lambda: {"peft_config": tiny.lora(0.1)}, {"theta_0.adapter", THETA}, set()),
 }  # fmt: skip
 
@@ -128,8 +139,8 @@ def test_a_change_is_refused_by_the_keys_that_differ(half, tmp_path, change):
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ("tokenizer", "tokenizer"), ("chat template", "template"), ("base weights", "weights"), ("adapter dropout", "adapter"),
-        ("safety row", "ids"), ("tau", "tau"), ("task row", "task_data"),
+        ("tokenizer", "tokenizer"), ("chat template", "template"), ("base weights", "weights"),
+        ("adapter dropout", "adapter"), ("safety row", "ids"), ("tau", "tau"), ("task row", "task_data"),
     ],
 )  # fmt: skip
 def test_in_the_run_folder_itself_the_first_refusal_names_the_key_too(half, change, key):
@@ -171,7 +182,7 @@ def test_a_checkpoint_given_by_path_is_compared_too(half, tmp_path):
         {"logging_steps": 3}, {"save_steps": 1, "save_total_limit": 1}, {"report_to": []}, {"run_name": "another"},
         {"eval_strategy": "steps", "eval_steps": 2}, {"disable_tqdm": False, "log_level": "error"},
     ],
-    ids=lambda args: ", ".join(args),
+    ids=", ".join,
 )  # fmt: skip
 def test_harmless_changes_resume_to_the_same_adapter(half, whole, args):
     trainer = same_but(half, args=args)

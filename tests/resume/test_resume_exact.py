@@ -10,7 +10,7 @@ import signal
 import pytest
 import torch
 from tests import tiny
-from tests.resume.worker import CONSTRAINT, STEPS, build, rows_of, safety_rows, weights
+from tests.resume.worker import CONSTRAINT, STEPS, build, rows_of, weights
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 import holdfast as hf
@@ -35,17 +35,22 @@ SAVES = {"save_strategy": "steps"}
 VARIANTS = {
     "update, Adam metric, ema": {"defense": {"name": "holdfast", "metric": "adam"}},
     "update, identity, batch": {"defense": {"name": "holdfast", "metric": "identity", "estimator": "batch"}},
-    "gradient, batch": {"defense": {"name": "holdfast", "space": "gradient", "estimator": "batch"}},
+    "gradient, batch": {
+        "defense": {"name": "holdfast", "space": "gradient", "estimator": "batch"},
+        "args": {"optim": "sgd"},
+    },
     "gradient, ema": {"defense": {"name": "holdfast", "space": "gradient"}},
     "table": {"defense": {"name": "holdfast", "estimator": "table"}},
     "cvar": {"constraint": hf.ChanceConstraint(tau=0.05, majorizer="cvar", allow_infeasible_start=True)},
     "sft": {"defense": "sft"},
-    "sgd": {"args": {"optim": "sgd"}},
-    "kl_token": {"constraint": hf.ChanceConstraint(tau=0.01, beta=100.0, unit="kl_token")},
+    "all parameters": {"peft_config": None, "args": {"learning_rate": 1e-3}},
 }
 TWO = {
     "safety_dataset": {"first": tiny.rows(40, seed=2), "second": tiny.rows(30, seed=3, start="w2")},
-    "constraint": {"first": CONSTRAINT, "second": hf.ChanceConstraint(tau=0.04, beta=25.0, unit="nll_first", first_k=2)},
+    "constraint": {
+        "first": CONSTRAINT,
+        "second": hf.ChanceConstraint(tau=0.04, beta=25.0, unit="nll_first", first_k=2),
+    },
 }
 
 
@@ -107,7 +112,9 @@ def test_a_resumed_run_is_bit_identical(tmp_path, changes):
     assert_same(resumed(tmp_path / "cut", **changes), expected)
 
 
-@pytest.mark.parametrize("step", [1, 7, 8], ids=["after the first", "at the end of an epoch", "after the first of an epoch"])
+@pytest.mark.parametrize(
+    "step", [1, 7, 8], ids=["after the first", "at the end of an epoch", "after the first of an epoch"]
+)
 def test_wherever_it_stopped(tmp_path, plain, step):
     die_at(tmp_path / "cut", step)
     assert_same(resumed(tmp_path / "cut"), plain)
@@ -119,6 +126,21 @@ def test_a_run_that_died_after_its_last_save_takes_no_further_step(tmp_path, ste
     expected = uninterrupted(tmp_path / "whole", args=args)
     die_at(tmp_path / "cut", steps, args=args)
     assert_same(resumed(tmp_path / "cut", args=args), expected)
+
+
+def test_a_run_that_was_asked_to_stop_goes_on(tmp_path, plain):
+    """A signal saves and stops; that request must not be part of the checkpoint."""
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 4:
+                control.should_save = control.should_training_stop = True
+
+    trainer = build(tmp_path / "cut")
+    trainer.add_callback(Stop())
+    trainer.train()
+    assert [path.name for path in trainer.store.checkpoints()] == ["checkpoint-4"]
+    assert_same(resumed(tmp_path / "cut"), plain)
 
 
 def test_the_filter_corrected_steps_before_and_after_the_stop(plain):
@@ -182,14 +204,32 @@ def test_early_stopping_and_the_best_checkpoint_survive(tmp_path, patience, at):
     assert watched(tmp_path / "cut", resume=True, patience=patience) == expected
 
 
+def test_the_best_checkpoint_of_a_moved_run_is_found(tmp_path):
+    expected = watched(tmp_path / "whole")
+    watched(tmp_path / "cut", died_at=expected["steps"])
+    (tmp_path / "cut").rename(tmp_path / "moved")
+    assert watched(tmp_path / "moved", resume=True) == expected
+
+
 # Damage
 
 
 def test_one_flipped_byte_in_any_file_is_noticed(saved, tmp_path):
     """Every file in turn, at its first, middle and last byte; the store's tests flip single bits at more places."""
-    names = sorted(path.relative_to(saved / "checkpoint-6") for path in (saved / "checkpoint-6").rglob("*") if path.is_file())
+    names = sorted(
+        path.relative_to(saved / "checkpoint-6") for path in (saved / "checkpoint-6").rglob("*") if path.is_file()
+    )
     kinds = {str(name).split(".", maxsplit=1)[0] for name in names}
-    assert {"trainable", "optimizer", "scheduler", "defense", "rng-0", "trainer_state", "manifest", "adapter_model"} <= kinds
+    assert {
+        "trainable",
+        "optimizer",
+        "scheduler",
+        "defense",
+        "rng-0",
+        "trainer_state",
+        "manifest",
+        "adapter_model",
+    } <= kinds
     folder = shutil.copytree(saved, tmp_path / "run")
     trainer = build(folder)
     path = folder / "checkpoint-6"
@@ -295,7 +335,9 @@ def test_a_file_size_limit_too(tmp_path, plain):
     die_at(folder, 3)
     trainer = build(folder, args={**SAVES, "save_steps": 3})
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, limits[1]))  # the event log stays below, the optimizer's file does not
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (8000, limits[1])
+    )  # the event log stays below, the optimizer's file does not
     try:
         with pytest.raises(ResourceError, match="checkpoint 6 could not be written"):
             trainer.train(resume_from_checkpoint=True)
@@ -316,8 +358,3 @@ def test_rows_are_on_disk_before_the_checkpoint_that_follows_them(tmp_path, monk
     monkeypatch.setattr(store, "commit", lambda self, *a, **k: (order.append("checkpoint"), commit(self, *a, **k))[1])
     trainer.train()
     assert order == ["rows", "checkpoint"]
-
-
-def test_safety_rows_are_the_ones_expected():
-    """`build` and the tests above agree on the data."""
-    assert len(safety_rows()) == 40

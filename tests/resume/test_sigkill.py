@@ -16,11 +16,8 @@ KILLS, SEED = 20, 20260
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """One campaign in a process of its own: forks of a process whose torch runs several threads would hang."""
-    root = tmp_path_factory.mktemp("kills")
-    print(f"seed {SEED}")
+def campaign(root: Path) -> dict:
+    """Run in a process of its own: forks of a process whose torch runs several threads would hang."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.resume.worker", str(root), str(SEED), str(KILLS)],
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600, check=False,
@@ -29,30 +26,19 @@ def report(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
-def test_every_restarted_run_ends_in_the_same_adapter(report):
+def require_same_outcome(report: dict) -> None:
+    """Adapter and log of every restarted run; a killed save left no damaged checkpoint and no rubbish."""
     assert report["runs"]
-    assert {run["sha256"] for run in report["runs"]} == {report["expected"]["sha256"]}
-
-
-@pytest.mark.slow
-def test_every_step_is_logged_once_with_the_same_figures(report):
     assert [row["step"] for row in report["expected"]["rows"]] == list(range(1, STEPS + 1))
     for run in report["runs"]:
-        assert run["rows"] == report["expected"]["rows"]
-
-
-@pytest.mark.slow
-def test_a_killed_save_leaves_no_damaged_checkpoint_and_no_rubbish(report):
-    for run in report["runs"]:
+        assert run["sha256"] == report["expected"]["sha256"]
+        assert run["rows"] == report["expected"]["rows"]  # each step once, with the same figures
         assert run["quarantined"] == 0
         assert run["leftovers"] == 0
 
 
-@pytest.mark.slow
-def test_the_kills_struck_where_it_hurts(report):
-    """Half of them inside a save, most of these with files half-written; others between and within steps."""
-    deaths = report["deaths"]
+def require_hard_kills(deaths: list[dict]) -> None:
+    """Half of the kills struck inside a save, most of them with files half-written; others within and between steps."""
     assert len(deaths) == KILLS
     doing = Counter(death["doing"] for death in deaths)
     assert doing["saving"] >= KILLS // 2
@@ -60,3 +46,11 @@ def test_the_kills_struck_where_it_hurts(report):
     assert sum(death["left_staging"] for death in deaths) >= KILLS // 4
     assert sum(death["resumed_from"] > 0 for death in deaths) >= KILLS // 4
     assert Counter(death["kill"]["kind"] for death in deaths) == {"save": 10, "step": 5, "clock": 5}
+
+
+@pytest.mark.slow
+def test_killed_and_restarted_runs_end_in_the_same_adapter(tmp_path):
+    print(f"seed {SEED}")
+    report = campaign(tmp_path)
+    require_same_outcome(report)
+    require_hard_kills(report["deaths"])

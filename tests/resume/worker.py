@@ -29,7 +29,8 @@ from holdfast.trainers.event_log import read
 STEPS = 12
 # 26 rows in micro-batches of 2, two to a step: seven steps an epoch, the last of them with a single micro-batch.
 COMMON = {
-    "max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "gradient_checkpointing": True,
+    "max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+    "gradient_checkpointing": True,
     "learning_rate": 2e-2, "lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "max_grad_norm": 0.5,
     "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "max_length": 32, "disable_tqdm": True,
     "logging_steps": 1, "safety_batch_size": 6,
@@ -75,7 +76,14 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 STARTING, TRAINING, SAVING, DONE = b"starting", b"training", b"saving  ", b"done    "
 FILE_EVENTS = frozenset({"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.listdir"})
-STEP_EVENTS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_save")
+STEP_EVENTS = (
+    "on_step_begin",
+    "on_substep_end",
+    "on_pre_optimizer_step",
+    "on_optimizer_step",
+    "on_step_end",
+    "on_save",
+)
 PLAN = ("save", "step", "save", "clock") * 5
 
 
@@ -174,7 +182,7 @@ def forked(folder: Path, kill: Kill | None) -> Death | None:
             os.dup2(descriptor, 2)
             attempt(folder, kill, mark)
             status = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001  (the child must not return into its parent's code)
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(status)

@@ -64,9 +64,7 @@ class ChanceConstraint:
         _require("first_k", self.first_k, "first_k >= 1", lower=1.0)
         _ = MAJORIZERS[self.majorizer]  # an unknown name raises with the nearest
         if self.unit not in UNITS:
-            raise ConfigError(
-                f"constraint: unknown unit {self.unit!r}", remedy=nearest(str(self.unit), list(UNITS))
-            )
+            raise ConfigError(f"constraint: unknown unit {self.unit!r}", remedy=nearest(str(self.unit), list(UNITS)))
         tail = TAIL_SHARE * self.tau if self.majorizer == "cvar" else 0.0
         _require("cvar_t", self.cvar_t, f"0 <= cvar_t <= {tail:g} (0 unless cvar)", lower=0.0, upper=tail)
         if self.majorizer == "cvar":
@@ -133,11 +131,7 @@ class ChanceConstraint:
         if self.feasible_start or self.allow_infeasible_start:
             return
         smallest = self.smallest_beta
-        found = (
-            f"smallest feasible beta {_rounded_up(smallest)}"
-            if smallest < math.inf
-            else "no beta is feasible"
-        )
+        found = f"smallest feasible beta {_rounded_up(smallest)}" if smallest < math.inf else "no beta is feasible"
         change = f"beta >= {_rounded_up(smallest)} or a larger tau" if smallest < math.inf else "tau > 0"
         raise InfeasibleError(
             f"constraint: infeasible start: {self.majorizer} has "

@@ -221,7 +221,9 @@ def require_understood_head(model: Any, batch: Mapping[str, Tensor]) -> None:
     theirs = torch.log_softmax(logits[:, :-1].float(), -1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     gap = float((ours + (theirs * mask).sum(1) / mask.sum(1)).abs())
     # The model's own logits are rounded to its dtype; the comparison looks for a wrong formula, not for rounding.
-    tolerance = HEAD_TOLERANCE if logits.dtype == torch.float32 and next(inner.parameters()).dtype == torch.float32 else 0.1
+    tolerance = (
+        HEAD_TOLERANCE if logits.dtype == torch.float32 and next(inner.parameters()).dtype == torch.float32 else 0.1
+    )
     if not gap <= tolerance:
         raise UnsupportedError(
             f"token losses computed from the hidden states of {type(inner).__name__} differ from its own logits by "

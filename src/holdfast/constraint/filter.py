@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -25,16 +25,13 @@ from torch import Tensor
 
 from holdfast.constraint.barrier import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector, shard, trainable
+from holdfast.constraint.memory import FilterMemory
 from holdfast.constraint.metric import adam_diagonal, resolve_metric
 from holdfast.constraint.problem import FilterProblem, measure
-from holdfast.core.errors import ConfigError, InfeasibleError, NumericalError
+from holdfast.core.errors import ConfigError
 
 Space = Literal["update", "gradient"]
-NORM_DECAY = 0.9  # average of norm(s_nom), so that one tiny nominal step does not close the trust region
 TRUST_FLOOR = 1e-4  # of norm(theta): lets a correction through while a warm-up holds the learning rate at zero
-SAFETY_BETA2 = 0.999  # second moment of the constraint's gradient, as Adam's default
-NONFINITE_LIMIT, NONFINITE_WINDOW = 3, 100
-RESTORATION_LIMIT, RESTORATION_FALL = 50, 0.9
 
 
 @dataclass(frozen=True)
@@ -74,19 +71,6 @@ class _Armed:
     void: bool = False
 
 
-@dataclass
-class _Memory:
-    """What outlives a step, and therefore belongs in a checkpoint."""
-
-    steps: int = 0
-    averages: list[Vector] = field(default_factory=list)
-    safety_moment: Vector | None = None
-    nominal_norm: float = 0.0
-    nonfinite_steps: list[int] = field(default_factory=list)
-    restoring: int = 0
-    restoring_from: float = 0.0
-
-
 class SafetyFilter:
     """Filters every step of an optimizer.
 
@@ -118,7 +102,9 @@ class SafetyFilter:
         gradient_decay: float = 0.0,
     ) -> None:
         if not 0.0 < rate <= 1.0:
-            raise ConfigError(f"filter rate is {rate}, expected 0 < rate <= 1", remedy="0.3 is a good start; 1 is the paper's")
+            raise ConfigError(
+                f"filter rate is {rate}, expected 0 < rate <= 1", remedy="0.3 is a good start; 1 is the paper's"
+            )
         if space not in ("update", "gradient"):
             raise ConfigError(f"unknown filter space {space!r}", remedy="use 'update' or 'gradient'")
         if not trust_region > 0.0:
@@ -130,7 +116,7 @@ class SafetyFilter:
         self.metric = resolve_metric(metric, self.optimizer) if space == "update" else "identity"
         self.gradient_decay = gradient_decay
         ParameterSpace(trainable(self.optimizer))  # refuse unsupported parameters now, not at the first step
-        self._memory = _Memory()
+        self._memory = FilterMemory()
         self._armed: _Armed | None = None
         self.last_event: FilterEvent | None = None
         self._handles = [
@@ -157,13 +143,17 @@ class SafetyFilter:
                 if constraint.requires_grad
                 else [None] * len(params)
             )
-            gradients.append([torch.zeros_like(shard(p)) if x is None else shard(x) for p, x in zip(params, found, strict=True)])
+            gradients.append(
+                [torch.zeros_like(shard(p)) if x is None else shard(x) for p, x in zip(params, found, strict=True)]
+            )
         self.arm([float(c.detach()) for c in constraints], gradients)
         self.optimizer.step()
         assert self.last_event is not None
         return self.last_event
 
-    def arm(self, values: Sequence[float], gradients: Sequence[Vector], estimates: Sequence[float] | None = None) -> None:
+    def arm(
+        self, values: Sequence[float], gradients: Sequence[Vector], estimates: Sequence[float] | None = None
+    ) -> None:
         """Announce the constraints, measured at the current parameters, for the next optimizer step.
 
         Args:
@@ -183,29 +173,13 @@ class SafetyFilter:
             self._filter_gradient(space, armed)
 
     def _average(self, space: ParameterSpace, armed: _Armed) -> None:
-        """Fold the batch gradients into their debiased average and second moment."""
-        memory, w = self._memory, self.gradient_decay
+        """Fold the batch gradients into what the filter remembers."""
+        memory = self._memory
         memory.steps += 1
         if self.metric == "adam":
-            if memory.safety_moment is None:
-                memory.safety_moment = space.zeros()
-            for i, moment in enumerate(memory.safety_moment):
-                square = torch.stack([h[i] for h in armed.gradients]).square().amax(0)
-                moment.lerp_(square, 1.0 - SAFETY_BETA2)
-        if w == 0.0:
-            return
-        if not memory.averages:
-            memory.averages = [space.zeros() for _ in armed.gradients]
-        if len(memory.averages) != len(armed.gradients):
-            raise ConfigError(
-                f"{len(armed.gradients)} constraints given, {len(memory.averages)} before",
-                remedy="pass the same constraints at every step",
-            )
-        correction = 1.0 - w**memory.steps
-        for k, average in enumerate(memory.averages):
-            for mean, h in zip(average, armed.gradients[k], strict=True):
-                mean.lerp_(h, 1.0 - w)
-            armed.gradients[k] = [mean / correction for mean in average]
+            memory.fold_moment(space, armed.gradients)
+        if self.gradient_decay > 0.0:
+            armed.gradients = memory.fold_gradients(space, armed.gradients, self.gradient_decay)
 
     # -- gradient space (Algorithm 1) ----------------------------------------------------------------------------
 
@@ -267,22 +241,15 @@ class SafetyFilter:
 
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
-        memory = self._memory
         nominal = [after - before for after, before in zip(space.weights(), armed.before, strict=True)]
-        diagonal = None
-        if self.metric == "adam":
-            assert memory.safety_moment is not None
-            debias = 1.0 - SAFETY_BETA2**memory.steps
-            diagonal = adam_diagonal(space, self.optimizer, [v / debias for v in memory.safety_moment])
+        diagonal = (
+            adam_diagonal(space, self.optimizer, self._memory.debiased_moment()) if self.metric == "adam" else None
+        )
         problem = measure(space, armed.gradients, armed.values, nominal, diagonal=diagonal, rate=self.rate)
         if not problem.finite:
             self._discard(space, armed)
             return
-        memory.nominal_norm = (
-            problem.nominal_norm
-            if memory.nominal_norm == 0.0
-            else NORM_DECAY * memory.nominal_norm + (1.0 - NORM_DECAY) * problem.nominal_norm
-        )
+        self._memory.fold_norm(problem.nominal_norm)
         mu = problem.multipliers()
         if not mu.any():
             self._report(Event.INACTIVE, armed, mu.tolist(), problem)
@@ -322,17 +289,11 @@ class SafetyFilter:
         """Undo a step in which something was not finite, and stop when that happens too often."""
         self._restore(space, armed)
         self._report(Event.NONFINITE, armed, [0.0] * len(armed.values))
-        recent = self._memory.nonfinite_steps
-        recent.append(self._memory.steps)
-        self._memory.nonfinite_steps = [step for step in recent if step > self._memory.steps - NONFINITE_WINDOW]
-        if len(self._memory.nonfinite_steps) > NONFINITE_LIMIT:
-            raise NumericalError(
-                f"non-finite loss, gradient or constraint in {len(self._memory.nonfinite_steps)} of the last "
-                f"{NONFINITE_WINDOW} steps; each was discarded",
-                remedy="lower the learning rate, check the data for extreme examples, or train in float32",
-            )
+        self._memory.count_nonfinite()
 
-    def _report(self, name: Event, armed: _Armed, multipliers: list[float], problem: FilterProblem | None = None) -> None:
+    def _report(
+        self, name: Event, armed: _Armed, multipliers: list[float], problem: FilterProblem | None = None
+    ) -> None:
         mu = np.asarray(multipliers)
         measured = problem is not None and bool(np.isfinite(mu).all())
         self.last_event = FilterEvent(
@@ -343,52 +304,14 @@ class SafetyFilter:
             correction_ratio=problem.correction_ratio(mu) if problem is not None and measured else None,
             cosine=problem.cosine if problem is not None else None,
         )
-        self._watch_restoration(name, max(armed.values))
-
-    def _watch_restoration(self, name: Event, value: float) -> None:
-        """Stop when the constraint stays violated and restoring it makes no headway."""
-        memory = self._memory
-        if name not in (Event.RESTORATION, Event.INFEASIBLE):
-            memory.restoring = 0
-            return
-        if memory.restoring == 0:
-            memory.restoring_from = value
-        memory.restoring += 1
-        if memory.restoring < RESTORATION_LIMIT:
-            return
-        if value > RESTORATION_FALL * memory.restoring_from:
-            raise InfeasibleError(
-                f"the constraint is violated (g + rho = {value:.4g}) and {memory.restoring} restoration steps did not "
-                f"reduce it by {1 - RESTORATION_FALL:.0%} (from {memory.restoring_from:.4g})",
-                remedy="look for contradictory safety examples, raise tau or alpha, or lower the learning rate",
-            )
-        memory.restoring = 0
+        self._memory.watch_restoration(name, max(armed.values))
 
     # -- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, with shards gathered (a collective call)."""
-        space, memory = ParameterSpace(trainable(self.optimizer)), self._memory
-        return {
-            "steps": memory.steps,
-            "averages": [space.full(average) for average in memory.averages],
-            "safety_moment": None if memory.safety_moment is None else space.full(memory.safety_moment),
-            "nominal_norm": memory.nominal_norm,
-            "nonfinite_steps": list(memory.nonfinite_steps),
-            "restoring": memory.restoring,
-            "restoring_from": memory.restoring_from,
-        }
+        return self._memory.state_dict(ParameterSpace(trainable(self.optimizer)))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        space = ParameterSpace(trainable(self.optimizer))
-        moment = state["safety_moment"]
-        self._memory = _Memory(
-            steps=int(state["steps"]),
-            averages=[space.scatter(average) for average in state["averages"]],
-            safety_moment=None if moment is None else space.scatter(moment),
-            nominal_norm=float(state["nominal_norm"]),
-            nonfinite_steps=[int(step) for step in state["nonfinite_steps"]],
-            restoring=int(state["restoring"]),
-            restoring_from=float(state["restoring_from"]),
-        )
+        self._memory = FilterMemory.from_state(state, ParameterSpace(trainable(self.optimizer)))

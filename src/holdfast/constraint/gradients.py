@@ -115,8 +115,11 @@ class ParameterSpace:
     def full(self, vector: Vector) -> Vector:
         """The vector with every shard gathered, on the CPU: what a checkpoint stores. A collective call."""
         return [
-            (DTensor.from_local(x, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
-             if isinstance(p, DTensor) else x).cpu()
+            (
+                DTensor.from_local(x, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
+                if isinstance(p, DTensor)
+                else x
+            ).cpu()
             for p, x in zip(self.params, vector, strict=True)
         ]
 
@@ -124,6 +127,7 @@ class ParameterSpace:
         """The inverse of `full`."""
         return [
             shard(distribute_tensor(x.to(p.device, p.dtype), p.device_mesh, p.placements))
-            if isinstance(p, DTensor) else x.to(p.device, p.dtype)
+            if isinstance(p, DTensor)
+            else x.to(p.device, p.dtype)
             for p, x in zip(self.params, vector, strict=True)
         ]

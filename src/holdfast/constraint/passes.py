@@ -64,7 +64,9 @@ class Forward:
             for i in range(rounds):
                 at = i * world() + rank()
                 positions = batches[min(at, len(batches) - 1)]
-                found = [t.detach().double().cpu() for t in function(self.batch([examples[j] for j in positions]), positions)]
+                found = [
+                    t.detach().double().cpu() for t in function(self.batch([examples[j] for j in positions]), positions)
+                ]
                 if at < len(batches):
                     mine.append((positions, found))
         reshard(self.model)

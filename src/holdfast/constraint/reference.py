@@ -74,7 +74,9 @@ class ReferenceTable:
         record = read_json(stem.with_suffix(".json"))
         try:
             tensors = load_file(stem.with_suffix(".safetensors"))
-            table = cls(tuple(record["ids"]), CompletionLosses(*(tensors[name] for name in COLUMNS)), record["provenance"])
+            table = cls(
+                tuple(record["ids"]), CompletionLosses(*(tensors[name] for name in COLUMNS)), record["provenance"]
+            )
             intact = table.sha256 == record["sha256"]
         except Exception as error:
             raise _damaged(stem, str(error)) from error

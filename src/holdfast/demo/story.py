@@ -33,6 +33,7 @@ from holdfast.demo.settings import DemoSettings
 from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.handle import load_pair
 from holdfast.trainers.config import SafeSFTConfig
+from holdfast.trainers.hooks import Defense
 from holdfast.trainers.trainer import SafeSFTTrainer
 
 Say = Callable[[str], None]
@@ -148,12 +149,12 @@ def align(model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, fo
 
 
 def finetune(
-    aligned: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, folder: Path, defense: str, listener: Listener | None
+    aligned: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, folder: Path, defense: str | Defense, listener: Listener | None
 ) -> tuple[SafeSFTTrainer, float]:
     """Fine-tune a copy of the aligned model on the poisoned task."""
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
     arguments = _arguments(
-        settings, folder / defense, max_steps=settings.steps, learning_rate=settings.rate,
+        settings, folder, max_steps=settings.steps, learning_rate=settings.rate,
         per_device_train_batch_size=settings.batch, warmup_steps=settings.warmup, safety_batch_size=settings.safety_batch,
         lr_scheduler_type="linear",
     )  # fmt: skip
@@ -190,7 +191,7 @@ def run_demo(
     unit = ""
     for name, defense in (("plain SFT", "sft"), ("holdfast", "holdfast")):
         say(f"{name}: {settings.steps} steps on {settings.task_rows} task + {settings.poison_rows} poison examples")
-        trainer, seconds = finetune(aligned, tokenizer, data, settings, folder, defense, listener)
+        trainer, seconds = finetune(aligned, tokenizer, data, settings, folder / defense, defense, listener)
         say(f"measuring {name}")
         found = behaviour(trainer.model, tokenizer, data, settings)
         found.degradations = {

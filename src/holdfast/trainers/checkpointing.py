@@ -1,8 +1,8 @@
 """Checkpoints of a run: atomic, hashed, free of pickle, and refused when anything they are bound to has changed.
 
-Replaces the Trainer's `optimizer.pt`, `scheduler.pt`, `rng_state*.pth` and `training_args.bin`. A folder `checkpoint-N` holds
-`trainable.safetensors`, the adapter as PEFT writes it, `optimizer.*`, `scheduler.*`, `rng-<rank>.*`, `defense.*` (state as
-JSON + safetensors), `trainer_state.json`, the tokenizer, and `manifest.json` with the sha256 of everything else.
+Replaces the Trainer's `optimizer.pt`, `scheduler.pt`, `rng_state*.pth` and `training_args.bin`. A folder `checkpoint-N`
+holds `trainable.safetensors`, the adapter as PEFT writes it, `optimizer.*`, `scheduler.*`, `rng-<rank>.*`, `defense.*`
+(state as JSON + safetensors), `trainer_state.json`, the tokenizer, and `manifest.json` with the sha256 of all others.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from holdfast.trainers.fingerprint import argument_fingerprint, dataset_sha256
 from holdfast.trainers.hooks import Defense
 from holdfast.trainers.safety import SafetySet
 from holdfast.trainers.snapshot import (
+    all_weights,
     load_optimizer_state,
     load_trainable,
     optimizer_state,
@@ -48,7 +49,6 @@ class CheckpointMixin:
     callback_handler: Any
     defense: Defense
     safety: dict[str, SafetySet]
-    accelerator: Any
     is_fsdp_enabled: bool
     _theta_0: dict[str, Any]
     _measured: bool
@@ -88,9 +88,7 @@ class CheckpointMixin:
             weights = self._write_state(folder)
         barrier()
         if rank() == 0:
-            best = self.state.best_global_step
-            if best and (store.root / f"checkpoint-{best}").exists() or best == step:
-                self.state.best_model_checkpoint = str(store.root / f"checkpoint-{best}")
+            self._locate_best()
             with store.disk_guard(step):
                 self._write_trainer_state(folder)
                 self._write_readable(folder, weights)
@@ -121,6 +119,13 @@ class CheckpointMixin:
         self.state.stateful_callbacks = {**states, "TrainerControl": self.control.state()}
         self.state.save_to_json(str(folder / "trainer_state.json"))
 
+    def _locate_best(self) -> None:
+        """Point at the best checkpoint in this folder, where it is or is about to be: the run may have been moved."""
+        best = self.state.best_global_step
+        folder = self.store.root / f"checkpoint-{best}"
+        if best and (folder.exists() or best == self.state.global_step):
+            self.state.best_model_checkpoint = str(folder)
+
     def _stateful_callbacks(self) -> dict[str, list[Any]]:
         """Callbacks that carry a state (early stopping), by class name, in the order they were added."""
         found: dict[str, list[Any]] = {}
@@ -137,14 +142,19 @@ class CheckpointMixin:
         self.processing_class.save_pretrained(str(folder))  # type: ignore[attr-defined]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As the Trainer's; under FSDP2 also with `state_dict_type: SHARDED_STATE_DICT`, for which it writes nothing."""
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        if plugin is not None and "FULL_STATE_DICT" not in str(plugin.state_dict_type):
-            state = self.accelerator.get_state_dict(self.model)
-            if self.args.should_save:
-                self._save(output_dir, state_dict=state)
+        """As the Trainer's, except under FSDP2.
+
+        There the Trainer writes nothing with `state_dict_type: SHARDED_STATE_DICT`, and otherwise gathers the frozen base too.
+        """
+        if not self.is_fsdp_enabled:
+            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
             return
-        super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+        state = trainable_weights(self.model) if hasattr(self.model, "peft_config") else all_weights(self.model)
+        if self.args.should_save:
+            self._save(output_dir, state_dict=state)
+        barrier()
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)  # type: ignore[attr-defined]
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """As the Trainer's, with the arguments as JSON instead of a pickle."""
@@ -204,6 +214,12 @@ class CheckpointMixin:
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             restore_rng(load_state(Path(checkpoint) / f"rng-{rank()}"))
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's, which forgets a best checkpoint that is no longer at its stored path."""
+        found = super()._init_training_state(*args, **kwargs)  # type: ignore[misc]
+        self._locate_best()
+        return found
 
     def _load_callback_state(self) -> None:
         """Always, where the Trainer does it on request: a patience counted anew would make another run."""

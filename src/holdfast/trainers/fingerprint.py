@@ -1,4 +1,4 @@
-"""What a checkpoint is bound to: settings, data, tokenizer, base weights, reference. A resume with any of them changed is refused."""
+"""What a checkpoint is bound to: settings, data, tokenizer, base weights, reference; a change of any is refused."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 
 from holdfast.core.hashing import sha256_json
 
-# Settings that change neither the trajectory nor what is stored: logging, saving, evaluation, transport.
+# Settings that change neither the trajectory nor what is stored: logging, saving, evaluation, transport. Batches of
+# safety examples per pass, and evaluation on a task set (whose loader draws from the CPU generator), may change its last
+# bits: they are left free, since they are what one changes after running out of memory.
 HARMLESS = frozenset(
     """output_dir run_dir run_name report_to logging_dir logging_strategy logging_first_step logging_steps
     logging_nan_inf_filter log_level log_level_replica log_on_each_node disable_tqdm include_num_input_tokens_seen
     save_strategy save_steps save_total_limit save_on_each_node save_only_model enable_jit_checkpoint
-    eval_strategy eval_steps eval_delay eval_on_start eval_accumulation_steps per_device_eval_batch_size do_eval do_train
-    do_predict prediction_loss_only batch_eval_metrics eval_do_concat_batches eval_use_gather_object
+    eval_strategy eval_steps eval_delay eval_on_start eval_accumulation_steps per_device_eval_batch_size do_eval
+    do_train do_predict prediction_loss_only batch_eval_metrics eval_do_concat_batches eval_use_gather_object
     metric_for_best_model greater_is_better load_best_model_at_end safety_eval_batch_size
     push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision
     dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers
     dataset_num_proc resume_from_checkpoint restore_callback_states_from_checkpoint reference_cache
     project trackio_space_id debug skip_memory_metrics use_cpu ddp_timeout ddp_backend local_rank deepspeed_plugin
-    accelerator_config fsdp_config safety_micro_batch_size""".split()
+    accelerator_config fsdp_config safety_micro_batch_size""".split()  # noqa: SIM905  (a list literal would take a line per name)
 )
 
 
@@ -37,7 +39,11 @@ def _plain(value: Any) -> Any:
 
 def argument_fingerprint(args: Any) -> dict[str, Any]:
     """Every training argument that shapes the trajectory."""
-    return {f.name: _plain(getattr(args, f.name)) for f in fields(args) if f.name not in HARMLESS and not f.name.startswith("_")}
+    return {
+        f.name: _plain(getattr(args, f.name))
+        for f in fields(args)
+        if f.name not in HARMLESS and not f.name.startswith("_")
+    }
 
 
 def dataset_sha256(dataset: Any) -> str:

@@ -147,7 +147,7 @@ class MonitorMixin:
         return metrics
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """As the Trainer's; what is kept for `trainer_state.json` has null for a non-finite number, as JSON demands."""
+        """As the Trainer's; what `trainer_state.json` keeps has null for a non-finite number, as JSON demands."""
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
         kept = self.state.log_history[-1]
         kept.update({k: None for k, v in kept.items() if isinstance(v, float) and not math.isfinite(v)})
@@ -160,7 +160,7 @@ class MonitorMixin:
         return output
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
-        """As the Trainer's, without a trace in the random state; without a task evaluation set, the monitor split alone."""
+        """As the Trainer's, leaving the random state alone; without a task evaluation set, the monitor split alone."""
         if eval_dataset is not None or not self._safety_only_evaluation:
             devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
             # A data loader draws its seed from the global state, which would change the dropout masks that follow.

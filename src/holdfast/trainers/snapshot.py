@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from holdfast.constraint.gradients import reshard
 from holdfast.core.errors import CheckpointError
+from holdfast.core.ranks import rank
 
 TRAINABLE = "trainable.safetensors"
 
@@ -25,6 +26,16 @@ def _whole(tensor: Tensor) -> Tensor:
 def trainable_weights(model: nn.Module) -> dict[str, Tensor]:
     """Every trainable parameter by name, gathered (a collective call), on the CPU."""
     return {name: _whole(p) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def all_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict, gathered (a collective call), on the CPU of rank 0; empty elsewhere."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        gathered = _whole(tensor)
+        if rank() == 0:
+            found[name] = gathered
+    return found
 
 
 def save_trainable(weights: Mapping[str, Tensor], folder: Path) -> None:

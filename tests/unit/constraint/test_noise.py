@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests import tiny
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.degradation import in_unit
 from holdfast.constraint.noise import SAMPLE, noise_floor
 from holdfast.constraint.passes import Forward
 from holdfast.data.encode import Encoded
-from tests import tiny
 
 
 class FakeForward:
@@ -26,7 +26,10 @@ class FakeForward:
 
 
 def examples(n: int) -> list[Encoded]:
-    return [Encoded(str(i), (3, 4, 5 + i % 7, *([6] * (i % 5))), (-100, -100, 5 + i % 7, *([6] * (i % 5))), False) for i in range(n)]
+    return [
+        Encoded(str(i), (3, 4, 5 + i % 7, *([6] * (i % 5))), (-100, -100, 5 + i % 7, *([6] * (i % 5))), False)
+        for i in range(n)
+    ]
 
 
 def test_quantile_of_the_absolute_value():

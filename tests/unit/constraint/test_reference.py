@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from tests import tiny
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import CompletionLosses
@@ -20,7 +21,6 @@ from holdfast.constraint.reference import (
 )
 from holdfast.core.errors import CheckpointError, DataError
 from holdfast.data.encode import Encoded
-from tests import tiny
 
 PROVENANCE = {"dtype": "float32", "first_k": 2, "weights": "abc"}
 ROWS = [Encoded(f"e{i}", (3, 4, 5 + i, 9, 10), (-100, -100, 5 + i, 9, 10), False) for i in range(10)]
@@ -73,7 +73,9 @@ def test_every_byte_of_the_losses_is_covered_by_the_hash(tmp_path):
         ReferenceTable.load(stem)
 
 
-@pytest.mark.parametrize("change", [{"ids": ["x"] * 10}, {"provenance": {**PROVENANCE, "weights": "abd"}}, {"sha256": "0"}])
+@pytest.mark.parametrize(
+    "change", [{"ids": ["x"] * 10}, {"provenance": {**PROVENANCE, "weights": "abd"}}, {"sha256": "0"}]
+)
 def test_a_record_that_was_edited_is_refused(tmp_path, change):
     stem = tmp_path / "reference"
     table().save(stem)

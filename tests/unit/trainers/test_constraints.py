@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 
 import pytest
+from tests import tiny
+from tests.unit.trainers.building import SLACK, TIGHT, build, safety
 
 import holdfast as hf
 from holdfast.core.errors import ConfigError, InfeasibleError
 from holdfast.trainers.event_log import read
-from tests import tiny
-from tests.unit.trainers.building import SLACK, TIGHT, build, safety
 
 RATE = "eval_safety_violation_rate"
 SETS = {"refusal": lambda: safety(20), "over_refusal": lambda: tiny.dataset(15, seed=4, start="w3")}

@@ -1,4 +1,4 @@
-"""Which tokens are scored: the safety set's own completions whatever the task's format; the task's exactly as TRL has it."""
+"""Which tokens are scored: the safety set's completions whatever the task's format, the task's exactly as TRL has it."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_safety_labels_and_task_labels(tmp_path, task_format):
         for a, b in zip(ours, theirs, strict=True):
             assert a.keys() == b.keys()
             assert all(torch.equal(a[key], b[key]) for key in a)
-    scored = {int((batch["labels"] == -100).sum() > 0) for batch in theirs}
-    assert scored or task_format in ("messages", "text", "unmasked")
+    masked = all(int(batch["labels"][0, 1]) == -100 for batch in theirs)
+    assert masked == (task_format in ("plain", "chat"))
 
 
 def test_system_turns_and_earlier_replies_are_prompt(tmp_path):

@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
+from tests.unit.trainers.building import TIGHT, build, same, weights
 from transformers import TrainerCallback
 
 from holdfast.core.errors import NumericalError
 from holdfast.trainers import safety_pass
-from tests.unit.trainers.building import TIGHT, build, same, weights
 
 
 class Snapshots(TrainerCallback):
@@ -56,7 +56,9 @@ def strict_rows(path):
 def test_the_step_is_discarded(tmp_path, monkeypatch, where, space):
     shots = Snapshots()
     given = {"callbacks": [shots], "constraint": TIGHT, "defense": {"name": "holdfast", "space": space}}
-    trainer = build(tmp_path, given=given, max_steps=6, logging_steps=1, weight_decay=0.1, save_strategy="steps", save_steps=3)
+    trainer = build(
+        tmp_path, given=given, max_steps=6, logging_steps=1, weight_decay=0.1, save_strategy="steps", save_steps=3
+    )
     if where == "task":
         poison_task(trainer, {2})
     else:
@@ -100,10 +102,14 @@ def test_three_times_do_not(tmp_path):
 
 
 def test_no_stored_json_holds_a_nan(tmp_path):
-    trainer = build(tmp_path, given={"constraint": TIGHT}, max_steps=3, logging_steps=1, save_strategy="steps", save_steps=3)
+    trainer = build(
+        tmp_path, given={"constraint": TIGHT}, max_steps=3, logging_steps=1, save_strategy="steps", save_steps=3
+    )
     poison_task(trainer, {1})
     trainer.train()
     files = [*trainer.run_dir.rglob("*.json")]
     assert len(files) > 5
     for path in files:
-        json.loads(path.read_text(), parse_constant=lambda constant, path=path: pytest.fail(f"{constant} in {path.name}"))
+        json.loads(
+            path.read_text(), parse_constant=lambda constant, path=path: pytest.fail(f"{constant} in {path.name}")
+        )

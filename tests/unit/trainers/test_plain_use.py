@@ -28,7 +28,9 @@ def test_three_lines_give_an_adapter_that_peft_loads_and_merges(tmp_path):
     ids = torch.tensor([[5, 9, 11, 20]])
     with torch.no_grad():
         expected = trainer.model.eval()(input_ids=ids).logits
-        loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="float32"), tmp_path / "out")
+        loaded = PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(base, dtype="float32"), tmp_path / "out"
+        )
         assert torch.equal(loaded.eval()(input_ids=ids).logits, expected)
         merged = loaded.merge_and_unload()(input_ids=ids).logits
     torch.testing.assert_close(merged, expected, rtol=1e-4, atol=1e-4)
@@ -50,7 +52,9 @@ def test_arguments_may_be_left_out(tmp_path, monkeypatch):
 
 
 def test_plain_arguments_keep_every_value(tmp_path):
-    plain = SFTConfig(str(tmp_path), **{**COMMON, "learning_rate": 0.123, "lr_scheduler_type": "cosine", "warmup_steps": 7})
+    plain = SFTConfig(
+        str(tmp_path), **{**COMMON, "learning_rate": 0.123, "lr_scheduler_type": "cosine", "warmup_steps": 7}
+    )
     safe = hf.SafeSFTConfig.from_sft(plain)
     differing = {name for name, value in vars(plain).items() if getattr(safe, name, None) != value}
     assert differing <= {"distributed_state", "deepspeed_plugin", "_n_gpu", "accelerator_config", "mixed_precision"}

@@ -136,7 +136,9 @@ def test_a_reference_that_is_not_finite_names_the_examples(tmp_path):
     model = tiny.model()
     with torch.no_grad():
         model.model.embed_tokens.weight[tiny.tokenizer().convert_tokens_to_ids("w0")] = float("nan")
-    rows = [{**row, "prompt": row["prompt"].replace("w0", "w2")} for row in tiny.rows(19, seed=2)] + tiny.rows(1, seed=3)
+    rows = [{**row, "prompt": row["prompt"].replace("w0", "w2")} for row in tiny.rows(19, seed=2)] + tiny.rows(
+        1, seed=3
+    )
     given = {"model": model, "safety_dataset": rows, "constraint": SLACK}
     with pytest.raises(DataError, match="not finite") as caught:
         build(tmp_path, given=given, safety_fractions=(1.0, 0.0, 0.0))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from datasets import Dataset, DatasetDict
+from tests import tiny
+from tests.unit.trainers.building import build, safety, task
 
 from holdfast.core.errors import DataError, UnsupportedError
 from holdfast.data.examples import make_example, prompt_text
 from holdfast.data.splits import split_examples
-from tests import tiny
-from tests.unit.trainers.building import build, safety, task
 
 NO_CERTIFY = {"safety_fractions": (0.75, 0.25, 0.0)}
 
@@ -97,7 +97,10 @@ def test_leaks_are_found_in_every_task_format(tmp_path, form):
     plain = [*task(), {"prompt": leak, "completion": "w9"}]
     given = {}
     if form == "chat":
-        data = [{"messages": [{"role": "user", "content": r["prompt"]}, {"role": "assistant", "content": "w3"}]} for r in plain]
+        data = [
+            {"messages": [{"role": "user", "content": r["prompt"]}, {"role": "assistant", "content": "w3"}]}
+            for r in plain
+        ]
     elif form == "text":
         data = [{"text": r["prompt"]} for r in plain]
     else:

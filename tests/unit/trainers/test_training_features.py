@@ -6,12 +6,12 @@ import importlib.util
 
 import pytest
 import torch
+from tests import tiny
+from tests.unit.trainers.building import TIGHT, build, same, weights
 
 import holdfast as hf
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.trainers.event_log import read
-from tests import tiny
-from tests.unit.trainers.building import TIGHT, build, same, weights
 
 NOISY = hf.ChanceConstraint(tau=0.01, beta=100.0, allow_tau_below_noise=True)
 

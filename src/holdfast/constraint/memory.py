@@ -1,0 +1,128 @@
+"""What the filter remembers from step to step, and therefore belongs in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from holdfast.constraint.barrier import Event
+from holdfast.constraint.gradients import ParameterSpace, Vector
+from holdfast.core.errors import ConfigError, InfeasibleError, NumericalError
+
+NORM_DECAY = 0.9  # average of norm(s_nom), so that one tiny nominal step does not close the trust region
+SAFETY_BETA2 = 0.999  # second moment of the constraint's gradient, as Adam's default
+NONFINITE_LIMIT, NONFINITE_WINDOW = 3, 100
+RESTORATION_LIMIT, RESTORATION_FALL = 50, 0.9
+
+
+@dataclass
+class FilterMemory:
+    """Averages of the constraint's gradients, and counts of what must not go on for long.
+
+    Attributes:
+        steps: filtered steps, discarded ones not counted.
+        averages: exponential averages of each constraint's gradient, not debiased.
+        safety_moment: exponential average of `max_k h_k^2`, not debiased.
+        nominal_norm: average of norm(s_nom).
+        nonfinite_steps: when recent steps were discarded.
+        restoring, restoring_from: restoration steps in a row, and the value they began at.
+    """
+
+    steps: int = 0
+    averages: list[Vector] = field(default_factory=list)
+    safety_moment: Vector | None = None
+    nominal_norm: float = 0.0
+    nonfinite_steps: list[int] = field(default_factory=list)
+    restoring: int = 0
+    restoring_from: float = 0.0
+
+    def fold_moment(self, space: ParameterSpace, gradients: Sequence[Vector]) -> None:
+        """Update the second moment with this step's raw gradients."""
+        if self.safety_moment is None:
+            self.safety_moment = space.zeros()
+        for i, moment in enumerate(self.safety_moment):
+            square = torch.stack([h[i] for h in gradients]).square().amax(0)
+            moment.lerp_(square, 1.0 - SAFETY_BETA2)
+
+    def debiased_moment(self) -> Vector:
+        """`v_safe` as Adam would debias it."""
+        assert self.safety_moment is not None
+        return [v / (1.0 - SAFETY_BETA2**self.steps) for v in self.safety_moment]
+
+    def fold_gradients(self, space: ParameterSpace, gradients: Sequence[Vector], decay: float) -> list[Vector]:
+        """Update the averages and return them debiased, so that the first is the batch's own gradient."""
+        if not self.averages:
+            self.averages = [space.zeros() for _ in gradients]
+        if len(self.averages) != len(gradients):
+            raise ConfigError(
+                f"{len(gradients)} constraints given, {len(self.averages)} before",
+                remedy="pass the same constraints at every step",
+            )
+        for average, gradient in zip(self.averages, gradients, strict=True):
+            for mean, h in zip(average, gradient, strict=True):
+                mean.lerp_(h, 1.0 - decay)
+        return [[mean / (1.0 - decay**self.steps) for mean in average] for average in self.averages]
+
+    def fold_norm(self, norm: float) -> None:
+        """Update the average length of the optimizer's own steps."""
+        self.nominal_norm = (
+            norm if self.nominal_norm == 0.0 else NORM_DECAY * self.nominal_norm + (1.0 - NORM_DECAY) * norm
+        )
+
+    def count_nonfinite(self) -> None:
+        """Count a discarded step, and stop when there are too many."""
+        recent = [*self.nonfinite_steps, self.steps]
+        self.nonfinite_steps = [step for step in recent if step > self.steps - NONFINITE_WINDOW]
+        if len(self.nonfinite_steps) > NONFINITE_LIMIT:
+            raise NumericalError(
+                f"non-finite loss, gradient or constraint in {len(self.nonfinite_steps)} of the last "
+                f"{NONFINITE_WINDOW} steps; each was discarded",
+                remedy="lower the learning rate, check the data for extreme examples, or train in float32",
+            )
+
+    def watch_restoration(self, name: Event, value: float) -> None:
+        """Stop when the constraint stays violated and restoring it makes no headway."""
+        if name not in (Event.RESTORATION, Event.INFEASIBLE):
+            self.restoring = 0
+            return
+        if self.restoring == 0:
+            self.restoring_from = value
+        self.restoring += 1
+        if self.restoring < RESTORATION_LIMIT:
+            return
+        if value > RESTORATION_FALL * self.restoring_from:
+            raise InfeasibleError(
+                f"the constraint is violated (g + rho = {value:.4g}) and {self.restoring} restoration steps did not "
+                f"reduce it by {1 - RESTORATION_FALL:.0%} (from {self.restoring_from:.4g})",
+                remedy="look for contradictory safety examples, raise tau or alpha, or lower the learning rate",
+            )
+        self.restoring = 0
+
+    def state_dict(self, space: ParameterSpace) -> dict[str, Any]:
+        """Plain numbers and whole tensors (a collective call for sharded parameters)."""
+        return {
+            "steps": self.steps,
+            "averages": [space.full(average) for average in self.averages],
+            "safety_moment": None if self.safety_moment is None else space.full(self.safety_moment),
+            "nominal_norm": self.nominal_norm,
+            "nonfinite_steps": list(self.nonfinite_steps),
+            "restoring": self.restoring,
+            "restoring_from": self.restoring_from,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], space: ParameterSpace) -> FilterMemory:
+        """The inverse of `state_dict`."""
+        moment = state["safety_moment"]
+        return cls(
+            steps=int(state["steps"]),
+            averages=[space.scatter(average) for average in state["averages"]],
+            safety_moment=None if moment is None else space.scatter(moment),
+            nominal_norm=float(state["nominal_norm"]),
+            nonfinite_steps=[int(step) for step in state["nonfinite_steps"]],
+            restoring=int(state["restoring"]),
+            restoring_from=float(state["restoring_from"]),
+        )
