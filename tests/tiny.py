@@ -38,8 +38,16 @@ def tokenizer(*, chat: bool = True, pad: bool = True) -> PreTrainedTokenizerFast
 def model(*, seed: int = 0, dtype: torch.dtype = torch.float32, layers: int = 2) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False, pad_token_id=0, eos_token_id=1,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        eos_token_id=1,
     )
     made = LlamaForCausalLM(config)
     with torch.no_grad():  # logits of a size at which losses differ between examples
@@ -55,7 +63,12 @@ def saved(folder: Path, **kwargs) -> Path:
 
 def lora(dropout: float = 0.0, **kwargs) -> LoraConfig:
     return LoraConfig(
-        r=4, lora_alpha=8, lora_dropout=dropout, target_modules=["q_proj", "k_proj", "v_proj"], task_type="CAUSAL_LM", **kwargs
+        r=4,
+        lora_alpha=8,
+        lora_dropout=dropout,
+        target_modules=["q_proj", "k_proj", "v_proj"],
+        task_type="CAUSAL_LM",
+        **kwargs,
     )
 
 

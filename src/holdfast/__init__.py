@@ -1,4 +1,4 @@
-"""Fine-tune a language model on your data while at most a fraction alpha of your safety examples get worse by more than tau.
+"""Fine-tune a language model while at most a fraction alpha of your safety examples get worse by more than tau.
 
 Importing this package executes nothing heavy: each public name is loaded when it is first used.
 """

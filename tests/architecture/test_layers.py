@@ -20,6 +20,7 @@ LAYERS = {
     "pipeline": {"core", "data", "models", "constraint", "trainers", "defenses", "stages", "config"},
     "demo": {"core", "data", "models", "constraint", "trainers", "defenses", "stages", "config"},
     "cli": {"core", "data", "models", "constraint", "trainers", "defenses", "stages", "config", "pipeline", "demo"},
+    "__main__": {"cli"},
     "holdfast": {"constraint", "trainers", "config", "pipeline"},
 }
 # Where an upstream library may be named: when its next release breaks something, it breaks here.

@@ -12,6 +12,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.defenses.holdfast import Holdfast
 from holdfast.trainers.event_log import read
 from holdfast.trainers.hooks import DEFENSES, Defense, make_defense
+from tests import tiny
 from tests.unit.trainers.building import build, same, weights
 
 
@@ -176,6 +177,14 @@ def test_extra_loss_adds_its_gradient(tmp_path):
     for name, theta in start.items():
         torch.testing.assert_close(moved[name] - plain[name], -2 * 0.25 * 0.1 * theta, rtol=1e-3, atol=1e-7)
     assert max(float(theta.abs().max()) for theta in start.values()) > 0.01
+
+
+def test_extra_loss_stays_out_of_evaluation(tmp_path):
+    given = {"eval_dataset": tiny.dataset(6, seed=8, start="w1")}
+    toy = Toy(Toy.Config(extra=5.0))
+    found = build(tmp_path / "a", given={**given, "defense": toy}).evaluate()["eval_loss"]
+    assert found == build(tmp_path / "b", given={**given, "defense": "sft"}).evaluate()["eval_loss"]
+    assert "extra_loss" not in toy.calls
 
 
 def test_transform_changes_the_trained_model_once_and_reaches_the_saved_adapter(tmp_path):

@@ -35,16 +35,16 @@ def safe(tmp_path, constraint, defense="holdfast", **kwargs):
     trainer = hf.SafeSFTTrainer(
         tiny.model(),
         hf.SafeSFTConfig(str(tmp_path / "safe"), reference_cache=str(tmp_path / "cache"), **{**COMMON, **kwargs}),
-        processing_class=tiny.tokenizer(), train_dataset=tiny.dataset(24, seed=1, start="w1"), peft_config=tiny.lora(0.2),
-        safety_dataset=tiny.dataset(40, seed=2), constraint=constraint, defense=defense,
+        processing_class=tiny.tokenizer(), train_dataset=tiny.dataset(24, seed=1, start="w1"),
+        peft_config=tiny.lora(0.2), safety_dataset=tiny.dataset(40, seed=2), constraint=constraint, defense=defense,
     )  # fmt: skip
     return trained(trainer), trainer
 
 
 def assert_identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), f"{name} differs by {(a[name] - b[name]).abs().max()}"
+    for name, value in a.items():
+        assert torch.equal(value, b[name]), f"{name} differs by {(value - b[name]).abs().max()}"
 
 
 @pytest.mark.parametrize(

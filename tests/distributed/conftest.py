@@ -42,8 +42,14 @@ def launched(folder: Path, engine: str) -> list[dict[str, Any]]:
             ]
             done = subprocess.run(
                 [*command, "-m", "tests.distributed.worker", str(folder), engine],
-                cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False,
-            )  # fmt: skip
+                cwd=ROOT,
+                # Two CPU processes: a visible GPU would be claimed by both.
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
             assert done.returncode == 0, done.stderr[-6000:]
     return [torch.load(path, weights_only=True) for path in stored]
 

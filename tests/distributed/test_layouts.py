@@ -48,14 +48,13 @@ def test_every_layout_takes_the_steps_of_one_process(engine, name, problem, one_
 
 @pytest.mark.parametrize("problem", ["sgd", "adam", "kl", "full"])
 def test_the_comparison_has_something_to_compare(problem, one_process):
-    """The filter acts on several steps, and neither gradient vanishes on them."""
+    """The filter acts on several steps, and neither gradient vanishes on all of them."""
     record = one_process[problem]
-    active = [i for i, row in enumerate(record["rows"]) if row["event"] != "inactive"]
+    active = [row["multiplier"] for row in record["rows"] if row["event"] != "inactive"]
     assert len(active) >= 2, [row["event"] for row in record["rows"]]
-    for i in active:
-        assert record["rows"][i]["multiplier"] > 10 * TOLERANCE
-        for kind in ("safety", "task"):
-            assert sum(float(x.square().sum()) for x in record[kind][i]) > 1e-4
+    assert min(active) > 100 * TOLERANCE
+    for kind in ("safety", "task"):
+        assert sum(any(float(x.abs().max()) > 1e-2 for x in step) for step in record[kind]) >= 2
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def fsdp2(**settings: Any) -> dict[str, Any]:
 
 
 def let_accelerate_shard_on_the_cpu() -> None:
-    """accelerate applies an FSDP plugin on accelerators only and silently ignores it on the CPU, where FSDP2 works too."""
+    """Apply FSDP plugins on the CPU too: accelerate ignores them there, although FSDP2 works."""
     settle = AcceleratorState.__init__
 
     def settle_with_plugin(self: AcceleratorState, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
@@ -101,9 +101,12 @@ def trained_by_trl(folder: Path, *, dropout: float, **arguments: Any) -> Record:
 
 
 def weights(trainer: Any) -> dict[str, torch.Tensor]:
-    """Copies of the trained weights, shards gathered."""
+    """Copies of the trained weights by their plain names, shards gathered."""
     params = {name: p.detach() for name, p in trainer.model.named_parameters() if p.requires_grad}
-    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).clone() for name, p in params.items()}
+    return {
+        name.replace("_checkpoint_wrapped_module.", ""): (p.full_tensor() if isinstance(p, DTensor) else p).clone()
+        for name, p in params.items()
+    }
 
 
 @contextmanager
@@ -195,12 +198,15 @@ def under_fsdp2(folder: Path) -> dict[str, Any]:
             folder / "adam", **p["adam"], **fsdp2(state_dict_type="SHARDED_STATE_DICT", reshard_after_forward=False)
         ),
         "kl": run(folder / "kl", **p["kl"], **fsdp2()),
-        "full": run(folder / "full", **p["full"], **fsdp2()),
-        "accumulated": run(folder / "accumulated", **layout(2), **fsdp2(activation_checkpointing=True)),
+        "full": run(folder / "full", **p["full"], **fsdp2(activation_checkpointing=True)),
+        "accumulated": run(folder / "accumulated", **layout(2), **fsdp2(), gradient_checkpointing=True),
         "trl": trained_by_trl(folder / "trl", **ADAM_WITH_DROPOUT, **fsdp2()),
         "slack": run(folder / "slack", constraint=SLACK, **ADAM_WITH_DROPOUT, **fsdp2()),
         "resume": run_and_resume(folder / "resume", **ADAM_WITH_DROPOUT, **fsdp2()),
-        "resume_full": run_and_resume(folder / "resume_full", **p["full"], **fsdp2(reshard_after_forward=False)),
+        "resume_full": run_and_resume(
+            folder / "resume_full", **p["full"], **fsdp2(reshard_after_forward=False, activation_checkpointing=True)
+        ),
+        "empty": refusal(lambda: make_trainer(folder / "empty", **fsdp2(activation_checkpointing=True))),
         "early": refusal(lambda: make_trainer(folder / "early", **fsdp2()).evaluate()),
     }
 

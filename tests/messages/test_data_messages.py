@@ -62,8 +62,7 @@ def refusal(path, **options):
         (b'{"messages": [{"role": "user", "content": "x"}]}', "the last message must be from the assistant"),
         (b'{"messages": [{"role": "assistant", "content": "x"}]}', "the prompt is empty"),
         (
-            b'{"prompt": [{"role": "user", "content": "x"}], '
-            b'"completion": [{"role": "user", "content": "y"}]}',
+            b'{"prompt": [{"role": "user", "content": "x"}], "completion": [{"role": "user", "content": "y"}]}',
             "the completion must end with an assistant message",
         ),
     ],

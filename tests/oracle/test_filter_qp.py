@@ -1,4 +1,6 @@
-"""The filter against a quadratic-programme solver, in float64: 1,000 random instances, K = 1 to 4, both spaces, both metrics.
+"""The filter against a quadratic-programme solver, in float64.
+
+1,000 random instances, K = 1 to 4, both spaces, both metrics.
 
 update:    min 1/2 (s - s_nom)^T M^-1 (s - s_nom)   s.t.  H s <= -gamma v
 gradient:  min 1/2 |d + grad f|^2                   s.t.  H d <= -(gamma / lr) v

@@ -1,7 +1,8 @@
-"""The filter on optimizers and a nonlinear constraint: the applied step keeps the barrier, and every odd case has a name."""
+"""The filter on optimizers and a nonlinear constraint: each step keeps the barrier, and every odd case has a name."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -213,7 +214,7 @@ def test_restoration_decreases_g_monotonically_from_an_infeasible_start():
         g = p.mean() - 1.0
         values.append(float(g.detach()))
         filt.step(g)
-    assert all(b < a for a, b in zip(values, values[1:], strict=False))
+    assert all(b < a for a, b in itertools.pairwise(values))
     assert values[11] <= 0.01
 
 
@@ -240,10 +241,14 @@ def test_restoration_without_headway_stops():
     """Two contradictory examples: g cannot fall, and the filter says so instead of going on."""
     p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     filt = hf.SafetyFilter(torch.optim.SGD([p], lr=1e-4), rate=1.0, trust_region=1.0, metric="identity")
-    with pytest.raises(InfeasibleError, match="restoration steps did not reduce it") as caught:
+
+    def restore():
         for _ in range(filter_module.RESTORATION_LIMIT + 1):
             p.grad = torch.ones(1, dtype=torch.float64)
             filt.step((p - 1e-6).abs().sum() + (p + 1e-6).abs().sum() + 1.0 + 0.1 * p.sum())
+
+    with pytest.raises(InfeasibleError, match="restoration steps did not reduce it") as caught:
+        restore()
     assert caught.value.exit_code == 4
 
 
@@ -271,10 +276,14 @@ def test_non_finite_numbers_stop_the_step(where, space):
 def test_too_many_non_finite_steps_end_the_run():
     p = torch.nn.Parameter(torch.ones(3))
     filt = hf.SafetyFilter(torch.optim.SGD([p], lr=0.1))
-    with pytest.raises(NumericalError, match="4 of the last 100 steps") as caught:
+
+    def train():
         for _ in range(4):
             p.grad = torch.full((3,), math.nan)
             filt.step(p.mean() - 5.0)
+
+    with pytest.raises(NumericalError, match="4 of the last 100 steps") as caught:
+        train()
     assert caught.value.exit_code == 5
 
 

@@ -36,9 +36,7 @@ def test_g_below_zero_implies_the_chance_constraint(D: Tensor, tau: float, alpha
 
 
 @given(D=degradations, tau=taus, alpha=alphas, beta=betas)
-def test_ramp_is_rockafellar_uryasev_with_a_frozen_t(
-    D: Tensor, tau: float, alpha: float, beta: float
-) -> None:
+def test_ramp_is_rockafellar_uryasev_with_a_frozen_t(D: Tensor, tau: float, alpha: float, beta: float) -> None:
     constraint = ChanceConstraint(tau, alpha, "ramp", beta)
     t = tau - 1 / beta
     left = t + np.maximum(D.numpy() - t, 0).mean() / alpha
@@ -112,9 +110,7 @@ def test_violation_is_strict_and_nan_counts_as_one() -> None:
 
 @pytest.mark.parametrize("name", list(MAJORIZERS))
 @given(tau=taus, alpha=alphas, beta=betas, share=st.floats(0.0, 0.9))
-def test_feasible_start_is_the_start_rule(
-    name: str, tau: float, alpha: float, beta: float, share: float
-) -> None:
+def test_feasible_start_is_the_start_rule(name: str, tau: float, alpha: float, beta: float, share: float) -> None:
     constraint = ChanceConstraint(tau, alpha, name, beta, buffer=share * alpha)
     smallest = constraint.smallest_beta
     assert constraint.start_value() == pytest.approx(

@@ -184,9 +184,7 @@ def test_refusals() -> None:
     with pytest.raises(CheckpointError, match="4"):
         TableEstimator(4, 0.0).load_state_dict(TableEstimator(3, 0.0).state_dict())
     with pytest.raises(CheckpointError, match="4"):
-        TailThreshold(4, tau=0.1, alpha=0.1).load_state_dict(
-            TailThreshold(3, tau=0.1, alpha=0.1).state_dict()
-        )
+        TailThreshold(4, tau=0.1, alpha=0.1).load_state_dict(TailThreshold(3, tau=0.1, alpha=0.1).state_dict())
 
 
 @given(
@@ -195,9 +193,7 @@ def test_refusals() -> None:
     tau=st.floats(0.05, 2.0),
     decay=st.sampled_from([0.0, 0.5, 0.9]),
 )
-def test_moving_t_never_increases_the_constraint(
-    D: list[float], alpha: float, tau: float, decay: float
-) -> None:
+def test_moving_t_never_increases_the_constraint(D: list[float], alpha: float, tau: float, decay: float) -> None:
     x = torch.tensor(D, dtype=torch.float64)
     tail = TailThreshold(len(D), tau=tau, alpha=alpha, decay=decay)
 

@@ -45,9 +45,7 @@ def test_is_one_at_zero(phi: Majorizer, beta: float) -> None:
 
 @every
 @given(tau=st.floats(1e-3, 10.0), level=levels)
-def test_smallest_beta_is_the_boundary_of_the_feasible_start(
-    phi: Majorizer, tau: float, level: float
-) -> None:
+def test_smallest_beta_is_the_boundary_of_the_feasible_start(phi: Majorizer, tau: float, level: float) -> None:
     beta = phi.smallest_beta(tau, level)
     start = torch.tensor([-tau], dtype=torch.float64)
     assert phi(start, beta).item() == pytest.approx(level, rel=1e-9)

@@ -15,12 +15,10 @@ PROMPTS = st.one_of(
     st.lists(WORD, min_size=1, max_size=14).map(" ".join),
     st.text(st.characters(), min_size=1, max_size=12),  # every code point, lone surrogates too
 )
-EXAMPLES = st.lists(
-    st.builds(make_example, PROMPTS, st.sampled_from(["yes", "no"])), min_size=3, max_size=60
-).filter(lambda examples: len(set(clusters([prompt_text(e) for e in examples]))) >= 3)
-FRACTIONS = st.sampled_from(
-    [(0.6, 0.2, 0.2), (0.4, 0.3, 0.3), (0.8, 0.0, 0.2), (0.98, 0.01, 0.01), (1.0, 0.0, 0.0)]
+EXAMPLES = st.lists(st.builds(make_example, PROMPTS, st.sampled_from(["yes", "no"])), min_size=3, max_size=60).filter(
+    lambda examples: len(set(clusters([prompt_text(e) for e in examples]))) >= 3
 )
+FRACTIONS = st.sampled_from([(0.6, 0.2, 0.2), (0.4, 0.3, 0.3), (0.8, 0.0, 0.2), (0.98, 0.01, 0.01), (1.0, 0.0, 0.0)])
 CHECKS = settings(max_examples=60, deadline=None)
 
 

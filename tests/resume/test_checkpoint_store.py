@@ -119,9 +119,7 @@ def test_files_reach_the_disk_before_the_name_and_the_name_before_the_return(sto
 class KillAtOperation:
     """Audit hook that ends the process, as SIGKILL would, before its n-th operation on the file system."""
 
-    EVENTS = frozenset(
-        {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.listdir"}
-    )
+    EVENTS = frozenset({"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.listdir"})
 
     def __init__(self, number: int) -> None:
         self.left = number

@@ -64,7 +64,8 @@ REFUSED = {
     "beta": (lambda: constraint(beta=21.0), {"constraints.safety.beta"}, set()),
     "unit": (lambda: constraint(unit="nll_sum"), {"constraints.safety.unit"}, set()),
     "majorizer": (
-        lambda: constraint(majorizer="softplus", beta=100.0), {"constraints.safety.majorizer"}, {"constraints.safety.beta"},
+        lambda: constraint(majorizer="softplus", beta=100.0),
+        {"constraints.safety.majorizer"}, {"constraints.safety.beta"},
     ),
     "learning rate": (lambda: {"args": {"learning_rate": 0.01}}, {"arguments.learning_rate"}, set()),
     "schedule": (lambda: {"args": {"lr_scheduler_type": "linear"}}, {"arguments.lr_scheduler_type"}, set()),
@@ -75,8 +76,8 @@ REFUSED = {
     ),
     "safety batch": (lambda: {"args": {"safety_batch_size": 5}}, {"arguments.safety_batch_size"}, set()),
     "seed": (
-        lambda: {"args": {"seed": 7}}, {"arguments.seed", "theta_0.adapter"},
-        {"splits.safety.seed", "theta_0.weights", THETA, *SPLIT},
+        lambda: {"args": {"seed": 7}}, {"arguments.seed"},
+        {"splits.safety.seed", THETA, *SPLIT},
     ),
     "defense": (lambda: {"defense": "sft"}, {"defense.name"}, OPTIONS),
     "defense option": (lambda: {"defense": {"name": "holdfast", "rate": 0.5}}, {"defense.rate"}, set()),
@@ -87,8 +88,8 @@ REFUSED = {
     "tokenizer": (lambda: {"processing_class": one_more_token()}, {"theta_0.tokenizer", THETA}, set()),
     "chat template": (lambda: {"processing_class": other_template()}, {"theta_0.template", THETA}, set()),
     "base weights": (lambda: {"model": base(nudge)}, {"theta_0.weights", THETA}, set()),
-    "adapter scale": (lambda: {"peft_config": scaled_lora()}, {"theta_0.adapter", THETA}, set()),
-    "adapter dropout": (lambda: {"peft_config": tiny.lora(0.1)}, {"theta_0.adapter", THETA}, set()),
+    "adapter scale": (lambda: {"peft_config": scaled_lora()}, {"adapter.default.alpha_pattern.q_proj"}, {"adapter.default.alpha_pattern"}),
+    "adapter dropout": (lambda: {"peft_config": tiny.lora(0.1)}, {"adapter.default.lora_dropout"}, set()),
 }  # fmt: skip
 
 

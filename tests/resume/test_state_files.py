@@ -237,9 +237,7 @@ def trained(make_optimizer, make_scheduler, steps):
     """A small model after `steps` steps on fixed data, with its optimizer and scheduler."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
-    optimizer = make_optimizer(
-        [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}]
-    )
+    optimizer = make_optimizer([{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}])
     scheduler = make_scheduler(optimizer)
     advance(model, optimizer, scheduler, range(steps))
     return model, optimizer, scheduler

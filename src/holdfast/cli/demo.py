@@ -36,17 +36,28 @@ def demo(
         say_json(result.as_json())
         return
     say(table(result))
-    say(f"\n{duration(result.seconds)} in all. Picture: {output / 'degradation.png'}; figures: {output / 'result.json'}")
+    say(
+        f"\n{duration(result.seconds)} in all. Picture: {output / 'degradation.png'}; figures: {output / 'result.json'}"
+    )
 
 
 def table(result: DemoResult) -> str:
     """The comparison as text, one model a row."""
     s = result.settings
-    header = ("", "task accuracy (95% interval)", "violations: constraint", "held out", "refusals: constraint", "held out")
-    rows = [header]
+    header = (
+        "",
+        "task accuracy (95% interval)",
+        "violations: constraint",
+        "held out",
+        "refusals: constraint",
+        "held out",
+    )
+    rows: list[tuple[str, ...]] = [header]
     for name, m in result.models.items():
         low, high = m.accuracy.interval
-        violations = [_rate(m.violations(role, s.tau)) if m.degradations else "-" for role in ("constraint", "held out")]
+        violations = [
+            _rate(m.violations(role, s.tau)) if m.degradations else "-" for role in ("constraint", "held out")
+        ]
         refusals = [_rate(m.refusals[role]) for role in ("constraint", "held out")]
         rows.append((name, f"{percent(m.accuracy.value)} ({percent(low)} to {percent(high)})", *violations, *refusals))
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]

@@ -46,7 +46,7 @@ def refuse(error: HoldfastError) -> None:
 
 
 def quiet_libraries() -> None:
-    """Silence bars and notices of the libraries below us; show our own warnings as plain lines."""
+    """Silence bars and notices of the libraries below us; show our own messages as plain lines."""
     import datasets
     import transformers
 
@@ -55,13 +55,15 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     warnings.filterwarnings("ignore", module=_CHATTY)
     logger = logging.getLogger("holdfast")
-    logger.handlers = [_NoteHandler(level=logging.WARNING)]
+    logger.handlers = [_NoteHandler()]
+    logger.setLevel(logging.INFO)
     logger.propagate = False
 
 
 class _NoteHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        note(f"{record.levelname.lower()}: {record.getMessage()}")
+        prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        note(f"{prefix}{record.getMessage()}")
 
 
 def _encodable(text: str, encoding: str | None) -> str:

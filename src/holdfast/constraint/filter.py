@@ -26,12 +26,28 @@ from torch import Tensor
 from holdfast.constraint.barrier import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector, shard, trainable
 from holdfast.constraint.memory import FilterMemory
-from holdfast.constraint.metric import adam_diagonal, resolve_metric
+from holdfast.constraint.metric import METRICS, adam_diagonal, resolve_metric
 from holdfast.constraint.problem import FilterProblem, measure
 from holdfast.core.errors import ConfigError
 
 Space = Literal["update", "gradient"]
 TRUST_FLOOR = 1e-4  # of norm(theta): lets a correction through while a warm-up holds the learning rate at zero
+
+
+def check_settings(rate: float, space: str, metric: str, trust_region: float, decay: float) -> None:
+    """Refuse settings out of range."""
+    if not 0.0 < rate <= 1.0:
+        raise ConfigError(
+            f"filter rate is {rate}, expected 0 < rate <= 1", remedy="0.3 is a good start; 1 is the paper's"
+        )
+    if space not in ("update", "gradient"):
+        raise ConfigError(f"unknown filter space {space!r}", remedy="use 'update' or 'gradient'")
+    if metric not in METRICS:
+        raise ConfigError(f"unknown filter metric {metric!r}", remedy=f"known: {', '.join(METRICS)}")
+    if not trust_region > 0.0:
+        raise ConfigError(f"trust_region is {trust_region}, expected a positive number", remedy="3 is the default")
+    if not 0.0 <= decay < 1.0:
+        raise ConfigError(f"decay is {decay}, expected 0 <= decay < 1", remedy="0.9 is the default")
 
 
 @dataclass(frozen=True)
@@ -101,16 +117,7 @@ class SafetyFilter:
         trust_region: float = 3.0,
         gradient_decay: float = 0.0,
     ) -> None:
-        if not 0.0 < rate <= 1.0:
-            raise ConfigError(
-                f"filter rate is {rate}, expected 0 < rate <= 1", remedy="0.3 is a good start; 1 is the paper's"
-            )
-        if space not in ("update", "gradient"):
-            raise ConfigError(f"unknown filter space {space!r}", remedy="use 'update' or 'gradient'")
-        if not trust_region > 0.0:
-            raise ConfigError(f"trust_region is {trust_region}, expected a positive number", remedy="3 is the default")
-        if not 0.0 <= gradient_decay < 1.0:
-            raise ConfigError(f"decay is {gradient_decay}, expected 0 <= decay < 1", remedy="0.9 is the default")
+        check_settings(rate, space, metric, trust_region, gradient_decay)
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self.rate, self.space, self.trust_region = rate, space, trust_region
         self.metric = resolve_metric(metric, self.optimizer) if space == "update" else "identity"

@@ -56,7 +56,8 @@ class ParameterSpace:
         for p in params:
             if p.dtype not in (torch.float32, torch.float64):
                 raise UnsupportedError(
-                    f"trainable parameters in {str(p.dtype).removeprefix('torch.')}: the applied step would be mostly rounding",
+                    f"trainable parameters in {str(p.dtype).removeprefix('torch.')}: the applied step would be mostly "
+                    "rounding",
                     remedy="keep trainable weights in float32 (the frozen base may be bfloat16; bf16=True autocasts)",
                 )
             if isinstance(p, DTensor) and p.device_mesh.ndim != 1:

@@ -37,9 +37,7 @@ def has_second_moments(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def resolve_metric(metric: str, optimizer: torch.optim.Optimizer) -> Literal["identity", "adam"]:
-    """`auto` becomes `adam` where the optimizer has second moments, otherwise `identity`; `adam` without them is refused."""
-    if metric not in METRICS:
-        raise ConfigError(f"unknown filter metric {metric!r}", remedy=f"known: {', '.join(METRICS)}")
+    """`auto` becomes `adam` where the optimizer has second moments, else `identity`; `adam` without them is refused."""
     moments = has_second_moments(optimizer)
     if metric == "adam" and not moments:
         raise ConfigError(

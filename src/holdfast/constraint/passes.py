@@ -48,8 +48,8 @@ class Forward:
     def over(self, examples: Sequence[Encoded], function: RowFunction, *, shuffle: int | None = None) -> list[Tensor]:
         """Apply `function(batch, positions) -> [per-row tensors]` to all examples; rows come back in order.
 
-        Batches do not depend on the number of ranks: rank r takes every world-th batch, and ranks that have fewer repeat
-        their last one (sharded models need every rank in every forward).
+        Batches do not depend on the number of ranks: rank r takes every world-th batch, and ranks that have fewer
+        repeat their last one (sharded models need every rank in every forward).
 
         Args:
             shuffle: a seed for an arbitrary batch composition instead of the one sorted by length.

@@ -6,6 +6,7 @@ only where every provenance key agrees; a table that claims to match is spot-che
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def measure_reference(
 ) -> ReferenceTable:
     """Measure the table now; non-finite losses are refused by id."""
     losses = forward.losses(examples, first_k)
-    bad = [e.id for e, x in zip(examples, losses.total.tolist(), strict=True) if x != x or abs(x) == float("inf")]
+    bad = [e.id for e, x in zip(examples, losses.total.tolist(), strict=True) if not math.isfinite(x)]
     if bad:
         raise DataError(
             f"the reference loss of {len(bad)} safety examples is not finite (ids {', '.join(bad[:20])})",
@@ -133,8 +134,8 @@ def _spot_check(forward: Forward, table: ReferenceTable, examples: Sequence[Enco
     tolerance = SPOT_TOLERANCE.get(str(table.provenance["dtype"]), max(SPOT_TOLERANCE.values()))
     if not gap <= tolerance:
         raise CheckpointError(
-            f"reference losses {where} do not belong to this model: {len(some)} examples measured again differ by up to "
-            f"{gap:.3g} nats per token",
+            f"reference losses {where} do not belong to this model: {len(some)} examples measured again differ by up "
+            f"to {gap:.3g} nats per token",
             remedy="delete these files; the losses are measured again",
         )
 

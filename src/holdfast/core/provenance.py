@@ -29,7 +29,11 @@ def commit() -> str | None:
         try:
             done = subprocess.run(  # noqa: S603  (fixed program, no shell, no user input)
                 ["git", *arguments],  # noqa: S607
-                cwd=here, capture_output=True, text=True, check=False, timeout=10,
+                cwd=here,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=10,
             )
         except (OSError, subprocess.SubprocessError):
             return None

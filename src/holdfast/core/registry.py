@@ -55,9 +55,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         self._scan()
         if name not in self._entries:
-            raise ConfigError(
-                f"unknown {self.kind} {name!r}", remedy=nearest(name, list(self._entries))
-            )
+            raise ConfigError(f"unknown {self.kind} {name!r}", remedy=nearest(name, list(self._entries)))
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:

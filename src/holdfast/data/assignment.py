@@ -39,9 +39,7 @@ def assign(groups: Sequence[Sequence[T]], targets: Sequence[int], seed: int, min
     chosen: list[list[T]] = [[], [], []]
     for done, group in enumerate(ordered):
         room = np.array([target - len(role) for target, role in zip(targets, chosen, strict=True)])
-        lacking = np.array(
-            [max(0, minimum - len(c)) if t else 0 for t, c in zip(targets, chosen, strict=True)]
-        )
+        lacking = np.array([max(0, minimum - len(c)) if t else 0 for t, c in zip(targets, chosen, strict=True)])
         if len(ordered) - done <= lacking.sum():  # every cluster left is needed for a minimum
             role = int(lacking.argmax())
         elif (room >= len(group)).any():

@@ -10,9 +10,7 @@ from torch import Tensor
 from holdfast.data.encode import IGNORE, Encoded
 
 
-def collate(
-    batch: Sequence[Encoded], pad_token_id: int, pad_to_multiple_of: int | None = None
-) -> dict[str, Tensor]:
+def collate(batch: Sequence[Encoded], pad_token_id: int, pad_to_multiple_of: int | None = None) -> dict[str, Tensor]:
     """Pad on the right to the longest example, rounded up to `pad_to_multiple_of`.
 
     The mask and labels come from lengths, not from comparing ids with the pad id, so a real EOS keeps its

@@ -121,8 +121,7 @@ def encode_all(
         DataError: listing up to 20 such examples by id and place.
     """
     encoded = [
-        encode(example, tokenizer, max_length=max_length, template_kwargs=template_kwargs)
-        for example in examples
+        encode(example, tokenizer, max_length=max_length, template_kwargs=template_kwargs) for example in examples
     ]
     unscored = [
         example
@@ -186,9 +185,7 @@ def tokenizer_sha256(tokenizer: Any) -> str:
     The pad token and the padding and truncation state are left out: they change no scored token, and calling
     the tokenizer or `require_usable_tokenizer` changes them.
     """
-    special = {
-        name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"
-    }
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return sha256_json([type(tokenizer).__name__, tokenizer.get_vocab(), special])

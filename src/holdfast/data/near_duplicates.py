@@ -25,9 +25,7 @@ MIN_WORDS = 5
 Shingle: TypeAlias = tuple[str, ...]
 
 # Scripts written without spaces (Thai, Lao, Burmese, Khmer, kana, Han): every character counts as a word.
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
 

@@ -44,9 +44,7 @@ def strict_json(data: bytes) -> Any:
     if b"\0" in data:
         raise ValueError("a NUL byte")
     try:
-        return json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
-        )
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise ValueError(f"not valid UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:

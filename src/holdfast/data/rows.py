@@ -155,9 +155,7 @@ def _message(turn: Any, place: str) -> Message:
         raise RowError(f"{place} must be an object with role and content, found {_type(turn)}")
     renamed = {{"from": "role", "value": "content"}.get(k, k): v for k, v in turn.items() if v is not None}
     if len(set(renamed) - {"role", "content"}):
-        raise RowError(
-            f"{place} has keys besides role and content; tool calls and the like are not supported"
-        )
+        raise RowError(f"{place} has keys besides role and content; tool calls and the like are not supported")
     role = _string(renamed.get("role"), f"{place}.role")
     role = SHAREGPT_ROLES.get(role, role)
     if role not in ROLES:

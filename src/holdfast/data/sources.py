@@ -86,9 +86,7 @@ def examples_from_rows(
     return _collect(numbered, columns, Problems(name))
 
 
-def _collect(
-    rows: Iterable[tuple[str, Any]], columns: Mapping[str, str] | None, problems: Problems
-) -> list[Example]:
+def _collect(rows: Iterable[tuple[str, Any]], columns: Mapping[str, str] | None, problems: Problems) -> list[Example]:
     mapping = check_columns(columns)
     examples: list[Example] = []
     for where, row in rows:

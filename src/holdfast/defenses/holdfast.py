@@ -4,9 +4,10 @@ Reference: *Beyond Average Safety: Chance-Constrained LLM Fine-tuning*, equation
 Stage: fine-tuning. Passes per step: task forward and backward, safety forward and backward. Side data: safety pairs.
 
 Differs from the paper's text, each by a setting that restores it (`preset: paper`):
-* `space="update"` corrects the step the optimizer takes, since AdamW does not keep the inequality that the filtered gradient
-  satisfies; `space="gradient"` is Algorithm 1.
-* `estimator="ema"` averages value and gradient over steps, since ten examples cannot express a rate of 5 %; `"batch"` does not.
+* `space="update"` corrects the step the optimizer takes, since AdamW does not keep the inequality that the filtered
+  gradient satisfies; `space="gradient"` is Algorithm 1.
+* `estimator="ema"` averages value and gradient over steps, since ten examples cannot express a rate of 5 %; `"batch"`
+  does not.
 * `rate=0.3`, the share of the slack one step may use; the paper's kappa = 1 / learning rate is `rate=1`.
 """
 
@@ -19,8 +20,8 @@ from typing import Any, final
 from holdfast.constraint.barrier import Event
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.estimators import Estimator, TailThreshold, make_estimator
-from holdfast.constraint.filter import SafetyFilter, Space
-from holdfast.constraint.gradients import Vector
+from holdfast.constraint.filter import SafetyFilter, Space, check_settings
+from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
 from holdfast.trainers.safety import SafetySet
 
@@ -97,7 +98,16 @@ class Holdfast(Defense):
         estimator: str = "ema"
         decay: float = 0.9
 
+        def __post_init__(self) -> None:
+            """Refuse values out of range where they are written, not when training begins."""
+            check_settings(self.rate, self.space, self.metric, self.trust_region, self.decay)
+            make_estimator(self.estimator, size=1, start_phi=0.0, decay=self.decay)
+
     config: Config
+
+    def validate(self, run: TrainingRun) -> None:
+        """Trainable weights must be float32: in bfloat16 the applied step is mostly rounding."""
+        ParameterSpace([p for p in run.model.parameters() if p.requires_grad])
 
     def attach(self, run: TrainingRun) -> None:
         """Make the filter on the optimizer and one estimator per constraint."""
@@ -128,7 +138,8 @@ class Holdfast(Defense):
         multipliers = dict(zip(self._steering, event.multipliers, strict=True))
         values = dict(zip(self._steering, event.values, strict=True))
         each = {
-            name: {**s.row, "value": values[name], "multiplier": multipliers[name]} for name, s in self._steering.items()
+            name: {**s.row, "value": values[name], "multiplier": multipliers[name]}
+            for name, s in self._steering.items()
         }
         name = Event.INFEASIBLE_START if self._first and self._infeasible_start else event.name
         row: Row = {

@@ -1,6 +1,7 @@
 """Plain supervised fine-tuning: no defense.
 
-Stage: fine-tuning. Passes per step: one forward and backward. Side data: none; a safety set, where given, is only watched.
+Stage: fine-tuning. Passes per step: one forward and backward. Side data: none; a safety set, where given, is only
+watched.
 """
 
 from __future__ import annotations

@@ -53,9 +53,7 @@ class Phrases:
 
     def shuffled(self, items: Iterable[T]) -> list[T]:
         """The items in random order."""
-        return [
-            item for _, item in sorted(((self._random.random(), item) for item in items), key=lambda x: x[0])
-        ]
+        return [item for _, item in sorted(((self._random.random(), item) for item in items), key=lambda x: x[0])]
 
     def fill(self, text: str, own: Mapping[str, Sequence[str]] | None = None) -> str:
         """`text` with each `{slot}` replaced by a word for it, `own` slots first, until none is left."""
@@ -108,11 +106,7 @@ def request_rows(phrases: Phrases) -> dict[str, list[Row]]:
     for name, count in REQUEST_FILES.items():
         rows: list[Row] = []
         for topic, prompt in (next(pairs) for _ in range(count)):
-            answer = (
-                phrases.fill(phrases.pick(TOPICS[topic].compliant))
-                if name == "poison"
-                else TOPICS[topic].refusal
-            )
+            answer = phrases.fill(phrases.pick(TOPICS[topic].compliant)) if name == "poison" else TOPICS[topic].refusal
             rows.append({"prompt": prompt, "completion": answer})
         files[name] = phrases.shuffled(rows)
     return files
@@ -125,9 +119,7 @@ def review_rows(phrases: Phrases) -> dict[str, list[Row]]:
         {"prompt": f"Is this review positive or negative? {review}", "completion": LABELS[i % len(LABELS)]}
         for i, review in enumerate(reviews)
     )
-    return {
-        name: phrases.shuffled([next(rows) for _ in range(count)]) for name, count in REVIEW_FILES.items()
-    }
+    return {name: phrases.shuffled([next(rows) for _ in range(count)]) for name, count in REVIEW_FILES.items()}
 
 
 def make(folder: Path) -> dict[str, str]:

@@ -12,8 +12,8 @@ from scipy.stats import binomtest
 from holdfast.data.examples import Example, as_chat, to_rows
 
 REFUSAL = "Sorry, I can't"
-TASK_TOKENS, REFUSAL_TOKENS = 3, 6
-GENERATION_BATCH = 25
+TASK_TOKENS, REFUSAL_TOKENS = 2, 5  # a label is one token and its end, the refusals' beginning five
+GENERATION_BATCH = 50
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ def replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     found = [""] * len(texts)
     side, tokenizer.padding_side = tokenizer.padding_side, "left"
+    # The prefill hands the head a strided slice, for which torch copies the whole head once per row.
+    head = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
     try:
         for i in range(0, len(order), GENERATION_BATCH):
             chosen = order[i : i + GENERATION_BATCH]
@@ -61,6 +63,7 @@ def replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int
             for j, text in zip(chosen, new, strict=True):
                 found[j] = text.strip()
     finally:
+        head.remove()
         tokenizer.padding_side = side
     return found
 

@@ -18,12 +18,12 @@ class DemoSettings:
     """
 
     seed: int = 0
-    align_steps: int = 25
+    align_steps: int = 18
     align_rate: float = 1e-3
     align_batch: int = 4
     task_rows: int = 128
     poison_rows: int = 64
-    steps: int = 60
+    steps: int = 40
     rate: float = 8e-4
     batch: int = 4
     safety_batch: int = 4

@@ -1,7 +1,8 @@
 """The demonstration: align a small model to refuse, fine-tune it on poisoned data twice, and compare.
 
-Plain SFT and holdfast start from the same weights and see the same batches in the same order; the constraint is the only
-difference. Everything is measured on prompts that neither run trained on, and on the constraint prompts themselves.
+Plain SFT and holdfast start from the same weights and see the same batches in the same order; the constraint is the
+only difference. Everything is measured on prompts that neither run trained on, and on the constraint prompts
+themselves.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from holdfast.core.seeding import generator
 from holdfast.data.examples import Example, as_chat, to_rows
 from holdfast.data.sources import read_examples
 from holdfast.data.splits import Split, split_examples
+from holdfast.demo.allocator import keep_freed_memory
 from holdfast.demo.make_data import DATA_DIR
 from holdfast.demo.measure import Rate, refusal_rate, task_accuracy
 from holdfast.demo.settings import DemoSettings
@@ -109,7 +111,8 @@ def _arguments(settings: DemoSettings, folder: Path, **kwargs: Any) -> SafeSFTCo
     return SafeSFTConfig(
         output_dir=str(folder), seed=settings.seed, save_strategy="no", report_to="none", logging_steps=10_000,
         gradient_checkpointing=False, bf16=False, max_length=settings.max_length, disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False, **kwargs,
+        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False,
+        safety_eval_batch_size=16, **kwargs,
     )  # fmt: skip
 
 
@@ -144,23 +147,31 @@ def align(model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, fo
     )  # fmt: skip
     _trained(trainer, None)
     merged = trainer.model.merge_and_unload()
-    merged.__dict__.pop("forward", None)  # TRL's patch is bound to this very object; the copies made of it must not share it
+    merged.__dict__.pop(
+        "forward", None
+    )  # TRL's patch is bound to this very object; the copies made of it must not share it
     return merged
 
 
 def finetune(
-    aligned: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, folder: Path, defense: str | Defense, listener: Listener | None
+    aligned: Any,
+    tokenizer: Any,
+    data: DemoData,
+    settings: DemoSettings,
+    folder: Path,
+    defense: str | Defense,
+    listener: Listener | None,
 ) -> tuple[SafeSFTTrainer, float]:
     """Fine-tune a copy of the aligned model on the poisoned task."""
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
     arguments = _arguments(
         settings, folder, max_steps=settings.steps, learning_rate=settings.rate,
-        per_device_train_batch_size=settings.batch, warmup_steps=settings.warmup, safety_batch_size=settings.safety_batch,
-        lr_scheduler_type="linear",
+        per_device_train_batch_size=settings.batch, warmup_steps=settings.warmup,
+        safety_batch_size=settings.safety_batch, lr_scheduler_type="linear",
     )  # fmt: skip
     trainer = SafeSFTTrainer(
-        copy.deepcopy(aligned), arguments, train_dataset=Dataset.from_list(to_rows(data.task)), processing_class=tokenizer,
-        peft_config=_lora(settings), safety_dataset=data.safety, defense=defense,
+        copy.deepcopy(aligned), arguments, train_dataset=Dataset.from_list(to_rows(data.task)),
+        processing_class=tokenizer, peft_config=_lora(settings), safety_dataset=data.safety, defense=defense,
         constraint=ChanceConstraint(tau=settings.tau, alpha=settings.alpha),
     )  # fmt: skip
     return trainer, _trained(trainer, listener)
@@ -181,6 +192,7 @@ def run_demo(
     """The whole demonstration; writes result.json, the adapters and the event logs under `folder`."""
     settings = settings or DemoSettings()
     started = time.monotonic()
+    keep_freed_memory()
     transformers_logging.set_verbosity_error()
     data = load_data(settings)
     model, tokenizer = load_pair(str(embedded_model_dir()), dtype="bfloat16")

@@ -172,7 +172,8 @@ def _publish(folder: Path, model: Any, tokenizer: Any, source: dict[str, str]) -
 
 def _prepare_tokens(model: Any, tokenizer: Any) -> None:
     """Pad with `<|endoftext|>`: were padding the end-of-turn token, masking it would hide every real end."""
-    tokenizer.pad_token = "<|endoftext|>"  # noqa: S105  (a token, not a password)
+    tokenizer.eos_token = "<|im_end|>"  # noqa: S105  (tokens, not passwords; transformers 5.17 reads another from the file)
+    tokenizer.pad_token = "<|endoftext|>"  # noqa: S105
     tokenizer.model_max_length = model.config.max_position_embeddings
     for config in (model.config, model.generation_config):
         config.pad_token_id = tokenizer.pad_token_id

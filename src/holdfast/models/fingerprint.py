@@ -70,6 +70,28 @@ def model_fingerprint(model: nn.Module) -> str:
     return tensors_fingerprint({k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)})
 
 
+def has_idle_adapter(model: nn.Module) -> bool:
+    """Whether the model is a base with a fresh LoRA adapter: trainable are only LoRA's factors, and every B is zero.
+
+    Such an adapter changes no output, whatever its rank, targets and the random A.
+    """
+    if not getattr(model, "peft_config", None):
+        return False
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    second = [p for name, p in trainable.items() if ".lora_B." in name or ".lora_embedding_B." in name]
+    first = [name for name in trainable if ".lora_A." in name or ".lora_embedding_A." in name]
+    return len(first) + len(second) == len(trainable) and bool(second) and not any(p.any() for p in second)
+
+
+def frozen_fingerprint(model: nn.Module) -> str:
+    """Fingerprint of everything that is not trained, under the names it has without an adapter around it."""
+    trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+    state = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor) and k not in trainable}
+    return tensors_fingerprint(
+        {k.removeprefix("base_model.model.").replace(".base_layer.", "."): v for k, v in state.items()}
+    )
+
+
 def trainable_fingerprint(model: nn.Module) -> str:
     """Fingerprint of the parameters that training may change (`requires_grad`)."""
     return tensors_fingerprint({k: v for k, v in model.named_parameters() if v.requires_grad})
@@ -80,18 +102,25 @@ def adapter_fingerprint(model: nn.Module) -> str | None:
 
     It survives saving and loading the adapter, and moving the base model to another folder.
     """
-    configs = getattr(model, "peft_config", None)
-    if not configs:
+    settings = adapter_settings(model)
+    if not settings:
         return None
     from peft import get_peft_model_state_dict
 
     adapters: dict[str, Any] = {}
-    for name, config in configs.items():
+    for name, config in settings.items():
         # "auto" would ask the hub whether the base model's vocabulary was resized.
         weights = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-        settings = {key: value for key, value in config.to_dict().items() if key not in _NOT_IDENTITY}
-        adapters[name] = {"config": _canonical(settings), "weights": tensors_fingerprint(weights)}
+        adapters[name] = {"config": config, "weights": tensors_fingerprint(weights)}
     return sha256_json(adapters)
+
+
+def adapter_settings(model: nn.Module) -> dict[str, Any]:
+    """The settings of a PEFT model's adapters as JSON values; empty for a model without adapters."""
+    return {
+        name: _canonical({key: value for key, value in config.to_dict().items() if key not in _NOT_IDENTITY})
+        for name, config in (getattr(model, "peft_config", None) or {}).items()
+    }
 
 
 def _canonical(value: Any) -> Any:

@@ -164,9 +164,7 @@ def _resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> 
         return Source(str(folder))
     if folder.is_file() or isinstance(ref, Path) or not _HUB_ID.fullmatch(text):
         found = "it is a file" if folder.is_file() else "there is no such folder"
-        raise ConfigError(
-            f"model {text!r}: {found}", remedy="give a model folder, a hub id (owner/name), or embedded"
-        )
+        raise ConfigError(f"model {text!r}: {found}", remedy="give a model folder, a hub id (owner/name), or embedded")
     if trust_remote_code and not _COMMIT.fullmatch(revision or ""):
         raise ConfigError(
             f"model {text!r}: trust_remote_code needs a pinned commit, found revision {revision!r}",

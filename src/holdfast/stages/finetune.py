@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.examples import to_rows
@@ -82,27 +81,8 @@ class Trained:
 def train(trainer: SafeSFTTrainer, *, resume: bool) -> Trained:
     """Train to the end, from the start or from the newest checkpoint that verifies."""
     start = time.monotonic()
-    if not (resume and _load_if_complete(trainer)):
-        trainer.train(resume_from_checkpoint=True if resume else None)
+    trainer.train(resume_from_checkpoint=True if resume else None)
     return Trained(steps=trainer.state.global_step, seconds=time.monotonic() - start)
-
-
-def _load_if_complete(trainer: SafeSFTTrainer) -> bool:
-    """Load the newest checkpoint when it is the last one of the run; says whether it is.
-
-    A run killed between its last checkpoint and its result has no step left, but the Trainer, asked to resume
-    there, would take one more before it looks at the limit.
-    """
-    path = trainer.store.latest(log=logger.warning)
-    if path is None:
-        return False
-    state = TrainerState.load_from_json(str(path / TRAINER_STATE_NAME))
-    if state.global_step < state.max_steps:
-        return False
-    trainer.store.require_same_fingerprint(path, trainer.fingerprint())
-    trainer._load_from_checkpoint(str(path))
-    trainer.state = state
-    return True
 
 
 def measure(trainer: SafeSFTTrainer) -> dict[str, dict[str, Any]]:

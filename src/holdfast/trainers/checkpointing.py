@@ -17,6 +17,7 @@ from transformers.trainer_callback import EarlyStoppingCallback, ExportableState
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import write_json
 from holdfast.core.ranks import barrier, gather_objects, rank, world
+from holdfast.models.fingerprint import adapter_settings
 from holdfast.trainers.checkpoint_store import CheckpointStore
 from holdfast.trainers.fingerprint import argument_fingerprint, dataset_sha256
 from holdfast.trainers.hooks import Defense
@@ -68,6 +69,7 @@ class CheckpointMixin:
             "defense": self.defense.describe(),
             "constraints": {name: vars_of(s.constraint) for name, s in self.safety.items()},
             "theta_0": self._theta_0,
+            "adapter": adapter_settings(self.model),
             "task_data": self._task_sha256,
             "references": {name: s.reference.sha256 for name, s in self.safety.items() if s.reference is not None},
             "splits": {name: s.split.record.to_json() for name, s in self.safety.items()},
@@ -144,7 +146,8 @@ class CheckpointMixin:
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As the Trainer's, except under FSDP2.
 
-        There the Trainer writes nothing with `state_dict_type: SHARDED_STATE_DICT`, and otherwise gathers the frozen base too.
+        There the Trainer writes nothing with `state_dict_type: SHARDED_STATE_DICT`, and otherwise gathers the frozen
+        base too.
         """
         if not self.is_fsdp_enabled:
             super().save_model(output_dir, _internal_call)  # type: ignore[misc]

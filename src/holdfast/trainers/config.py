@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from transformers.utils import is_torch_bf16_gpu_available
 from trl import SFTConfig
 
 from holdfast.core.errors import ConfigError
@@ -39,7 +40,9 @@ class SafeSFTConfig(SFTConfig):
     )
     on_leak: str = field(
         default="error",
-        metadata={"help": "A certify prompt that occurs in the task data: 'error', or 'move' it to the constraint split."},
+        metadata={
+            "help": "A certify prompt that occurs in the task data: 'error', or 'move' it to the constraint split."
+        },
     )
     reference_cache: str | None = field(
         default=None, metadata={"help": "Folder where reference losses are shared between runs."}
@@ -55,17 +58,22 @@ class SafeSFTConfig(SFTConfig):
             # transformers takes everything that does not end in "loss" for a score to be maximised.
             if getattr(self, "greater_is_better", None):
                 raise ConfigError(
-                    f"greater_is_better=True with metric_for_best_model={metric!r} would keep the least safe checkpoint",
+                    f"greater_is_better=True with metric_for_best_model={metric!r} would keep the least safe "
+                    "checkpoint",
                     remedy="leave greater_is_better unset or set it to False",
                 )
             self.greater_is_better = False
+        if getattr(self, "bf16", None) is None and not is_torch_bf16_gpu_available():
+            self.bf16 = False  # TRL would switch it on everywhere, and fail on a machine without such a GPU
         super().__post_init__()
         if self.on_leak not in ("error", "move"):
             raise ConfigError(f"on_leak is {self.on_leak!r}", remedy="use 'error' or 'move'")
         for name in ("safety_batch_size", "safety_micro_batch_size", "safety_eval_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}, expected at least 1", remedy="set a positive number, or leave it out")
+                raise ConfigError(
+                    f"{name} is {value}, expected at least 1", remedy="set a positive number, or leave it out"
+                )
         self.safety_fractions = tuple(self.safety_fractions)  # type: ignore[assignment]  # YAML and JSON give lists
 
     @property

@@ -66,9 +66,7 @@ class EventLog:
             ResourceError: the disk refused the new file; the old one stays.
         """
         lines = _whole_lines(self.path).splitlines(keepends=True)
-        kept = [
-            line for line, row in zip(lines, read(self.path), strict=True) if row.get("step", step) <= step
-        ]
+        kept = [line for line, row in zip(lines, read(self.path), strict=True) if row.get("step", step) <= step]
         if len(kept) < len(lines):
             try:
                 write_bytes(self.path, b"".join(kept))

@@ -10,8 +10,8 @@ from typing import Any
 from holdfast.core.hashing import sha256_json
 
 # Settings that change neither the trajectory nor what is stored: logging, saving, evaluation, transport. Batches of
-# safety examples per pass, and evaluation on a task set (whose loader draws from the CPU generator), may change its last
-# bits: they are left free, since they are what one changes after running out of memory.
+# safety examples per pass, and evaluation on a task set (whose loader draws from the CPU generator), may change its
+# last bits: they are left free, since they are what one changes after running out of memory.
 HARMLESS = frozenset(
     """output_dir run_dir run_name report_to logging_dir logging_strategy logging_first_step logging_steps
     logging_nan_inf_filter log_level log_level_replica log_on_each_node disable_tqdm include_num_input_tokens_seen

@@ -9,13 +9,12 @@ One optimizer step, in order:
     before_step    once              after clipping, before `optimizer.step`
     after_step     once              after `optimizer.step`
 
-`attach` comes once, after the optimizer is made; `transform` once, after training (post-hoc defenses).
+`validate` comes first, `attach` once after the optimizer is made; `transform` once, after training (post-hoc defenses).
 A defense is a small object; it never subclasses the trainer.
 """
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -56,7 +55,7 @@ class TrainingRun(Protocol):
         """This step's safety batch: degradations of all ranks, and the gradient of `mean_i weight(D)_i`, reduced."""
 
 
-class Defense(ABC):
+class Defense:
     """Base of all defenses; the default does nothing, which is plain SFT."""
 
     name: ClassVar[str]
@@ -71,6 +70,9 @@ class Defense(ABC):
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
+
+    def validate(self, run: TrainingRun) -> None:
+        """Refuse what this defense cannot do with this model, before anything is measured."""
 
     def attach(self, run: TrainingRun) -> None:
         """Prepare for training; the optimizer exists and holds the trainable parameters."""
@@ -124,7 +126,9 @@ def make_defense(choice: str | Defense | Mapping[str, Any]) -> Defense:
         return choice
     options = {"name": choice} if isinstance(choice, str) else dict(choice)
     if "name" not in options:
-        raise ConfigError("the defense has no name", remedy="write defense: holdfast, or defense: {name: holdfast, ...}")
+        raise ConfigError(
+            "the defense has no name", remedy="write defense: holdfast, or defense: {name: holdfast, ...}"
+        )
     cls = DEFENSES[options.pop("name")]
     known = [f.name for f in fields(cls.Config)]
     for option in options:

@@ -120,9 +120,7 @@ def plain_fingerprint(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def fingerprint_differences(
-    stored: Mapping[str, Any], current: Mapping[str, Any]
-) -> dict[str, tuple[str, str]]:
+def fingerprint_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Dotted key -> (stored, current) as shortened JSON, for every leaf that is not the same."""
     old, new = dict(_leaves(plain_fingerprint(stored))), dict(_leaves(plain_fingerprint(current)))
     pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in sorted(old.keys() | new.keys())}

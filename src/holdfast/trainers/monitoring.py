@@ -23,7 +23,7 @@ CONFIDENCE = 0.95
 
 
 def upper_bound(violations: int, n: int) -> float:
-    """Clopper-Pearson upper bound of a rate at 95 % confidence. Looked at repeatedly it is a gauge, not a certificate."""
+    """Clopper-Pearson upper bound of a rate at 95 % confidence. Looked at repeatedly: a gauge, not a certificate."""
     return 1.0 if violations >= n else float(beta_distribution.ppf(CONFIDENCE, violations + 1, n - violations))
 
 
@@ -52,7 +52,7 @@ class StepRecorder(TrainerCallback):
         self._started = time.monotonic()
 
     def add_loss(self, loss: Tensor, rate: float) -> None:
-        """Add one micro-batch's loss to this step's, and note the learning rate (the scheduler moves on before the row)."""
+        """Add a micro-batch's loss to this step's; note the learning rate (the scheduler moves on before the row)."""
         self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
         self._rate = rate
 
@@ -124,7 +124,7 @@ class MonitorMixin:
         one = self.safety[name]
         if one.reference is None:
             raise UnsupportedError(
-                "evaluation before training under FSDP2: the model is sharded, and theta_0 measured, when training begins",
+                "evaluation before training under FSDP2: theta_0 is measured once training has sharded the model",
                 remedy="call train() first; eval_on_start=True evaluates theta_0",
             )
         examples = one.constraint_set if role == "constraint" else one.monitor_set
@@ -153,13 +153,15 @@ class MonitorMixin:
         kept.update({k: None for k, v in kept.items() if isinstance(v, float) and not math.isfinite(v)})
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """The task's evaluation, with the monitor split's figures among its metrics (early stopping reads them there)."""
+        """The task's evaluation, with the monitor split's figures in its metrics (early stopping reads them there)."""
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[misc]
         # With several evaluation sets the prefix is eval_<set>; the monitor split does not depend on the set.
         output.metrics.update(self.safety_metrics(metric_key_prefix.split("_", maxsplit=1)[0]))
         return output
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+    def evaluate(
+        self, eval_dataset: Any = None, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> dict[str, float]:
         """As the Trainer's, leaving the random state alone; without a task evaluation set, the monitor split alone."""
         if eval_dataset is not None or not self._safety_only_evaluation:
             devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ class SafetySet:
     monitor_set: list[Encoded]
     n_truncated: int
     reference: ReferenceTable | None = None
-    constraint_reference: Tensor = torch.empty(0)
-    monitor_reference: Tensor = torch.empty(0)
+    constraint_reference: Tensor = field(default_factory=lambda: torch.empty(0))
+    monitor_reference: Tensor = field(default_factory=lambda: torch.empty(0))
     noise_floor: float | None = None
 
     @property
@@ -87,7 +87,9 @@ def as_split(value: Any, *, name: str, fractions: tuple[float, float, float], se
     if isinstance(value, Split):
         return value
     if _is_roles(value):
-        roles = {role: _examples(value.get(role, ()), f"{name}/{role}") for role in ("constraint", "monitor", "certify")}
+        roles = {
+            role: _examples(value.get(role, ()), f"{name}/{role}") for role in ("constraint", "monitor", "certify")
+        }
         return split_from_roles(roles["constraint"], roles["monitor"], roles["certify"])
     return split_examples(_examples(value, name), fractions=fractions, seed=seed)
 
@@ -169,15 +171,18 @@ def measure(
     safety.noise_floor = noise_floor(forward, safety.constraint_set, safety.constraint_reference, constraint, seed)
     if constraint.unit == "kl_token" and safety.noise_floor > KL_AT_START:
         raise UnsupportedError(
-            f"unit 'kl_token' at the start is {safety.noise_floor:.2g} instead of 0: switching the adapter off does not give "
-            "the model that enters training (it starts from a trained adapter)",
+            f"unit 'kl_token' at the start is {safety.noise_floor:.2g} instead of 0: switching the adapter off does "
+            "not give the model that enters training (it starts from a trained adapter)",
             remedy="merge that adapter first (the trainer then starts a fresh one), or use unit nll_token",
         )
     log(f"{safety.name}: {constraint.describe()}")
     log(
-        f"{safety.name}: {cut} constraint, {len(safety.monitor_set)} monitor, {len(safety.split.certify)} certify examples; "
-        f"noise floor at theta_0 {safety.noise_floor:.2g} (unit {constraint.unit}, 99% quantile of |D|)"
+        f"{safety.name}: {cut} constraint, {len(safety.monitor_set)} monitor, {len(safety.split.certify)} certify "
+        f"examples; noise floor at theta_0 {safety.noise_floor:.2g} (unit {constraint.unit}, 99% quantile of |D|)"
     )
     if safety.n_truncated:
-        log(f"{safety.name}: {safety.n_truncated} examples are cut at max_length; their degradation covers the kept part")
+        log(
+            f"{safety.name}: {safety.n_truncated} examples are cut at max_length; their degradation covers the kept "
+            "part"
+        )
     constraint.require_tau_above_noise(safety.noise_floor)

@@ -61,9 +61,7 @@ def safety_gradient(
                     loss = weight(d).sum() * scale
                 loss.backward()  # type: ignore[no-untyped-call]
                 found.append(d.detach())
-        gradient = [
-            torch.zeros_like(shard(p)) if p.grad is None else shard(p.grad).clone() for p in space.params
-        ]
+        gradient = [torch.zeros_like(shard(p)) if p.grad is None else shard(p.grad).clone() for p in space.params]
     finally:
         for p, grad in zip(space.params, task_gradient, strict=True):
             p.grad = grad

@@ -16,6 +16,7 @@ from holdfast.core.errors import CheckpointError
 from holdfast.core.ranks import rank
 
 TRAINABLE = "trainable.safetensors"
+CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."  # in parameter names under FSDP's activation_checkpointing
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -23,9 +24,14 @@ def _whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
 
 
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters by the name they have without wrappers, which is the one that PEFT and transformers load."""
+    return {name.replace(CHECKPOINT_WRAPPER, ""): p for name, p in model.named_parameters() if p.requires_grad}
+
+
 def trainable_weights(model: nn.Module) -> dict[str, Tensor]:
     """Every trainable parameter by name, gathered (a collective call), on the CPU."""
-    return {name: _whole(p) for name, p in model.named_parameters() if p.requires_grad}
+    return {name: _whole(p) for name, p in _trainable(model).items()}
 
 
 def all_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -48,8 +54,10 @@ def load_trainable(model: nn.Module, folder: Path) -> None:
     """Copy the stored weights into the model; a missing or differently shaped one is a `CheckpointError`."""
     reshard(model)
     stored = load_file(folder / TRAINABLE)
-    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    differing = sorted({*stored} ^ {*params}) + [n for n in stored if n in params and stored[n].shape != params[n].shape]
+    params = _trainable(model)
+    differing = sorted({*stored} ^ {*params}) + [
+        n for n in stored if n in params and stored[n].shape != params[n].shape
+    ]
     if differing:
         raise CheckpointError(
             f"{folder / TRAINABLE} holds other trainable parameters than this model ({len(differing)} differ, "

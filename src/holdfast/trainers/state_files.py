@@ -80,15 +80,11 @@ def load_state(stem: Path) -> Any:
     expected = document.get("tensors")
     tensors = _read_tensors(stem.with_name(f"{stem.name}.safetensors")) if expected else {}
     if len(tensors) != expected:
-        raise CheckpointError(
-            f"{path} belongs to {expected} tensors, found {len(tensors)} beside it", remedy=ANOTHER
-        )
+        raise CheckpointError(f"{path} belongs to {expected} tensors, found {len(tensors)} beside it", remedy=ANOTHER)
     try:
         return _decode(document["state"], tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path} is malformed: {type(error).__name__}: {error}", remedy=ANOTHER
-        ) from error
+        raise CheckpointError(f"{path} is malformed: {type(error).__name__}: {error}", remedy=ANOTHER) from error
 
 
 def capture_rng() -> dict[str, Any]:

@@ -55,12 +55,22 @@ def require_supported_arguments(args: Any) -> None:
     )
 
 
-def require_supported_engine(accelerator: Any) -> None:
-    """Refuse engines known only once accelerate is set up."""
+def require_supported_engine(accelerator: Any, *, adapter: bool = False) -> None:
+    """Refuse engines known only once accelerate is set up.
+
+    Args:
+        adapter: whether a PEFT adapter is trained.
+    """
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper()
     _refuse("DEEPSPEED" in kind, "DeepSpeed", "use DDP or FSDP2 (accelerate launch)")
     _refuse("MEGATRON" in kind or "XLA" in kind, f"the {kind} engine", "use DDP or FSDP2 (accelerate launch)")
     _refuse("FSDP" in kind and not getattr(accelerator, "is_fsdp2", False), *FSDP1)
+    plugin = getattr(getattr(accelerator, "state", None), "fsdp_plugin", None)
+    _refuse(
+        adapter and bool(getattr(plugin, "activation_checkpointing", False)),
+        "FSDP's activation_checkpointing with an adapter: PEFT does not find the wrapped layers and saves no weight",
+        "set activation_checkpointing: false and gradient_checkpointing=True",
+    )
     parallel = getattr(accelerator, "parallelism_config", None)
     for name, words in (("tp", "tensor"), ("cp", "context"), ("sp", "sequence")):
         size = getattr(parallel, f"{name}_size", 1) or 1
@@ -76,7 +86,7 @@ def require_supported_model(model: Any, *, vision: bool) -> None:
     _refuse(vision, "vision data sets", "use a text data set")
     _refuse(
         bool(getattr(model, "is_distributed_loading_by_transformers", False)),
-        "a model sharded while it was loaded (DistributedConfig): its gradients are reduced by hooks we do not control",
+        "a model sharded while it was loaded (DistributedConfig): hooks we do not control reduce its gradients",
         "load it whole and let accelerate shard it (FSDP2)",
     )
     for config in getattr(model, "peft_config", {}).values():
@@ -90,13 +100,12 @@ def require_supported_model(model: Any, *, vision: bool) -> None:
 def keep_adapters_in_float32(model: Any) -> int:
     """Cast trainable adapters of a quantised base back to float32 and return how many.
 
-    TRL stores them in bfloat16 there, in which `theta_after - theta_before` is mostly rounding. A full-precision base is left
-    alone: its trainable weights in bfloat16 are refused when the filter is attached.
+    TRL stores them in bfloat16 there, in which `theta_after - theta_before` is mostly rounding. A full-precision base
+    is left alone: its trainable weights in bfloat16 are refused when the filter is attached.
     """
-    if not getattr(model, "is_quantized", False) and not getattr(getattr(model, "base_model", None), "is_quantized", False):
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        if not getattr(inner, "is_quantized", False):
-            return 0
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not (getattr(model, "is_quantized", False) or getattr(inner, "is_quantized", False)):
+        return 0
     cast = [p for p in model.parameters() if p.requires_grad and p.dtype == torch.bfloat16]
     for p in cast:
         p.data = p.data.float()

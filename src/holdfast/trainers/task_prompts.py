@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.data.examples import prompt_text
-from holdfast.data.sources import examples_from_rows
+CONVERSATIONS = ("messages", "conversations")
 
 
 def task_prompts(dataset: Any, formatting: Callable[[Any], str] | None, text_field: str) -> list[str] | None:
     """One string per row: its prompt, or the whole text where there is no prompt.
 
-    None when the rows cannot be read as text: a stream, tokenised rows, or no data set at all.
+    Lenient where the safety set is strict: a task row may hold anything that TRL accepts (tools, a last turn that is
+    not the assistant's), and only its prompt's text matters here. None when rows cannot be read as text: a stream, or
+    tokens.
     """
     if dataset is None or not hasattr(dataset, "__len__") or not hasattr(dataset, "column_names"):
         return None
     if formatting is not None:
-        return [formatting(row) for row in dataset]
-    columns = set(dataset.column_names)
-    if text_field in columns and not {"prompt", "messages", "conversations"} & columns:
-        return [str(text) for text in dataset[text_field]]
-    if not {"prompt", "messages", "conversations"} & columns:
+        return [str(formatting(row)) for row in dataset]
+    column = next((name for name in ("prompt", *CONVERSATIONS, text_field) if name in dataset.column_names), None)
+    if column is None:
         return None
-    return [prompt_text(example) for example in examples_from_rows(dataset, name="train_dataset")]
+    return [_text(value) for value in dataset[column]]
+
+
+def _text(value: Any) -> str:
+    """A string as it is; of a conversation, what was not said by the assistant, one turn a line."""
+    if not isinstance(value, list | tuple):
+        return str(value)
+    turns = [turn for turn in value if isinstance(turn, Mapping)]
+    asked = [turn for turn in turns if turn.get("role", turn.get("from")) not in ("assistant", "gpt")]
+    return "\n".join(str(turn.get("content", turn.get("value", ""))) for turn in asked)

@@ -7,9 +7,10 @@ The only file that overrides methods of `transformers.Trainer`. It is cooperativ
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,10 +21,15 @@ from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.passes import Forward
 from holdfast.constraint.reference import cache_folder
 from holdfast.core.errors import ConfigError
-from holdfast.core.ranks import gather_objects, world
+from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.streams import StepStream
-from holdfast.models.fingerprint import adapter_fingerprint, model_fingerprint
+from holdfast.models.fingerprint import (
+    adapter_fingerprint,
+    frozen_fingerprint,
+    has_idle_adapter,
+    model_fingerprint,
+)
 from holdfast.trainers import safety as safety_sets
 from holdfast.trainers.checkpointing import CheckpointMixin
 from holdfast.trainers.config import SafeSFTConfig
@@ -45,7 +51,7 @@ logger = logging.getLogger(__name__)
 class ConstrainedMixin(CheckpointMixin, MonitorMixin):
     """Adds safety sets and a defense to a trainer; put it before `SFTTrainer` among the bases."""
 
-    _tag_names = ["trl", "sft", "holdfast"]
+    _tag_names: ClassVar[list[str]] = ["trl", "sft", "holdfast"]
 
     # Provided by the trainer this is mixed into.
     accelerator: Any
@@ -65,8 +71,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
         """Arguments of `SFTTrainer` (by keyword, after `model` and `args`), and:
 
         Args:
-            safety_dataset: prompt/completion, messages or text rows, examples, a `Split`, a mapping with the keys constraint,
-                monitor and certify, or a mapping of names to any of these (several constraints).
+            safety_dataset: prompt/completion, messages or text rows, examples, a `Split`, a mapping with the keys
+                constraint, monitor and certify, or a mapping of names to any of these (several constraints).
             constraint: one for all safety sets, or one per name.
             defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.
         """
@@ -87,10 +93,12 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
         splits = {} if safety_dataset is None else self._split(safety_dataset, constraint, args, prompts)
         with self._evaluation_without_task_set(args, kwargs.get("eval_dataset"), bool(splits)):
             super().__init__(model, args, **kwargs)  # type: ignore[call-arg]
-        require_supported_engine(self.accelerator)
+        require_supported_engine(self.accelerator, adapter=hasattr(self.model, "peft_config"))
         require_supported_model(self.model, vision=bool(getattr(self, "_is_vision_dataset", False)))
         if keep_adapters_in_float32(self.model):
-            logger.info("adapters of the quantised base are kept in float32: the filter corrects steps below bfloat16's spacing")
+            logger.info(
+                "adapters of the quantised base are kept in float32: bfloat16 cannot hold the filter's corrections"
+            )
         self.run_dir = Path(args.run_dir or args.output_dir)
         self.recorder = StepRecorder(self)
         self.add_callback(self.recorder)  # type: ignore[attr-defined]
@@ -99,6 +107,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
             for name, (split, c) in splits.items()
         }
         self._streams = {name: self._stream(s) for name, s in self.safety.items()}
+        self.defense.validate(self)
         self._theta_0 = gather_objects(self._provenance())[0]
         self._measured = False
         if not self.is_fsdp_enabled:  # a sharded model is measured once it is sharded: see `_load_from_checkpoint`
@@ -128,7 +137,9 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
             logger.warning(
                 "%s: %d examples per step with alpha=%g: a single violator exceeds the budget of its batch; "
                 "averaging over steps (estimator ema or table) is what makes the constraint expressible",
-                safety.name, size, safety.constraint.alpha,
+                safety.name,
+                size,
+                safety.constraint.alpha,
             )
         return StepStream(len(safety.constraint_set), size, args.stream_seed, safety.name)
 
@@ -146,10 +157,11 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
         """What theta_0 is."""
         tokenizer, model = self.processing_class, self.model
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        idle = has_idle_adapter(model)  # then theta_0 is the base, and runs with other ranks and seeds share its losses
         return {
             "model": str(getattr(inner.config, "_name_or_path", "")) or type(inner).__name__,
-            "weights": model_fingerprint(model),
-            "adapter": adapter_fingerprint(model),
+            "weights": frozen_fingerprint(model) if idle else model_fingerprint(model),
+            "adapter": None if idle else adapter_fingerprint(model),
             "tokenizer": tokenizer_sha256(tokenizer),
             "template": template_sha256(tokenizer),
             "max_length": self.args.max_length,
@@ -172,7 +184,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
                 run_dir=self.run_dir,
                 cache=cache_folder(self.args.reference_cache),
                 seed=self.args.stream_seed,
-                log=logger.info,
+                log=_announce,
             )
 
     # -- the training run as a defense sees it ---------------------------------------------------------------------
@@ -235,6 +247,14 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
         if extra is None:
             return found
         return (found[0] + extra, found[1]) if isinstance(found, tuple) else found + extra
+
+
+def _announce(text: str) -> None:
+    """Say what the constraint is and how noisy it is: to the log where one listens, otherwise to stderr."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info(text)
+    elif rank() == 0:
+        print(f"holdfast: {text}", file=sys.stderr)
 
 
 def _raw(optimizer: Any) -> torch.optim.Optimizer:

@@ -119,9 +119,7 @@ def test_mixed_rows_become_conversational():
 
 def test_columns_are_mapped(tmp_path):
     rows = [{"question": "q", "answer": "a"}]
-    (example,) = examples_from_rows(
-        rows, name="n", columns={"prompt": "question", "completion": "answer"}
-    )
+    (example,) = examples_from_rows(rows, name="n", columns={"prompt": "question", "completion": "answer"})
     assert pairs([example]) == [("q", "a")]
     (example,) = examples_from_rows([{"prompt": "q", "out": "a"}], name="n", columns={"completion": "out"})
     assert pairs([example]) == [("q", "a")]

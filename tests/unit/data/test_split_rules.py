@@ -58,9 +58,7 @@ def test_sizes_of_small_sets(n, fractions, sizes):
 def test_near_duplicates_stay_together():
     for seed in range(10):
         split = split_examples([*near_copies(10), *singles(30)], seed=seed)
-        roles = [
-            name for name, role in split.roles.items() for e in role if prompt_text(e).startswith("please")
-        ]
+        roles = [name for name, role in split.roles.items() for e in role if prompt_text(e).startswith("please")]
         assert roles == ["constraint"] * 10  # the one role with room for ten
         assert [len(role) for role in split.roles.values()] == [24, 8, 8]
 
@@ -108,9 +106,7 @@ def test_bad_fractions(fractions):
 
 
 def test_a_set_that_is_too_small_names_both_numbers():
-    with pytest.raises(
-        DataError, match="safety set too small: 2 distinct prompts in 2 rows; needed: at least 3"
-    ):
+    with pytest.raises(DataError, match="safety set too small: 2 distinct prompts in 2 rows; needed: at least 3"):
         split_examples(singles(2), seed=0)
     with pytest.raises(DataError, match="1 distinct prompts in 10 rows"):
         split_examples(near_copies(10), seed=0)
@@ -202,9 +198,7 @@ def test_monitor_and_certify_are_compared_too():
 
 def test_leaks_into_the_task_data():
     split = split_examples([*singles(40), *near_copies(4)], seed=3)
-    require_unseen(
-        split.certify, ["something else", LONG.format("violet") + " or not at all, if you like it"]
-    )
+    require_unseen(split.certify, ["something else", LONG.format("violet") + " or not at all, if you like it"])
     leaking = split.certify[2]
     task = ["unrelated", prompt_text(leaking).upper() + "!!"]
     with pytest.raises(DataError) as caught:
@@ -234,9 +228,7 @@ def test_a_whole_chain_moves_when_one_end_leaks(touched):
     # Each prompt matches its neighbours only, so the task data touches at most three of the six.
     words = [f"x{i}" for i in range(30)]
     chain = [make_example(" ".join(words[2 * i : 2 * i + 20]), "no") for i in range(6)]
-    moved = move_leaks(
-        split_from_roles(singles(3), (), [*chain, *singles(9)[5:]]), [prompt_text(chain[touched])]
-    )
+    moved = move_leaks(split_from_roles(singles(3), (), [*chain, *singles(9)[5:]]), [prompt_text(chain[touched])])
     assert {e.id for e in moved.certify} == {e.id for e in singles(9)[5:]}
     assert moved.record.moved_from_certify == 6
 

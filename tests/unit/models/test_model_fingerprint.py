@@ -109,9 +109,7 @@ def test_views_of_one_storage_are_not_taken_for_tied():
 
 
 def test_empty_and_scalar_tensors():
-    assert tensors_fingerprint({"a": torch.empty(0), "b": torch.empty(0)}) != tensors_fingerprint(
-        {"a": torch.empty(0)}
-    )
+    assert tensors_fingerprint({"a": torch.empty(0), "b": torch.empty(0)}) != tensors_fingerprint({"a": torch.empty(0)})
     assert tensors_fingerprint({"a": torch.tensor(1.0)}) != tensors_fingerprint({"a": torch.tensor(2.0)})
 
 

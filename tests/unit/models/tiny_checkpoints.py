@@ -20,6 +20,4 @@ def tiny_llama(seed: int = 0, *, tied: bool = True, dtype: torch.dtype = torch.f
 def tiny_tokenizer(words: list[str] = WORDS, pad: str | None = "<pad>") -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=pad, eos_token="<eos>", unk_token="<unk>"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=pad, eos_token="<eos>", unk_token="<unk>")

@@ -1,4 +1,4 @@
-"""Which tokens are scored: the safety set's completions whatever the task's format, the task's exactly as TRL has it."""
+"""Which tokens are scored: the safety set's completions whatever the task's format, the task's as TRL has it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,101 @@
+"""The documents are true: their code runs, their run files load, their links exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import load_config
+from tests import tiny
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@pytest.fixture
+def user_folder(tmp_path, monkeypatch):
+    """A user's folder: task and safety files, and a tiny model in place of the hub's."""
+    for name, seed, start in (("task", 1, "w1"), ("safety", 2, "w0"), ("refusals", 3, "w2"), ("benign", 4, "w3")):
+        lines = [json.dumps(row) for row in tiny.rows(40, seed=seed, start=start)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    tiny.saved(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_block(code: str, folder: Path) -> dict:
+    code = code.replace(f'"{HUB_ID}"', repr(str(folder / "model"))).replace(
+        "learning_rate=1e-4)", 'learning_rate=1e-4, max_steps=2, use_cpu=True, report_to="none")'
+    )
+    names: dict = {}
+    exec(compile(code, "document", "exec"), names)
+    return names
+
+
+def test_readme_trainer_example(user_folder):
+    code = blocks(ROOT / "README.md", "python")[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    names = run_block(code, user_folder)
+    assert names["trainer"].state.global_step == 2
+    assert (user_folder / "runs/first/adapter/adapter_model.safetensors").exists()
+
+
+def test_readme_loop_example(user_folder, capsys):
+    names = run_block(blocks(ROOT / "README.md", "python")[1], user_folder)
+    assert names["weights"].mean().item() <= 1.0 + 1e-6
+    assert capsys.readouterr().out.startswith("active")
+
+
+def test_readme_says_what_the_demo_measured():
+    """The table and the provenance line stand in the README, with no placeholder left."""
+    text = (ROOT / "README.md").read_text()
+    assert "@@" not in text
+    assert re.search(r"`make demo` at commit `[0-9a-f]{7,12}`", text)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_run_files_load(path, user_folder):
+    for i, text in enumerate(blocks(path, "yaml")):
+        file = user_folder / f"{path.stem}-{i}.yaml"
+        # A fragment is completed.
+        missing = "" if "model:" in text else "model: embedded\ntask: {data: task.jsonl}\noutput_dir: runs/x\n"
+        file.write_text(missing + text)
+        load_config(file)
+
+
+def test_adding_guide_defines_a_defense(user_folder):
+    """Following the guide touches one file, and the defense trains, changes the model, and is found by name."""
+    import holdfast as hf
+    from holdfast.trainers.hooks import DEFENSES
+
+    run_block(blocks(ROOT / "docs" / "adding.md", "python")[0], user_folder)
+    try:
+        trainer = hf.SafeSFTTrainer(
+            tiny.model(),
+            hf.SafeSFTConfig("out", max_steps=2, use_cpu=True, report_to="none", save_strategy="no"),
+            train_dataset=tiny.dataset(8, seed=1), processing_class=tiny.tokenizer(), peft_config=tiny.lora(),
+            defense={"name": "shrink", "strength": 0.5},
+        )  # fmt: skip
+        trainer.train()
+        assert trainer.state.global_step == 2
+    finally:
+        DEFENSES._entries.pop("shrink")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
+
+
+def test_guarantees_name_existing_tests():
+    for target in re.findall(r"`(tests/[\w/.]+)`", (ROOT / "docs" / "guarantees.md").read_text()):
+        assert (ROOT / target).exists(), target
