@@ -88,7 +88,10 @@ REFUSED = {
     "tokenizer": (lambda: {"processing_class": one_more_token()}, {"theta_0.tokenizer", THETA}, set()),
     "chat template": (lambda: {"processing_class": other_template()}, {"theta_0.template", THETA}, set()),
     "base weights": (lambda: {"model": base(nudge)}, {"theta_0.weights", THETA}, set()),
-    "adapter scale": (lambda: {"peft_config": scaled_lora()}, {"adapter.default.alpha_pattern.q_proj"}, {"adapter.default.alpha_pattern"}),
+    "adapter scale": (
+        lambda: {"peft_config": scaled_lora()},
+        {"adapter.default.alpha_pattern.q_proj"}, {"adapter.default.alpha_pattern"},
+    ),
     "adapter dropout": (lambda: {"peft_config": tiny.lora(0.1)}, {"adapter.default.lora_dropout"}, set()),
 }  # fmt: skip
 
