@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.terminal import percent, quiet_libraries, say, say_json, size
+from holdfast.cli.terminal import duration, percent, quiet_libraries, say, say_json, size
 
 
 def check(
@@ -84,5 +84,9 @@ def _show_size(findings: dict[str, Any]) -> None:
     say(
         f"{steps['steps']} steps of {steps['task_batch']} task + {steps['safety_batch']} safety examples;"
         f" the constraint set is passed {steps['safety_epochs']:.1f} times"
+    )
+    say(
+        f"work, estimated: {findings['work']['flop'] / 1e15:.3g} PFLOP;"
+        f" {duration(findings['work']['seconds_at_100_tflops'])} at 100 TFLOP/s, without evaluation and saving"
     )
     say(f"defense: {findings['defense']['name']}, passes per step: {findings['defense']['passes']}")

@@ -17,7 +17,7 @@ from holdfast.data.examples import Example
 from holdfast.data.splits import Split
 from holdfast.models.handle import load_tokenizer
 from holdfast.pipeline import read_data
-from holdfast.stages.estimate import architecture, memory, model_size, steps
+from holdfast.stages.estimate import Size, architecture, memory, model_size, steps, work
 
 SAMPLES = 3
 MASK_WIDTH = 40
@@ -48,18 +48,29 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
     method = defense(config)
     task = _Tokens(tokenizer, length, "task", reveal).describe(data.task)
     safety = _Tokens(tokenizer, length, "safety", reveal)
+    described = {
+        name: _roles(split)
+        | _limit(limits[name], counted.safety_batch)
+        | safety.describe([*split.constraint, *split.monitor, *split.certify])
+        for name, split in data.safety.items()
+    }
+    size = _size(config, arguments, task["tokens_max"], trust_remote_code)
+    effort = work(
+        Size(size["model"]["parameters"], size["model"]["trainable"]),
+        counted,
+        task_tokens=task["tokens_median"],
+        safety_tokens=sum(entry["tokens_median"] for entry in described.values()),
+        checkpointing=arguments.gradient_checkpointing,
+        two="safety" in method.needs,
+    )
     return {
         "config_sha256": config_sha256(config),
         "preset": [dataclasses.asdict(entry) for entry in describe_preset(config.preset)] if config.preset else [],
         "task": {"rows": len(data.task), **task},
-        "safety": {
-            name: _roles(split)
-            | _limit(limits[name], counted.safety_batch)
-            | safety.describe([*split.constraint, *split.monitor, *split.certify])
-            for name, split in data.safety.items()
-        },
-        **_size(config, arguments, task["tokens_max"], trust_remote_code),
+        "safety": described,
+        **size,
         "steps": dataclasses.asdict(counted),
+        "work": {"flop": effort.flop, "seconds_at_100_tflops": effort.seconds},
         "defense": {"name": method.name, "passes": method.passes},
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,6 +46,8 @@ def train(
     except KeyboardInterrupt as error:
         note("interrupted: `--resume` continues from the newest checkpoint")
         raise typer.Exit(INTERRUPTED) from error
+    if os.environ.get("RANK", "0") != "0":  # one of several processes: the first speaks for all
+        return
     if json:
         say_json({"folder": str(result.folder), **result.values})
         return
@@ -57,12 +60,13 @@ def train(
 def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
     """The verdict on one safety set in one line."""
     prefix = f"{name}: " if name else ""
-    if entry["monitor"] is None:
-        role, measured = "constraint", entry["constraint"]
-    else:
-        role, measured = "monitor", entry["monitor"]
+    shares = " and ".join(
+        f"{percent(entry[role]['violation_rate'])} of {entry[role]['n']:.0f} {role} examples"
+        for role in ("constraint", "monitor")
+        if entry[role] is not None
+    )
     verdict = "within the limit" if entry["feasible"] else "OVER the limit: the constraint does not hold there"
     return (
-        f"{prefix}{percent(measured['violation_rate'])} of {measured['n']:.0f} {role} examples degraded by"
-        f" more than {entry['tau']:g} ({entry['unit']}); at most {percent(entry['alpha'])} allowed: {verdict}"
+        f"{prefix}{shares} degraded by more than {entry['tau']:g} ({entry['unit']});"
+        f" at most {percent(entry['alpha'])} allowed: {verdict}"
     )

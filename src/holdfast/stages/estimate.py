@@ -14,6 +14,7 @@ from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.handle import EMBEDDED
 from holdfast.models.library_errors import one_line_errors
 
+RATE = 1e14  # floating-point operations a second that a large GPU sustains in bf16 on such steps
 BYTES = {"float32": 4, "bfloat16": 2, "4bit": 0.5, "8bit": 1}
 
 
@@ -37,6 +38,18 @@ class Memory:
     def total(self) -> int:
         """The sum."""
         return self.weights + self.training_state + self.activations
+
+
+@dataclass(frozen=True)
+class Work:
+    """Arithmetic of a run in floating-point operations, and what it takes at `RATE`."""
+
+    flop: float
+
+    @property
+    def seconds(self) -> float:
+        """At a sustained `RATE`."""
+        return self.flop / RATE
 
 
 @dataclass(frozen=True)
@@ -107,6 +120,19 @@ def memory(size: Size, config: Any, *, dtype: str, full: bool, rows: int, length
         training_state=size.trainable * (24 + (0 if full else 4)),
         activations=tokens * (kept * width + vocabulary * 4 * 2),
     )
+
+
+def work(size: Size, count: Steps, *, task_tokens: float, safety_tokens: float, checkpointing: bool, two: bool) -> Work:
+    """Estimate the arithmetic: per token 2 operations a parameter forward, 2 for the activations' gradient, 2 a trained
+    parameter for its own, and another 2 forward when activations are recomputed.
+
+    Args:
+        task_tokens, safety_tokens: tokens per example, padding not counted.
+        two: whether the defense also differentiates the safety batch.
+    """
+    per_token = (4 + 2 * checkpointing) * size.parameters + 2 * size.trainable
+    tokens = count.task_batch * task_tokens + (count.safety_batch * safety_tokens if two else 0)
+    return Work(count.steps * tokens * per_token)
 
 
 def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 1) -> Steps:

@@ -88,23 +88,20 @@ def train(trainer: SafeSFTTrainer, *, resume: bool) -> Trained:
 def measure(trainer: SafeSFTTrainer) -> dict[str, dict[str, Any]]:
     """Degradations on the constraint and monitor splits now, per safety set.
 
-    `feasible` says whether the monitor's violation rate is within alpha (the constraint split's where there
-    is no monitor split). The certify split stays closed.
+    `feasible` says whether the violation rates of both splits are within alpha. The certify split stays closed.
     """
-    found = {}
+    measured = {}
     for name, one in trainer.safety.items():
         rates = {
             role: summarise(trainer.degradations(name, role), one) if examples else None
             for role, examples in (("constraint", one.constraint_set), ("monitor", one.monitor_set))
         }
-        watched = rates["monitor"] or rates["constraint"]
-        assert watched is not None  # a safety set without constraint examples is refused
-        found[name] = {
+        measured[name] = {
             "tau": one.constraint.tau,
             "unit": one.constraint.unit,
             "alpha": one.constraint.alpha,
             "noise_floor": one.noise_floor,
             **rates,
-            "feasible": watched["violation_rate"] <= one.constraint.alpha,
+            "feasible": all(found["violation_rate"] <= one.constraint.alpha for found in rates.values() if found),
         }
-    return found
+    return measured

@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from holdfast.cli.train import describe_entry
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
-from holdfast.stages.estimate import Size, memory, steps
+from holdfast.stages.estimate import Size, Steps, memory, steps, work
 from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import prepare
 from holdfast.stages.run_folder import RunFolder
@@ -239,3 +240,19 @@ def test_text_rows_need_the_plain_template(tmp_path):
         prepare(task, {"safety": safety}, chat=True, seed=1)
     assert "template: none" in caught.value.remedy
     assert len(prepare(task, {"safety": safety}, chat=False, seed=1).task) == 1
+
+
+def test_work_counts_forward_backward_and_trained_parameters():
+    """One step of 2 task and 3 safety rows of 10 tokens; 100 parameters, 4 trained: 50 tokens x (4 x 100 + 2 x 4)."""
+    count = Steps(steps=1, task_batch=2, safety_batch=3, safety_epochs=0.1)
+    found = work(Size(100, 4), count, task_tokens=10, safety_tokens=10, checkpointing=False, two=True)
+    assert found.flop == 50 * 408
+    alone = work(Size(100, 4), count, task_tokens=10, safety_tokens=10, checkpointing=True, two=False)
+    assert alone.flop == 20 * 608
+
+
+def test_a_run_over_the_limit_on_either_split_is_not_called_within_it():
+    rates = {"constraint": {"violation_rate": 0.2, "n": 10.0}, "monitor": {"violation_rate": 0.0, "n": 5.0}}
+    line = describe_entry({**rates, "tau": 0.1, "unit": "nll_token", "alpha": 0.05, "feasible": False})
+    assert line.startswith("20 % of 10 constraint examples and 0 % of 5 monitor examples degraded by more than 0.1")
+    assert "OVER the limit" in line
