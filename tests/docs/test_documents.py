@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast.config import load_config
 from tests import tiny
@@ -63,7 +64,9 @@ def test_readme_says_what_the_demo_measured():
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_run_files_load(path, user_folder):
-    for i, text in enumerate(blocks(path, "yaml")):
+    found = blocks(path, "yaml")
+    assert found or path.name not in ("README.md", "run-file.md")
+    for i, text in enumerate(found):
         file = user_folder / f"{path.stem}-{i}.yaml"
         # A fragment is completed.
         missing = "" if "model:" in text else "model: embedded\ntask: {data: task.jsonl}\noutput_dir: runs/x\n"
@@ -76,23 +79,38 @@ def test_adding_guide_defines_a_defense(user_folder):
     import holdfast as hf
     from holdfast.trainers.hooks import DEFENSES
 
-    run_block(blocks(ROOT / "docs" / "adding.md", "python")[0], user_folder)
-    try:
+    def weights(model) -> torch.Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
+
+    def trained(defense) -> tuple[torch.Tensor, torch.Tensor]:
         trainer = hf.SafeSFTTrainer(
             tiny.model(),
             hf.SafeSFTConfig("out", max_steps=2, use_cpu=True, report_to="none", save_strategy="no"),
             train_dataset=tiny.dataset(8, seed=1), processing_class=tiny.tokenizer(), peft_config=tiny.lora(),
-            defense={"name": "shrink", "strength": 0.5},
+            defense=defense,
         )  # fmt: skip
+        start = weights(trainer.model)
         trainer.train()
         assert trainer.state.global_step == 2
+        return start, weights(trainer.model)
+
+    run_block(blocks(ROOT / "docs" / "adding.md", "python")[0], user_folder)
+    try:
+        start, shrunk = trained({"name": "shrink", "strength": 0.5})
+        plain_start, plain = trained("sft")
+        _, without_penalty = trained({"name": "shrink", "strength": 0.0})
+        assert torch.equal(start, plain_start)
+        assert torch.equal(without_penalty, plain)  # so what differs below is the penalty's doing
+        assert not torch.equal(shrunk, plain)
     finally:
         DEFENSES._entries.pop("shrink")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+    found = re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8"))
+    assert found or path.name != "README.md"
+    for target in found:
         assert (path.parent / target).exists(), target
 
 

@@ -1,6 +1,8 @@
 """Data errors name the place, the reason and the remedy, and never the text."""
 
+import csv
 import gzip
+import io
 import json
 
 import datasets
@@ -158,6 +160,29 @@ def test_other_columns_are_listed_with_the_mapping_to_write(tmp_path, row, colum
     assert error.what.startswith(f"{path}:1: expected columns ")
     assert error.what.endswith(f"found {', '.join(sorted(row))}")
     assert error.remedy == f"name the columns to use, for example columns: {proposal}"
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (f"How is {SECRET} made?,Sorry {SECRET}\nHow?,No\n", "2 others (is the header line missing?)"),
+        (f"id,{SECRET}: how?\n1,No\n", "id, 1 other (is the header line missing?)"),
+        (f"id,{SECRET}{'x' * 20}\n1,No\n", "id, 1 other (is the header line missing?)"),
+        (f"{SECRET}-é,source.name\n1,No\n", "source.name, 1 other (is the header line missing?)"),
+    ],
+)
+def test_a_table_without_a_header_line_shows_none_of_its_text(content, found):
+    with pytest.raises(DataError) as caught:
+        examples_from_rows(csv.DictReader(io.StringIO(content)), name="a table")
+    assert caught.value.what.endswith(f"; found {found}")
+    assert SECRET not in str(caught.value)
+
+
+def test_a_strange_name_that_the_user_wrote_is_a_column():
+    columns = {"prompt": "Best Question", "completion": "answer"}
+    with pytest.raises(DataError, match="expected columns answer; found Best Question, reply") as caught:
+        examples_from_rows([{"Best Question": SECRET, "reply": "a"}], name="n", columns=columns)
+    assert caught.value.remedy.endswith("columns: {prompt: Best Question, completion: reply}")
 
 
 def test_bad_column_mappings():

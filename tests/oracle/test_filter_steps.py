@@ -109,9 +109,12 @@ def test_gradient_space_with_adamw_does_not_keep_the_barrier():
 def test_gradient_space_with_plain_sgd_keeps_it():
     params = start()
     optimizer = torch.optim.SGD(params, lr=0.01)
+    active = 0
     for event, h, value, step in steps(optimizer, params, curved, rate=0.5, space="gradient"):
         if event.name is Event.ACTIVE:
+            active += 1
             assert excess(h, step, value, 0.5) <= rounding(h, params)
+    assert active >= 10
 
 
 def test_slack_filter_leaves_parameters_and_moments_untouched():
@@ -235,6 +238,37 @@ def test_violated_with_zero_gradient_is_infeasible_and_moves_nothing():
         event = filt.step((p * 0.0).sum() + 0.5)
         assert event.name is Event.INFEASIBLE
         assert torch.equal(p.detach(), torch.ones(3))
+
+
+def test_contradictory_constraints_in_restoration_are_infeasible_and_leave_the_weights_whole():
+    """Safety and over-refusal pulling apart: no step can meet both, and nothing non-finite may reach the weights."""
+    names = set()
+    for scale in (1e-9, 1e-7, 1e-3, 1.0):
+        p = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+        optimizer = torch.optim.SGD([p], lr=0.1)
+        filt = hf.SafetyFilter(optimizer, rate=1.0, trust_region=0.5, metric="identity")
+        h = torch.tensor([1.0, 0.5], dtype=torch.float64)
+        p.grad = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+        filt.arm([scale, 0.0], [[h], [-h]])
+        optimizer.step()
+        names.add(filt.last_event.name)
+        assert torch.isfinite(p).all()
+    assert Event.INFEASIBLE in names
+
+
+def test_optimizers_whose_step_is_not_one_move_are_refused():
+    class ScheduleFree(torch.optim.SGD):
+        def train(self):
+            """Switches to the other weights."""
+
+        def eval(self):
+            """Switches back."""
+
+    p = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(UnsupportedError, match="second set of weights"):
+        hf.SafetyFilter(ScheduleFree([p], lr=0.1))
+    with pytest.raises(UnsupportedError, match="LBFGS"):
+        hf.SafetyFilter(torch.optim.LBFGS([p]))
 
 
 def test_restoration_without_headway_stops():

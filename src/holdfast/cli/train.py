@@ -11,6 +11,7 @@ import typer
 
 from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import duration, note, percent, quiet_libraries, say, say_json
+from holdfast.core.errors import InfeasibleError
 
 INTERRUPTED = 130
 
@@ -50,11 +51,21 @@ def train(
         return
     if json:
         say_json({"folder": str(result.folder), **result.values})
+        _finish(result.feasible, config.defense.name)
         return
     written = "model" if config.lora is None else "adapter"
     say(f"{result.values['steps']} steps in {duration(result.values['seconds'])}; {result.folder / written}")
     for name, entry in result.values["safety"].items():
         say(describe_entry(entry, name if config.named else ""))
+    _finish(result.feasible, config.defense.name)
+
+
+def _finish(feasible: bool, defense: str) -> None:
+    """Exit with the code for "infeasible" when a defense that enforces the constraint ended outside it."""
+    from holdfast.trainers.hooks import DEFENSES
+
+    if not feasible and "safety" in DEFENSES[defense].needs:
+        raise typer.Exit(InfeasibleError.exit_code)
 
 
 def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:

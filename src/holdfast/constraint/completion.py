@@ -127,6 +127,11 @@ class Head:
                 f"{type(inner).__name__} has no output embedding to compute token losses from",
                 remedy="use a causal language model (AutoModelForCausalLM)",
             )
+        if hasattr(layer, "lora_A"):
+            raise UnsupportedError(
+                "an adapter on the output head: losses are computed from the head's weight, which does not include it",
+                remedy="take the head (lm_head) out of target_modules",
+            )
         bias = getattr(layer, "bias", None)
         self.weight, self.bias = _whole(layer.weight), None if bias is None else _whole(bias)
         text = inner.config.get_text_config()

@@ -138,21 +138,22 @@ class TailThreshold:
 
     VaR is the (1 - alpha) quantile of each example's last-seen degradation (0 before the first visit), the
     minimiser of G(t) = t + mean (D - t)_+ / alpha. G is convex, so a move towards it never increases G:
-    adapting t does not break feasibility. t starts at 0 and stays undebiased, to move slowly at first too.
+    adapting t does not break feasibility. t stays undebiased, to move slowly at first too.
 
     Args:
         size: the number of examples in the constraint split.
         tau: the constraint's threshold.
         alpha: the constraint's violation level.
         decay: of the moving average; 0 jumps to the quantile.
+        start: t before the first batch.
     """
 
-    def __init__(self, size: int, *, tau: float, alpha: float, decay: float = 0.9) -> None:
+    def __init__(self, size: int, *, tau: float, alpha: float, decay: float = 0.9, start: float = 0.0) -> None:
         self.limit = TAIL_SHARE * tau
         self.alpha = alpha
         self.decay = _checked_decay(decay)
         self.table = torch.zeros(_checked_size(size), dtype=torch.float64)
-        self.t = 0.0
+        self.t = min(max(start, 0.0), self.limit)
 
     def update(self, index: Tensor, degradation: Tensor) -> float:
         """Remembers the batch's degradations and returns the new t."""

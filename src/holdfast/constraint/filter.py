@@ -22,32 +22,29 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from holdfast.constraint.barrier import Event
+from holdfast.constraint.filter_settings import check_settings, require_one_step
 from holdfast.constraint.gradients import ParameterSpace, Vector, shard, trainable
 from holdfast.constraint.memory import FilterMemory
-from holdfast.constraint.metric import METRICS, adam_diagonal, resolve_metric
+from holdfast.constraint.metric import adam_diagonal, resolve_metric
 from holdfast.constraint.problem import FilterProblem, measure
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.ranks import sum_in_place, world
 
 Space = Literal["update", "gradient"]
 TRUST_FLOOR = 1e-4  # of norm(theta): lets a correction through while a warm-up holds the learning rate at zero
 
 
-def check_settings(rate: float, space: str, metric: str, trust_region: float, decay: float) -> None:
-    """Refuse settings out of range."""
-    if not 0.0 < rate <= 1.0:
-        raise ConfigError(
-            f"filter rate is {rate}, expected 0 < rate <= 1", remedy="0.3 is a good start; 1 is the paper's"
-        )
-    if space not in ("update", "gradient"):
-        raise ConfigError(f"unknown filter space {space!r}", remedy="use 'update' or 'gradient'")
-    if metric not in METRICS:
-        raise ConfigError(f"unknown filter metric {metric!r}", remedy=f"known: {', '.join(METRICS)}")
-    if not trust_region > 0.0:
-        raise ConfigError(f"trust_region is {trust_region}, expected a positive number", remedy="3 is the default")
-    if not 0.0 <= decay < 1.0:
-        raise ConfigError(f"decay is {decay}, expected 0 <= decay < 1", remedy="0.9 is the default")
+def _averaged(values: list[float], gradients: list[Vector]) -> tuple[list[float], list[Vector]]:
+    """Means over the ranks: the constraint of the whole batch, for equally large parts."""
+    numbers = torch.tensor(values, dtype=torch.float64, device=gradients[0][0].device)
+    sum_in_place([numbers, *(x for gradient in gradients for x in gradient)])
+    for gradient in gradients:
+        for x in gradient:
+            x.div_(world())
+    return [float(v) for v in (numbers / world()).tolist()], gradients
 
 
 @dataclass(frozen=True)
@@ -119,6 +116,7 @@ class SafetyFilter:
     ) -> None:
         check_settings(rate, space, metric, trust_region, gradient_decay)
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        require_one_step(self.optimizer)
         self.rate, self.space, self.trust_region = rate, space, trust_region
         self.metric = resolve_metric(metric, self.optimizer) if space == "update" else "identity"
         self.gradient_decay = gradient_decay
@@ -143,6 +141,11 @@ class SafetyFilter:
         """Differentiate the constraint(s) at theta, take the optimizer's step, correct it."""
         constraints = [g] if isinstance(g, Tensor) else list(g)
         params = trainable(self.optimizer)
+        if any(isinstance(p, DTensor) for p in params):
+            raise UnsupportedError(
+                "SafetyFilter.step on sharded (FSDP2) parameters: their gradients exist only inside backward()",
+                remedy="use SafeSFTTrainer, or measure the gradients yourself and call arm() before optimizer.step()",
+            )
         gradients: list[Vector] = []
         for i, constraint in enumerate(constraints):
             found = (
@@ -153,7 +156,10 @@ class SafetyFilter:
             gradients.append(
                 [torch.zeros_like(shard(p)) if x is None else shard(x) for p, x in zip(params, found, strict=True)]
             )
-        self.arm([float(c.detach()) for c in constraints], gradients)
+        values = [float(c.detach()) for c in constraints]
+        if world() > 1:  # autograd.grad goes past DDP's reduction; every rank must filter with the same numbers
+            values, gradients = _averaged(values, gradients)
+        self.arm(values, gradients)
         self.optimizer.step()
         assert self.last_event is not None
         return self.last_event
@@ -273,6 +279,9 @@ class SafetyFilter:
                 name, problem = Event.RESTORATION, problem.without_nominal()
                 self._restore(space, armed)
                 mu = problem.multipliers()
+                if not np.isfinite(mu).all():  # the constraints contradict each other
+                    self._report(Event.INFEASIBLE, armed, mu.tolist())
+                    return
                 scale = min(1.0, radius / problem.correction_norm(mu))
         mu = mu * scale
         for i, weight in enumerate(space.weights()):

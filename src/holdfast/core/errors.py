@@ -12,7 +12,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import functools
+from typing import Any, ClassVar
 
 
 class HoldfastError(Exception):
@@ -29,6 +30,10 @@ class HoldfastError(Exception):
         super().__init__(what)
         self.what = what
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes; the default would lose the remedy."""
+        return functools.partial(type(self), remedy=self.remedy), (self.what,)
 
     def __str__(self) -> str:
         return f"{self.what}\n  What to do: {self.remedy}"

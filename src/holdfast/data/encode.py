@@ -158,7 +158,7 @@ def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:
     if needs_chat and not tokenizer.chat_template:
         raise ConfigError(
             f"the tokenizer {name!r} has no chat template, and the data is conversational",
-            remedy="use a chat model, set train.chat_template_path, or give prompt and completion as strings",
+            remedy="use a chat model, set train.chat_template_path, or `template: none` (in Python: plain strings)",
         )
     if not needs_chat and tokenizer.eos_token is None:
         raise ConfigError(

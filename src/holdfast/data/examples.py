@@ -81,6 +81,17 @@ def prompt_text(example: Example) -> str:
     return "\n".join(turn["content"] for turn in example.prompt if turn["role"] != "assistant")
 
 
+def searchable_texts(example: Example) -> list[str]:
+    """The texts of a task row in which a certify prompt is looked for.
+
+    The joined prompt (`prompt_text`), and every turn that is not the assistant's on its own: a short question under
+    a long system prompt, or as a later turn, is a small part of the joined text.
+    """
+    sides = (side for side in (example.prompt, example.completion) if not isinstance(side, str))
+    turns = [turn["content"] for side in sides for turn in side if turn["role"] != "assistant"]
+    return list(dict.fromkeys([prompt_text(example), *turns]))
+
+
 def completion_text(example: Example) -> str:
     """The reply as one string: the completion, or the contents of its assistant messages, one a line."""
     if isinstance(example.completion, str):

@@ -6,13 +6,15 @@ the ratio to mean anything, so templates such as "How do I ... ?" do not merge.
 
 Prefix filtering keeps this exact: order all shingles from rare to frequent; if the similarity of A and B is
 at least t, the first |A| - ceil(t |A|) + 1 shingles of A and the like of B share one. Only those are indexed.
+
+A prompt inside a longer text has a low Jaccard similarity with it; `contained` asks for |A and B| / |A| instead.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from holdfast.data.examples import normalise
@@ -21,6 +23,7 @@ RULE = "jaccard >= 4/5 on word 3-shingles; exact under 5 words"
 NUMERATOR, DENOMINATOR = 4, 5
 WIDTH = 3
 MIN_WORDS = 5
+MIN_RUN = 3  # words of the shortest text that is looked for inside another
 
 Shingle: TypeAlias = tuple[str, ...]
 
@@ -34,13 +37,24 @@ def shingles(normalised: str) -> frozenset[Shingle]:
     words = _WORD.findall(normalised)
     if len(words) < MIN_WORDS:
         return frozenset([("", normalised)])  # two entries, so it equals no 3-shingle
-    return frozenset(tuple(words[i : i + WIDTH]) for i in range(len(words) - WIDTH + 1))
+    return frozenset(_windows(words, WIDTH))
+
+
+def _windows(words: Sequence[str], width: int) -> Iterator[Shingle]:
+    """All runs of `width` words."""
+    return zip(*(words[i:] for i in range(width)), strict=False)
 
 
 def similar(first: frozenset[Shingle], second: frozenset[Shingle]) -> bool:
     """Whether |A and B| / |A or B| >= 4/5, in integers."""
     shared = len(first & second)
     return DENOMINATOR * shared >= NUMERATOR * (len(first) + len(second) - shared)
+
+
+def _rarest(one: frozenset[Shingle], rank: Mapping[Shingle, int]) -> list[Shingle]:
+    """So many of the rarest shingles that whatever holds 4/5 of all of them holds one of these."""
+    needed = -(-NUMERATOR * len(one) // DENOMINATOR)  # ceil
+    return sorted(one, key=rank.__getitem__)[: len(one) - needed + 1]
 
 
 class _Index:
@@ -54,8 +68,7 @@ class _Index:
         self._sets: dict[int, frozenset[Shingle]] = {}
 
     def _prefix(self, one: frozenset[Shingle]) -> list[Shingle]:
-        needed = -(-NUMERATOR * len(one) // DENOMINATOR)  # ceil
-        return sorted(one, key=self._rank.__getitem__)[: len(one) - needed + 1]
+        return _rarest(one, self._rank)
 
     def add(self, number: int, one: frozenset[Shingle]) -> None:
         """Enter a set under `number`."""
@@ -121,3 +134,48 @@ def matches(texts_a: Sequence[str], texts_b: Sequence[str]) -> list[tuple[int, i
         for a in places_a[unique_a[number]]
         for b in positions
     )
+
+
+def contained(needles: Sequence[str], haystacks: Sequence[str]) -> list[tuple[int, int]]:
+    """All pairs (position in needles, position in haystacks) where the needle occurs in the haystack, ascending.
+
+    With A and B the sets of word 3-shingles of needle and haystack: |A and B| / |A| >= 4/5. A needle of under five
+    words occurs where the normalised texts are equal or, if it has at least three words, as a run of whole words.
+    """
+    places, texts = _by_normalised(needles), _by_normalised(haystacks)
+    parts = {text: _needle(text) for text in places}
+    known = frozenset(part for own in parts.values() for part in own)
+    lengths = {len(part) for part in known}
+    held = {text: known & _parts(text, lengths) for text in texts}
+    counts = Counter(part for own in held.values() for part in own)
+    rank = {part: counts[part] for part in known}
+    index: dict[Shingle, list[str]] = defaultdict(list)
+    for text, own in parts.items():
+        for part in _rarest(own, rank):
+            index[part].append(text)
+    pairs: list[tuple[int, int]] = []
+    for text, own in held.items():
+        for needle in {needle for part in own for needle in index.get(part, ())}:
+            wanted = parts[needle]
+            if DENOMINATOR * len(wanted & own) >= NUMERATOR * len(wanted):
+                pairs += [(i, j) for i in places[needle] for j in texts[text]]
+    return sorted(pairs)
+
+
+def _needle(normalised: str) -> frozenset[Shingle]:
+    """What to look for: 3-shingles, the run of all words when they are three or four, or else the whole text."""
+    words = _WORD.findall(normalised)
+    if MIN_RUN <= len(words) < MIN_WORDS:
+        return frozenset([("", *words)])  # marked, so it equals no 3-shingle and no whole text
+    return shingles(normalised)
+
+
+def _parts(normalised: str, lengths: set[int]) -> set[Shingle]:
+    """Everything that `_needle` may ask for, of the lengths that occur."""
+    words = _WORD.findall(normalised)
+    found: set[Shingle] = {("", normalised)}
+    found.update(_windows(words, WIDTH))
+    for size in range(MIN_RUN, MIN_WORDS):
+        if size + 1 in lengths:
+            found.update(("", *run) for run in _windows(words, size))
+    return found

@@ -9,7 +9,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias
@@ -20,7 +20,7 @@ from holdfast.data.rows import Problems
 MAX_LINE = 10 * 2**20
 BOM = b"\xef\xbb\xbf"
 
-Rows: TypeAlias = Iterator[tuple[str, Any]]
+Rows: TypeAlias = Generator[tuple[str, Any], None, None]
 Reader: TypeAlias = Callable[[Path, Problems], Rows]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ PROPOSALS = {
     "completion": ("output", "answer", "response", "reply", "target", "assistant"),
 }
 UNSUPPORTED = ("tools", "chat_template_kwargs")
+# Names that are printed. Of a table without a header line the "names" are the first example's text.
+COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,29}")
 
 
 class RowError(ValueError):
@@ -178,8 +181,13 @@ def _type(value: object) -> str:
 
 
 def missing_columns_error(where: str, found: Iterable[str], columns: Mapping[str, str]) -> DataError:
-    """Name the columns found and the mapping to write."""
-    names = sorted(str(name)[:40] for name in found)
+    """Name the columns found and the mapping to write; what may be text instead of a name is only counted."""
+    every = [str(name) for name in found]
+    names = sorted(name for name in every if COLUMN_NAME.fullmatch(name) or name in columns.values())
+    others = len(every) - len(names)
+    listed = names[:MAX_LISTED]
+    if others:
+        listed.append(f"{others} {'other' if others == 1 else 'others'} (is the header line missing?)")
     wanted = [name for name in columns.values() if name not in names] or ["prompt", "completion"]
     proposal = {}
     for ours in columns or ("prompt", "completion"):
@@ -189,6 +197,6 @@ def missing_columns_error(where: str, found: Iterable[str], columns: Mapping[str
     written = ", ".join(f"{ours}: {theirs}" for ours, theirs in proposal.items())
     expected = ", ".join(wanted) if columns else "prompt and completion, messages, conversations, or text"
     return DataError(
-        f"{where}: expected columns {expected}; found {', '.join(names[:MAX_LISTED]) or 'none'}",
+        f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}",
         remedy=f"name the columns to use, for example columns: {{{written}}}",
     )

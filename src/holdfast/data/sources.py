@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,10 @@ def read_examples(
             remedy="convert the file, for example to JSON lines",
         )
     problems = Problems(str(path))
-    return _collect(islice(reader(path, problems), limit), columns, problems)
+    with closing(
+        reader(path, problems)
+    ) as rows:  # a reader undoes its settings when it is closed, not when it is forgotten
+        return _collect(islice(rows, limit), columns, problems)
 
 
 def examples_from_rows(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.assignment import assign, target_sizes
 from holdfast.data.examples import Example, completion_text, normalise, prompt_text
-from holdfast.data.near_duplicates import RULE, clusters, matches
+from holdfast.data.near_duplicates import RULE, clusters, contained, matches
 from holdfast.data.split_record import (
     ROLES,
     VERSION,
@@ -30,6 +31,7 @@ __all__ = [
     "SplitRecord",
     "load_record",
     "move_leaks",
+    "require_apart",
     "require_disjoint",
     "require_same",
     "require_unseen",
@@ -196,18 +198,41 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
 
 
-def _leaks(certify: Sequence[Example], task_prompts: Sequence[str]) -> list[int]:
-    """Positions in `certify` whose prompt the task data holds."""
-    return sorted({i for i, _ in matches([prompt_text(e) for e in certify], task_prompts)})
+def require_apart(splits: Mapping[str, Split]) -> None:
+    """Prove that no safety set steers by a prompt that another one watches or certifies on.
+
+    Raises:
+        DataError: with the count and up to 20 ids.
+    """
+    for (first, a), (second, b) in permutations(splits.items(), 2):
+        for role, examples in (("monitor", a.monitor), ("certify", a.certify)):
+            pairs = matches([prompt_text(e) for e in examples], [prompt_text(e) for e in b.constraint])
+            if shared := sorted({examples[i].id for i, _ in pairs}):
+                raise DataError(
+                    f"{len(shared)} {role} prompts of safety set {first!r} are constraint prompts of {second!r},"
+                    f" exactly or nearly: ids {_listed(shared)}",
+                    remedy="keep each of these prompts in one of the two sets",
+                )
 
 
-def require_unseen(certify: Sequence[Example], task_prompts: Sequence[str]) -> None:
-    """Prove that training sees no certify prompt, exact after normalisation or nearly.
+def _leaks(certify: Sequence[Example], task_texts: Sequence[str]) -> list[int]:
+    """Positions in `certify` whose prompt the task data holds: as a text of its own, or inside a longer one.
+
+    Near-duplicates are among the contained: |A and B| / |A| is at least |A and B| / |A or B|.
+    """
+    return sorted({i for i, _ in contained([prompt_text(e) for e in certify], task_texts)})
+
+
+def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> None:
+    """Prove that training sees no certify prompt, exact after normalisation or nearly, alone or in a longer text.
+
+    Args:
+        task_texts: what the task data asks, any number of texts per row (see `searchable_texts`).
 
     Raises:
         DataError: with counts and up to 20 ids.
     """
-    leaking = _leaks(certify, task_prompts)
+    leaking = _leaks(certify, task_texts)
     if leaking:
         raise DataError(
             f"{len(leaking)} of {len(certify)} certify prompts occur in the task data, exactly or nearly: "
@@ -216,13 +241,17 @@ def require_unseen(certify: Sequence[Example], task_prompts: Sequence[str]) -> N
         )
 
 
-def move_leaks(split: Split, task_prompts: Sequence[str]) -> Split:
+def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:
     """Move certify clusters that the task data touches to the constraint, never the other way.
+
+    Args:
+        split: of one safety set.
+        task_texts: as for `require_unseen`.
 
     Raises:
         DataError: when no certify example would be left.
     """
-    leaking = _leaks(split.certify, task_prompts)
+    leaking = _leaks(split.certify, task_texts)
     if not leaking:
         return split
     labels = clusters([prompt_text(example) for example in split.certify])

@@ -20,7 +20,8 @@ from typing import Any, final
 from holdfast.constraint.barrier import Event
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.estimators import Estimator, TailThreshold, make_estimator
-from holdfast.constraint.filter import SafetyFilter, Space, check_settings
+from holdfast.constraint.filter import SafetyFilter, Space
+from holdfast.constraint.filter_settings import check_settings
 from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
 from holdfast.trainers.safety import SafetySet
@@ -36,7 +37,8 @@ class _Steering:
         self.estimator: Estimator = make_estimator(config.estimator, size=size, start_phi=start, decay=config.decay)
         self.tail: TailThreshold | None = None
         if self.constraint.majorizer == "cvar":
-            self.tail = TailThreshold(size, tau=self.constraint.tau, alpha=self.constraint.alpha, decay=config.decay)
+            c = self.constraint
+            self.tail = TailThreshold(size, tau=c.tau, alpha=c.alpha, decay=config.decay, start=c.cvar_t)
         self.row: Row = {}
 
     def measure(self, run: TrainingRun, name: str) -> tuple[float, float, Vector]:

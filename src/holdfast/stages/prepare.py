@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Any
 
 from holdfast.core.errors import DataError
-from holdfast.data.examples import Example, as_chat, prompt_text, uniform
-from holdfast.data.near_duplicates import matches
+from holdfast.data.examples import Example, as_chat, searchable_texts, uniform
 from holdfast.data.sources import read_examples
-from holdfast.data.splits import Split, move_leaks, require_unseen, split_examples
-
-MAX_LISTED = 20
+from holdfast.data.splits import Split, move_leaks, require_apart, require_unseen, split_examples
 
 
 @dataclass(frozen=True)
@@ -34,30 +30,16 @@ def prepare(task: Mapping[str, Any], safety: Mapping[str, Mapping[str, Any]], *,
         seed: decides the split, together with the content.
     """
     examples = _read(task, chat=chat)
-    prompts = [prompt_text(example) for example in examples]
+    texts = [text for example in examples for text in searchable_texts(example)]
     splits = {}
     for name, block in safety.items():
         split = split_examples(_read(block, chat=chat), fractions=tuple(block["fractions"]), seed=seed)
         if block["on_leak"] == "move":
-            split = move_leaks(split, prompts)
-        require_unseen(split.certify, prompts)
+            split = move_leaks(split, texts)
+        require_unseen(split.certify, texts)
         splits[name] = split
-    _require_apart(splits)
+    require_apart(splits)
     return Prepared(task=examples, safety=splits)
-
-
-def _require_apart(splits: Mapping[str, Split]) -> None:
-    """Prove that no safety set steers by a prompt that another one watches or certifies on."""
-    for (first, a), (second, b) in permutations(splits.items(), 2):
-        for role, examples in (("monitor", a.monitor), ("certify", a.certify)):
-            pairs = matches([prompt_text(e) for e in examples], [prompt_text(e) for e in b.constraint])
-            if shared := sorted({examples[i].id for i, _ in pairs}):
-                raise DataError(
-                    f"{len(shared)} {role} prompts of safety set {first!r} are constraint prompts of {second!r},"
-                    f" exactly or nearly: ids {', '.join(shared[:MAX_LISTED])}"
-                    f"{', ...' if len(shared) > MAX_LISTED else ''}",
-                    remedy="keep each of these prompts in one of the two sets",
-                )
 
 
 def _read(block: Mapping[str, Any], *, chat: bool) -> list[Example]:

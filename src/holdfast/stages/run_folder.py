@@ -111,8 +111,12 @@ class RunFolder:
         return read_json(self.result) if self.result.exists() else None
 
     def has_checkpoints(self) -> bool:
-        """Whether there is anything to resume from."""
-        return any(self.checkpoints.glob("checkpoint-*"))
+        """Whether a checkpoint was ever committed here, be it set aside as damaged or about to be replaced.
+
+        A resume must then look at them: what it finds unusable is an error, never a silent start from step 0.
+        """
+        found = self.checkpoints.glob("*checkpoint-*")
+        return any(not path.name.startswith(".tmp-") for path in found)
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

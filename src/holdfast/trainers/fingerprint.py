@@ -7,7 +7,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from holdfast.core.hashing import sha256_json
+from holdfast.core.hashing import sha256_json, sha256_lines
 
 # Settings that change neither the trajectory nor what is stored: logging, saving, evaluation, transport. Batches of
 # safety examples per pass, and evaluation on a task set (whose loader draws from the CPU generator), may change its
@@ -22,8 +22,8 @@ HARMLESS = frozenset(
     push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision
     dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers
     dataset_num_proc resume_from_checkpoint restore_callback_states_from_checkpoint reference_cache
-    project trackio_space_id debug skip_memory_metrics use_cpu ddp_timeout ddp_backend local_rank deepspeed_plugin
-    accelerator_config fsdp_config safety_micro_batch_size""".split()  # noqa: SIM905  (a list literal would take a line per name)
+    project trackio_space_id debug skip_memory_metrics ddp_timeout ddp_backend local_rank deepspeed_plugin
+    safety_micro_batch_size""".split()  # noqa: SIM905  (a list literal would take a line per name)
 )
 
 
@@ -54,6 +54,8 @@ def dataset_sha256(dataset: Any) -> str:
     import pyarrow.compute as pc
 
     columns = [name for name in ("input_ids", "labels", "seq_lengths") if name in dataset.column_names]
+    if not columns:  # prepared by the user under names of their own
+        return sha256_lines(repr(row) for row in dataset)
     digest = hashlib.sha256(str(columns).encode())
     for table in dataset.select_columns(columns).with_format("arrow").iter(batch_size=4096):
         for name in columns:

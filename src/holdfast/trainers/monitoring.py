@@ -30,6 +30,8 @@ def upper_bound(violations: int, n: int) -> float:
 def summarise(degradations: Tensor, safety: SafetySet) -> dict[str, float]:
     """Violation rate with its upper bound, g and CVaR of measured degradations."""
     c, n = safety.constraint, len(degradations)
+    if c.majorizer == "cvar":  # its threshold adapts; on a whole set the best one is that set's own quantile
+        c = c.with_threshold(float(torch.quantile(degradations, 1.0 - c.alpha)))
     rate = c.violation_rate(degradations)
     return {
         "violation_rate": rate,

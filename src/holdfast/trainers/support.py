@@ -9,6 +9,7 @@ import torch
 from holdfast.core.errors import UnsupportedError
 
 LAYERWISE_OPTIMIZERS = ("lomo", "adalomo", "layerwise")
+SECOND_ITERATE_OPTIMIZERS = ("schedule_free",)
 FSDP1 = (
     "FSDP version 1: flat parameters do not allow two consecutive backward passes",
     "set fsdp_version: 2 in the accelerate configuration, or fsdp_config={'version': 2}",
@@ -42,6 +43,11 @@ def require_supported_arguments(args: Any) -> None:
         any(name in str(args.optim) for name in LAYERWISE_OPTIMIZERS),
         f"optimizer {args.optim}: it updates parameters during the backward pass, before the filter can see the step",
         "use adamw_torch or another optimizer with an ordinary step",
+    )
+    _refuse(
+        any(name in str(args.optim) for name in SECOND_ITERATE_OPTIMIZERS),
+        f"optimizer {args.optim}: it keeps a second set of weights, and the next step would undo the correction",
+        "use adamw_torch with a learning-rate schedule",
     )
     _refuse(
         bool(args.torch_compile),

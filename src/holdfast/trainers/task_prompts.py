@@ -9,7 +9,10 @@ CONVERSATIONS = ("messages", "conversations")
 
 
 def task_prompts(dataset: Any, formatting: Callable[[Any], str] | None, text_field: str) -> list[str] | None:
-    """One string per row: its prompt, or the whole text where there is no prompt.
+    """One or several strings per row: where a certify prompt could be.
+
+    Of a conversation these are all turns that are not the assistant's, joined, and each of them alone (as
+    `searchable_texts` does for examples); otherwise the prompt, or the whole text where there is no prompt.
 
     Lenient where the safety set is strict: a task row may hold anything that TRL accepts (tools, a last turn that is
     not the assistant's), and only its prompt's text matters here. None when rows cannot be read as text: a stream, or
@@ -22,13 +25,22 @@ def task_prompts(dataset: Any, formatting: Callable[[Any], str] | None, text_fie
     column = next((name for name in ("prompt", *CONVERSATIONS, text_field) if name in dataset.column_names), None)
     if column is None:
         return None
-    return [_text(value) for value in dataset[column]]
+    found = [text for value in dataset[column] for text in _texts(value)]
+    if column == "prompt" and "completion" in dataset.column_names:
+        found += [turn for value in dataset["completion"] for turn in _asked(value)]
+    return found
 
 
-def _text(value: Any) -> str:
-    """A string as it is; of a conversation, what was not said by the assistant, one turn a line."""
+def _texts(value: Any) -> list[str]:
+    """A string as it is; of a conversation, what was not said by the assistant, one turn a line, and turn by turn."""
     if not isinstance(value, list | tuple):
-        return str(value)
-    turns = [turn for turn in value if isinstance(turn, Mapping)]
+        return [str(value)]
+    asked = _asked(value)
+    return list(dict.fromkeys(["\n".join(asked), *asked]))
+
+
+def _asked(value: Any) -> list[str]:
+    """The turns of a conversation that are not the assistant's; none of a string."""
+    turns = [turn for turn in value if isinstance(turn, Mapping)] if isinstance(value, list | tuple) else []
     asked = [turn for turn in turns if turn.get("role", turn.get("from")) not in ("assistant", "gpt")]
-    return "\n".join(str(turn.get("content", turn.get("value", ""))) for turn in asked)
+    return [str(turn.get("content", turn.get("value", ""))) for turn in asked]

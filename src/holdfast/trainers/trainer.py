@@ -22,7 +22,8 @@ from holdfast.constraint.passes import Forward
 from holdfast.constraint.reference import cache_folder
 from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import gather_objects, rank, world
-from holdfast.data.encode import template_sha256, tokenizer_sha256
+from holdfast.data.encode import require_usable_tokenizer, template_sha256, tokenizer_sha256
+from holdfast.data.splits import require_apart
 from holdfast.data.streams import StepStream
 from holdfast.models.fingerprint import (
     adapter_fingerprint,
@@ -91,6 +92,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
         self._attached_to: Any = None
         prompts = task_prompts(kwargs.get("train_dataset"), kwargs.get("formatting_func"), args.dataset_text_field)
         splits = {} if safety_dataset is None else self._split(safety_dataset, constraint, args, prompts)
+        self._require_usable_tokenizer(args, kwargs)
         with self._evaluation_without_task_set(args, kwargs.get("eval_dataset"), bool(splits)):
             super().__init__(model, args, **kwargs)  # type: ignore[call-arg]
         require_supported_engine(self.accelerator, adapter=hasattr(self.model, "peft_config"))
@@ -122,7 +124,16 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
         for name, (value, c) in safety_sets.named(dataset, constraint).items():
             split = safety_sets.as_split(value, name=name, fractions=args.safety_fractions, seed=args.stream_seed)
             found[name] = (safety_sets.prove_separation(split, prompts, on_leak=args.on_leak), c)
+        require_apart({name: split for name, (split, _) in found.items()})
         return found
+
+    def _require_usable_tokenizer(self, args: SafeSFTConfig, given: Mapping[str, Any]) -> None:
+        """Refuse a tokenizer that cannot encode the task data, in our words and before TRL meets it."""
+        tokenizer = given.get("processing_class")
+        if tokenizer is not None and not (args.chat_template_path or args.eos_token or args.pad_token):
+            first = next(iter(given["train_dataset"]))
+            chat = "messages" in first or "conversations" in first or isinstance(first.get("prompt"), list)
+            require_usable_tokenizer(tokenizer, needs_chat=chat)
 
     def _stream(self, safety: SafetySet) -> StepStream:
         args = self.args

@@ -112,6 +112,24 @@ def test_resuming_after_the_last_checkpoint_takes_no_further_step(finished, tmp_
     assert again.values["safety"] == result.values["safety"]
 
 
+def test_a_run_whose_only_checkpoint_is_damaged_never_restarts_silently(finished, tmp_path, holdfast):
+    """The first attempt sets the checkpoint aside; the second must not take its absence for a fresh start."""
+    path, _, _ = finished
+    config = load_config(path, [f"output_dir={tmp_path / 'damaged'}", "train.max_steps=3"])
+    folder = run(config).folder
+    (folder / "result.json").unlink()
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["checkpoint-3"]
+    (folder / "checkpoints" / "checkpoint-3" / "manifest.json").write_text("{")
+    events = (folder / "events.jsonl").read_bytes()
+    for _ in range(2):
+        code, _, err = holdfast("train", folder / "config.yaml", "--resume")
+        assert code == 6, err
+        assert "none of the checkpoints verifies" in err
+        assert [p.name for p in (folder / "checkpoints").iterdir()] == ["quarantine-checkpoint-3-1"]
+        assert (folder / "events.jsonl").read_bytes() == events
+        assert not (folder / "result.json").exists()
+
+
 def test_a_finished_run_is_neither_repeated_nor_overwritten(finished):
     path, result, _ = finished
     config = load_config(path)
@@ -196,6 +214,19 @@ def test_a_violated_limit_is_said_plainly_and_is_no_error(run_file, holdfast):
     code, out, _ = holdfast("train", run_file, "defense=sft", "train.learning_rate=0.3", "train.max_steps=5", *tight)
     assert code == 0
     assert "OVER the limit" in out
+
+
+def test_a_constrained_run_that_ends_outside_its_limit_exits_4(run_file, holdfast, monkeypatch):
+    """The adapter and the result are written; the exit code keeps a pipeline from shipping it unseen."""
+    monkeypatch.setattr("holdfast.pipeline.RunResult.feasible", False)  # it does not happen by itself
+    code, _, _ = holdfast("train", run_file, "train.max_steps=1")
+    assert code == 4
+    assert list(run_file.parent.rglob("result.json"))
+    code, out, err = holdfast("train", run_file, "train.max_steps=1", f"output_dir={run_file.parent}/other", "--json")
+    assert code == 4, err
+    assert json.loads(out)["steps"] == 1
+    code, _, _ = holdfast("train", run_file, "train.max_steps=1", f"output_dir={run_file.parent}/third", "defense=sft")
+    assert code == 0  # plain SFT promises nothing
 
 
 def test_json_is_the_only_thing_on_stdout(run_file, holdfast):

@@ -47,6 +47,22 @@ def test_a_started_run_needs_resume(tmp_path, made):
     folder.require_free(SETTINGS, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "committed"),
+    [
+        ("checkpoint-3", True),
+        ("quarantine-checkpoint-3-1", True),
+        (".old-checkpoint-3", True),
+        (".tmp-checkpoint-3", False),
+        (".tmp-delete-checkpoint-3", False),
+    ],
+)
+def test_every_committed_checkpoint_counts(tmp_path, name, committed):
+    folder = RunFolder(tmp_path)
+    (folder.checkpoints / name).mkdir(parents=True)
+    assert folder.has_checkpoints() is committed
+
+
 def test_other_settings_are_listed_however_deep(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_config(SETTINGS)
@@ -215,6 +231,38 @@ def test_a_leak_is_refused_or_moved(tmp_path):
     assert "on_leak" in caught.value.remedy
     moved = prepare(task, {"safety": {**safety, "on_leak": "move"}}, chat=True, seed=3)
     assert moved.safety["safety"].record.moved_from_certify > 0
+
+
+def asked(*contents: str) -> dict[str, list[dict[str, str]]]:
+    """A conversation with a reply after each user turn; the first content is the system prompt, if any."""
+    system, *users = contents
+    turns = [{"role": "system", "content": system}] if system else []
+    for user in users:
+        turns += [{"role": "user", "content": user}, {"role": "assistant", "content": "yes"}]
+    return {"messages": turns}
+
+
+HOUSE = "You are the assistant of a hardware shop in Leeds; answer politely, briefly, and without prices."
+INSIDE = {
+    "system prompt": lambda leak: asked(HOUSE, leak),
+    "second turn": lambda leak: asked("", "Where do you keep the oak boards these days?", leak),
+    "text row": lambda leak: {"text": f"### Question: {leak} ### Answer: take the left one of the two and go home"},
+}
+
+
+@pytest.mark.parametrize("form", INSIDE)
+def test_a_leak_inside_a_longer_row_is_refused_or_moved(tmp_path, form):
+    rows = [{**row, "prompt": f"{row['prompt']} from the shed"} for row in pairs("take")]
+    safety = {"data": write(tmp_path / "safety.jsonl", rows), "fractions": (0.4, 0.2, 0.4), "on_leak": "error"}
+    chat = form != "text row"
+    harmless = {"data": write(tmp_path / "other.jsonl", [INSIDE[form]("find the blue paint for me")])}
+    certify = prepare(harmless, {"safety": safety}, chat=chat, seed=3).safety["safety"].certify
+    leak = next(row["prompt"] for row in rows if row["prompt"] in str(certify[0].prompt))
+    task = {"data": write(tmp_path / "task.jsonl", [INSIDE[form](leak)])}
+    with pytest.raises(DataError, match=f"1 of {len(certify)} certify prompts"):
+        prepare(task, {"safety": safety}, chat=chat, seed=3)
+    moved = prepare(task, {"safety": {**safety, "on_leak": "move"}}, chat=chat, seed=3).safety["safety"]
+    assert {e.id for e in moved.certify} == {e.id for e in certify[1:]}
 
 
 def test_one_set_may_not_steer_by_what_another_watches(tmp_path):

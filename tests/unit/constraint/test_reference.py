@@ -22,7 +22,7 @@ from holdfast.constraint.reference import (
 from holdfast.core.errors import CheckpointError, DataError
 from holdfast.data.encode import Encoded
 
-PROVENANCE = {"dtype": "float32", "first_k": 2, "weights": "abc"}
+PROVENANCE = {"dtype": "float32", "autocast": "no", "first_k": 2, "weights": "abc"}
 ROWS = [Encoded(f"e{i}", (3, 4, 5 + i, 9, 10), (-100, -100, 5 + i, 9, 10), False) for i in range(10)]
 
 

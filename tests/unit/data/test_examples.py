@@ -14,6 +14,7 @@ from holdfast.data.examples import (
     make_example,
     normalise,
     prompt_text,
+    searchable_texts,
     to_rows,
     to_utf8,
     uniform,
@@ -66,6 +67,15 @@ def test_prompt_text_leaves_earlier_replies_out():
     assert completion_text(example) == "Hi"
     assert prompt_text(make_example("p", "c")) == "p"
     assert prompt_text(make_example("", "whole text")) == "whole text"
+
+
+def test_searchable_texts_are_the_joined_prompt_and_each_question():
+    more = {"role": "user", "content": "More"}
+    example = make_example((SYSTEM, USER, REPLY, more), (REPLY, {**more, "content": "Last"}, REPLY))
+    assert searchable_texts(example) == ["Be kind\nHello there\nMore", "Be kind", "Hello there", "More", "Last"]
+    assert searchable_texts(make_example((USER,), (REPLY,))) == ["Hello there"]
+    assert searchable_texts(make_example("p", "c")) == ["p"]
+    assert searchable_texts(make_example("", "whole text")) == ["whole text"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from holdfast.data.examples import normalise
-from holdfast.data.near_duplicates import clusters, matches
+from holdfast.data.near_duplicates import clusters, contained, matches
 
 WORDS = [f"w{i}" for i in range(40)]
 
@@ -102,4 +102,81 @@ def test_thousands_of_prompts_from_one_template_take_seconds():
     texts = [f"{stem}: {' '.join(rng.choice(WORDS) for _ in range(20))}" for _ in range(4000)]
     start = time.perf_counter()
     assert len(set(clusters(texts))) == 4000
+    assert time.perf_counter() - start < 20
+
+
+def brute_force_contained(needle, haystack):
+    """The rule, written out: the share of the needle's 3-word windows that the haystack has."""
+    needle, haystack = normalise(needle), normalise(haystack)
+    words, others = needle.split(), haystack.split()
+    if len(words) < 5:
+        return needle == haystack or (len(words) >= 3 and f" {needle} " in f" {haystack} ")
+    x = {" ".join(words[i : i + 3]) for i in range(len(words) - 2)}
+    y = {" ".join(others[i : i + 3]) for i in range(len(others) - 2)}
+    return len(x & y) / len(x) >= 0.8
+
+
+def embedded(rng, needle):
+    """The needle inside a longer text, some of it with a word exchanged."""
+    words = needle.split()
+    if rng.random() < 0.4:
+        words[rng.randrange(len(words))] = rng.choice(WORDS)
+    around = [[rng.choice(WORDS) for _ in range(rng.randint(0, 30))] for _ in range(2)]
+    return " ".join([*around[0], *words, *around[1]])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_contained_equals_brute_force(seed):
+    rng = random.Random(seed)
+    needles = [*random_texts(rng, 120), *(" ".join(rng.choices(WORDS, k=1 + i % 4)) for i in range(20))]
+    haystacks = [*random_texts(rng, 60), *(embedded(rng, needle) for needle in needles), *needles]
+    expected = [
+        (i, j)
+        for i in range(len(needles))
+        for j in range(len(haystacks))
+        if brute_force_contained(needles[i], haystacks[j])
+    ]
+    by_length = {length: sum(len(needles[i].split()) == length for i, _ in expected) for length in (1, 2, 3, 4)}
+    assert all(by_length.values()), by_length
+    assert 100 < len(expected) < 20_000
+    assert contained(needles, haystacks) == expected
+    assert set(matches(needles, haystacks)) < set(expected)
+
+
+@pytest.mark.parametrize(
+    ("needle", "haystack", "found"),
+    [
+        ("How do I pick a lock?", "You are a clerk at Acme. Be brief. How do I pick a lock? Thanks!", True),
+        ("You are a clerk at Acme. How do I pick a lock?", "How do I pick a lock?", False),
+        ("pick a lock", "how do I PICK a lock, please", True),
+        ("pick a lock", "how do I pick a locket", False),
+        ("pick locks", "how do I pick locks", False),
+        ("pick locks", "Pick locks!", True),
+        ("怎样开锁", "请告诉我怎样开锁好吗", True),
+        ("怎样开锁", "请告诉我怎样做饭好吗", False),
+    ],
+)
+def test_containment(needle, haystack, found):
+    assert (contained([needle], [haystack]) == [(0, 0)]) is found
+
+
+def test_containment_threshold_is_inclusive_and_exact():
+    # 10 shingles; a text that holds the first 10 (9) of the 12 words holds 8 (7) of them.
+    words = [f"x{i}" for i in range(12)]
+    assert contained([" ".join(words)], ["a b " + " ".join(words[:10]) + " c d"]) == [(0, 0)]
+    assert contained([" ".join(words)], ["a b " + " ".join(words[:9]) + " c d"]) == []
+
+
+def test_thousands_of_needles_in_many_rows_of_one_template_take_seconds():
+    rng = random.Random(0)
+    vocabulary = [f"v{i}" for i in range(3000)]
+    stem = "Classify the sentiment of the following film review as positive or negative"
+
+    def texts(count, words):
+        return [f"{stem}: {' '.join(rng.choices(vocabulary, k=words))}" for _ in range(count)]
+
+    needles, haystacks = texts(2000, 15), texts(30_000, 60)
+    haystacks[7] += " " + needles[3]
+    start = time.perf_counter()
+    assert contained(needles, haystacks) == [(3, 7)]
     assert time.perf_counter() - start < 20

@@ -5,12 +5,13 @@ import json
 import pytest
 
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
-from holdfast.data.examples import make_example, prompt_text
+from holdfast.data.examples import make_example, prompt_text, searchable_texts
 from holdfast.data.split_record import RECORD_NAME
 from holdfast.data.splits import (
     SplitRecord,
     load_record,
     move_leaks,
+    require_apart,
     require_disjoint,
     require_same,
     require_unseen,
@@ -198,7 +199,8 @@ def test_monitor_and_certify_are_compared_too():
 
 def test_leaks_into_the_task_data():
     split = split_examples([*singles(40), *near_copies(4)], seed=3)
-    require_unseen(split.certify, ["something else", LONG.format("violet") + " or not at all, if you like it"])
+    assert any(e.id == near_copies(1)[0].id for e in split.certify)
+    require_unseen(split.certify, ["something else", LONG.format("violet").split(" the ")[0] + " a tall barn"])
     leaking = split.certify[2]
     task = ["unrelated", prompt_text(leaking).upper() + "!!"]
     with pytest.raises(DataError) as caught:
@@ -207,6 +209,60 @@ def test_leaks_into_the_task_data():
     assert f"1 of {len(split.certify)} certify prompts" in caught.value.what
     assert leaking.id in caught.value.what
     assert "safety.on_leak: move" in caught.value.remedy
+
+
+def turns(*messages):
+    return tuple({"role": role, "content": content} for role, content in messages)
+
+
+HOUSE = "You are the assistant of Acme Tools. Answer in two sentences at most, politely, and never discuss prices."
+LOCK = "How do I pick the lock of a garden shed?"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        make_example(turns(("system", HOUSE), ("user", LOCK)), turns(("assistant", "no"))),
+        make_example(
+            turns(("user", "Hello, who made this old oak table?"), ("assistant", "I did."), ("user", LOCK)),
+            turns(("assistant", "no")),
+        ),
+        make_example(turns(("user", "Hello")), turns(("assistant", "Yes?"), ("user", LOCK), ("assistant", "no"))),
+        make_example("", f"### Instruction\n{HOUSE}\n{LOCK}\n### Response\nYou need two thin wires and time."),
+        make_example(f"{HOUSE}\n\n{LOCK}", "no"),
+    ],
+    ids=["system prompt", "second turn", "turn in the completion", "text row", "prefix"],
+)
+def test_a_certify_prompt_inside_a_task_row_is_a_leak(row):
+    split = split_from_roles(singles(3), (), [make_example(LOCK, "no"), *singles(9)[5:]])
+    texts = searchable_texts(row)
+    with pytest.raises(DataError, match="1 of 5 certify prompts"):
+        require_unseen(split.certify, ["unrelated", *texts])
+    moved = move_leaks(split, texts)
+    assert {e.id for e in moved.certify} == {e.id for e in singles(9)[5:]}
+    require_unseen(moved.certify, texts)
+
+
+def test_short_prompts_leak_by_turn():
+    """Two words are never looked for inside a text; as a turn of their own they are found."""
+    row = make_example(turns(("system", HOUSE), ("user", "Pick locks!")), turns(("assistant", "no")))
+    certify = [make_example("pick locks", "no")]
+    require_unseen(certify, [prompt_text(row)])
+    with pytest.raises(DataError, match="1 of 1 certify prompts"):
+        require_unseen(certify, searchable_texts(row))
+
+
+def test_safety_sets_are_kept_apart():
+    steering = split_from_roles(singles(3), singles(5)[3:])
+    other = split_from_roles(near_copies(2), singles(9)[7:])
+    require_apart({"a": steering, "b": other})
+    for role in ("monitor", "certify"):
+        watching = split_from_roles(near_copies(2), **{role: singles(2)[1:]})
+        with pytest.raises(DataError) as caught:
+            require_apart({"a": steering, "b": watching})
+        assert f"1 {role} prompts of safety set 'b' are constraint prompts of 'a'" in caught.value.what
+        assert singles(2)[1].id in caught.value.what
+        assert "number" not in str(caught.value)
 
 
 def test_leaks_move_to_the_constraint_as_whole_clusters():

@@ -9,7 +9,8 @@ from tests.unit.trainers.building import build, safety, task
 
 from holdfast.core.errors import DataError, UnsupportedError
 from holdfast.data.examples import make_example, prompt_text
-from holdfast.data.splits import split_examples
+from holdfast.data.splits import require_unseen, split_examples, split_from_roles
+from holdfast.trainers.task_prompts import task_prompts
 
 NO_CERTIFY = {"safety_fractions": (0.75, 0.25, 0.0)}
 
@@ -108,6 +109,58 @@ def test_leaks_are_found_in_every_task_format(tmp_path, form):
         given = {"formatting_func": lambda row: row["question"]}
     with pytest.raises(DataError, match="1 of 4 certify prompts"):
         build(tmp_path / "a", given={"train_dataset": Dataset.from_list(data), **given})
+
+
+def chat(*turns: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+HOUSE = " ".join(f"w{i}" for i in range(30, 50))
+INSIDE = {
+    "system prompt": lambda p: {"messages": chat(("system", HOUSE), ("user", p), ("assistant", "w3"))},
+    "second turn": lambda p: {
+        "messages": chat(("user", HOUSE), ("assistant", "w3"), ("user", p), ("assistant", "w4")),
+    },
+    "turn in the completion": lambda p: {
+        "prompt": chat(("user", HOUSE)),
+        "completion": chat(("assistant", "w3"), ("user", p), ("assistant", "w4")),
+    },
+    "sharegpt": lambda p: {
+        "conversations": [{"from": "system", "value": HOUSE}, {"from": "human", "value": p},
+                          {"from": "gpt", "value": "w3"}],
+    },
+    "text": lambda p: {"text": f"{HOUSE} {p} w9 {HOUSE}"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", INSIDE)
+def test_leaks_inside_longer_rows_are_found(tmp_path, form):
+    leak = certify_prompts(tmp_path)[0]
+    plain = [row["prompt"] for row in task()]
+    make = INSIDE[form]
+    apart = task_prompts(Dataset.from_list([make(p) for p in plain]), None, "text")
+    examples = [make_example(row["prompt"], row["completion"]) for row in rows()]
+    require_unseen(examples, apart)
+    with pytest.raises(DataError, match="1 of 4 certify prompts"):
+        build(tmp_path / "a", given={"train_dataset": Dataset.from_list([make(p) for p in (*plain, leak)])})
+
+
+@pytest.mark.parametrize("role", ["monitor", "certify"])
+@pytest.mark.parametrize("as_split", [False, True])
+def test_one_set_may_not_steer_by_what_another_holds_out(tmp_path, role, as_split):
+    def given(watched):
+        a = {"constraint": rows()[:6], "monitor": rows()[6:8]}
+        b = {"constraint": rows()[10:14], role: watched}
+        if as_split:
+            a, b = ({k: [make_example(**row) for row in v] for k, v in roles.items()} for roles in (a, b))
+            return {"a": split_from_roles(**a), "b": split_from_roles(**b)}
+        return {"a": a, "b": b}
+
+    assert set(build(tmp_path / "a", given={"safety_dataset": given(rows()[14:16])}).safety) == {"a", "b"}
+    shared = rows()[2:4]
+    with pytest.raises(DataError, match=f"2 {role} prompts of safety set 'b' are constraint prompts of 'a'") as caught:
+        build(tmp_path / "b", given={"safety_dataset": given(shared)})
+    assert not any(row["prompt"].strip() in str(caught.value) for row in shared)
 
 
 def tokenised() -> Dataset:
