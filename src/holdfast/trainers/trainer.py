@@ -1,7 +1,8 @@
 """`SafeSFTTrainer`: TRL's `SFTTrainer` with a safety set, a chance constraint and a defense.
 
-The only file that overrides methods of `transformers.Trainer`. It is cooperative: `ConstrainedMixin` goes in front of
-`SFTTrainer` or any trainer derived from it. What happens at each step is the defense's business (see `hooks`).
+Three files override methods of `transformers.Trainer`: this one the training step, `checkpointing` what is saved and
+loaded, `monitoring` what is evaluated and logged. All are cooperative: `ConstrainedMixin` goes in front of `SFTTrainer`
+or any trainer derived from it. What happens at each step is the defense's business (see `hooks`).
 """
 
 from __future__ import annotations
