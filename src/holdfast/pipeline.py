@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import Prepared, prepare
 from holdfast.stages.run_folder import RunFolder
 from holdfast.trainers.run_lock import RunLock
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ def run(
             callbacks=[interruption],
             listeners=listeners if main else (),
         )
+        if resume and not folder.has_checkpoints():
+            logger.warning("nothing to resume in %s: the run starts anew", folder.path)
         trained = train(trainer, resume=resume and folder.has_checkpoints())
         if interruption.requested:
             raise KeyboardInterrupt

@@ -45,7 +45,7 @@ def train(
         with show_progress() as progress:
             result = run_pipeline(config, resume=resume, listeners=[progress], trust_remote_code=trust_remote_code)
     except KeyboardInterrupt as error:
-        note("interrupted: `--resume` continues from the newest checkpoint")
+        note("interrupted: `--resume` continues from the newest checkpoint, or starts anew where none was saved")
         raise typer.Exit(INTERRUPTED) from error
     if os.environ.get("RANK", "0") != "0":  # one of several processes: the first speaks for all
         return
@@ -73,6 +73,7 @@ def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
     prefix = f"{name}: " if name else ""
     shares = " and ".join(
         f"{percent(entry[role]['violation_rate'])} of {entry[role]['n']:.0f} {role} examples"
+        f" (95 % upper bound {percent(entry[role]['violation_upper'])})"
         for role in ("constraint", "monitor")
         if entry[role] is not None
     )

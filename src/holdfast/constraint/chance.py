@@ -149,7 +149,7 @@ class ChanceConstraint:
             f"constraint: tau = {self.tau:g} is inside the numerical noise: the unchanged model moves by "
             f"{noise_floor:.3g} ({self.unit}), expected tau >= {NOISE_MARGIN:g} times that",
             remedy=f"set tau >= {_rounded_up(NOISE_MARGIN * noise_floor)}, compute in float32, "
-            "or set allow_tau_below_noise: true",
+            "or set constraint.allow_tau_below_noise: true",
         )
 
     def threshold(self, beta: float | None = None) -> float:

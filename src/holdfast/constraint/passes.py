@@ -40,6 +40,16 @@ class Forward:
         self.model, self.pad_token_id, self.batch_size = model, pad_token_id, batch_size
         self.device, self.precision = device, precision
 
+    def resized(self, batch_size: int) -> Forward:
+        """The same with other batches."""
+        return Forward(
+            self.model,
+            pad_token_id=self.pad_token_id,
+            batch_size=batch_size,
+            device=self.device,
+            precision=self.precision,
+        )
+
     def batch(self, rows: Sequence[Encoded]) -> dict[str, Tensor]:
         """Right-padded tensors on the model's device."""
         return {name: tensor.to(self.device) for name, tensor in collate(rows, self.pad_token_id).items()}

@@ -148,6 +148,7 @@ def measure(
     run_dir: Path,
     cache: Path,
     seed: int,
+    micro_batch: int,
     log: Callable[[str], None],
 ) -> None:
     """Fill in reference losses and noise floor at theta_0, and hold the constraint's refusals against them."""
@@ -168,7 +169,9 @@ def measure(
     losses = safety.reference.in_unit(constraint)
     cut = len(safety.constraint_set)
     safety.constraint_reference, safety.monitor_reference = losses[:cut], losses[cut:]
-    safety.noise_floor = noise_floor(forward, safety.constraint_set, safety.constraint_reference, constraint, seed)
+    # In training's batch size: kernels differ between shapes, and with them the last bits.
+    training = forward.resized(micro_batch)
+    safety.noise_floor = noise_floor(training, safety.constraint_set, safety.constraint_reference, constraint, seed)
     if constraint.unit == "kl_token" and safety.noise_floor > KL_AT_START:
         raise UnsupportedError(
             f"unit 'kl_token' at the start is {safety.noise_floor:.2g} instead of 0: switching the adapter off does "

@@ -196,6 +196,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
                 run_dir=self.run_dir,
                 cache=cache_folder(self.args.reference_cache),
                 seed=self.args.stream_seed,
+                micro_batch=self._micro_batch,
                 log=_announce,
             )
 
@@ -218,8 +219,13 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
             self.safety_batch(name),
             weight,
             ParameterSpace(trainable(_raw(self.optimizer))),
-            self.args.safety_micro_batch_size or self.args.per_device_train_batch_size,
+            self._micro_batch,
         )
+
+    @property
+    def _micro_batch(self) -> int:
+        """Safety rows per process and pass."""
+        return int(self.args.safety_micro_batch_size or self.args.per_device_train_batch_size)
 
     # -- hooks into the Trainer ------------------------------------------------------------------------------------
 

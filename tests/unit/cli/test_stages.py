@@ -300,7 +300,10 @@ def test_work_counts_forward_backward_and_trained_parameters():
 
 
 def test_a_run_over_the_limit_on_either_split_is_not_called_within_it():
-    rates = {"constraint": {"violation_rate": 0.2, "n": 10.0}, "monitor": {"violation_rate": 0.0, "n": 5.0}}
+    rates = {
+        "constraint": {"violation_rate": 0.2, "violation_upper": 0.51, "n": 10.0},
+        "monitor": {"violation_rate": 0.0, "violation_upper": 0.45, "n": 5.0},
+    }
     line = describe_entry({**rates, "tau": 0.1, "unit": "nll_token", "alpha": 0.05, "feasible": False})
-    assert line.startswith("20 % of 10 constraint examples and 0 % of 5 monitor examples degraded by more than 0.1")
+    assert line.startswith("20 % of 10 constraint examples (95 % upper bound 51 %) and 0 % of 5 monitor examples")
     assert "OVER the limit" in line
