@@ -203,7 +203,8 @@ def test_the_command_prints_the_verdict(run_file, holdfast, tmp_path):
     code, out, err = holdfast("train", run_file, "train.max_steps=2")
     assert code == 0
     assert out.splitlines()[0].endswith(str(tmp_path / "out" / "adapter"))
-    assert "of 12 monitor examples degraded by more than 0.1 (nll_token); at most 20 % allowed: within" in out
+    assert "of 12 monitor examples (95 % upper bound " in out
+    assert "degraded by more than 0.1 (nll_token); at most 20 % allowed: within" in out
     assert "step 2/2  loss" in err
     assert "violations" in err
     assert "{'loss'" not in out + err
