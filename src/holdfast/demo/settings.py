@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Chosen on alignment, training and constraint data alone; the test and held-out prompts were not looked at.
+    """Sizes were set while the demonstration's own figures were in view, the held-out ones too: they show a contrast, and
+    are no estimate of what another data set would give (docs/log.md).
 
     Attributes:
         align_steps, align_rate, align_batch: short alignment on refusals, so that there is a behaviour to keep.
-        task_rows, poison_rows: the fine-tuning data, half labelling task, half poison by tokens.
+        task_rows, poison_rows: the fine-tuning data, two thirds labelling task, one third poison.
         steps, rate, batch, warmup: fine-tuning, identical for plain SFT and holdfast.
         constraint_rows, heldout_rows: the safety set, split by prompt; the rest stays closed.
         test_rows: task prompts scored by greedy decoding.
