@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Sizes were set while the demonstration's own figures were in view, the held-out ones too: they show a contrast, and
-    are no estimate of what another data set would give (docs/log.md).
+    """Sizes of the demonstration.
+
+    They were set with its own figures in view, the held-out ones too: those show a contrast, and are no estimate of
+    what another data set would give (docs/log.md).
 
     Attributes:
         align_steps, align_rate, align_batch: short alignment on refusals, so that there is a behaviour to keep.
