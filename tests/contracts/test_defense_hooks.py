@@ -10,7 +10,7 @@ import torch
 
 from holdfast.core.errors import ConfigError
 from holdfast.defenses.holdfast import Holdfast
-from holdfast.trainers.event_log import read
+from holdfast.core.event_log import read
 from holdfast.trainers.hooks import DEFENSES, Defense, make_defense
 from tests import tiny
 from tests.unit.trainers.building import build, same, weights

@@ -7,7 +7,7 @@ import torch
 from trl import SFTConfig, SFTTrainer
 
 import holdfast as hf
-from holdfast.trainers.event_log import read
+from holdfast.core.event_log import read
 from tests import tiny
 
 COMMON = {

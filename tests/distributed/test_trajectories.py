@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.trainers.event_log import read
+from holdfast.core.event_log import read
 from tests.distributed.worker import STEPS, without_time
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from holdfast.core.errors import CheckpointError, ResourceError
-from holdfast.trainers.event_log import EventLog, read
+from holdfast.core.event_log import EventLog, read
 
 
 def test_rows_are_on_disk_as_soon_as_they_are_appended(tmp_path):

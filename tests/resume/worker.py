@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 
 import holdfast as hf
 from holdfast.core.hashing import sha256_file
-from holdfast.trainers.event_log import read
+from holdfast.core.event_log import read
 
 STEPS = 12
 # 26 rows in micro-batches of 2, two to a step: seven steps an epoch, the last of them with a single micro-batch.

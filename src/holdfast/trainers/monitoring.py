@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from holdfast.constraint.passes import Forward
 from holdfast.core.errors import UnsupportedError
 from holdfast.core.ranks import gather_rows, rank
-from holdfast.trainers.event_log import EventLog
+from holdfast.core.event_log import EventLog
 from holdfast.trainers.safety import DEFAULT, SafetySet
 
 CONFIDENCE = 0.95

@@ -10,7 +10,7 @@ from tests.unit.trainers.building import SLACK, TIGHT, build, safety
 
 import holdfast as hf
 from holdfast.core.errors import ConfigError, InfeasibleError
-from holdfast.trainers.event_log import read
+from holdfast.core.event_log import read
 
 RATE = "eval_safety_violation_rate"
 SETS = {"refusal": lambda: safety(20), "over_refusal": lambda: tiny.dataset(15, seed=4, start="w3")}

@@ -13,7 +13,7 @@ from trl import SFTConfig
 
 import holdfast as hf
 from holdfast.core.errors import ConfigError
-from holdfast.trainers.event_log import read
+from holdfast.core.event_log import read
 
 
 def test_three_lines_give_an_adapter_that_peft_loads_and_merges(tmp_path):
