@@ -23,10 +23,11 @@ LAYERS = {
     "stages": {"core", "data", "models", "constraint", "trainers", "defenses"},
     "config": {"core", "data", "models", "constraint", "trainers", "defenses"},
     "pipeline": {"core", "data", "models", "constraint", "trainers", "defenses", "audit", "stages", "config"},
+    "finished": {"core", "data", "constraint", "trainers", "stages", "config"},
     "demo": {"core", "data", "models", "constraint", "trainers", "defenses", "evaluation", "stages", "config"},
     "cli": {
-        "core", "data", "models", "constraint", "trainers", "defenses", "certification", "evaluation", "audit", "report",
-        "stages", "config", "pipeline", "demo",
+        "core", "data", "models", "constraint", "trainers", "defenses", "certification", "evaluation", "audit",
+        "report", "stages", "config", "pipeline", "finished", "demo",
     },
     "__main__": {"cli"},
     "holdfast": {"constraint", "certification", "audit", "trainers", "config", "pipeline"},

@@ -60,6 +60,8 @@ class SafetyBlock(DataBlock):
     """Shares for steering (constraint), watching (monitor) and certifying; they add up to 1."""
     on_leak: Literal["error", "move"] = "error"
     """A certify prompt that also occurs in the task data: refuse, or move it to the constraint share."""
+    openings: int = Field(default=1, ge=1)
+    """How often the certify share may be opened; each opening gets an equal part of the allowed error."""
 
     @field_validator("fractions")
     @classmethod

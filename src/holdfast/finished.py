@@ -1,0 +1,98 @@
+"""A finished run as the evidence sees it: which two models, on which prompts, under which constraint.
+
+The safety data is read and split again, and held against `splits.json`: an audit or a certificate must not speak of
+prompts that played another role in training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import RunConfig, load_config
+from holdfast.config.build import constraints, training_arguments
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
+from holdfast.data.splits import Split, load_record, require_same
+from holdfast.stages.prepare import prepare
+from holdfast.stages.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class FinishedSet:
+    """One safety set of a finished run.
+
+    Attributes:
+        name: of the safety set; `safety` where there is one.
+        folder: where its evidence goes: the run folder, or a folder of its own when there are several sets.
+        before: the model that training started from, with its `revision`.
+        after: the adapter that training wrote, or the model.
+        source: where the safety examples came from.
+        openings: how often the certify share may be opened, as the run file declared.
+        max_length: tokens after which training cut an example.
+    """
+
+    name: str
+    folder: Path
+    before: str
+    revision: str | None
+    after: Path
+    split: Split
+    constraint: ChanceConstraint
+    source: str
+    openings: int
+    dtype: str
+    template: str
+    max_length: int | None
+    seed: int
+
+
+def finished_sets(run: Path) -> list[FinishedSet]:
+    """The safety sets of a finished run, each with the split that training used.
+
+    Raises:
+        ConfigError: the folder holds no run, or one that is not finished.
+        CheckpointError: data and split have changed since.
+        UnsupportedError: the base was quantised, so that the pair cannot be loaded as it was trained.
+    """
+    folder = RunFolder(run)
+    if not folder.config.is_file():
+        raise ConfigError(
+            f"{run} is not a run folder: it has no {folder.config.name}", remedy="name a run's output_dir"
+        )
+    if not folder.result.is_file():
+        raise ConfigError(f"the run in {run} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
+    config = load_config(folder.config)
+    if config.quantization is not None:
+        raise UnsupportedError(
+            f"{run}: trained on a {config.quantization} base, which audits and certificates do not load yet",
+            remedy="use the figures that training wrote (result.json), or train on a bfloat16 base",
+        )
+    after = folder.adapter if config.lora is not None else folder.model
+    if not after.is_dir():
+        raise CheckpointError(f"{after} is missing", remedy="restore it from a backup, or train again")
+    limits, splits = constraints(config), _splits(config)
+    return [
+        _finished(config, name, split, limits[name], run=run if not config.named else run / name, after=after)
+        for name, split in splits.items()
+    ]
+
+
+def _splits(config: RunConfig) -> dict[str, Split]:
+    safety = {name: block.model_dump() for name, block in config.safety.items()}
+    return prepare(config.task.model_dump(), safety, chat=config.template == "chat", seed=config.seed).safety
+
+
+def _finished(
+    config: RunConfig, name: str, split: Split, constraint: ChanceConstraint, *, run: Path, after: Path
+) -> FinishedSet:
+    load_record(run)  # a missing record is an error here, while `require_same` passes an empty folder
+    require_same(split.record, run)
+    block: Any = config.safety[name]
+    length = training_arguments(config, elsewhere=True).max_length
+    return FinishedSet(
+        name=name, folder=run, before=config.model, revision=config.revision, after=after, split=split,
+        constraint=constraint, source=block.data, openings=block.openings, dtype=config.dtype,
+        template=config.template, max_length=length, seed=config.seed,
+    )  # fmt: skip

@@ -1,0 +1,83 @@
+"""A finished run, read again for its evidence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.errors import CheckpointError, ConfigError, DataError, UnsupportedError
+from holdfast.data.splits import load_record
+from holdfast.finished import finished_sets
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, tiny_model, write_run_file):
+    """A run of two steps, in its own folder."""
+    from holdfast.config import load_config
+    from holdfast.pipeline import run
+
+    folder = tmp_path_factory.mktemp("finished")
+    path = write_run_file(folder, tiny_model)
+    overrides = ["train.max_steps=2", "train.max_length=64", "safety.openings=3"]
+    return run(load_config(path, overrides)).folder
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    """The same run in a folder that a test may damage; its data stays where it was."""
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def test_the_set_is_what_training_used(finished, tiny_model):
+    (found,) = finished_sets(finished)
+    assert (found.name, found.folder, found.after) == ("safety", finished, finished / "adapter")
+    assert (found.before, found.revision, found.dtype) == (str(tiny_model), None, "float32")
+    assert (found.constraint.tau, found.constraint.alpha) == (0.1, 0.2)
+    assert (found.max_length, found.openings, found.template) == (64, 3, "chat")
+    assert found.source == str(finished.parent / "safety.jsonl")
+    assert found.split.record == load_record(finished)
+
+
+def test_a_moved_run_folder_is_read_all_the_same(copy):
+    assert finished_sets(copy)[0].after == copy / "adapter"
+
+
+def test_changed_data_is_refused(finished, copy, tmp_path):
+    text = (copy / "config.yaml").read_text()
+    source = finished.parent / "safety.jsonl"
+    rows = [json.loads(line) for line in source.read_text().splitlines()]
+    rows[0]["completion"] += " ever"
+    changed = tmp_path / "changed.jsonl"
+    changed.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (copy / "config.yaml").write_text(text.replace(str(source), str(changed)))
+    with pytest.raises(CheckpointError, match="another split"):
+        finished_sets(copy)
+    changed.unlink()
+    with pytest.raises(DataError, match="does not exist"):
+        finished_sets(copy)
+
+
+@pytest.mark.parametrize(
+    ("missing", "error", "message"),
+    [
+        ("config.yaml", ConfigError, "not a run folder"),
+        ("result.json", ConfigError, "not finished"),
+        ("splits.json", CheckpointError, "splits.json"),
+        ("adapter", CheckpointError, "adapter is missing"),
+    ],
+)
+def test_what_is_missing_is_named(copy, missing, error, message):
+    path = copy / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(error, match=message):
+        finished_sets(copy)
+
+
+def test_a_quantised_base_is_refused(copy):
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("quantization: null", "quantization: 4bit"))
+    with pytest.raises(UnsupportedError, match="4bit base"):
+        finished_sets(copy)
