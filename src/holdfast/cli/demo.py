@@ -11,8 +11,8 @@ from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import duration, note, percent, quiet_libraries, say, say_json
 
 if TYPE_CHECKING:
-    from holdfast.demo.measure import Rate
     from holdfast.demo.story import DemoResult
+    from holdfast.evaluation.rate import Rate
 
 
 def demo(

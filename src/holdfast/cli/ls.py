@@ -1,4 +1,4 @@
-"""`holdfast ls`: what can be named in a run file."""
+"""`holdfast ls`: what can be named in a run file or on the command line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class Kind(StrEnum):
     """What can be listed."""
 
     defenses = "defenses"
+    judges = "judges"
     majorizers = "majorizers"
 
 
@@ -21,13 +22,13 @@ def ls(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the names that a run file may use.
+    """List the names that a run file or an option may use.
 
     \b
     Example:
       holdfast ls defenses
     """
-    rows = _defenses() if kind is Kind.defenses else _majorizers()
+    rows = {Kind.defenses: _defenses, Kind.judges: _judges, Kind.majorizers: _majorizers}[kind]()
     if json:
         say_json(rows)
         return
@@ -43,6 +44,12 @@ def _defenses() -> list[dict[str, str]]:
         {"name": name, "summary": cls.summary, "stage": str(cls.stage), "passes": cls.passes}
         for name, cls in DEFENSES.items()
     ]
+
+
+def _judges() -> list[dict[str, str]]:
+    from holdfast.evaluation.judge import JUDGES
+
+    return [{"name": name, "summary": (entry.__doc__ or "").split("\n")[0]} for name, entry in JUDGES.items()]
 
 
 def _majorizers() -> list[dict[str, str]]:

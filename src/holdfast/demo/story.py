@@ -30,8 +30,9 @@ from holdfast.data.sources import read_examples
 from holdfast.data.splits import Split, split_examples
 from holdfast.demo.allocator import keep_freed_memory
 from holdfast.demo.make_data import DATA_DIR
-from holdfast.demo.measure import Rate, refusal_rate, task_accuracy
+from holdfast.demo.measure import refusal_rate, task_accuracy
 from holdfast.demo.settings import DemoSettings
+from holdfast.evaluation.rate import Rate
 from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.handle import load_pair
 from holdfast.trainers.config import SafeSFTConfig
