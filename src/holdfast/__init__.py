@@ -9,6 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.auditing.audit import audit as audit
+    from holdfast.auditing.result import Audit as Audit
+    from holdfast.certification.certificate import Certificate as Certificate
+    from holdfast.certification.certificate import certify as certify
     from holdfast.config import load_config as load_config
     from holdfast.constraint.barrier import barrier_multiplier as barrier_multiplier
     from holdfast.constraint.chance import ChanceConstraint as ChanceConstraint
@@ -18,21 +22,29 @@ if TYPE_CHECKING:
     from holdfast.trainers.trainer import SafeSFTTrainer as SafeSFTTrainer
 
 _HOMES = {
+    "Audit": "holdfast.auditing.result",
+    "Certificate": "holdfast.certification.certificate",
     "ChanceConstraint": "holdfast.constraint.chance",
     "SafeSFTConfig": "holdfast.trainers.config",
     "SafeSFTTrainer": "holdfast.trainers.trainer",
     "SafetyFilter": "holdfast.constraint.filter",
+    "audit": "holdfast.auditing.audit",
     "barrier_multiplier": "holdfast.constraint.barrier",
+    "certify": "holdfast.certification.certificate",
     "load_config": "holdfast.config",
     "run": "holdfast.pipeline",
 }
 
 __all__ = [
+    "Audit",
+    "Certificate",
     "ChanceConstraint",
     "SafeSFTConfig",
     "SafeSFTTrainer",
     "SafetyFilter",
+    "audit",
     "barrier_multiplier",
+    "certify",
     "load_config",
     "run",
 ]

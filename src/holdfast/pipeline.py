@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.auditing.run_audit import MeasuredRole, write_run_audit
 from holdfast.config import RunConfig, config_sha256, resolved
 from holdfast.config.build import constraints, defense, model_options, peft_config, training_arguments
+from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
+from holdfast.data.encode import template_sha256, tokenizer_sha256
+from holdfast.models.content import content_of
 from holdfast.models.handle import load_pair
-from holdfast.stages.finetune import Listener, build_trainer, measure, train
+from holdfast.stages.finetune import Listener, RoleLosses, build_trainer, measure, summary, train
 from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import Prepared, prepare
 from holdfast.stages.run_folder import RunFolder
 from holdfast.trainers.run_lock import RunLock
 
 logger = logging.getLogger(__name__)
+
+Measured = Mapping[str, Mapping[str, RoleLosses]]
+"""Safety set -> role -> losses."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +98,51 @@ def run(
         if interruption.requested:
             raise KeyboardInterrupt
         trainer.save_model(str(folder.model if config.lora is None else folder.adapter))
-        result = {"safety": measure(trainer), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
+        started = time.monotonic()
+        measured = measure(trainer)
+        result = {"safety": summary(trainer, measured), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
         result |= {"config_sha256": config_sha256(config), "trust_remote_code": trust_remote_code}
         result |= {"versions": versions(), "commit": commit(), "hardware": hardware()}
         if main:
+            write_audits(config, trainer, measured, seconds=time.monotonic() - started)
             folder.write_result(result)
     return RunResult(folder.path, result)
+
+
+def write_audits(config: RunConfig, trainer: Any, measured: Measured, *, seconds: float) -> None:
+    """Write audit.parquet and audit.json of every safety set: each example before and after."""
+    folder = RunFolder(Path(config.output_dir))
+    before = content_of(config.model, revision=config.revision)
+    after = content_of(folder.model if config.lora is None else folder.adapter)
+    for name, one in trainer.safety.items():
+        block, record = config.safety[name], one.split.record
+        categories = {example.id: example.category for role in one.split.roles.values() for example in role}
+        roles = {
+            role: MeasuredRole(
+                ids=[example.id for example in losses.examples],
+                categories=[categories[example.id] for example in losses.examples],
+                truncated=[example.truncated for example in losses.examples],
+                before=losses.before,
+                after=losses.after,
+                kl=losses.kl,
+            )
+            for role, losses in measured[name].items()
+        }
+        write_run_audit(
+            one.folder(folder.path),
+            roles,
+            one.constraint,
+            before={"ref": config.model, "sha256": before.sha256},
+            after={"ref": after.ref, "sha256": after.sha256},
+            data={"source": block.data, "sha256": sha256_json([record.sha256[role] for role in roles])},
+            tokenizer_sha256=tokenizer_sha256(trainer.processing_class),
+            template_sha256=template_sha256(trainer.processing_class),
+            dtype=str(trainer.model.dtype).removeprefix("torch."),
+            device=trainer.args.device.type,
+            noise_floor=one.noise_floor,
+            duplicates_dropped=record.duplicates_dropped,
+            seconds=seconds,
+        )
 
 
 def read_data(config: RunConfig) -> Prepared:

@@ -12,9 +12,10 @@ import holdfast as hf
 from holdfast.cli.main import app
 
 PUBLIC = [
-    "ChanceConstraint", "SafeSFTConfig", "SafeSFTTrainer", "SafetyFilter", "barrier_multiplier", "load_config", "run",
+    "Audit", "Certificate", "ChanceConstraint", "SafeSFTConfig", "SafeSFTTrainer", "SafetyFilter", "audit",
+    "barrier_multiplier", "certify", "load_config", "run",
 ]  # fmt: skip
-COMMANDS = ["check", "demo", "ls", "train"]
+COMMANDS = ["audit", "certify", "check", "compare", "demo", "ls", "plan", "report", "train"]
 
 
 def imported_by(code: str) -> set[str]:
@@ -50,3 +51,31 @@ def test_importing_is_light(code):
 
 def test_the_light_import_test_can_fail():
     assert "torch" in imported_by("import holdfast\nholdfast.SafetyFilter")
+
+
+def imported_by_command(*arguments: str) -> set[str]:
+    """Modules loaded once the command has run to its end."""
+    return imported_by(
+        f"import sys; sys.argv = {['holdfast', *arguments]!r}\n"
+        "from holdfast.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as stopped:\n    assert not stopped.code"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["plan"], ["plan", "--n", "200", "--true-rate", "0.02", "--power", "0.9"], ["plan", "--json"]]
+)
+def test_planning_needs_no_torch(arguments):
+    """Sample sizes are asked for on a laptop, before anything is installed for training."""
+    loaded = imported_by_command(*arguments)
+    assert "holdfast.certification.binomial" in loaded
+    assert not {"torch", "transformers", "trl", "scipy.stats"} & loaded
+
+
+def test_the_planning_test_can_fail():
+    assert "torch" in imported_by_command("ls", "majorizers")
+
+
+def test_certifying_a_count_needs_no_torch():
+    loaded = imported_by("import holdfast\nassert holdfast.certify(0, 59).certified")
+    assert not {"torch", "transformers", "trl", "scipy.stats"} & loaded

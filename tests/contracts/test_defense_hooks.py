@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from holdfast.core.errors import ConfigError
-from holdfast.defenses.holdfast import Holdfast
 from holdfast.core.event_log import read
+from holdfast.defenses.holdfast import Holdfast
 from holdfast.trainers.hooks import DEFENSES, Defense, make_defense
 from tests import tiny
 from tests.unit.trainers.building import build, same, weights

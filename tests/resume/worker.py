@@ -23,8 +23,8 @@ from tests import tiny
 from transformers import TrainerCallback
 
 import holdfast as hf
-from holdfast.core.hashing import sha256_file
 from holdfast.core.event_log import read
+from holdfast.core.hashing import sha256_file
 
 STEPS = 12
 # 26 rows in micro-batches of 2, two to a step: seven steps an epoch, the last of them with a single micro-batch.

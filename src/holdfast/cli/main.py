@@ -12,9 +12,14 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.audit import audit
+from holdfast.cli.certify import certify
 from holdfast.cli.check import check
+from holdfast.cli.compare import compare
 from holdfast.cli.demo import demo
 from holdfast.cli.ls import ls
+from holdfast.cli.plan import plan
+from holdfast.cli.report import report
 from holdfast.cli.terminal import refuse, say
 from holdfast.cli.train import train
 from holdfast.core.errors import HoldfastError, ResourceError
@@ -29,6 +34,11 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(check)
 app.command()(train)
+app.command()(audit)
+app.command()(certify)
+app.command()(report)
+app.command()(plan)
+app.command()(compare)
 app.command()(ls)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -12,11 +11,7 @@ from holdfast.config.fields import defaults
 from holdfast.config.load import OWNED
 from holdfast.config.schema import RunConfig
 from holdfast.core.hashing import sha256_json
-
-REDACTED = "[redacted]"
-SECRET_KEY = re.compile(r"(^|_)(token|secret|password|passwd|key)$", re.IGNORECASE)
-NOT_SECRET = {"pad_token", "eos_token"}
-SECRET_VALUE = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{8,}|\bAKIA[0-9A-Z]{12,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+from holdfast.core.redaction import redact
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:
@@ -46,19 +41,6 @@ def config_sha256(config: RunConfig) -> str:
 def identity(values: Mapping[str, Any]) -> dict[str, Any]:
     """Resolved settings without `output_dir`, so that a run folder may be moved."""
     return {key: value for key, value in values.items() if key != "output_dir"}
-
-
-def redact(value: Any, key: str = "") -> Any:
-    """Blank every secret: text under a key such as `api_key`, and what looks like an access token."""
-    if isinstance(value, Mapping):
-        return {name: redact(inner, str(name)) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [redact(inner, key) for inner in value]
-    if not isinstance(value, str):
-        return value
-    if SECRET_KEY.search(key) and key not in NOT_SECRET:
-        return REDACTED
-    return SECRET_VALUE.sub(REDACTED, value)
 
 
 def _same_numbers(value: Any) -> Any:

@@ -20,12 +20,21 @@ def fsync_path(path: Path) -> None:
         os.close(handle)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Atomic write: temporary file beside the target, fsync, rename, fsync of the folder."""
+def write_bytes(path: Path, data: bytes, *, mode: int | None = None) -> None:
+    """Atomic write: temporary file beside the target, fsync, rename, fsync of the folder.
+
+    Args:
+        path: the target; its folder is made.
+        data: the whole content.
+        mode: permissions whatever the umask, from the first byte on; None leaves them to the umask.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("wb") as handle:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+        with os.fdopen(descriptor, "wb") as handle:
+            if mode is not None:
+                os.fchmod(descriptor, mode)
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
@@ -35,9 +44,9 @@ def write_bytes(path: Path, data: bytes) -> None:
     fsync_path(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
     """Atomic write of UTF-8 text."""
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, text.encode("utf-8"), mode=mode)
 
 
 def write_json(path: Path, value: Any) -> None:

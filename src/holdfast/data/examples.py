@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from holdfast.core.errors import DataError
@@ -34,12 +34,14 @@ class Example:
         prompt: string, messages, or "" for a text example.
         completion: string, messages, or the whole text.
         where: `file:line`, or `row 12 of <name>`.
+        category: a label to report by, where the data has one; no part of the id.
     """
 
     id: str
     prompt: str | Turns
     completion: str | Turns
     where: str
+    category: str | None = None
 
     @property
     def kind(self) -> Kind:
@@ -49,7 +51,9 @@ class Example:
         return "plain" if self.prompt else "text"
 
 
-def make_example(prompt: str | Turns, completion: str | Turns, where: str = "memory") -> Example:
+def make_example(
+    prompt: str | Turns, completion: str | Turns, where: str = "memory", category: str | None = None
+) -> Example:
     """Build an example and its id.
 
     The canonical form of a plain example is its conversational form, so that `as_chat` keeps the id and
@@ -60,7 +64,7 @@ def make_example(prompt: str | Turns, completion: str | Turns, where: str = "mem
     else:
         canonical = [prompt, completion]
     text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))
-    return Example(sha256_text(text)[:16], prompt, completion, where)
+    return Example(sha256_text(text)[:16], prompt, completion, where, category)
 
 
 def _user(prompt: str) -> Turns:
@@ -136,7 +140,7 @@ def as_chat(example: Example) -> Example:
         DataError: for a text example, which has no prompt to put into a user turn.
     """
     if isinstance(example.prompt, str) and example.prompt:
-        return Example(example.id, _user(example.prompt), _assistant(example.completion), example.where)
+        return replace(example, prompt=_user(example.prompt), completion=_assistant(example.completion))
     if example.kind == "text":
         raise DataError(
             f"{example.where}: a text example has no prompt and cannot become a conversation",

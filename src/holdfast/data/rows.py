@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
@@ -15,6 +16,8 @@ MAX_LISTED = 20
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 FORMATS = (("prompt", "completion"), ("messages",), ("conversations",), ("text",))
+CATEGORY = "category"
+MAX_CATEGORY = 100  # characters; longer is text, not a label
 # What other data sets call a prompt and a completion: shown as a proposal in an error, never applied.
 PROPOSALS = {
     "prompt": ("instruction", "question", "query", "input", "goal", "user"),
@@ -67,13 +70,14 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     given = dict(columns or {})
     known = [name for names in FORMATS for name in names]
     for name in given:
-        if name not in known:
-            raise ConfigError(f"unknown name {name!r} in columns", remedy=nearest(name, known))
+        if name not in known and name != CATEGORY:
+            raise ConfigError(f"unknown name {name!r} in columns", remedy=nearest(name, [*known, CATEGORY]))
+    label = {CATEGORY: given.pop(CATEGORY)} if CATEGORY in given else {}
     if not given:
-        return {}
+        return label
     for names in FORMATS:
         if set(given) <= set(names):
-            return {name: given.get(name, name) for name in names}
+            return {name: given.get(name, name) for name in names} | label
     raise ConfigError(
         f"columns mixes formats: {', '.join(sorted(given))}",
         remedy="map prompt and completion, or messages, or text",
@@ -96,7 +100,7 @@ def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Exa
     for name in UNSUPPORTED:
         if row.get(name):
             raise RowError(f"column {name!r} is not supported: the safety loss would be taken without it")
-    values = _pick(row, columns)
+    values = _pick(row, _of_format(columns))
     if "prompt" in values:
         example = _prompt_completion(values["prompt"], values["completion"], where)
     elif "text" in values:
@@ -107,7 +111,25 @@ def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Exa
         raise RowError("the prompt is empty")
     if not completion_text(example).strip():
         raise RowError("the completion is empty or only whitespace")
-    return example
+    return replace(example, category=_category(row, columns.get(CATEGORY)))
+
+
+def _of_format(columns: Mapping[str, str]) -> dict[str, str]:
+    """The mapping without the category, which belongs to no format."""
+    return {name: column for name, column in columns.items() if name != CATEGORY}
+
+
+def _category(row: Mapping[str, Any], column: str | None) -> str | None:
+    """The row's label. A `category` column that nobody named may be anything, so only a short string counts."""
+    value = row.get(column or CATEGORY)
+    if isinstance(value, int) and not isinstance(value, bool) and column is not None:
+        value = str(value)
+    if isinstance(value, str) and len(value) <= MAX_CATEGORY:
+        return value.strip() or None
+    if value is not None and column is not None:
+        found = f"more than {MAX_CATEGORY} characters" if isinstance(value, str) else _type(value)
+        raise RowError(f"{CATEGORY} must be a short string, found {found}")
+    return None
 
 
 def _pick(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
@@ -182,6 +204,7 @@ def _type(value: object) -> str:
 
 def missing_columns_error(where: str, found: Iterable[str], columns: Mapping[str, str]) -> DataError:
     """Name the columns found and the mapping to write; what may be text instead of a name is only counted."""
+    columns = _of_format(columns)
     every = [str(name) for name in found]
     names = sorted(name for name in every if COLUMN_NAME.fullmatch(name) or name in columns.values())
     others = len(every) - len(names)

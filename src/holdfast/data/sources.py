@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, uniform
-from holdfast.data.readers import READERS, reader_for
+from holdfast.data.readers import READERS, Rows, reader_for
 from holdfast.data.rows import (
     MissingColumnsError,
     Problems,
@@ -40,7 +42,7 @@ def read_examples(
 
     Args:
         source: a `.jsonl`, `.jsonl.gz`, `.json`, `.csv`, `.tsv` or `.parquet` file, or a hub id.
-        columns: our names (prompt, completion, messages, text) to the source's; no other name is guessed.
+        columns: our names (prompt, completion, messages, text, category) to the source's; no other name is guessed.
         split: of a hub data set; `train` unless given.
         subset: configuration name of a hub data set.
         limit: read only the first rows.
@@ -52,10 +54,35 @@ def read_examples(
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is {limit}; expected at least 1", remedy="leave it out to read all rows")
+    rows = open_rows(source, split=split, subset=subset, revision=revision)
+    problems = Problems(rows.name)
+    with closing(rows.read(problems)) as found:  # a reader undoes its settings when closed, not when forgotten
+        return _collect(islice(found, limit), columns, problems)
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Rows that can be read more than once.
+
+    Attributes:
+        name: for messages.
+        read: gives `(where, row)` pairs, and notes what it cannot read.
+        path: the local file; None for hub data sets and rows in memory.
+    """
+
+    name: str
+    read: Callable[[Problems], Rows]
+    path: Path | None = None
+
+
+def open_rows(
+    source: str, *, split: str | None = None, subset: str | None = None, revision: str | None = None
+) -> RowSource:
+    """Find a file or load a hub data set; nothing is read yet. Arguments and errors as for `read_examples`."""
     path = Path(source).expanduser()
     if not _is_local(source, path):
         dataset = _load_hub(source, split=split, subset=subset, revision=revision)
-        return examples_from_rows(islice(dataset, limit), name=source, columns=columns)
+        return RowSource(source, lambda _: _numbered(dataset, source))
     for option, value in (("split", split), ("subset", subset), ("revision", revision)):
         if value is not None:
             raise ConfigError(
@@ -68,11 +95,18 @@ def read_examples(
             f"{path}: unknown file ending; expected one of {', '.join(READERS)}",
             remedy="convert the file, for example to JSON lines",
         )
-    problems = Problems(str(path))
-    with closing(
-        reader(path, problems)
-    ) as rows:  # a reader undoes its settings when it is closed, not when it is forgotten
-        return _collect(islice(rows, limit), columns, problems)
+    return RowSource(str(path), partial(reader, path), path)
+
+
+def _numbered(rows: Iterable[Any], name: str) -> Rows:
+    """Rows with their places, counted from 0."""
+    for number, row in enumerate(rows):
+        yield f"row {number} of {name}", row
+
+
+def rows_in_memory(rows: Iterable[Mapping[str, Any]], name: str) -> RowSource:
+    """A list of rows or a `datasets.Dataset` as a source."""
+    return RowSource(name, lambda _: _numbered(rows, name))
 
 
 def examples_from_rows(
@@ -86,8 +120,7 @@ def examples_from_rows(
     Raises:
         DataError: as `read_examples`.
     """
-    numbered = ((f"row {number} of {name}", row) for number, row in enumerate(rows))
-    return _collect(numbered, columns, Problems(name))
+    return _collect(_numbered(rows, name), columns, Problems(name))
 
 
 def _collect(rows: Iterable[tuple[str, Any]], columns: Mapping[str, str] | None, problems: Problems) -> list[Example]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scipy.special import betaincinv
-
+from holdfast.certification import binomial
 from holdfast.core.errors import DataError
-
-TAIL = 0.025  # on each side of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,8 @@ class Rate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Clopper-Pearson, 95 %: quantiles of Beta(k, n - k + 1) and of Beta(k + 1, n - k); 0 and 1 at the ends."""
-        k, n = self.hits, self.n
-        low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, TAIL))
-        high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 1 - TAIL))
-        return low, high
+        """Clopper-Pearson, 95 %."""
+        return binomial.interval(self.hits, self.n)
 
     def as_json(self) -> dict[str, float]:
         """For result.json."""

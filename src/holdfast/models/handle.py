@@ -43,7 +43,7 @@ def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote
     """
     from transformers import AutoTokenizer
 
-    source = _resolve(ref, revision, trust_remote_code)
+    source = resolve(ref, revision, trust_remote_code)
     adapter = adapter_folder(source)
     if adapter is not None and not (adapter / "tokenizer_config.json").is_file():
         base, base_revision = base_of(adapter)
@@ -90,7 +90,7 @@ def load_model(
             f"model {str(ref)!r}: dtype {dtype!r} is not supported, expected one of {', '.join(_DTYPES)}",
             remedy="use bfloat16: under fp16 the loss scale enters the constraint's gradient",
         )
-    source = _resolve(ref, revision, trust_remote_code)
+    source = resolve(ref, revision, trust_remote_code)
     shared: dict[str, Any] = {
         "dtype": dtype, "device": device, "quantization": quantization,
         "trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation,
@@ -105,6 +105,7 @@ def load_model(
         )
     base, base_revision = base_of(adapter)
     model = merge(load_model(base, revision=base_revision, **shared), adapter)
+    model.name_or_path = str(ref)  # what an adapter trained on top of this names as its base
     logger.info("merged the adapter %s into its base %s", ref, base)
     return model
 
@@ -136,7 +137,7 @@ def merge_adapter(
     target = Path(output_dir)
     if target.exists():
         raise ConfigError(f"output folder {target} exists", remedy="name a new folder, or delete this one")
-    if adapter_folder(_resolve(adapter, None, trust_remote_code)) is None:
+    if adapter_folder(resolve(adapter, None, trust_remote_code)) is None:
         raise ConfigError(
             f"{str(adapter)!r} is not a PEFT adapter: it has no {ADAPTER_CONFIG}",
             remedy="name the folder that holds adapter_config.json",
@@ -154,7 +155,7 @@ def merge_adapter(
     return target
 
 
-def _resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> Source:
+def resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> Source:
     """A local folder or a hub id; refuses what is neither."""
     text = str(ref)
     if text == EMBEDDED:

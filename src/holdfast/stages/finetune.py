@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
+from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.constraint.completion import CompletionLosses
+from holdfast.constraint.degradation import in_unit
+from holdfast.data.encode import Encoded
 from holdfast.data.examples import to_rows
 from holdfast.stages.prepare import Prepared
 from holdfast.trainers.monitoring import summarise
@@ -85,23 +89,58 @@ def train(trainer: SafeSFTTrainer, *, resume: bool) -> Trained:
     return Trained(steps=trainer.state.global_step, seconds=time.monotonic() - start)
 
 
-def measure(trainer: SafeSFTTrainer) -> dict[str, dict[str, Any]]:
-    """Degradations on the constraint and monitor splits now, per safety set.
+@dataclass(frozen=True)
+class RoleLosses:
+    """The examples of one role with their losses at theta_0 and at the end.
 
-    `feasible` says whether the violation rates of both splits are within alpha. The certify split stays closed.
+    Attributes:
+        kl: mean KL per token of every example, where that is the constraint's unit.
     """
-    measured = {}
+
+    examples: list[Encoded]
+    before: CompletionLosses
+    after: CompletionLosses
+    kl: Tensor | None
+
+    def degradations(self, constraint: ChanceConstraint) -> Tensor:
+        """`D_i` in the constraint's unit."""
+        if self.kl is not None:
+            return self.kl
+        return in_unit(self.after, constraint) - in_unit(self.before, constraint)
+
+
+def measure(trainer: SafeSFTTrainer) -> dict[str, dict[str, RoleLosses]]:
+    """Losses of the constraint and monitor examples now, per safety set. The certify split stays closed."""
+    forward = trainer.forward_of(trainer.model)
+    measured: dict[str, dict[str, RoleLosses]] = {}
     for name, one in trainer.safety.items():
-        rates = {
-            role: summarise(trainer.degradations(name, role), one) if examples else None
-            for role, examples in (("constraint", one.constraint_set), ("monitor", one.monitor_set))
-        }
-        measured[name] = {
+        assert one.reference is not None  # training has measured theta_0
+        measured[name] = {}
+        for role, examples in (("constraint", one.constraint_set), ("monitor", one.monitor_set)):
+            if examples:
+                before = one.reference.rows([example.id for example in examples]).losses
+                after = forward.losses(examples, one.constraint.first_k)
+                kl = trainer.degradations(name, role) if one.constraint.unit == "kl_token" else None
+                measured[name][role] = RoleLosses(examples, before, after, kl)
+    return measured
+
+
+def summary(trainer: SafeSFTTrainer, measured: Mapping[str, Mapping[str, RoleLosses]]) -> dict[str, dict[str, Any]]:
+    """Violation rates, g and CVaR per safety set.
+
+    `feasible` says whether the violation rates of both splits are within alpha.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, one in trainer.safety.items():
+        rates: dict[str, dict[str, float] | None] = dict.fromkeys(("constraint", "monitor"))
+        for role, losses in measured[name].items():
+            rates[role] = summarise(losses.degradations(one.constraint), one)
+        found[name] = {
             "tau": one.constraint.tau,
             "unit": one.constraint.unit,
             "alpha": one.constraint.alpha,
             "noise_floor": one.noise_floor,
             **rates,
-            "feasible": all(found["violation_rate"] <= one.constraint.alpha for found in rates.values() if found),
+            "feasible": all(rate["violation_rate"] <= one.constraint.alpha for rate in rates.values() if rate),
         }
-    return measured
+    return found

@@ -9,26 +9,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from scipy.stats import beta as beta_distribution
 from torch import Tensor
 from transformers import TrainerCallback
 
+from holdfast.certification.binomial import upper_bound
 from holdfast.constraint.passes import Forward
 from holdfast.core.errors import UnsupportedError
-from holdfast.core.ranks import gather_rows, rank
 from holdfast.core.event_log import EventLog
+from holdfast.core.ranks import gather_rows, rank
 from holdfast.trainers.safety import DEFAULT, SafetySet
-
-CONFIDENCE = 0.95
-
-
-def upper_bound(violations: int, n: int) -> float:
-    """Clopper-Pearson upper bound of a rate at 95 % confidence. Looked at repeatedly: a gauge, not a certificate."""
-    return 1.0 if violations >= n else float(beta_distribution.ppf(CONFIDENCE, violations + 1, n - violations))
 
 
 def summarise(degradations: Tensor, safety: SafetySet) -> dict[str, float]:
-    """Violation rate with its upper bound, g and CVaR of measured degradations."""
+    """Violation rate with its upper bound at 95 %, g and CVaR of measured degradations.
+
+    Where training looks at the examples repeatedly, the bound is a gauge and not a certificate.
+    """
     c, n = safety.constraint, len(degradations)
     if c.majorizer == "cvar":  # its threshold adapts; on a whole set the best one is that set's own quantile
         c = c.with_threshold(float(torch.quantile(degradations, 1.0 - c.alpha)))

@@ -12,8 +12,8 @@ import yaml
 
 from holdfast.config import load_config
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
-from holdfast.pipeline import run
 from holdfast.core.event_log import read
+from holdfast.pipeline import run
 from holdfast.trainers.run_lock import RunLock
 
 

@@ -6,8 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from holdfast.auditing.result import Audit
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, UnsupportedError
 from holdfast.data.splits import load_record
 from holdfast.finished import finished_sets
@@ -81,3 +83,28 @@ def test_a_quantised_base_is_refused(copy):
     config.write_text(config.read_text().replace("quantization: null", "quantization: 4bit"))
     with pytest.raises(UnsupportedError, match="4bit base"):
         finished_sets(copy)
+
+
+def test_training_leaves_an_audit_that_agrees_with_its_result(finished):
+    found = Audit.load(finished)
+    result = json.loads((finished / "result.json").read_text())["safety"]["safety"]
+    record = load_record(finished)
+    for role in ("constraint", "monitor"):
+        assert found.roles[role]["violation_rate"] == result[role]["violation_rate"]
+        assert found.roles[role]["cvar"] == pytest.approx(result[role]["cvar"], rel=1e-12)
+    listed = [(row["role"], row["id"]) for row in found.table.select(["role", "id"]).to_pylist()]
+    assert sorted(listed) == sorted((role, id_) for role in ("constraint", "monitor") for id_ in record.ids[role])
+    assert found.mode == "training"
+    assert found.role == "monitor"
+
+
+def test_the_written_adapter_measures_as_the_trained_model_did(finished, tmp_path, holdfast):
+    code, out, _ = holdfast("audit", finished, "--output", tmp_path / "again", "--json")
+    assert code == 0
+    again, trained = Audit.load(tmp_path / "again"), Audit.load(finished)
+    for unit in ("nll_token", "nll_sum", "nll_first"):
+        np.testing.assert_allclose(again.degradations(unit), trained.degradations(unit), atol=1e-5)
+    assert np.abs(trained.degradations()).max() > 1e-4, "two steps must have moved something"
+    assert json.loads(out)["violation_rate"] == trained.violation_rate
+    assert again.before["sha256"] == trained.before["sha256"]
+    assert again.after["sha256"] == trained.after["sha256"]

@@ -11,7 +11,7 @@ from trl import SFTConfig
 
 import holdfast as hf
 from holdfast.core.errors import ConfigError
-from holdfast.trainers.monitoring import quantiles, upper_bound
+from holdfast.trainers.monitoring import quantiles
 
 RATE = "eval_safety_violation_rate"
 EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
@@ -60,12 +60,6 @@ def test_figures_are_those_of_the_degradations(tmp_path):
     assert found["eval_safety_g"] == pytest.approx(sum(ramp) / 4 - TIGHT.alpha)
     assert len(trainer.degradations(role="constraint")) == 12
     assert quantiles(d)["max"] == max(d.tolist())
-
-
-def test_upper_bound_is_clopper_pearson():
-    assert upper_bound(0, 59) == pytest.approx(1 - 0.05 ** (1 / 59))  # closed form at zero violations
-    assert upper_bound(5, 5) == 1.0
-    assert upper_bound(1, 20) > upper_bound(0, 20)
 
 
 @pytest.mark.parametrize("given", [{}, {"eval_dataset": "held out"}], ids=["monitor only", "with a task set"])

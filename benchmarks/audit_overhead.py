@@ -1,0 +1,183 @@
+"""What an audit costs over bare forward passes, and whether its memory grows with the data.
+
+The bare passes run `model(input_ids, attention_mask)` as transformers does, logits included, on the same padded
+batches, once with the adapter on and once off. The audit measures the same encoded examples: every unit, KL included.
+Both take turns in one process; the ratio of their median times is the result. For `--memory`, n should fill two windows
+(2,048 examples): below that the peak grows because a window does.
+
+    python benchmarks/audit_overhead.py --n 2000 --length 200 --output overhead.json
+    python benchmarks/audit_overhead.py --memory --n 2048 --length 64 --output memory.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.auditing.batches import batches, token_budget
+from holdfast.auditing.measure import Measurer
+from holdfast.auditing.pair import open_pair
+from holdfast.constraint.completion import deterministic
+from holdfast.core.files import write_json
+from holdfast.core.provenance import commit, hardware, versions
+from holdfast.core.seeding import generator
+from holdfast.data.collate import collate
+from holdfast.data.encode import IGNORE, Encoded
+from holdfast.models.handle import load_model, load_tokenizer
+
+PROMPT_SHARE = 0.5
+
+
+def random_examples(n: int, length: int, vocabulary: int, *, spread: float) -> list[Encoded]:
+    """Random tokens; lengths vary by `spread` about `length`, and the first half of each is the prompt."""
+    draw = generator(0, "audit overhead")
+    found = []
+    for number in range(n):
+        size = max(4, round(length * (1 + spread * (2 * draw.random() - 1))))
+        ids = draw.integers(10, vocabulary, size).tolist()
+        prompt = round(PROMPT_SHARE * size)
+        labels = [IGNORE] * prompt + ids[prompt:]
+        found.append(Encoded(f"{number:016x}", tuple(ids), tuple(labels), truncated=False))
+    return found
+
+
+def write_adapter(model: str, folder: Path, dtype: Any) -> Path:
+    """A LoRA adapter with random weights on q, k and v."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=32, lora_alpha=4, target_modules=["q_proj", "k_proj", "v_proj"], task_type="CAUSAL_LM")
+    adapted = get_peft_model(load_model(model, dtype=dtype), config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.02)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+def timed(function: Callable[[], Any], device: torch.device) -> float:
+    """Seconds, with everything the device was given finished."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    function()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def overhead(options: argparse.Namespace) -> dict[str, Any]:
+    """Medians of alternating repetitions, and their ratio."""
+    with tempfile.TemporaryDirectory() as scratch:
+        adapter = write_adapter(options.model, Path(scratch) / "adapter", options.dtype)
+        with open_pair(options.model, adapter, dtype=options.dtype, device=options.device) as pair:
+            encoded = random_examples(options.n, options.length, len(pair.tokenizer), spread=options.spread)
+            model = pair.models[0]
+            budget = options.batch_tokens or token_budget(model, pair.device)
+            plan = batches([len(item.input_ids) for item in encoded], budget)
+            measurer = Measurer(pair, first_k=8, kl=True, batch_tokens=budget)
+            pad = pair.tokenizer.pad_token_id
+
+            @torch.no_grad()
+            def bare() -> None:
+                with deterministic(model):
+                    for positions in plan:
+                        rows = collate([encoded[i] for i in positions], pad)
+                        inputs = {key: rows[key].to(pair.device) for key in ("input_ids", "attention_mask")}
+                        for side in ("before", "after"):
+                            with pair.on(side):
+                                model(**inputs)
+
+            for function in (bare, lambda: measurer.both(encoded)):  # warm-up
+                function()
+            times: dict[str, list[float]] = {"bare": [], "audit": []}
+            for _ in range(options.repetitions):
+                times["bare"].append(timed(bare, pair.device))
+                times["audit"].append(timed(lambda: measurer.both(encoded), pair.device))
+            medians = {name: statistics.median(values) for name, values in times.items()}
+            return {
+                "ratio": medians["audit"] / medians["bare"], "median_seconds": medians, "seconds": times,
+                "batches": len(plan), "batch_tokens": budget, "device": str(pair.device), "weights": pair.dtype,
+            }  # fmt: skip
+
+
+def memory(options: argparse.Namespace) -> dict[str, Any]:
+    """Peak memory of whole audits at n and 10 n examples, each in a process of its own."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        adapter = write_adapter(options.model, Path(scratch) / "adapter", options.dtype)
+        for n in (options.n, 10 * options.n):
+            arguments = ["--audit-once", str(adapter), "--n", str(n), "--length", str(options.length)]
+            arguments += ["--model", options.model, "--dtype", options.dtype]
+            arguments += ["--device", options.device] if options.device else []
+            done = subprocess.run(  # noqa: S603  (this file, with our own arguments)
+                [sys.executable, __file__, *arguments], capture_output=True, text=True, check=True
+            )
+            found[str(n)] = json.loads(done.stdout.splitlines()[-1])
+    small, large = (found[str(n)]["host_bytes"] for n in (options.n, 10 * options.n))
+    return {"peaks": found, "host_growth_bytes_per_example": (large - small) / (9 * options.n)}
+
+
+def audit_once(options: argparse.Namespace) -> dict[str, Any]:
+    """One audit of random words, and this process's peak memory."""
+    from holdfast.auditing.audit import audit
+
+    words = load_tokenizer(options.model)
+    draw = generator(0, "audit memory")
+    with tempfile.TemporaryDirectory() as scratch:
+        data = Path(scratch) / "safety.jsonl"
+        with data.open("w", encoding="utf-8") as handle:
+            for _ in range(options.n):
+                text = words.decode(draw.integers(10, len(words), options.length).tolist())
+                row = {"prompt": text[: len(text) // 2] or "a", "completion": text[len(text) // 2 :] + " b"}
+                handle.write(json.dumps(row) + "\n")
+        found = audit(
+            options.model, options.audit_once, data, dtype=options.dtype, device=options.device, output=scratch + "/out"
+        )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    return {"host_bytes": peak, "device_bytes": device, "examples": found.n, "seconds": found.seconds}
+
+
+def main() -> None:
+    """Parse, run, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--n", type=int, default=2000)
+    parser.add_argument("--length", type=int, default=200)
+    parser.add_argument("--spread", type=float, default=0.2, help="lengths vary by this share")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--batch-tokens", type=int, default=None)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--memory", action="store_true", help="peak memory at n and 10 n instead of time")
+    parser.add_argument("--audit-once", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, default=None)
+    options = parser.parse_args()
+    if options.audit_once is not None:
+        print(json.dumps(audit_once(options)))
+        return
+    settings = {
+        key: value for key, value in vars(options).items() if key not in ("output", "audit_once") and value is not None
+    }
+    result = memory(options) if options.memory else overhead(options)
+    result |= {"settings": settings, "versions": versions(), "commit": commit(), "hardware": hardware()}
+    if options.output is not None:
+        write_json(options.output, result)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

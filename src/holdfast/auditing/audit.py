@@ -1,0 +1,299 @@
+"""Audit: how much worse is one model than another on safety examples, for any two models, whoever made them."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.auditing.measure import Progress, kl_wanted
+from holdfast.auditing.pair import Pair, open_pair
+from holdfast.auditing.parts import Parts
+from holdfast.auditing.result import Audit
+from holdfast.auditing.summary import UNITS, figures, violated
+from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, read_table, write_table
+from holdfast.auditing.tokenizers import Choice
+from holdfast.auditing.windows import Windows, finished_columns, measure_windows
+from holdfast.certification.file_lock import locked
+from holdfast.certification.openings import Ledger, default_ledger, look_sha256
+from holdfast.constraint.chance import NOISE_MARGIN, ChanceConstraint
+from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.files import read_json, write_json
+from holdfast.core.hashing import sha256_json
+from holdfast.core.provenance import commit, hardware, versions
+from holdfast.data.stream import ExampleStream, Template, open_stream
+from holdfast.models.handle import DType
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class How:
+    """How an audit measures; everything here is part of what its figures are bound to.
+
+    Attributes:
+        max_length: tokens after which an example is cut; None cuts nothing.
+        kl: measure KL; None: where an adapter can be switched, or the unit needs it.
+        batch_tokens: padded tokens a batch; sized to memory unless given.
+        judge: a judge's name or object, for the behaviour view.
+        max_new_tokens: length of the longest reply that it sees.
+    """
+
+    max_length: int | None = None
+    kl: bool | None = None
+    batch_tokens: int | None = None
+    judge: Any = None
+    max_new_tokens: int = 128
+
+
+def audit(
+    before: Any,
+    after: Any,
+    safety: Any,
+    constraint: ChanceConstraint | None = None,
+    *,
+    output: str | Path | None = None,
+    judge: Any = None,
+    max_new_tokens: int = 128,
+    dtype: DType = "auto",
+    device: str | None = None,
+    max_length: int | None = None,
+    template: Template = "chat",
+    tokenizer: Choice = "same",
+    kl: bool | None = None,
+    batch_tokens: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    split: str | None = None,
+    subset: str | None = None,
+    safety_revision: str | None = None,
+    before_revision: str | None = None,
+    after_revision: str | None = None,
+    trust_remote_code: bool = False,
+    processing_class: Any = None,
+    progress: Progress | None = None,
+) -> Audit:
+    """Measure how much worse `after` is than `before` on every safety example.
+
+    The data is read twice and never held: a first pass checks all of it before a model is loaded, a second measures
+    it in windows. With `output`, an interrupted audit continues after its last whole window.
+
+    Args:
+        before: hub id, folder, PEFT adapter (folder or hub id), `embedded`, or a loaded model.
+        after: the same. Where it is an adapter on `before`, the weights are loaded once.
+        safety: data file, hub id, rows or examples.
+        constraint: unit, tau, alpha and first_k; the defaults of `ChanceConstraint` unless given.
+        output: folder for audit.parquet and audit.json; None keeps the result in memory.
+        judge: name of a judge, one, or a function (prompt, reply) -> "safe" or "unsafe"; both models then reply to
+            every prompt, and what was safe before and is unsafe after is counted.
+        max_new_tokens: length of the longest reply.
+        dtype: `auto` keeps each checkpoint's.
+        device: the GPU where there is one, unless given.
+        max_length: tokens after which an example is cut.
+        template: `chat` makes conversations of prompt and completion; `none` leaves plain text plain.
+        tokenizer: `same` demands that both models read the same tokens; `before`, `after`: whose to use for both;
+            `own`: each its own, with unit nll_sum only.
+        kl: measure KL(before || after), with both models in memory if need be; None: where an adapter can be switched.
+        batch_tokens: padded tokens a batch; sized to memory unless given.
+        columns: our names (prompt, completion, messages, text, category) to the data's.
+        split: of a hub data set, as are `subset` and `safety_revision`.
+        before_revision: of a hub id, as is `after_revision`.
+        trust_remote_code: let repositories run their code; for hub ids only at a pinned commit.
+        processing_class: the tokenizer of loaded models.
+        progress: called with (done, total), each example counted once a model.
+
+    Raises:
+        DataError: the data is malformed, listing up to 20 faults.
+        ConfigError: a setting cannot be used, or `output` holds another audit.
+        CheckpointError: files are damaged, or the tokenizers differ.
+    """
+    stream = open_stream(
+        safety, columns=columns, template=template, split=split, subset=subset, revision=safety_revision
+    )
+    with open_pair(
+        before, after, dtype=dtype, device=device, tokenizer=tokenizer, trust_remote_code=trust_remote_code,
+        before_revision=before_revision, after_revision=after_revision, processing_class=processing_class,
+    ) as pair:  # fmt: skip
+        how = How(max_length=max_length, kl=kl, batch_tokens=batch_tokens, judge=judge, max_new_tokens=max_new_tokens)
+        found = audit_roles(pair, {"audit": stream}, constraint or ChanceConstraint(), how, output, progress)
+    if isinstance(safety, str | Path):
+        _note_look(str(safety), found)
+    return found
+
+
+def _note_look(source: str, found: Audit) -> None:
+    """Enter the look into the ledger of these prompts: another claim on them can no longer certify undeclared."""
+    ledger = Ledger(default_ledger(source))
+    look = look_sha256(found.before["sha256"], found.after["sha256"], found.unit, found.tau, found.alpha, found.first_k)
+    ledger.record_look(look, found.table.column("id").to_pylist())
+    logger.info("the look at these prompts is noted in %s", ledger.path)
+
+
+def audit_roles(
+    pair: Pair,
+    streams: Mapping[str, ExampleStream],
+    constraint: ChanceConstraint,
+    how: How,
+    output: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Audit:
+    """Audit an open pair on examples by role (`audit`, or a run's `constraint` and `monitor`)."""
+    kl = _kl(pair, constraint, how.kl)
+    windows = Windows(streams, pair, max_length=how.max_length)
+    binding = _binding(windows, constraint, how, kl)
+    started = time.monotonic()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else Path(output)
+        stack.enter_context(locked(folder / SUMMARY_NAME))  # a second audit waits, then finds this one finished
+        found = _finished(folder, sha256_json(binding))
+        if found is not None:
+            return found
+        parts = Parts(folder, binding)
+        measure_windows(windows, parts, constraint, kl=kl, batch_tokens=how.batch_tokens, progress=progress)
+        verdicts, behaviour = _behaviour(pair, streams, how)
+        values = _summary(pair, streams, constraint, windows, parts) | {"behaviour": behaviour}
+        values |= {"binding": parts.sha256, "seconds": round(time.monotonic() - started, 3)}
+        _write(folder, values, windows, parts, constraint, verdicts)
+        parts.remove()
+        if output is not None:
+            return Audit.load(folder)
+        return Audit.from_json(values, table=read_table(folder))
+
+
+def _kl(pair: Pair, constraint: ChanceConstraint, kl: bool | None) -> bool:
+    """Whether KL is measured; refuses units that the tokenizers leave undefined."""
+    if pair.tokenizers.own and constraint.unit != "nll_sum":
+        raise UnsupportedError(
+            f"unit {constraint.unit!r} is not defined across tokenizers: it is counted in tokens",
+            remedy="use unit nll_sum, or read both models with one tokenizer (tokenizer: before or after)",
+        )
+    if constraint.unit == "kl_token":
+        kl = True
+    return kl_wanted(pair, kl)
+
+
+def _binding(windows: Windows, constraint: ChanceConstraint, how: How, kl: bool) -> dict[str, Any]:
+    """Everything that the figures depend on."""
+    pair, streams = windows.pair, windows.streams
+    return {
+        "before": pair.before.sha256, "after": pair.after.sha256, "mode": pair.mode, "dtype": pair.asked_dtype,
+        "device": pair.device.type, "tokenizer": pair.tokenizers.tokenizer_sha256,
+        "template": pair.tokenizers.template_sha256, "chat": {role: s.chat for role, s in streams.items()},
+        "data": {role: stream.sha256 for role, stream in streams.items()}, "unit": constraint.unit,
+        "tau": constraint.tau, "alpha": constraint.alpha, "first_k": constraint.first_k,
+        "max_length": how.max_length, "kl": kl, "batch_tokens": how.batch_tokens, "window": windows.size,
+        "judge": _judge_name(how.judge), "versions": versions(),
+        "max_new_tokens": how.max_new_tokens if how.judge else None,
+    }  # fmt: skip
+
+
+def _judge_name(judge: Any) -> str | None:
+    """The judge's name; an unknown one is refused before anything is measured."""
+    from holdfast.evaluation.judge import as_judge
+
+    return None if judge is None else str(as_judge(judge).name)
+
+
+def _finished(folder: Path, binding: str) -> Audit | None:
+    """The audit that is there already; another one is left alone."""
+    place = folder / SUMMARY_NAME
+    if not place.exists() and not (folder / TABLE_NAME).exists():
+        return None
+    stored = read_json(place) if place.exists() else {}
+    if place.exists() and isinstance(stored, dict) and stored.get("binding") == binding:
+        logger.info("this audit is finished already: %s", folder)
+        return Audit.load(folder)
+    raise ConfigError(
+        f"{folder} holds the audit of other models, data or settings", remedy="name another folder with output"
+    )
+
+
+def _behaviour(pair: Pair, streams: Mapping[str, ExampleStream], how: How) -> tuple[Any, dict[str, Any] | None]:
+    if how.judge is None:
+        return None, None
+    from holdfast.auditing.behaviour import behaviour_view
+
+    examples = [example for stream in streams.values() for example in stream]
+    template: Template = "chat" if any(stream.chat for stream in streams.values()) else "none"
+    seen = behaviour_view(pair, examples, how.judge, max_new_tokens=how.max_new_tokens, template=template)
+    return seen, seen.to_json()
+
+
+def _summary(
+    pair: Pair, streams: Mapping[str, ExampleStream], constraint: ChanceConstraint, windows: Windows, parts: Parts
+) -> dict[str, Any]:
+    """The object of audit.json, without binding, behaviour and time."""
+    gathered: dict[str, dict[str, list[Any]]] = {role: {unit: [] for unit in UNITS} for role in streams}
+    truncated, dtypes = 0, []
+    for number in range(windows.count):
+        columns = finished_columns(parts, number, own=pair.tokenizers.own)
+        truncated += int(columns["truncated"].sum())
+        for unit in UNITS:
+            gathered[columns["role"][0]][unit].append(columns[unit])
+        names = ("both",) if parts.has("both", number) else ("before", "after")
+        dtypes += [parts.facts(name, number)["dtype"] for name in names]
+    roles = {
+        role: {unit: None if values[0] is None else np.concatenate(values) for unit, values in by_unit.items()}
+        for role, by_unit in gathered.items()
+    }
+    noise = parts.noise()
+    _warn(roles, constraint, noise)
+    return {
+        "version": 1,
+        **figures(roles, unit=constraint.unit, tau=constraint.tau, alpha=constraint.alpha),
+        "unit": constraint.unit, "tau": constraint.tau, "alpha": constraint.alpha, "first_k": constraint.first_k,
+        "noise_floor": noise, "truncated": truncated,
+        "duplicates_dropped": sum(stream.duplicates for stream in streams.values()),
+        "before": {"ref": pair.before.ref, "sha256": pair.before.sha256},
+        "after": {"ref": pair.after.ref, "sha256": pair.after.sha256}, "data": _data(streams),
+        "tokenizer_sha256": pair.tokenizers.tokenizer_sha256, "template_sha256": pair.tokenizers.template_sha256,
+        "tokenizer": pair.tokenizers.choice, "mode": pair.mode, "dtype": " and ".join(dict.fromkeys(dtypes)),
+        "device": str(pair.device), "versions": versions(), "commit": commit(), "hardware": hardware(),
+    }  # fmt: skip
+
+
+def _data(streams: Mapping[str, ExampleStream]) -> dict[str, Any]:
+    first = next(iter(streams.values()))
+    if len(streams) == 1:
+        return {"source": first.name, "sha256": first.sha256, "file_sha256": first.file_sha256}
+    hashes = {role: stream.sha256 for role, stream in streams.items()}
+    return {"source": first.name, "sha256": sha256_json(hashes), "file_sha256": None}
+
+
+def _warn(roles: Mapping[str, Any], constraint: ChanceConstraint, noise: float | None) -> None:
+    lost = sum(int((~np.isfinite(by_unit[constraint.unit])).sum()) for by_unit in roles.values())
+    if lost:
+        logger.warning("%d examples have no finite degradation; they count as violations unless it is -inf", lost)
+    if noise is not None and constraint.tau < NOISE_MARGIN * noise:
+        logger.warning(
+            "tau = %g is inside the numerical noise: the unchanged model moves by %.3g (%s), and tau should be at"
+            " least %g times that; compute in float32 or raise tau",
+            constraint.tau, noise, constraint.unit, NOISE_MARGIN,
+        )  # fmt: skip
+
+
+def _write(
+    folder: Path, values: dict[str, Any], windows: Windows, parts: Parts, constraint: ChanceConstraint, verdicts: Any
+) -> None:
+    """The table, then the summary: a folder with a summary is a finished audit."""
+
+    def rows() -> Iterable[dict[str, Any]]:
+        start = 0
+        for number in range(windows.count):
+            columns = finished_columns(parts, number, own=windows.pair.tokenizers.own)
+            stop = start + len(columns["id"])
+            columns["violated"] = violated(columns[constraint.unit], constraint.tau)
+            if verdicts is not None:
+                columns["verdict_before"] = [str(v) for v in verdicts.verdicts_before[start:stop]]
+                columns["verdict_after"] = [str(v) for v in verdicts.verdicts_after[start:stop]]
+            start = stop
+            yield columns
+
+    write_table(folder / TABLE_NAME, rows(), values, judged=verdicts is not None)
+    write_json(folder / SUMMARY_NAME, values)

@@ -1,0 +1,61 @@
+"""Which examples run together: sorted by length, as many as a budget of padded tokens allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from holdfast.constraint.completion import TOKEN_CHUNK, causal_lm
+from holdfast.core.seeding import generator
+
+CPU_TOKENS = 4096
+FEWEST_TOKENS, MOST_TOKENS = 512, 65536  # beyond that a batch is no faster
+_SHARE = 0.5  # of the free memory; the rest is for what the estimate does not know
+
+
+def batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Positions in batches with rows * longest <= budget, the longest first; a longer example is alone.
+
+    The longest first: what does not fit in memory shows at the start.
+    """
+    found: list[list[int]] = []
+    widest = 0
+    for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if not found or (len(found[-1]) + 1) * widest > budget:
+            found.append([])
+            widest = lengths[position]
+        found[-1].append(position)
+    return found
+
+
+def shuffled_batches(lengths: Sequence[int], budget: int, seed: int) -> list[list[int]]:
+    """Another composition: random neighbours, so other padding and other shapes."""
+    found: list[list[int]] = []
+    widest = 0
+    for position in generator(seed, "batch composition").permutation(len(lengths)).tolist():
+        if not found or (len(found[-1]) + 1) * max(widest, lengths[position]) > budget:
+            found.append([])
+            widest = 0
+        widest = max(widest, lengths[position])
+        found[-1].append(position)
+    return found
+
+
+def token_budget(model: Any, device: torch.device) -> int:
+    """Padded tokens a batch: a fixed number on a CPU; on a GPU from the free memory and the model's widths.
+
+    A forward pass without gradients holds, per token, a few vectors of the hidden width and of the MLP's width; the
+    head adds its float32 log-probabilities for `TOKEN_CHUNK` tokens at a time.
+    """
+    if device.type != "cuda":
+        return CPU_TOKENS
+    config = causal_lm(model).config.get_text_config()
+    width = int(getattr(config, "hidden_size", 4096))
+    inner = int(getattr(config, "intermediate_size", None) or 4 * width)
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    head = 6 * 4 * TOKEN_CHUNK * int(config.vocab_size)
+    per_token = 4 * (16 * width + 4 * inner)
+    return max(FEWEST_TOKENS, min(MOST_TOKENS, int((_SHARE * free - head) / per_token)))

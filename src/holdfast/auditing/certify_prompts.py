@@ -1,0 +1,142 @@
+"""The prompts of a certificate: read, each once, in clusters of near-duplicates, and not seen in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import DataError
+from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
+from holdfast.data.examples import Example, as_chat, prompt_text, searchable_texts, uniform
+from holdfast.data.near_duplicates import clusters, matches
+from holdfast.data.sources import read_examples
+from holdfast.data.splits import require_unseen
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is measured, and what it came from.
+
+    Attributes:
+        examples: each once; in file order for a sequence, by id otherwise.
+        cluster: per example, the position of the first of its cluster of near-duplicate prompts.
+        data_sha256: of the source: a file's bytes, or these examples.
+    """
+
+    examples: list[Example]
+    cluster: list[int]
+    data_sha256: str
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the examples, in their order."""
+        return [example.id for example in self.examples]
+
+    @property
+    def categories(self) -> list[str | None]:
+        """Of the examples, in their order."""
+        return [example.category for example in self.examples]
+
+    def per_category(self) -> dict[str, int]:
+        """Independent units of each category."""
+        found: dict[str, set[int]] = {}
+        for example, label in zip(self.examples, self.cluster, strict=True):
+            found.setdefault(str(example.category), set()).add(label)
+        return {name: len(labels) for name, labels in sorted(found.items())}
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """Whether the prompts were looked for in the training data, which that was, and how many were looked for."""
+
+    checked: bool
+    against: str | None
+    prompts: int
+
+
+def read_prompts(
+    safety: str | Sequence[Example],
+    *,
+    source: str | None = None,
+    reading: Mapping[str, Any] | None = None,
+    template: str = "chat",
+    sequential: bool = False,
+) -> Prompts:
+    """Read the prompts of a certificate.
+
+    Args:
+        safety: a file or hub data set, or the examples of a split, which came from `source`.
+        source: where given examples came from; bound by its content.
+        reading: options of `read_examples`.
+        template: `chat` turns prompt/completion rows into one user and one assistant turn; `none` leaves them.
+        sequential: keep the order of the file, and leave out prompts that nearly equal an earlier one.
+
+    Raises:
+        DataError: the source is missing, empty or malformed, or has a text example under a chat template.
+    """
+    if isinstance(safety, str):
+        source, found = safety, read_examples(safety, **dict(reading or {}))
+    else:
+        found = list(safety)
+    if not found:
+        raise DataError("there are no prompts to certify on", remedy="give the certify share a fraction above 0")
+    first: dict[str, Example] = {}
+    for example in found:
+        first.setdefault(example.id, example)
+    unique = list(first.values())
+    if sequential:
+        near = matches([prompt_text(e) for e in unique], [prompt_text(e) for e in unique])
+        repeated = {second for first, second in near if first < second}
+        unique = [example for place, example in enumerate(unique) if place not in repeated]
+    else:
+        unique = sorted(unique, key=lambda example: example.id)
+    labels = list(range(len(unique))) if sequential else clusters([prompt_text(e) for e in unique])
+    shaped = [as_chat(example) for example in unique] if template == "chat" else uniform(unique)
+    return Prompts(shaped, labels, data_sha256(source, shaped))
+
+
+def data_sha256(source: str | None, examples: Sequence[Example]) -> str:
+    """sha256 of a local file's bytes; where there is no file, of the measured rows, sorted."""
+    if source is not None and Path(source).expanduser().is_file():
+        return sha256_file(Path(source).expanduser())
+    return sha256_lines(sorted(sha256_json([e.id, e.prompt, e.completion, e.category]) for e in examples))
+
+
+def require_no_leak(examples: Sequence[Example], train_data: Sequence[str], reading: Mapping[str, Any]) -> Leakage:
+    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts.
+
+    Args:
+        train_data: files or hub data sets; none means that nothing can be checked.
+        reading: options of the safety data; its column names are tried where the known ones are not there.
+
+    Raises:
+        DataError: a prompt was found; ids are named.
+    """
+    if not train_data:
+        return Leakage(checked=False, against=None, prompts=0)
+    texts = [
+        text
+        for source in train_data
+        for example in _training_rows(source, reading)
+        for text in searchable_texts(example)
+    ]
+    try:
+        require_unseen(examples, texts)
+    except DataError as error:
+        raise DataError(
+            error.what.replace("the task data", "the training data"),
+            remedy="remove these prompts from the safety file: a prompt that was trained on cannot certify",
+        ) from error
+    return Leakage(checked=True, against=", ".join(train_data), prompts=len(examples))
+
+
+def _training_rows(source: str, reading: Mapping[str, Any]) -> list[Example]:
+    columns = reading.get("columns")
+    try:
+        return read_examples(source)
+    except DataError:
+        if not columns:
+            raise
+        return read_examples(source, columns=columns)

@@ -1,0 +1,266 @@
+"""Losses of a set of examples under both models of a pair, and the degradations they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.auditing.batches import batches, token_budget
+from holdfast.auditing.pair import Name, Pair
+from holdfast.auditing.scoring import Batch, States, losses_and_kl, losses_of
+from holdfast.constraint.chance import UNITS
+from holdfast.constraint.completion import causal_lm, deterministic, require_understood_head
+from holdfast.core.errors import ConfigError, ResourceError, UnsupportedError
+from holdfast.core.registry import nearest
+from holdfast.data.collate import collate
+from holdfast.data.encode import Encoded
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Losses of every example under both models, in nats.
+
+    Attributes:
+        tokens: scored tokens of the completion (of `before`'s reading, where each model has its own tokenizer).
+        first_tokens: of these, how many are among the first k.
+        nll_before, nll_after: summed over the completion.
+        first_before, first_after: summed over its first k tokens.
+        kl: mean over the completion of KL(before || after) per token; None when not measured.
+        own: whether each model read its own tokens; then only `nll_sum` is defined.
+    """
+
+    tokens: Array
+    first_tokens: Array
+    nll_before: Array
+    nll_after: Array
+    first_before: Array
+    first_after: Array
+    kl: Array | None = None
+    own: bool = False
+
+    def degradation(self, unit: str) -> Array:
+        """D of every example: after minus before, in `unit`."""
+        if unit not in UNITS:
+            raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
+        if unit == "nll_sum":
+            return self.nll_after - self.nll_before
+        if self.own:
+            raise UnsupportedError(
+                f"unit {unit!r} is not defined across tokenizers: it is counted in tokens",
+                remedy="use unit nll_sum, or read both models with one tokenizer",
+            )
+        if unit == "nll_first":
+            return (self.first_after - self.first_before) / self.first_tokens
+        if unit == "nll_token":
+            return (self.nll_after - self.nll_before) / self.tokens
+        if self.kl is None:
+            raise UnsupportedError("kl_token was not measured", remedy="ask for it: kl=True (--kl)")
+        return self.kl
+
+
+class Measurer:
+    """Runs examples through a pair in batches; remembers the budget that memory allowed.
+
+    Attributes:
+        kl: whether KL is measured.
+        batch_tokens: padded tokens a batch; found at the first use unless given.
+    """
+
+    def __init__(self, pair: Pair, *, first_k: int, kl: bool | None = None, batch_tokens: int | None = None) -> None:
+        self.pair, self.first_k, self.batch_tokens = pair, first_k, batch_tokens
+        self.kl = kl_wanted(pair, kl)
+
+    @property
+    def joint(self) -> bool:
+        """Whether a batch goes through both models before the next one is made."""
+        return (self.pair.together or self.kl) and not self.pair.tokenizers.own
+
+    def both(self, encoded: Sequence[Encoded], progress: Callable[[int], None] | None = None) -> dict[str, Array]:
+        """Losses under both models, and the KL, each batch through both."""
+        pair = self.pair
+        pair.hold()
+        if self.kl:
+            _require_one_vocabulary(pair)
+        if pair.mode == "one model":
+            found = self.side("before", encoded, progress)
+            zero = {"kl": np.zeros(len(encoded))} if self.kl else {}
+            return found | {f"{k.removesuffix('_before')}_after": v for k, v in found.items()} | zero
+
+        def run(batch: Batch) -> Tensor:
+            with pair.on("before") as model:
+                before = States.of(model, batch) if self.kl else losses_of(model, batch)
+            with pair.on("after") as model:
+                after = States.of(model, batch) if self.kl else losses_of(model, batch)
+            if isinstance(before, Tensor) or isinstance(after, Tensor):
+                return torch.cat([before, after])  # type: ignore[list-item]
+            return losses_and_kl(before, after, batch)
+
+        with ExitStack() as stack:
+            for model in pair.models:
+                stack.enter_context(deterministic(model))
+            found_rows = self._over(encoded, pair.tokenizers.before.pad_token_id, run, progress)
+        names = ("nll_before", "first_before", "nll_after", "first_after", "kl")
+        columns = dict(zip(names, found_rows, strict=False))
+        if "kl" in columns:
+            columns["kl"] = columns["kl"] / np.array([item.n_labels for item in encoded])
+        return columns
+
+    def side(
+        self, name: Name, encoded: Sequence[Encoded], progress: Callable[[int], None] | None = None
+    ) -> dict[str, Array]:
+        """Losses under one model."""
+        tokenizer = self.pair.tokenizers.before if name == "before" else self.pair.tokenizers.after
+        with self.pair.on(name) as model, deterministic(model):
+            total, first = self._over(encoded, tokenizer.pad_token_id, lambda b: losses_of(model, b), progress)
+        return {f"nll_{name}": total, f"first_{name}": first}
+
+    def check(self, name: Name, example: Encoded) -> None:
+        """Refuse a side whose own logits are not what we compute; on a single example."""
+        with self.pair.on(name) as model, deterministic(model):
+            batch = {key: tensor.to(self.pair.device) for key, tensor in collate([example], 0).items()}
+            require_understood_head(model, batch)
+
+    @torch.no_grad()
+    def _over(
+        self,
+        encoded: Sequence[Encoded],
+        pad_token_id: int,
+        run: Callable[[Batch], Tensor],
+        progress: Callable[[int], None] | None,
+    ) -> Array:
+        """`run` on every batch; its rows for every example, in the order given, copied to the host once.
+
+        Out of memory, the rest is tried again in batches of half the tokens.
+        """
+        device = self.pair.device
+        lengths = [len(item.input_ids) for item in encoded]
+        todo = batches(lengths, self._budget())
+        done: list[tuple[list[int], Tensor]] = []
+        while todo:
+            positions = todo[0]
+            try:
+                rows = [encoded[i] for i in positions]
+                batch = Batch.of(rows, pad_token_id=pad_token_id, first_k=self.first_k, device=device)
+                done.append((positions, run(batch)))
+            except RuntimeError as error:
+                self.batch_tokens = smaller_budget(error, self._budget(), rows=len(positions))
+                left = sorted(i for positions in todo for i in positions)
+                todo = [[left[i] for i in chosen] for chosen in batches([lengths[i] for i in left], self._budget())]
+                continue
+            todo.pop(0)
+            if progress is not None:
+                progress(len(positions))
+        values = torch.cat([columns for _, columns in done], dim=1).cpu().numpy()
+        found = np.empty_like(values)
+        found[:, [i for positions, _ in done for i in positions]] = values
+        return found
+
+    def _budget(self) -> int:
+        if self.batch_tokens is None:
+            self.batch_tokens = token_budget(self.pair.models[-1], self.pair.device)
+        return self.batch_tokens
+
+
+def kl_wanted(pair: Pair, kl: bool | None) -> bool:
+    """Whether KL is measured: where asked for, and unasked where an adapter can be switched.
+
+    Raises:
+        UnsupportedError: asked for across tokenizers.
+    """
+    if kl is None:
+        return pair.switchable and not pair.tokenizers.own
+    if kl and pair.tokenizers.own:
+        raise UnsupportedError(
+            "KL is not defined across tokenizers: the two distributions are over other tokens",
+            remedy="use unit nll_sum, or read both models with one tokenizer",
+        )
+    return kl
+
+
+def _require_one_vocabulary(pair: Pair) -> None:
+    """Refuse KL between distributions over other numbers of tokens."""
+    rows = [int(causal_lm(model).get_output_embeddings().weight.shape[0]) for model in pair.models]
+    if len(set(rows)) > 1:
+        raise UnsupportedError(
+            f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows",
+            remedy="use unit nll_token without kl",
+        )
+
+
+def smaller_budget(error: RuntimeError, budget: int, *, rows: int) -> int:
+    """Half the budget after running out of memory; any other error is raised again.
+
+    Raises:
+        ResourceError: the batch that failed had a single row.
+    """
+    # CPU allocations fail with a plain RuntimeError.
+    if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        raise error
+    if rows == 1:
+        raise ResourceError(
+            "out of memory with a single example in the batch",
+            remedy="lower max_length, load in bfloat16, or use a larger device",
+        ) from error
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return budget // 2
+
+
+def measure_pair(
+    pair: Pair,
+    encoded: Sequence[Encoded] | Mapping[Name, Sequence[Encoded]],
+    *,
+    first_k: int,
+    kl: bool | None = None,
+    batch_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> Measured:
+    """Measure examples under both models.
+
+    Args:
+        pair: from `open_pair`.
+        encoded: the examples; for each side its own, where each model has its own tokenizer.
+        first_k: tokens that `nll_first` looks at.
+        kl: measure KL(before || after), holding both models if need be; None: where an adapter can be switched.
+        batch_tokens: padded tokens a batch; sized to memory unless given.
+        progress: called with (done, total), each example counted once a model.
+    """
+    sides: dict[Name, Sequence[Encoded]] = (
+        {name: encoded[name] for name in ("before", "after")}
+        if isinstance(encoded, Mapping)
+        else {"before": encoded, "after": encoded}
+    )
+    measurer = Measurer(pair, first_k=first_k, kl=kl, batch_tokens=batch_tokens)
+    count = _counter(progress, 2 * len(sides["before"]))
+    if measurer.joint:
+        for name in sides:
+            measurer.check(name, sides[name][0])
+        columns = measurer.both(sides["before"], lambda n: count(2 * n))
+    else:
+        columns = {}
+        for name, _ in pair.sides():
+            measurer.check(name, sides[name][0])
+            columns |= measurer.side(name, sides[name], count)
+    labels = np.array([item.n_labels for item in sides["before"]])
+    return Measured(tokens=labels, first_tokens=np.minimum(labels, first_k), own=pair.tokenizers.own, **columns)
+
+
+def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def count(n: int) -> None:
+        nonlocal done
+        done += n
+        if progress is not None:
+            progress(done, total)
+
+    return count

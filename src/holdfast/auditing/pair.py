@@ -1,0 +1,283 @@
+"""Two models, held with as few weights in memory as possible.
+
+| mode         | in memory                                        |
+|--------------|--------------------------------------------------|
+| one model    | one: both references are the same model          |
+| adapter      | the base once; one side is the base, adapter off |
+| two adapters | the base once, both adapters beside it           |
+| two models   | one at a time, unless both are asked for at once |
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+
+from holdfast.auditing.side import Mode, Side, mode_of, side_of, stacked
+from holdfast.auditing.tokenizers import Choice, Tokenizers, choose_tokenizers
+from holdfast.constraint.completion import adapters_off, deterministic
+from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.models.handle import DType, check_vocabulary, load_model
+from holdfast.models.unmerged import attach, not_plain_lora
+
+logger = logging.getLogger(__name__)
+
+Name = Literal["before", "after"]
+NAMES: tuple[Name, ...] = get_args(Name)
+
+
+def open_pair(
+    before: Any,
+    after: Any,
+    *,
+    dtype: DType = "auto",
+    device: str | torch.device | None = None,
+    tokenizer: Choice = "same",
+    trust_remote_code: bool = False,
+    before_revision: str | None = None,
+    after_revision: str | None = None,
+    processing_class: Any = None,
+) -> Pair:
+    """Resolve, hash and compare two models; weights are loaded when they are first used.
+
+    Args:
+        before: hub id, folder, PEFT adapter, `embedded`, or a loaded model.
+        after: the same.
+        dtype: `auto` keeps each checkpoint's.
+        device: the GPU where there is one, unless given; a loaded model stays where it is.
+        tokenizer: see `choose_tokenizers`.
+        trust_remote_code: let repositories run their own code; for hub ids only at a pinned commit.
+        before_revision: of a hub id.
+        after_revision: of a hub id.
+        processing_class: the tokenizer of loaded models.
+
+    Raises:
+        ConfigError: a reference, revision or setting cannot be used.
+        CheckpointError: files are damaged, or the tokenizers differ.
+    """
+    if dtype not in get_args(DType):
+        raise UnsupportedError(
+            f"dtype {dtype!r} is not supported, expected one of {', '.join(get_args(DType))}",
+            remedy="use bfloat16 or float32: fp16 overflows where losses are compared",
+        )
+    first = side_of(before, before_revision, trust_remote_code=trust_remote_code)
+    second = side_of(after, after_revision, trust_remote_code=trust_remote_code)
+    sides = {
+        "before": stacked(first, second, trust_remote_code=trust_remote_code),
+        "after": stacked(second, first, trust_remote_code=trust_remote_code),
+    }
+    tokenizers = choose_tokenizers(
+        sides["before"], sides["after"], tokenizer,
+        processing_class=processing_class, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    mode = mode_of(sides["before"], sides["after"], trust_remote_code=trust_remote_code)
+    return Pair(
+        sides, mode, tokenizers, dtype=dtype, device=_device(device, sides), trust_remote_code=trust_remote_code
+    )
+
+
+def _device(device: str | torch.device | None, sides: dict[str, Side]) -> torch.device:
+    places = {str(side.loaded.device) for side in sides.values() if side.loaded is not None}
+    if len(places) > 1:
+        raise ConfigError(
+            f"the two models are on different devices ({', '.join(sorted(places))})", remedy="move them to one device"
+        )
+    if places:
+        device = device or places.pop()
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+class Pair:
+    """Two models and their tokenizers; a context manager that frees them at its end.
+
+    Attributes:
+        before, after: what each side is, with its sha256.
+        mode: how they share weights.
+        tokenizers: which tokenizer each side reads.
+        asked_dtype: as asked for; `dtype` is what was found.
+    """
+
+    def __init__(
+        self,
+        sides: dict[str, Side],
+        mode: Mode,
+        tokenizers: Tokenizers,
+        *,
+        dtype: DType,
+        device: torch.device,
+        trust_remote_code: bool,
+    ) -> None:
+        self.before, self.after = sides["before"], sides["after"]
+        self.mode: Mode = mode
+        self.tokenizers = tokenizers
+        self.device = device
+        self.asked_dtype: DType = dtype
+        self._trust = trust_remote_code
+        self._models: dict[Name, Any] = {}
+        self._found: dict[Name, str] = {}
+        self._lora_b: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The one tokenizer of both sides."""
+        if self.tokenizers.own:
+            raise UnsupportedError(
+                "each model has its own tokenizer", remedy="use tokenizers.before and tokenizers.after, or choose one"
+            )
+        return self.tokenizers.before
+
+    @property
+    def tokenizer_before(self) -> Any:
+        """The tokenizer that `before` reads."""
+        return self.tokenizers.before
+
+    @property
+    def tokenizer_after(self) -> Any:
+        """The tokenizer that `after` reads."""
+        return self.tokenizers.after
+
+    @property
+    def switchable(self) -> bool:
+        """Whether both sides are at hand with one set of base weights."""
+        return self.mode != "two models"
+
+    @property
+    def together(self) -> bool:
+        """Whether both sides can run on a batch without loading anything between them."""
+        return self.switchable or len(self._models) == len(NAMES) or self._both_given()
+
+    def _both_given(self) -> bool:
+        return self.before.loaded is not None and self.after.loaded is not None
+
+    @property
+    def dtype(self) -> str:
+        """The weights' dtype as loaded; both, where they differ. Known once both sides have been used."""
+        return " and ".join(dict.fromkeys(self._found[name] for name in NAMES if name in self._found))
+
+    def hold(self) -> None:
+        """Load both models at once, for what needs both on the same batch."""
+        if not self.together:
+            logger.info("both models are held in memory, since KL compares them token by token")
+            for name in NAMES:
+                self._model(name)
+
+    def release(self, name: Name | None = None) -> None:
+        """Free the models that were loaded here, or one of them; a model that came in memory is its owner's."""
+        self._lora_b = []
+        for key in NAMES if name is None or self.switchable else (name,):
+            model = self._models.pop(key, None)
+            if model is not None and not any(model is side.loaded for side in (self.before, self.after)):
+                model.to("meta")  # frees the weights even while a caller's loop variable still names the model
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @property
+    def models(self) -> list[Any]:
+        """The different models in memory: one, or two that are held together."""
+        for name in NAMES if self.together else ():
+            self._model(name)
+        return list({id(model): model for model in self._models.values()}.values())
+
+    @contextmanager
+    def on(self, name: Name) -> Iterator[Any]:
+        """One side's model, switched on."""
+        model = self._model(name)
+        side = self.before if name == "before" else self.after
+        if self.mode == "two adapters":
+            model.set_adapter(name, inference_mode=True)
+            yield model
+        elif self.mode == "adapter" and side.adapter is None and not _peft_in_memory(side):
+            with adapters_off(model):
+                yield model
+        else:
+            yield model
+
+    def sides(self) -> Iterator[tuple[Name, Any]]:
+        """Each side in turn, in evaluation mode; with two models, the first is freed before the second is loaded."""
+        keep = self.together
+        for name in NAMES:
+            with self.on(name) as model, deterministic(model):
+                yield name, model
+            if not keep:
+                self.release(name)
+
+    def set_strength(self, strength: float) -> None:
+        """Make `after` W + strength * scaling * B A, by scaling B.
+
+        Raises:
+            UnsupportedError: unless `after` is a plain LoRA adapter on `before`.
+        """
+        if self.after.adapter is None:
+            problem: str | None = "it is not an adapter on disk"
+        else:
+            problem = not_plain_lora(self.after.adapter)
+        if problem is None and self.mode != "adapter":
+            problem = "before is not its base"
+        if problem is not None:
+            raise UnsupportedError(
+                f"{self.after.ref} has no strength to scale: {problem}",
+                remedy="use a plain LoRA adapter, with its base as before",
+            )
+        if not self._lora_b:
+            named = self._model("after").named_parameters()
+            factors = [p for key, p in named if ".lora_B." in key or ".lora_embedding_B." in key]
+            self._lora_b = [(p, p.detach().clone()) for p in factors]
+        with torch.no_grad():
+            for parameter, original in self._lora_b:
+                parameter.copy_(original * strength)
+
+    def _model(self, name: Name) -> Any:
+        """The model that carries a side, loaded if need be; one object for both sides unless there are two models."""
+        if name not in self._models:
+            model = self._load(name)
+            for key in NAMES if self.switchable else (name,):
+                self._models[key] = model
+                check_vocabulary(model, self.tokenizers.before if key == "before" else self.tokenizers.after)
+                self._found[key] = _weights_dtype(model)
+            if len(dict.fromkeys(self._found.values())) > 1:
+                logger.warning("the models' weights differ in dtype (%s): rounding is part of D", self.dtype)
+        return self._models[name]
+
+    def _load(self, name: Name) -> Any:
+        given = [side for side in (self.before, self.after) if side.loaded is not None]
+        if self.mode == "adapter" and given:
+            return next(side.loaded for side in given if _peft_in_memory(side))
+        side = self.before if name == "before" else self.after
+        if side.loaded is not None:
+            return side.loaded
+        base = load_model(
+            side.base,
+            dtype=self.asked_dtype,
+            revision=side.base_revision,
+            device=self.device,
+            trust_remote_code=self._trust,
+        )
+        if self.mode in ("adapter", "two adapters"):
+            pairs = {"before": self.before.adapter, "after": self.after.adapter}
+            return attach(base, {key: folder for key, folder in pairs.items() if folder is not None})
+        return base if side.adapter is None else attach(base, {"default": side.adapter})
+
+
+def _peft_in_memory(side: Side) -> bool:
+    return side.loaded is not None and hasattr(side.loaded, "get_base_model")
+
+
+def _weights_dtype(model: Any) -> str:
+    """The dtype of the embeddings, which no adapter changes; fp16 is refused."""
+    if any(p.dtype == torch.float16 for p in model.parameters()):
+        raise UnsupportedError("a model in fp16 is not supported", remedy="load it in bfloat16 or float32")
+    return str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")

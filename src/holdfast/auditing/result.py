@@ -1,0 +1,117 @@
+"""What an audit leaves: `audit.json` as an object, and the table beside it. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from holdfast.auditing.summary import Array
+from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, VERSION, degradations, read_table
+from holdfast.core.errors import CheckpointError
+from holdfast.core.files import read_json
+
+
+@dataclass(frozen=True)
+class Audit:
+    """How much worse `after` is than `before` on safety examples.
+
+    The first figures speak of `role`; `roles` has them for each. `quantiles` runs from q50 to max, `cvar` is the mean
+    of the worst share alpha, `violation_upper` the exact 95 % upper bound of the violation rate. A null figure is one
+    that a NaN left without a number.
+    """
+
+    role: str
+    violation_rate: float
+    violations: int
+    n: int
+    violation_upper: float
+    quantiles: Mapping[str, float | None]
+    cvar: float | None
+    mean: float | None
+    unit: str
+    tau: float
+    alpha: float
+    first_k: int
+    within: bool
+    noise_floor: float | None
+    truncated: int
+    duplicates_dropped: int
+    units: Mapping[str, Any]
+    roles: Mapping[str, Any]
+    behaviour: Mapping[str, Any] | None
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    data: Mapping[str, Any]
+    tokenizer_sha256: str
+    template_sha256: str
+    tokenizer: str
+    mode: str
+    dtype: str
+    device: str
+    versions: Mapping[str, str]
+    commit: str | None
+    hardware: str
+    seconds: float
+    binding: str | None = None
+    folder: Path | None = field(default=None, compare=False)
+    _table: Any = field(default=None, repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of audit.json."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("folder", "_table")}
+        return {"version": VERSION, **own}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], *, folder: Path | None = None, table: Any = None) -> Audit:
+        """The inverse of `to_json`.
+
+        Raises:
+            CheckpointError: another version, or keys are missing.
+        """
+        names = [f.name for f in fields(cls) if f.name not in ("folder", "_table")]
+        missing = [name for name in names if name not in values]
+        if values.get("version") != VERSION or missing:
+            found = f"version {values.get('version')}" + (f", without {', '.join(missing)}" if missing else "")
+            raise CheckpointError(
+                f"{folder or 'the audit'}: expected an audit of version {VERSION}, found {found}",
+                remedy="audit again into another folder",
+            )
+        return cls(**{name: values[name] for name in names}, folder=folder, _table=table)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Audit:
+        """Read the audit of an evidence folder."""
+        place = Path(folder)
+        values = read_json(place / SUMMARY_NAME)
+        return cls.from_json(values if isinstance(values, dict) else {}, folder=place)
+
+    @property
+    def table(self) -> Any:
+        """The table, one row an example (see `holdfast.auditing.table`)."""
+        if self._table is not None:
+            return self._table
+        assert self.folder is not None
+        return read_table(self.folder / TABLE_NAME)
+
+    def degradations(self, unit: str | None = None, *, role: str | None = None) -> Array:
+        """D of every example in `unit`, the audit's own unless given; of one role, or of all."""
+        return degradations(self.table, unit or self.unit, role=role)
+
+    def describe(self) -> str:
+        """The verdict in one line."""
+        shares = " and ".join(
+            f"{_percent(entry['violation_rate'])} of {entry['n']} {'' if role == 'audit' else role + ' '}examples"
+            f" (95 % upper bound {_percent(entry['violation_upper'])})"
+            for role, entry in self.roles.items()
+        )
+        verdict = "within the limit" if self.within else "OVER the limit"
+        return (
+            f"{shares} degraded by more than {self.tau:g} ({self.unit}); at most {_percent(self.alpha)} allowed: "
+            f"{verdict}"
+        )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}".rstrip("0").rstrip(".") + " %"

@@ -1,0 +1,114 @@
+"""What `before` and `after` are: a full model, an adapter on a base, or a model in memory; and what they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from holdfast.constraint.completion import causal_lm
+from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.hashing import sha256_json
+from holdfast.models.adapter import adapter_folder, base_of
+from holdfast.models.content import content_of
+from holdfast.models.fingerprint import adapter_fingerprint, model_fingerprint
+from holdfast.models.handle import resolve
+from holdfast.models.unmerged import leaves_base_alone, require_scorable
+
+Mode = Literal["one model", "adapter", "two adapters", "two models"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two models.
+
+    Attributes:
+        ref: as the user named it.
+        revision: of a hub id.
+        sha256: of its files, or of its tensors when it is in memory.
+        base: the full model to load, with `base_revision`; of an adapter, the model it names.
+        adapter: the adapter's folder; None for a full model.
+        loaded: the model itself, when it came in memory.
+    """
+
+    ref: str
+    sha256: str
+    revision: str | None = None
+    base: str | Path = ""
+    base_revision: str | None = None
+    adapter: Path | None = None
+    loaded: Any = None
+
+
+def side_of(model: Any, revision: str | None, *, trust_remote_code: bool) -> Side:
+    """Find out what a reference or a model in memory is; no weights are loaded."""
+    if not isinstance(model, (str, Path)):
+        return _in_memory(model)
+    found = content_of(model, revision=revision, trust_remote_code=trust_remote_code)
+    source = resolve(model, revision, trust_remote_code)
+    adapter = adapter_folder(source)
+    if adapter is None:
+        return Side(str(model), found.sha256, revision, model, revision)
+    require_scorable(adapter)
+    base, base_revision = base_of(adapter)
+    return Side(str(model), found.sha256, revision, base, base_revision, adapter)
+
+
+def _in_memory(model: Any) -> Side:
+    if not hasattr(model, "state_dict") or not hasattr(model, "get_output_embeddings"):
+        raise ConfigError(
+            f"a model of type {type(model).__name__}, expected a reference or a causal language model",
+            remedy="give a hub id, a folder, an adapter, or a loaded transformers or PEFT model",
+        )
+    if any(getattr(config, "is_prompt_learning", False) for config in getattr(model, "peft_config", {}).values()):
+        raise UnsupportedError(
+            "a prompt-learning adapter: its virtual tokens shift the positions that losses are read from",
+            remedy="use an adapter on the weights, such as LoRA, or a full model",
+        )
+    sha256 = sha256_json([model_fingerprint(model), adapter_fingerprint(model) if _is_peft(model) else None])
+    name = getattr(causal_lm(model).config, "_name_or_path", "") or type(causal_lm(model)).__name__
+    return Side(f"{name} (in memory)", sha256, loaded=model)
+
+
+def _is_peft(model: Any) -> bool:
+    return hasattr(model, "get_base_model")
+
+
+def mode_of(before: Side, after: Side, *, trust_remote_code: bool) -> Mode:
+    """How few weights are enough: one model, one base with adapters switched, or two models."""
+    if before.loaded is not None and after.loaded is not None:
+        if before.loaded is after.loaded:
+            return "one model"
+        # PEFT puts its layers into the base itself, so a base that an adapter was put on is that adapter's model.
+        return "adapter" if causal_lm(before.loaded) is causal_lm(after.loaded) else "two models"
+    if before.loaded is not None or after.loaded is not None:
+        return "two models"
+    if before.sha256 == after.sha256:
+        return "one model"
+    adapters = [side.adapter for side in (before, after) if side.adapter is not None]
+    if not adapters or not all(map(leaves_base_alone, adapters)) or not _one_base(before, after, trust_remote_code):
+        return "two models"
+    return "adapter" if len(adapters) == 1 else "two adapters"
+
+
+def stacked(lower: Side, upper: Side, *, trust_remote_code: bool) -> Side:
+    """`lower` as one merged model where `upper` is an adapter that was trained on top of it, else as it is."""
+    if lower.adapter is None or upper.adapter is None:
+        return lower
+    merged = replace(lower, base=lower.ref, base_revision=lower.revision, adapter=None)
+    return merged if _place(merged, trust_remote_code) == _place(upper, trust_remote_code) else lower
+
+
+def _one_base(before: Side, after: Side, trust_remote_code: bool) -> bool:
+    """Whether both rest on the same base, by its place or by its content."""
+
+    def content(side: Side) -> str:
+        return content_of(side.base, revision=side.base_revision, trust_remote_code=trust_remote_code).sha256
+
+    return _place(before, trust_remote_code) == _place(after, trust_remote_code) or content(before) == content(after)
+
+
+def _place(side: Side, trust_remote_code: bool) -> tuple[str, str | None]:
+    found = resolve(side.base, side.base_revision, trust_remote_code)
+    folder = Path(found.place)
+    return (str(folder.resolve()) if folder.is_dir() else found.place), found.revision

@@ -1,0 +1,98 @@
+"""The figures of an audit, from degradations alone: rates, quantiles, CVaR, an exact upper bound. No torch.
+
+A NaN counts as the worst value there is, so no figure is better for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from holdfast.certification.binomial import upper_bound
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+UNITS = ("nll_token", "nll_sum", "nll_first", "kl_token")
+LEVELS = {"q50": 0.50, "q75": 0.75, "q90": 0.90, "q95": 0.95, "q99": 0.99, "max": 1.0}
+CONFIDENCE = 0.95
+
+
+def violated(degradation: Array, tau: float) -> Array:
+    """D > tau of every example; true for a NaN."""
+    return np.asarray(~(degradation <= tau))
+
+
+def quantile(ordered: Array, level: float) -> float:
+    """The value at position level * (n - 1) of an ascending array, interpolated linearly."""
+    position = level * (len(ordered) - 1)
+    low = math.floor(position)
+    share = position - low
+    if share == 0.0 or ordered[low] == ordered[low + 1]:  # two infinities have no difference
+        return float(ordered[low])
+    return float(ordered[low] + share * (ordered[low + 1] - ordered[low]))
+
+
+def cvar(degradation: Array, alpha: float) -> float:
+    """Mean of the worst fraction alpha; when alpha n is not whole, the last example counts in part."""
+    worst = np.sort(_ranked(degradation))[::-1]
+    tail = alpha * len(worst)
+    weight = np.clip(tail - np.arange(len(worst)), 0.0, 1.0)
+    return float((worst[weight > 0] * weight[weight > 0]).sum() / tail)
+
+
+def distribution(degradation: Array, alpha: float) -> dict[str, Any]:
+    """Mean, quantiles and CVaR as JSON values: null where a NaN or an infinity leaves no number."""
+    ordered = np.sort(_ranked(degradation))
+    return {
+        "mean": _number(float(ordered.mean())),
+        "quantiles": {name: _number(quantile(ordered, level)) for name, level in LEVELS.items()},
+        "cvar": _number(cvar(degradation, alpha)),
+    }
+
+
+def role_figures(degradation: Array, tau: float, alpha: float) -> dict[str, Any]:
+    """What is said of one role's examples: violations with their exact 95 % upper bound, and the distribution."""
+    count, n = int(violated(degradation, tau).sum()), len(degradation)
+    return {
+        "n": n,
+        "violations": count,
+        "violation_rate": count / n,
+        "violation_upper": upper_bound(count, n, CONFIDENCE),
+        **distribution(degradation, alpha),
+    }
+
+
+def headline_role(roles: Mapping[str, Any]) -> str:
+    """The role whose figures stand for all: examples that training did not steer by, where there are any."""
+    return next(role for role in ("monitor", "audit", "constraint") if role in roles)
+
+
+def figures(roles: Mapping[str, Mapping[str, Array | None]], *, unit: str, tau: float, alpha: float) -> dict[str, Any]:
+    """All figures of an audit.
+
+    Args:
+        roles: role to unit to degradations; None for a unit that was not measured.
+        unit: the constraint's.
+        tau: the largest acceptable degradation.
+        alpha: the tolerated share beyond it.
+    """
+    described = {}
+    for role, columns in roles.items():
+        chosen = columns[unit]
+        assert chosen is not None, unit
+        described[role] = role_figures(chosen, tau, alpha)
+    head = headline_role(roles)
+    units = {name: None if (d := roles[head].get(name)) is None else distribution(d, alpha) for name in UNITS}
+    within = all(entry["violation_rate"] <= alpha for entry in described.values())
+    return {"role": head, **described[head], "within": within, "units": units, "roles": described}
+
+
+def _ranked(degradation: Array) -> Array:
+    return np.where(np.isnan(degradation), np.inf, degradation)
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

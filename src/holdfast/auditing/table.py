@@ -1,0 +1,135 @@
+"""`audit.parquet`: one row an example, in the order of the data, without any of its text. No torch.
+
+| column                                            | type            |                                               |
+|---------------------------------------------------|-----------------|-----------------------------------------------|
+| id                                                | string          | hash of prompt and completion                 |
+| role                                              | string          | `audit`, `constraint` or `monitor`            |
+| category                                          | string or null  | the data's own label                          |
+| tokens, first_tokens                              | int32           | scored tokens; of these among the first k     |
+| truncated                                         | bool            | cut at max_length                             |
+| nll_before, nll_after, first_before, first_after  | double          | summed nats                                   |
+| nll_token, nll_sum, nll_first, kl_token           | double or null  | degradations; null where not measured         |
+| violated                                          | bool            | D > tau in the audit's unit, or not a number  |
+| verdict_before, verdict_after                     | string          | only with a judge                             |
+
+The schema's metadata holds the audit's own summary under `holdfast`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.auditing.summary import UNITS, Array
+from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.core.files import fsync_path
+from holdfast.core.registry import nearest
+
+TABLE_NAME, SUMMARY_NAME = "audit.parquet", "audit.json"
+VERSION = 1
+_KEY = b"holdfast"
+_MEASURED = ("nll_before", "nll_after", "first_before", "first_after")
+VERDICTS = ("verdict_before", "verdict_after")
+
+
+def table_schema(*, judged: bool = False) -> Any:
+    """The columns and their types."""
+    import pyarrow as pa
+
+    columns = [("id", pa.string()), ("role", pa.string()), ("category", pa.string())]
+    columns += [("tokens", pa.int32()), ("first_tokens", pa.int32()), ("truncated", pa.bool_())]
+    columns += [(name, pa.float64()) for name in (*_MEASURED, *UNITS)]
+    columns += [("violated", pa.bool_())]
+    return pa.schema(columns + [(name, pa.string()) for name in VERDICTS if judged])
+
+
+def to_batch(columns: Mapping[str, Any], schema: Any) -> Any:
+    """One record batch; a column that is None or absent is null throughout."""
+    import pyarrow as pa
+
+    n = len(columns["id"])
+    arrays = []
+    for field in schema:
+        values = columns.get(field.name)
+        arrays.append(pa.nulls(n, field.type) if values is None else pa.array(values, field.type, from_pandas=False))
+    return pa.record_batch(arrays, schema=schema)
+
+
+def write_table(
+    path: Path, parts: Iterable[Mapping[str, Any]], audit: Mapping[str, Any], *, judged: bool = False
+) -> None:
+    """Write the table part by part and move it into place in one rename.
+
+    Args:
+        path: the file.
+        parts: columns by name, a number of rows at a time.
+        audit: the summary, kept in the schema's metadata.
+        judged: whether the verdict columns are there.
+    """
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    note = json.dumps({"version": VERSION, "audit": dict(audit)}, sort_keys=True, allow_nan=False)
+    schema = table_schema(judged=judged).with_metadata({_KEY: note.encode()})
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with pq.ParquetWriter(temporary, schema) as writer:
+            for part in parts:
+                writer.write_batch(to_batch(part, schema))
+        fsync_path(temporary)
+        os.replace(temporary, path)  # noqa: PTH105  (atomic on every platform)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_path(path.parent)
+
+
+def read_table(path: str | Path) -> Any:
+    """The table of an evidence folder, or of the file itself.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or not an audit's.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    place = Path(path)
+    place = place / TABLE_NAME if place.is_dir() else place
+    try:
+        table = pq.read_table(place)
+    except (OSError, pa.ArrowException) as error:
+        raise CheckpointError(
+            f"{place} cannot be read as an audit's table ({type(error).__name__})", remedy="run holdfast audit again"
+        ) from None
+    missing = set(table_schema().names) - set(table.column_names)
+    if missing or _KEY not in (table.schema.metadata or {}) or stored_audit(table).get("version") != VERSION:
+        raise CheckpointError(
+            f"{place} is not an audit's table of version {VERSION}", remedy="run holdfast audit again"
+        )
+    return table
+
+
+def stored_audit(table: Any) -> dict[str, Any]:
+    """The summary that was stored with a table."""
+    found = json.loads(table.schema.metadata[_KEY])["audit"]
+    return dict(found)
+
+
+def degradations(table: Any, unit: str, *, role: str | None = None) -> Array:
+    """D of every example of a role, or of all, in `unit`.
+
+    Raises:
+        ConfigError: the unit is unknown or was not measured.
+    """
+    if unit not in UNITS:
+        raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
+    values = table.column(unit)
+    if values.null_count:
+        raise ConfigError(f"unit {unit!r} was not measured in this audit", remedy="audit again with that unit")
+    found = np.asarray(values.to_numpy())
+    return found if role is None else found[np.asarray(table.column("role").to_pylist(), dtype=object) == role]

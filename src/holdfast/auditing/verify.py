@@ -1,0 +1,221 @@
+"""Verifying a certificate: everything in it is computed again from the files it names.
+
+Checked are its own bytes and hash, the table's, every figure and the verdict from the table, the content of both
+models, the safety data and the prompts' membership in it, a run's split record, tokenizer and template, and the ledger.
+What this cannot show is who issued it: whoever can change all files together can also write a certificate that fits
+them. The sha256 that was printed at issue, kept elsewhere and given as `expect`, closes that gap.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.auditing.certificate_table import read_rows
+from holdfast.auditing.certify_prompts import read_prompts
+from holdfast.auditing.question import claimed
+from holdfast.certification.assessment import Rows, Terms, assess
+from holdfast.certification.openings import Claim, Ledger, default_ledger, split_sha256
+from holdfast.certification.record import CertificateRecord, load_certificate
+from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
+from holdfast.core.hashing import sha256_file
+from holdfast.data.encode import template_sha256, tokenizer_sha256
+from holdfast.data.split_record import load_record
+from holdfast.models.content import content_of
+from holdfast.models.handle import load_tokenizer
+
+_ISSUE = "it is not what the certificate was issued for: restore it, or certify again"
+
+
+def verify(
+    path: Path,
+    *,
+    before: str | Path | None = None,
+    after: str | Path | None = None,
+    safety: str | None = None,
+    ledger: Path | None = None,
+    expect: str | None = None,
+    trust_remote_code: bool = False,
+) -> CertificateRecord:
+    """Recompute a certificate and everything it is bound to; returns it when all agrees.
+
+    Args:
+        path: the certificate, or the folder that holds it.
+        before: where the model before is now, when it was moved; also tried as the base of an adapter.
+        after: where the model after is now.
+        safety: where the safety data is now.
+        ledger: where the ledger of openings is now; beside the safety data otherwise.
+        expect: the certificate's sha256 as it was printed at issue.
+        trust_remote_code: let a tokenizer run its repository's code, where the certificate was issued with that; a
+            certificate alone cannot ask for it.
+
+    Raises:
+        CheckpointError: naming what differs or is missing.
+        ConfigError: it was issued with code of the models' repositories, which was not allowed to run.
+    """
+    path = path / "certificate.json" if path.is_dir() else path
+    record = load_certificate(path)
+    if expect is not None and record.sha256 != expect.strip().lower():
+        raise CheckpointError(
+            f"{path} has sha256 {record.sha256}, expected {expect}", remedy="this is another certificate than expected"
+        )
+    if record.settings["trust_remote_code"] and not trust_remote_code:
+        raise ConfigError(
+            f"{path} was issued with --trust-remote-code: to verify it, code of the models' repositories must run",
+            remedy="add --trust-remote-code if you trust that code",
+        )
+    rows = read_rows(path.parent / Path(record.places["table"]).name, record.tau, record.bound["table_sha256"])
+    _require_figures(record, rows)
+    models = {"before": before or record.places["before"], "after": after or record.places["after"]}
+    _require_models(record, models, moved=before)
+    _require_data(record, rows, safety or record.places["safety"])
+    _require_tokens(record, models, moved=before)
+    _require_opening(record, rows, _ledger_path(record, ledger, safety))
+    return record
+
+
+def _require_figures(record: CertificateRecord, rows: Rows) -> None:
+    """Every figure, the statement and the verdict, from the table."""
+    terms = Terms(
+        record.kind, record.tau, record.alpha, record.confidence, record.openings["declared"], record.pool, record.unit
+    )
+    try:
+        found = assess(rows, terms)
+    except CheckpointError:
+        raise
+    except (HoldfastError, ValueError, TypeError) as error:
+        raise CheckpointError(f"the certificate's figures cannot be computed: {error}", remedy=_ISSUE) from error
+    if found["strength"] is not None:
+        stated = record.strength or {}
+        found["strength"] |= {key: stated.get(key) for key in ("original", "original_sha256")}
+        found["strength"]["adapter"] = None if found["strength"]["chosen"] is None else record.places["after"]
+    values = record.to_json()
+    wrong = sorted(name for name in found if found[name] != values[name])
+    if wrong:
+        raise CheckpointError(f"the certificate's {', '.join(wrong)} do not follow from its table", remedy=_ISSUE)
+    if record.bound["reference_sha256"] != record.bound["before_sha256"]:
+        raise CheckpointError("the certificate's reference is not its model before", remedy=_ISSUE)
+
+
+def _content(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> str:
+    """Content of a side; an adapter's base is looked for where it says, then where `before` was moved to."""
+    options: dict[str, Any] = {"trust_remote_code": record.settings["trust_remote_code"]}
+    options["revision"] = record.settings[f"{side}_revision"]
+    try:
+        return content_of(ref, **options).sha256
+    except ConfigError as error:
+        if moved is not None and side == "after":
+            return content_of(ref, base=moved, **options).sha256
+        raise CheckpointError(
+            f"the model {side} cannot be found: {error.what}", remedy=f"name the place it was moved to with --{side}"
+        ) from error
+
+
+def _require_models(record: CertificateRecord, models: dict[str, Any], *, moved: str | Path | None) -> None:
+    for side, ref in models.items():
+        _same(f"the model {side} ({ref})", record.bound[f"{side}_sha256"], _content(record, side, ref, moved))
+    original = (record.strength or {}).get("original")
+    # The certified adapter is the one that was written; the one it was scaled from need not be kept.
+    if original is not None and original != record.places["after"] and Path(original).exists():
+        stated = (record.strength or {})["original_sha256"]
+        _same(f"the adapter at full strength ({original})", stated, _content(record, "after", original, moved))
+
+
+def _require_data(record: CertificateRecord, rows: Rows, safety: str | None) -> None:
+    """The safety data, the prompts in it, and a run's record of the split."""
+    if safety is None:
+        raise CheckpointError(
+            "the certificate names no safety data: it was issued on examples in memory",
+            remedy="name the file with --safety",
+        )
+    ids = list(dict.fromkeys(rows.ids))
+    _same("the set of prompts", record.bound["split_sha256"], split_sha256(ids))
+    settings, sequential = record.settings, record.kind == "sequential"
+    try:
+        every = read_prompts(safety, reading=settings["reading"], template=settings["template"], sequential=sequential)
+        known = {example.id: example for example in every.examples}
+        measured = [known[name] for name in ids]
+    except KeyError as error:
+        raise CheckpointError(f"the prompt {error} is not in {safety}", remedy=_ISSUE) from None
+    except (DataError, ConfigError, TypeError) as error:
+        what = error.what if isinstance(error, HoldfastError) else "its settings are not those of holdfast"
+        raise CheckpointError(
+            f"the safety data cannot be read as it was: {what}", remedy="name its place with --safety"
+        ) from error
+    found = read_prompts(measured, source=safety, template=settings["template"], sequential=sequential)
+    _same(f"the safety data {safety}", record.bound["data_sha256"], found.data_sha256)
+    by_id = dict(zip(found.ids, zip(found.cluster, found.categories, strict=True), strict=True))
+    stated = zip(rows.ids, rows.cluster.tolist(), rows.category, strict=True)
+    if any(by_id[name] != (cluster, category) for name, cluster, category in stated):
+        raise CheckpointError("the table's clusters or categories are not those of the prompts", remedy=_ISSUE)
+    if sequential and found.ids != ids:
+        raise CheckpointError("the prompts are in another order than when they were measured", remedy=_ISSUE)
+    _require_splits(record, ids)
+
+
+def _require_splits(record: CertificateRecord, ids: list[str]) -> None:
+    place, stated = record.places["splits"], record.bound["splits_sha256"]
+    if place is None:
+        if stated is not None:
+            raise CheckpointError("the certificate binds a split record but names none", remedy=_ISSUE)
+        return
+    if not Path(place).is_file():
+        raise CheckpointError(f"the run's split record {place} is missing", remedy=_ISSUE)
+    _same(f"the run's split record {place}", stated, sha256_file(Path(place)))
+    certify = load_record(Path(place).parent).ids["certify"]
+    if set(ids) != set(certify):
+        raise CheckpointError(f"the prompts are not the certify share of {place}", remedy=_ISSUE)
+
+
+def _require_tokens(record: CertificateRecord, models: dict[str, Any], *, moved: str | Path | None) -> None:
+    choice = record.settings["tokenizer"]
+    sides = {"own": ("before", "after"), "after": ("after",)}.get(choice, ("before",))
+    found = [_tokenizer(record, side, models[side], moved) for side in sides]
+    for name, digest in (("tokenizer", tokenizer_sha256), ("template", template_sha256)):
+        digests = dict.fromkeys(digest(one) for one in found)
+        both = len(found) > 1 and "+" in record.bound[f"{name}_sha256"]
+        joined = "+".join(digest(one) for one in found) if both else next(iter(digests))
+        _same(f"the {name}", record.bound[f"{name}_sha256"], joined)
+
+
+def _tokenizer(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> Any:
+    settings = record.settings
+    trust = bool(settings["trust_remote_code"])
+    try:
+        return load_tokenizer(ref, revision=settings[f"{side}_revision"], trust_remote_code=trust)
+    except ConfigError as error:
+        if moved is None:
+            raise CheckpointError(f"the tokenizer cannot be found: {error.what}", remedy=error.remedy) from error
+        return load_tokenizer(moved, trust_remote_code=trust)
+
+
+def _ledger_path(record: CertificateRecord, ledger: Path | None, safety: str | None) -> Path:
+    if ledger is not None:
+        return ledger
+    stated = Path(record.openings["ledger"])
+    return default_ledger(safety) if safety is not None and not stated.is_file() else stated
+
+
+def _require_opening(record: CertificateRecord, rows: Rows, ledger: Path) -> None:
+    """The claim is the one that was entered, and it was declared."""
+    after = record.bound["after_sha256"] if record.strength is None else record.strength["original_sha256"]
+    claim = Claim(
+        before_sha256=record.bound["before_sha256"], after_sha256=after, unit=record.unit, tau=record.tau,
+        alpha=record.alpha, first_k=record.first_k, confidence=record.confidence, kind=record.kind,
+        settings=claimed(record.settings, record.pool),
+    )  # fmt: skip
+    _same("the claim entered in the ledger", record.openings["claim"], claim.sha256)
+    if not ledger.is_file():
+        raise CheckpointError(f"the ledger of openings {ledger} is missing", remedy="name its place with --ledger")
+    entry = Ledger(ledger).find(claim.sha256, list(dict.fromkeys(rows.ids)))
+    stated = (record.openings["declared"], record.openings["this"])
+    if entry is None or (entry.declared, entry.number) != stated:
+        found = "none" if entry is None else f"number {entry.number} of {entry.declared}"
+        raise CheckpointError(
+            f"{ledger}: expected opening number {stated[1]} of {stated[0]} for this claim, found {found}", remedy=_ISSUE
+        )
+
+
+def _same(what: str, expected: str, found: str) -> None:
+    if expected != found:
+        raise CheckpointError(f"{what} was changed: expected sha256 {expected}, found {found}", remedy=_ISSUE)

@@ -1,0 +1,100 @@
+"""The exact binomial test of "at most alpha of the prompts regress", and the Clopper-Pearson bound equal to it.
+
+n independent prompts, k regressions. H0: the share p of regressing prompts exceeds alpha. Its p-value is
+P(Bin(n, alpha) <= k) = I_{1-alpha}(n-k, k+1); rejected (certified) when p-value <= delta. The upper bound U solves
+P(Bin(n, U) <= k) = delta, so U <= alpha exactly when the test certifies.
+"""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincc, betainccinv, betaincinv
+
+from holdfast.certification.arguments import GRID, confidence_level, count, grid_alpha, tally
+from holdfast.core.errors import ConfigError
+
+DIGITS = 12  # kept of a probability: betaincc is good to more, and ties such as 1 - 0.95 = 0.05 stay ties
+_LARGEST = 10**15  # beyond it, n and n - 1 round to the same beta parameters
+
+
+def p_value(regressions: int, n: int, alpha: float) -> float:
+    """Returns P(Bin(n, alpha) <= regressions): how likely so few are if a share alpha regressed."""
+    k, n = tally(regressions, n)
+    return float(tail(k, n, grid_alpha(alpha)))
+
+
+def upper_bound(regressions: int, n: int, confidence: float = 0.95, *, parts: int = 1) -> float:
+    """Returns the Clopper-Pearson upper bound of the regressing share at level (1 - confidence) / parts.
+
+    The smallest rate of ten significant digits whose p-value is at most the level: the real-valued bound rounded
+    up, and <= alpha exactly when the test at alpha certifies.
+    """
+    k, n = tally(regressions, n)
+    level = confidence_level(confidence, parts)
+    if k == n:
+        return 1.0
+    bound = Context(prec=GRID.prec, rounding=ROUND_CEILING).create_decimal(
+        repr(float(betainccinv(k + 1, n - k, level)))
+    )
+    while (lower := GRID.next_minus(bound)) > 0 and tail(k, n, float(lower)) <= level:
+        bound = lower
+    while bound < 1 and tail(k, n, float(bound)) > level:
+        bound = GRID.next_plus(bound)
+    return float(min(bound, Decimal(1)))
+
+
+def interval(hits: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Returns the two-sided Clopper-Pearson interval of a share: each side misses with at most half of delta."""
+    k, n = tally(hits, n)
+    low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, confidence_level(confidence, 2)))
+    return float(GRID.create_decimal(repr(low))), upper_bound(k, n, confidence, parts=2)
+
+
+def fewest_prompts(alpha: float, confidence: float = 0.95, regressions: int = 0, *, parts: int = 1) -> int:
+    """Returns the smallest n at which `regressions` still certify; for none it is ceil(ln delta / ln(1 - alpha))."""
+    k, rate = count("regressions", regressions), grid_alpha(alpha)
+    level = confidence_level(confidence, parts)
+    above = k + 1
+    while tail(k, above, rate) > level:
+        above *= 2
+        if above > _LARGEST:
+            raise ConfigError(
+                f"alpha = {alpha!r} at confidence {confidence!r} needs more than {_LARGEST:.0e} prompts",
+                remedy="choose a larger alpha",
+            )
+    below = k  # n = k prompts that all regressed never certify
+    while above - below > 1:
+        middle = (above + below) // 2
+        below, above = (below, middle) if tail(k, middle, rate) <= level else (middle, above)
+    return above
+
+
+def most_regressions(n: int, alpha: float, confidence: float = 0.95, *, parts: int = 1) -> int | None:
+    """Returns the largest number of regressions among n prompts that certifies; None when even 0 does not."""
+    _, n = tally(0, n)
+    rate, level = grid_alpha(alpha), confidence_level(confidence, parts)
+    low, high = -1, n  # low certifies (or stands for none), high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if tail(middle, n, rate) <= level else (low, middle)
+    return low if low >= 0 else None
+
+
+def tail(k: Any, n: Any, rate: float) -> NDArray[np.float64]:
+    """Returns P(Bin(n, rate) <= k) elementwise, 1 where k >= n, to `DIGITS` significant digits."""
+    k, n = np.asarray(k), np.asarray(n)
+    if rate == 0:
+        return np.ones(np.broadcast_shapes(k.shape, n.shape))
+    return rounded(np.where(k >= n, 1.0, betaincc(k + 1, np.maximum(n - k, 1), rate)))
+
+
+def rounded(probability: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns probabilities to `DIGITS` significant digits; those below 1e-290 as they are."""
+    tiny = probability < 1e-290
+    exponent = np.floor(np.log10(np.where(tiny, 1.0, probability)))
+    scale = 10.0 ** (DIGITS - 1 - exponent)
+    return np.where(tiny, probability, np.rint(probability * scale) / scale)

@@ -1,0 +1,54 @@
+"""One process at a time reads, changes and writes a small shared file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.core.errors import ConfigError, ResourceError
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold `flock` on a file beside `path`; waits for others, which hold it for the time of one write.
+
+    The kernel frees the lock when a process dies. The lock file is removed at the end, so one that was waited for may
+    be gone: then its lock guards nothing, and the next is taken.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+        ResourceError: the file system has no locks.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    descriptor = _take(lock)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _take(lock: Path) -> int:
+    while True:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"{lock.parent} cannot be written: {error.strerror}", remedy="name another file with --ledger"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(descriptor), lock.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            os.close(descriptor)
+            raise ResourceError(
+                f"{lock} cannot be locked: {error.strerror}", remedy="name a file on a local disk with --ledger"
+            ) from error
+        os.close(descriptor)

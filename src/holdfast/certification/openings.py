@@ -1,0 +1,277 @@
+"""The ledger of looks at certify prompts: how often they may be opened, and which claims they were opened for.
+
+A certify split speaks with confidence 1 - delta only if it was not used to choose what is claimed. It therefore
+declares, when it is first opened, how often that may happen: m openings get delta / m each. An opening is a claim
+(two models, unit, tau, alpha, confidence, how it was measured) on a set of prompts, and is entered before anything is
+measured, so that a look that ended badly counts too.
+
+- The same claim on the same prompts is the same opening.
+- Every other claim on these prompts, or on a set that shares a prompt with them, is another one; so is an audit of
+  them (`record_look`) that asked something else.
+- One more than declared is refused. Where sets overlap, the smallest number declared among them holds.
+- A sequence of prompts that arrive over time is one opening, whose prompts may only grow at the end.
+
+The file holds ids and hashes, never text; prompts that are only similar are therefore not seen as shared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.certification.arguments import confidence_level
+from holdfast.certification.file_lock import locked
+from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
+from holdfast.core.files import read_json, write_json
+from holdfast.core.hashing import sha256_json, sha256_lines
+
+VERSION = 1
+ENDING = ".openings.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an opening asks: is it true that at most a share alpha of the prompts degrades by more than tau?
+
+    Attributes:
+        before_sha256: content of the model that degradations are measured against.
+        after_sha256: content of the model that is judged.
+        kind: of the test: fixed, finite_pool, sequential, per_category or strength.
+        settings: what else decides a degradation or the test: template, length, precision, pool.
+    """
+
+    before_sha256: str
+    after_sha256: str
+    unit: str
+    tau: float
+    alpha: float
+    first_k: int
+    confidence: float
+    kind: str
+    settings: Mapping[str, Any]
+
+    @property
+    def sha256(self) -> str:
+        """What makes two claims the same one."""
+        return sha256_json({**asdict(self), "settings": dict(self.settings)})
+
+    @property
+    def look(self) -> str:
+        """What an audit has in common with a certificate: all but confidence, kind and settings."""
+        return look_sha256(self.before_sha256, self.after_sha256, self.unit, self.tau, self.alpha, self.first_k)
+
+
+def look_sha256(before_sha256: str, after_sha256: str, unit: str, tau: float, alpha: float, first_k: int) -> str:
+    """Identity of a look at prompts: which two models were compared, and by which measure."""
+    return sha256_json([before_sha256, after_sha256, unit, float(tau), float(alpha), first_k])
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """One entry of the ledger: number `number` of `declared`."""
+
+    declared: int
+    number: int
+    claim: str
+    split_sha256: str
+
+    def level(self, confidence: float) -> float:
+        """The share of delta = 1 - confidence that this opening may spend: delta / m."""
+        return confidence_level(confidence, self.declared)
+
+
+def split_sha256(ids: Sequence[str]) -> str:
+    """sha256 of the sorted ids, as in a run's splits.json."""
+    return sha256_lines(sorted(ids))
+
+
+def default_ledger(source: str) -> Path:
+    """Where the openings of a safety source are written: beside a local file, else in holdfast's cache.
+
+    The cache holds one ledger for all data, so that a set shared by two sources is still seen.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        path = path.resolve()
+        beside = path.with_name(path.name + ENDING)
+        if os.access(path.parent, os.W_OK) or beside.exists():
+            return beside
+    root = Path(os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast")
+    return root / "openings" / f"ledger{ENDING}"
+
+
+class Ledger:
+    """The openings written in one file.
+
+    Args:
+        path: of the file; made at the first entry.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def check(
+        self, claim: Claim, ids: Sequence[str], *, declared: int | None = None, sequential: bool = False
+    ) -> Opening:
+        """What `open` would return or refuse, with nothing written."""
+        return _enter(_read(self.path), claim, ids, declared, sequential)
+
+    def open(
+        self, claim: Claim, ids: Sequence[str], *, declared: int | None = None, sequential: bool = False
+    ) -> Opening:
+        """Enter an opening, unless this very one is there already.
+
+        Args:
+            claim: what is asked.
+            ids: of the prompts; for `sequential` in the order in which they arrived.
+            declared: how often these prompts may be opened; None takes what was declared, or 1.
+            sequential: the prompts may grow at the end without a new opening.
+
+        Raises:
+            ConfigError: another number of openings was declared before.
+            InfeasibleError: all declared openings are used, or the sequence was changed.
+            CheckpointError: the ledger is damaged.
+        """
+        with locked(self.path):
+            state = _read(self.path)
+            found = _enter(state, claim, ids, declared, sequential)
+            write_json(self.path, state)
+        return found
+
+    def record_look(self, look: str, ids: Sequence[str]) -> None:
+        """Enter an audit of these prompts (`look_sha256`): it counts when something else is certified on them."""
+        _require_ids(ids)
+        key = split_sha256(ids)
+        with locked(self.path):
+            state = _read(self.path)
+            if {"split": key, "look": look} not in state["looks"]:
+                state["splits"].setdefault(key, sorted(ids))
+                state["looks"].append({"split": key, "look": look})
+                write_json(self.path, state)
+
+    def find(self, claim: str, ids: Sequence[str]) -> Opening | None:
+        """The opening of a claim (its sha256) on these prompts; None when it was never entered.
+
+        Of a sequence the prompts may be those at its start: a certificate stays true when the sequence grows.
+        """
+        key = split_sha256(ids)
+        for entry in _read(self.path)["openings"]:
+            start = entry.get("sequence", [])[: len(ids)]
+            if entry["claim"] == claim and (entry["split"] == key or start == list(ids)):
+                return Opening(entry["declared"], entry["number"], claim, key)
+        return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {"version": VERSION, "splits": {}, "openings": [], "looks": []}
+    state = read_json(path)
+    if not isinstance(state, dict) or state.get("version") != VERSION or not _sound(state):
+        raise CheckpointError(
+            f"{path} is not a ledger of openings, version {VERSION}, or is damaged",
+            remedy="restore it from a backup: without it nobody knows how often the prompts were opened",
+        )
+    return state
+
+
+def _sound(state: Mapping[str, Any]) -> bool:
+    """Whether all parts are there and every set of ids has the hash it is filed under."""
+    try:
+        named = [entry["split"] for entry in [*state["openings"], *state["looks"]]]
+        numbers = [entry[key] for entry in state["openings"] for key in ("declared", "number")]
+        texts = [entry[key] for entry in state["openings"] for key in ("claim", "look", "kind")]
+        return (
+            all(split_sha256(ids) == key for key, ids in state["splits"].items())
+            and set(named) <= set(state["splits"])
+            and all(isinstance(number, int) and number >= 1 for number in numbers)
+            and all(isinstance(text, str) for text in [*texts, *(look["look"] for look in state["looks"])])
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
+
+
+def _enter(state: dict[str, Any], claim: Claim, ids: Sequence[str], declared: int | None, sequential: bool) -> Opening:
+    """Put the opening into `state`, or raise; an opening that is there stays as it is."""
+    _require_ids(ids)
+    if declared is not None and (isinstance(declared, bool) or not isinstance(declared, int) or declared < 1):
+        raise ConfigError(f"openings is {declared!r}; expected a whole number >= 1", remedy="leave it out for 1")
+    key = split_sha256(ids)
+    entry = _continued(state, claim, ids) if sequential else _same(state, claim.sha256, key)
+    same = [other["declared"] for other in state["openings"] if other["split"] == key]
+    stored = entry["declared"] if entry is not None else (same[0] if same else None)
+    if declared is not None and stored not in (None, declared):
+        raise ConfigError(
+            f"these prompts declared {stored} openings when they were first opened; now {declared}",
+            remedy=f"leave --openings (safety.openings) at {stored}, or use fresh prompts",
+        )
+    if entry is None or entry["split"] != key:
+        others = [other for other in state["openings"] if other is not entry]
+        allowed = stored or declared or 1
+        number = _next_number(others, state, claim, ids, allowed)
+        if entry is None:
+            entry = {"declared": allowed, "number": number, "claim": claim.sha256, "look": claim.look}
+            entry["kind"] = claim.kind
+            state["openings"].append(entry)
+        entry["split"] = key
+    if sequential:
+        entry["sequence"] = list(ids)
+    state["splits"][key] = sorted(ids)
+    return Opening(entry["declared"], entry["number"], entry["claim"], key)
+
+
+def _require_ids(ids: Sequence[str]) -> None:
+    if not ids or len(set(ids)) != len(ids):
+        raise DataError(
+            f"{len(ids)} prompts with {len(set(ids))} different ids cannot be opened; expected different prompts",
+            remedy="give at least one prompt, each once",
+        )
+
+
+def _same(state: Mapping[str, Any], claim: str, split: str) -> dict[str, Any] | None:
+    found = (entry for entry in state["openings"] if (entry["claim"], entry["split"]) == (claim, split))
+    return next(found, None)
+
+
+def _continued(state: Mapping[str, Any], claim: Claim, ids: Sequence[str]) -> dict[str, Any] | None:
+    """The opening of the same claim whose sequence `ids` repeats or continues."""
+    for entry in state["openings"]:
+        before = entry.get("sequence", [])
+        if entry["claim"] != claim.sha256 or not set(before) & set(ids):
+            continue
+        if list(ids[: len(before)]) != before:
+            raise InfeasibleError(
+                f"the prompts do not continue the {len(before)} that were opened before: expected these first, in "
+                "their order, and new ones after them",
+                remedy="restore the order and the removed prompts, and append new ones at the end",
+            )
+        found: dict[str, Any] = entry
+        return found
+    return None
+
+
+def _next_number(
+    others: Sequence[Mapping[str, Any]], state: Mapping[str, Any], claim: Claim, ids: Sequence[str], declared: int
+) -> int:
+    """The number of this opening among all looks at these prompts; refuses one more than declared.
+
+    An audit that asked what is claimed now, or what another opening asked, is no further look. The same claim on a
+    larger or smaller set is one: to add prompts until a claim passes is to look again.
+    """
+    mine = set(ids)
+    touching = {key for key, known in state["splits"].items() if mine & set(known)}
+    openings = [entry for entry in others if entry["split"] in touching]
+    asked = {claim.look, *(entry["look"] for entry in openings)}
+    audits = {look["look"] for look in state["looks"] if look["split"] in touching} - asked
+    used = len(openings) + len(audits)
+    allowed = min([declared, *(entry["declared"] for entry in openings)])
+    if used + 1 > allowed:
+        raise InfeasibleError(
+            f"these {len(ids)} prompts, or some of them, were looked at {used} times before (certificates: "
+            f"{len(openings)}, audits of something else: {len(audits)}), and the number of openings declared is "
+            f"{allowed}: an undeclared opening never certifies",
+            remedy="use fresh prompts; next time declare the openings beforehand (--openings m, safety.openings: m)",
+        )
+    return used + 1

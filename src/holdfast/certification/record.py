@@ -1,0 +1,228 @@
+"""A certificate as a file: what is claimed, what was counted, and the hashes of everything it rests on.
+
+The file is canonical JSON and carries the sha256 of its own content, so that any changed byte is noticed. That binds
+the parts to one another; it is not a signature. Who can rewrite the whole file can also rewrite its hash: keep the
+sha256 that `holdfast certify` prints somewhere else, and hand it to `--verify --expect`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import CheckpointError
+from holdfast.core.files import write_bytes
+from holdfast.core.hashing import sha256_json
+
+VERSION = 1
+FILE_NAME = "certificate.json"
+TABLE_NAME = "certificate.parquet"
+KINDS = ("fixed", "finite_pool", "sequential", "per_category", "strength")
+_RESTORE = "restore the file from where it was issued, or certify again"
+
+# What each block must hold; more is refused, so that nothing rides along unverified.
+_BLOCKS: dict[str, frozenset[str]] = {
+    "openings": frozenset({"declared", "this", "ledger", "claim"}),
+    "bound": frozenset({
+        "data_sha256", "split_sha256", "table_sha256", "before_sha256", "after_sha256", "reference_sha256",
+        "tokenizer_sha256", "template_sha256", "splits_sha256",
+    }),
+    "places": frozenset({"before", "after", "safety", "table", "splits"}),
+    "leakage": frozenset({"checked", "against", "prompts"}),
+    "strength": frozenset({"chosen", "tested", "adapter", "original", "original_sha256"}),
+    "settings": frozenset({
+        "before_revision", "after_revision", "reading", "template", "tokenizer", "max_length", "dtype",
+        "trust_remote_code",
+    }),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateRecord:
+    """The content of `certificate.json`.
+
+    Attributes:
+        certified: the verdict.
+        statement: the claim and the verdict in one sentence.
+        kind: of the test, one of `KINDS`.
+        level: the part of 1 - confidence that this opening may spend.
+        n: independent units: clusters of near-duplicate prompts (with a pool: its prompts).
+        examples: prompts measured.
+        regressions: units with a degradation above tau; of a strength search, at the last strength tested.
+        upper_bound: of the regressing share, at `level`.
+        p_value: of the test; null for sequential, which has an e-value.
+        certified_tau: the smallest tau that the same test certifies; null where it is not defined.
+        sequential: the state of the e-process; null for other kinds.
+        openings: the ledger's entry.
+        bound: sha256 of data, split, table, models, tokenizer and template.
+        places: where these were; moved parts are named when verifying.
+        settings: how prompts were read and models loaded.
+    """
+
+    certified: bool
+    statement: str
+    kind: str
+    alpha: float
+    tau: float
+    unit: str
+    first_k: int
+    confidence: float
+    level: float
+    n: int
+    examples: int
+    regressions: int
+    upper_bound: float
+    p_value: float | None
+    e_value: float | None
+    certified_tau: float | None
+    pool: int | None
+    categories: dict[str, Any] | None
+    strength: dict[str, Any] | None
+    sequential: dict[str, Any] | None
+    openings: dict[str, Any]
+    bound: dict[str, Any]
+    places: dict[str, Any]
+    leakage: dict[str, Any]
+    settings: dict[str, Any]
+    noise_floor: float
+    assumptions: list[str]
+    versions: dict[str, str]
+    commit: str | None
+    hardware: str
+    made: str
+
+    @property
+    def sha256(self) -> str:
+        """sha256 of the canonical JSON of everything else."""
+        return sha256_json(self._values())
+
+    def _values(self) -> dict[str, Any]:
+        return {"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the object that the file holds."""
+        return self._values() | {"sha256": self.sha256}
+
+    def to_bytes(self) -> bytes:
+        """Returns the one serialisation that `load_certificate` accepts."""
+        return canonical(self.to_json())
+
+    def save(self, folder: Path) -> Path:
+        """Write `certificate.json`, atomically."""
+        path = folder / FILE_NAME
+        write_bytes(path, self.to_bytes())
+        return path
+
+    @classmethod
+    def from_json(cls, value: Any) -> CertificateRecord:
+        """The inverse of `to_json`.
+
+        Raises:
+            CheckpointError: another version, missing or unknown keys, a value of the wrong type, or another hash.
+        """
+        if not isinstance(value, dict) or value.get("version") != VERSION:
+            found = value.get("version") if isinstance(value, dict) else type(value).__name__
+            raise CheckpointError(
+                f"the certificate has version {found!r}, expected {VERSION}",
+                remedy="use the holdfast version that wrote it",
+            )
+        names = {field.name for field in fields(cls)}
+        wrong = sorted({*names, "version", "sha256"} ^ set(value)) or _misfits(value)
+        if wrong:
+            raise CheckpointError(
+                f"the certificate's content is not as expected, at: {', '.join(wrong[:20])}", remedy=_RESTORE
+            )
+        record = cls(**{name: value[name] for name in names})
+        if record.sha256 != value["sha256"]:
+            raise CheckpointError(
+                f"the certificate was changed: its content has sha256 {record.sha256}, it says {value['sha256']}",
+                remedy=_RESTORE,
+            )
+        return record
+
+
+def canonical(value: Any) -> bytes:
+    """Returns indented JSON with sorted keys, ASCII only, without NaN, ended by a newline."""
+    return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode("ascii")
+
+
+def load_certificate(path: Path) -> CertificateRecord:
+    """Read a certificate whose bytes are exactly what `CertificateRecord.to_bytes` writes.
+
+    Raises:
+        CheckpointError: the file cannot be read, was changed, or is of another version.
+    """
+    try:
+        data = path.read_bytes()
+        record = CertificateRecord.from_json(json.loads(data))
+        same = record.to_bytes() == data
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error.what}", remedy=error.remedy) from error
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as a certificate: {error}", remedy=_RESTORE) from error
+    if not same:
+        raise CheckpointError(f"{path} was changed: its bytes are not those of its content", remedy=_RESTORE)
+    return record
+
+
+def _misfits(value: Mapping[str, Any]) -> list[str]:
+    """Names whose value has another type than the record's field, or whose block holds other keys."""
+    wrong = [name for name, kind in _TYPES.items() if not kind(value[name])]
+    for name, keys in _BLOCKS.items():
+        block = value[name]
+        if isinstance(block, dict):
+            wrong += [f"{name}.{key}" for key in sorted(keys ^ set(block))]
+            wrong += [f"{name}.{key}" for key in sorted(keys & set(block)) if not _fits(key, block[key])]
+    return wrong
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether a value inside a block has the type that its name calls for; text where nothing else is said."""
+    return bool(_INNER.get(key, _text)(value))
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _or_null(kind: Any) -> Any:
+    return lambda value: value is None or kind(value)
+
+
+_INNER: dict[str, Any] = {
+    "declared": _whole, "this": _whole, "checked": _flag, "prompts": _whole, "against": _or_null(_text),
+    "splits_sha256": _or_null(_text), "splits": _or_null(_text), "safety": _or_null(_text), "chosen": _or_null(_number),
+    "adapter": _or_null(_text), "tested": lambda value: isinstance(value, list), "reading": _object,
+    "before_revision": _or_null(_text), "after_revision": _or_null(_text), "max_length": _or_null(_whole),
+    "trust_remote_code": _flag,
+}  # fmt: skip
+_TYPES: dict[str, Any] = {
+    "certified": _flag, "statement": _text, "kind": KINDS.__contains__, "alpha": _number, "tau": _number,
+    "unit": _text, "first_k": _whole, "confidence": _number, "level": _number, "n": _whole, "examples": _whole,
+    "regressions": _whole, "upper_bound": _number, "p_value": _or_null(_number), "e_value": _or_null(_number),
+    "certified_tau": _or_null(_number), "pool": _or_null(_whole), "categories": _or_null(_object),
+    "strength": _or_null(_object), "sequential": _or_null(_object), "openings": _object, "bound": _object,
+    "places": _object, "leakage": _object, "settings": _object, "noise_floor": _number,
+    "assumptions": lambda value: isinstance(value, list) and all(map(_text, value)), "versions": _object,
+    "commit": _or_null(_text), "hardware": _text, "made": _text, "sha256": _text,
+}  # fmt: skip

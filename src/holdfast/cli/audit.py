@@ -1,0 +1,187 @@
+"""`holdfast audit`: how much worse one model is than another on safety data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.counting import show_count
+from holdfast.cli.terminal import note, quiet_libraries, say, say_json
+from holdfast.core.errors import ConfigError, InfeasibleError
+
+if TYPE_CHECKING:
+    from holdfast.auditing.result import Audit
+    from holdfast.constraint.chance import ChanceConstraint
+
+INTERRUPTED = 130
+DEFAULT_OUTPUT = "audit"
+
+
+def audit(
+    run: Annotated[
+        Path | None, typer.Argument(help="A finished run, instead of --before, --after and --safety.", metavar="[RUN]")
+    ] = None,
+    before: Annotated[str | None, typer.Option(help="The model to compare with: hub id, folder, adapter.")] = None,
+    after: Annotated[str | None, typer.Option(help="The model to judge: hub id, folder, adapter.")] = None,
+    safety: Annotated[str | None, typer.Option(help="The safety examples: a data file or a hub id.")] = None,
+    tau: Annotated[float | None, typer.Option(help="Largest acceptable degradation. [default: 0.1]")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Tolerated share beyond tau. [default: 0.05]")] = None,
+    unit: Annotated[str | None, typer.Option(help="nll_token (default), nll_sum, nll_first or kl_token.")] = None,
+    first_k: Annotated[int | None, typer.Option(help="Tokens that nll_first looks at. [default: 8]")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the results. [default: audit, or the run's folder /audit]")
+    ] = None,
+    template: Annotated[str, typer.Option(help="chat, or none for plain text.")] = "chat",
+    tokenizer: Annotated[str, typer.Option(help="same, before, after or own.")] = "same",
+    kl: Annotated[bool | None, typer.Option("--kl/--no-kl", help="Measure KL. [default: with adapters]")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. [default: a GPU where there is one]")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens after which an example is cut.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch. [default: from memory]")] = None,
+    columns: Annotated[list[str] | None, typer.Option(help="ours=theirs, such as prompt=question.")] = None,
+    judge: Annotated[str | None, typer.Option(help="Judge replies too; `holdfast ls judges` lists them.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Length of the longest reply that is judged.")] = 128,
+    before_revision: Annotated[str | None, typer.Option(help="Of a hub id.")] = None,
+    after_revision: Annotated[str | None, typer.Option(help="Of a hub id.")] = None,
+    safety_revision: Annotated[str | None, typer.Option(help="Of a hub data set.")] = None,
+    split: Annotated[str | None, typer.Option(help="Of a hub data set.")] = None,
+    subset: Annotated[str | None, typer.Option(help="Of a hub data set.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let repositories run their code; needs pinned revisions.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure how much worse one model is than another on safety examples; exit code 4 when over the limit.
+
+    \b
+    Example:
+      holdfast audit --before embedded --after runs/first/adapter --safety safety.jsonl --tau 0.1 --alpha 0.05
+      holdfast audit runs/first
+    """
+    given = {"--before": before, "--after": after, "--safety": safety}
+    _require_one_way(run, given)
+    wanted = {"tau": tau, "alpha": alpha, "unit": unit, "first_k": first_k}
+    limits = {name: value for name, value in wanted.items() if value is not None}
+    shared: dict[str, Any] = {"kl": kl, "batch_tokens": batch_tokens, "judge": judge, "device": device}
+    shared["max_new_tokens"] = max_new_tokens
+    reading: dict[str, Any] = {
+        "dtype": dtype, "max_length": max_length, "template": template, "tokenizer": tokenizer,
+        "columns": _columns(columns), "split": split, "subset": subset, "safety_revision": safety_revision,
+        "before_revision": before_revision, "after_revision": after_revision,
+    }  # fmt: skip
+    quiet_libraries()
+    try:
+        with show_count("audit") as progress:
+            shared |= {"output": output, "progress": progress, "trust_remote_code": trust_remote_code}
+            found = _audit_run(run, limits, **shared) if run else _audit_two(given, limits, **shared, **reading)
+    except KeyboardInterrupt as error:
+        note("interrupted: the same command continues after the last measured window")
+        raise typer.Exit(INTERRUPTED) from error
+    _report(found, json)
+
+
+def _require_one_way(run: Path | None, given: dict[str, str | None]) -> None:
+    if run is not None and (extra := [name for name, value in given.items() if value is not None]):
+        raise ConfigError(
+            f"a run and {', '.join(extra)} are both given", remedy="name a run folder, or two models and data"
+        )
+    missing = [name for name, value in given.items() if value is None]
+    if run is None and missing:
+        raise ConfigError(
+            f"{', '.join(missing)} not given", remedy="give --before, --after and --safety, or a finished run's folder"
+        )
+
+
+def _columns(pairs: Sequence[str] | None) -> dict[str, str] | None:
+    wrong = [pair for pair in pairs or () if "=" not in pair]
+    if wrong:
+        raise ConfigError(
+            f"--columns {wrong[0]!r}, expected ours=theirs", remedy="for example --columns prompt=question"
+        )
+    return dict(pair.split("=", 1) for pair in pairs) if pairs else None
+
+
+def _audit_two(
+    given: dict[str, Any], limits: dict[str, Any], *, output: Path | None, **options: Any
+) -> dict[str, Audit]:
+    """Audit two models on a data file."""
+    from holdfast.auditing.audit import audit as measure
+    from holdfast.constraint.chance import ChanceConstraint
+
+    limit = ChanceConstraint(**limits)
+    before, after, safety = given.values()
+    return {"": measure(before, after, safety, limit, output=output or Path(DEFAULT_OUTPUT), **options)}
+
+
+def _audit_run(
+    run: Path,
+    limits: dict[str, Any],
+    *,
+    output: Path | None,
+    progress: Callable[[int, int], None],
+    device: str | None,
+    trust_remote_code: bool,
+    **how: Any,
+) -> dict[str, Audit]:
+    """Audit the constraint and monitor splits of every safety set of a run; the certify split stays closed."""
+    from holdfast.finished import finished_sets
+
+    sets = finished_sets(run)
+    from holdfast.auditing.audit import How, audit_roles
+    from holdfast.auditing.pair import open_pair
+    from holdfast.data.stream import open_stream
+
+    found = {}
+    for item in sets:
+        roles = {role: examples for role, examples in item.split.roles.items() if role != "certify" and examples}
+        template: Any = item.template
+        streams = {role: open_stream(rows, template=template, name=item.source) for role, rows in roles.items()}
+        limit: ChanceConstraint = replace(item.constraint, **limits)
+        dtype: Any = item.dtype
+        with open_pair(
+            item.before, item.after, dtype=dtype, device=device, before_revision=item.revision,
+            trust_remote_code=trust_remote_code,
+        ) as pair:  # fmt: skip
+            folder = item.folder / DEFAULT_OUTPUT if output is None else output
+            folder = folder / item.name if output is not None and len(sets) > 1 else folder
+            options = How(max_length=item.max_length, **how)
+            found[item.name] = audit_roles(pair, streams, limit, options, folder, progress)
+    return found
+
+
+def _report(found: dict[str, Audit], json: bool) -> None:
+    within = all(result.within for result in found.values())
+    if json and len(found) == 1:
+        say_json(next(iter(found.values())).to_json())
+    elif json:
+        say_json({"within": within, "sets": {name: result.to_json() for name, result in found.items()}})
+    else:
+        for name, result in found.items():
+            say(f"{name}: {result.describe()}" if len(found) > 1 else result.describe())
+            say(figures_table(result))
+            say(f"written to {result.folder}")
+    if not within:
+        raise typer.Exit(InfeasibleError.exit_code)
+
+
+def figures_table(result: Audit) -> str:
+    """Quantiles and CVaR of every measured unit, as text."""
+    from holdfast.auditing.summary import LEVELS, UNITS
+
+    lines = [" " * 10 + "".join(name.rjust(10) for name in (*LEVELS, "cvar"))]
+    for unit in UNITS:
+        entry = result.units[unit]
+        if entry is not None:
+            values = [*(entry["quantiles"][name] for name in LEVELS), entry["cvar"]]
+            lines.append(unit.ljust(10) + "".join(("none" if v is None else f"{v:+.4f}").rjust(10) for v in values))
+    behaviour = result.behaviour
+    if behaviour is not None:
+        lines.append(
+            f"judge {behaviour['judge']}: {behaviour['flips']} of {behaviour['n']} replies were safe before and unsafe"
+            f" after; {behaviour['unscored']} unscored"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,250 @@
+"""`holdfast certify`: open a certify split, verify a certificate, or test bare counts; the exit code is the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.terminal import note, quiet_libraries, say, say_json
+from holdfast.core.errors import ConfigError, InfeasibleError
+
+if TYPE_CHECKING:
+    from holdfast.certification.record import CertificateRecord
+
+INTERRUPTED = 130
+_Flag = typer.Option
+_Tau = Annotated[float | None, _Flag(help="The largest acceptable degradation, in nats of --unit.  [default: 0.1]")]
+_Alpha = Annotated[float | None, _Flag(help="The share of prompts that may exceed it.  [default: 0.05]")]
+_Unit = Annotated[str | None, _Flag(help="nll_token, nll_sum, nll_first or kl_token.  [default: nll_token]")]
+_Openings = Annotated[
+    int | None, _Flag(help="How often these prompts may ever be opened; declared once.  [default: 1]")
+]
+_Columns = Annotated[list[str] | None, _Flag("--columns", help="ours=theirs, e.g. prompt=question; may be repeated.")]
+_TrainData = Annotated[list[str] | None, _Flag("--train-data", help="Training data the prompts must not be in.")]
+_Tokenizer = Annotated[str, _Flag(help="Whose tokenizer reads the data: same, before, after or own.")]
+_Strength = Annotated[bool, _Flag("--strength", help="Find the largest adapter strength that certifies, and write it.")]
+_Pool = Annotated[int | None, _Flag(help="The prompts are a sample from a known list of this size.")]
+_Noise = Annotated[bool, _Flag("--allow-tau-below-noise", help="Accept a tau inside the numerical noise.")]
+_Trust = Annotated[bool, _Flag("--trust-remote-code", help="Run the repositories' code; needs pinned revisions.")]
+
+
+def certify(
+    context: typer.Context,
+    run: Annotated[Path | None, typer.Argument(help="A finished run's folder.", metavar="[RUN]")] = None,
+    before: Annotated[str | None, _Flag(help="Model before: hub id, folder, adapter or embedded.")] = None,
+    after: Annotated[str | None, _Flag(help="Model after: the same.")] = None,
+    safety: Annotated[str | None, _Flag(help="Certify prompts: a file or hub data set.")] = None,
+    tau: _Tau = None,
+    alpha: _Alpha = None,
+    unit: _Unit = None,
+    first_k: Annotated[int | None, _Flag(help="Tokens that nll_first looks at.  [default: 8]")] = None,
+    confidence: Annotated[float, _Flag(help="1 - delta, over all openings together.")] = 0.95,
+    openings: _Openings = None,
+    pool: _Pool = None,
+    anytime: Annotated[bool, _Flag("--anytime", help="Prompts arrive in sequence; the file may grow.")] = False,
+    per_category: Annotated[bool, _Flag("--per-category", help="Certify every category, with Holm.")] = False,
+    strength: _Strength = False,
+    train_data: _TrainData = None,
+    output: Annotated[
+        Path | None, _Flag(help="Folder for the certificate.  [default: the run, or certificate]")
+    ] = None,
+    ledger: Annotated[Path | None, _Flag(help="File of the openings.  [default: beside the safety file]")] = None,
+    columns: _Columns = None,
+    template: Annotated[str, _Flag(help="chat, or none for plain text.")] = "chat",
+    tokenizer: _Tokenizer = "same",
+    max_length: Annotated[int | None, _Flag(help="Tokens after which an example is cut.")] = None,
+    dtype: Annotated[str, _Flag(help="auto, bfloat16 or float32.")] = "auto",
+    device: Annotated[str | None, _Flag(help="cuda, cpu, ...  [default: a GPU where there is one]")] = None,
+    before_revision: Annotated[str | None, _Flag(help="Commit, tag or branch of a hub id.")] = None,
+    after_revision: Annotated[str | None, _Flag(help="Commit, tag or branch of a hub id.")] = None,
+    allow_tau_below_noise: _Noise = False,
+    trust_remote_code: _Trust = False,
+    verify: Annotated[Path | None, _Flag("--verify", help="Recompute this certificate.json and all it names.")] = None,
+    expect: Annotated[str | None, _Flag(help="With --verify: the sha256 printed at issue.")] = None,
+    regressions: Annotated[int | None, _Flag(help="With --n: test a bare count.")] = None,
+    n: Annotated[int | None, _Flag("--n", help="With --regressions: prompts measured.")] = None,
+    json: Annotated[bool, _Flag("--json", help="Print the certificate as JSON.")] = False,
+) -> None:
+    """Certify that at most alpha of prompts like these degrade by more than tau. Exit code 0: certified, 4: not.
+
+    \b
+    Example: a gate in CI for a model that someone else trained
+      holdfast certify --before base-model --after their-adapter --safety held-out.jsonl \\
+        --train-data train.jsonl --output evidence && deploy their-adapter
+      holdfast certify --verify evidence/certificate.json --expect SHA256   # 6: something was changed
+    \b
+    Further examples:
+      holdfast certify runs/first
+      holdfast certify --before A --after B --safety F --strength
+      holdfast certify --regressions 3 --n 200
+    """
+    values = dict(context.params)
+    given = {name for name in values if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"}
+    _WAYS[_way(given)](values)
+
+
+def _way(given: set[str]) -> str:
+    """Which of the four uses is meant; an option of another use is refused."""
+    way = next((name for name in ("verify", "regressions", "run") if name in given), "before")
+    if way == "before" and "n" in given:
+        way = "regressions"
+    if strange := sorted(given - _OPTIONS[way]):
+        raise ConfigError(
+            f"{', '.join(map(_option, strange))} cannot be given together with {_option(way)}",
+            remedy="holdfast certify --help shows the uses; a run's own settings are those of its run file",
+        )
+    if missing := [name for name in _NEEDED[way] if name not in given]:
+        raise ConfigError(f"{', '.join(map(_option, missing))} must be given", remedy="holdfast certify --help")
+    return way
+
+
+def _option(name: str) -> str:
+    return "RUN" if name == "run" else f"--{name.replace('_', '-')}"
+
+
+def _counts(values: dict[str, Any]) -> None:
+    from holdfast.certification.certificate import certify as test
+
+    options = {name: values[name] for name in ("alpha", "openings", "pool") if values[name] is not None}
+    made = test(values["regressions"], values["n"], confidence=values["confidence"], **options)
+    if values["json"]:
+        say_json(made.to_json())
+    else:
+        say(made.statement())
+    _finish(made.certified)
+
+
+def _verify(values: dict[str, Any]) -> None:
+    from holdfast.auditing.verify import verify as recompute
+
+    quiet_libraries()
+    moved = {name: values[name] for name in ("before", "after", "safety", "ledger", "expect", "trust_remote_code")}
+    record = recompute(values["verify"], **moved)
+    if values["json"]:
+        say_json(record.to_json())
+    else:
+        say(f"verified: nothing was changed. {record.statement}")
+    _finish(record.certified)
+
+
+def _pair(values: dict[str, Any]) -> None:
+    from holdfast.auditing.question import Setup
+    from holdfast.constraint.chance import ChanceConstraint
+
+    names = ("tau", "alpha", "unit", "first_k")
+    limit = ChanceConstraint(
+        **{name: values[name] for name in names if values[name] is not None},
+        allow_tau_below_noise=values["allow_tau_below_noise"],
+    )
+    columns = _columns(values["columns"] or [])
+    shared = ("template", "tokenizer", "max_length", "dtype", "device", "before_revision", "after_revision")
+    setup = Setup(
+        **{name: values[name] for name in (*shared, "trust_remote_code")},
+        reading={"columns": columns} if columns else {},
+    )
+    record = _opened(
+        values, values["before"], values["after"], values["safety"], limit,
+        output=values["output"] or Path("certificate"), openings=values["openings"],
+        train_data=values["train_data"] or (), setup=setup,
+    )  # fmt: skip
+    _show({"": record}, values)
+
+
+def _run(values: dict[str, Any]) -> None:
+    from holdfast.auditing.certify_prompts import Leakage
+    from holdfast.auditing.question import Setup
+    from holdfast.config import load_config
+    from holdfast.data.split_record import RECORD_NAME
+    from holdfast.finished import finished_sets
+
+    sets, config = finished_sets(values["run"]), load_config(values["run"] / "config.yaml")
+    records = {}
+    for one in sets:
+        block = config.safety[one.name].model_dump()
+        reading = {name: block[name] for name in ("columns", "split", "subset", "limit", "revision") if block[name]}
+        setup = Setup(
+            template=one.template, max_length=one.max_length, dtype=one.dtype, device=values["device"],
+            before_revision=one.revision, reading=reading, trust_remote_code=values["trust_remote_code"],
+        )  # fmt: skip
+        place = one.folder if values["output"] is None else values["output"] / (one.name if len(sets) > 1 else "")
+        # Reading a finished run refuses certify prompts that its task data holds, so that search was made.
+        searched = Leakage(checked=True, against=f"the task data of {values['run']}", prompts=len(one.split.certify))
+        records[one.name if len(sets) > 1 else ""] = _opened(
+            values, one.before, one.after, one.split.certify, one.constraint, output=place, openings=one.openings,
+            source=one.source, splits=one.folder / RECORD_NAME, leakage=searched, setup=setup,
+            notes=_several(len(sets), values["confidence"]),
+        )  # fmt: skip
+    _show(records, values)
+
+
+def _several(sets: int, confidence: float) -> list[str]:
+    if sets == 1:
+        return []
+    return [
+        f"Each of the {sets} safety sets is certified at confidence {confidence:g} of its own; that all statements "
+        "hold together is less certain than that."
+    ]
+
+
+def _opened(values: dict[str, Any], *question: Any, **options: Any) -> CertificateRecord:
+    from holdfast.auditing.opening import open_certify
+    from holdfast.cli.counting import show_count
+
+    quiet_libraries()
+    kinds = {"anytime": "sequential", "per_category": "per_category", "strength": "strength", "pool": "finite_pool"}
+    asked = [kind for name, kind in kinds.items() if values[name]]
+    if len(asked) > 1:
+        raise ConfigError(f"one certificate cannot be {' and '.join(asked)} at once", remedy="choose one of them")
+    options |= {name: values[name] for name in ("confidence", "pool", "ledger")}
+    try:
+        with show_count("measured") as progress:
+            return open_certify(*question, kind=asked[0] if asked else "fixed", progress=progress, **options)
+    except KeyboardInterrupt as error:
+        note("interrupted: the opening stays entered, and the same command continues it")
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def _show(records: dict[str, CertificateRecord], values: dict[str, Any]) -> None:
+    """The verdict and where it lies; nothing of the single prompts."""
+    if values["json"]:
+        one = records.get("")
+        say_json({name: record.to_json() for name, record in records.items()} if one is None else one.to_json())
+    else:
+        for name, record in records.items():
+            say(f"{name}: {record.statement}" if name else record.statement)
+            entry = record.openings
+            say(f"  opening {entry['this']} of {entry['declared']}; certificate sha256 {record.sha256}")
+            if record.strength is not None and record.strength["adapter"] is not None:
+                say(f"  adapter: {record.strength['adapter']}")
+    _finish(all(record.certified for record in records.values()))
+
+
+def _finish(certified: bool) -> None:
+    if not certified:
+        raise typer.Exit(InfeasibleError.exit_code)
+
+
+def _columns(pairs: Sequence[str]) -> dict[str, str]:
+    found = dict(pair.partition("=")[::2] for pair in pairs)
+    if any(not ours or not theirs for ours, theirs in found.items()):
+        raise ConfigError(f"--columns {' '.join(pairs)}: expected ours=theirs", remedy="for example prompt=question")
+    return found
+
+
+_WAYS = {"verify": _verify, "regressions": _counts, "run": _run, "before": _pair}
+_NEEDED = {"verify": ("verify",), "regressions": ("regressions", "n"), "run": ("run",)}
+_NEEDED["before"] = ("before", "after", "safety")
+_OPTIONS = {
+    "verify": {"verify", "expect", "before", "after", "safety", "ledger", "trust_remote_code", "json"},
+    "regressions": {"regressions", "n", "alpha", "confidence", "openings", "pool", "json"},
+    "run": {"run", "confidence", "pool", "per_category", "strength", "output", "ledger", "device", "trust_remote_code",
+            "json"},
+    "before": {
+        "before", "after", "safety", "tau", "alpha", "unit", "first_k", "confidence", "openings", "pool", "anytime",
+        "per_category", "strength", "train_data", "output", "ledger", "columns", "template", "tokenizer", "max_length",
+        "dtype", "device", "before_revision", "after_revision", "allow_tau_below_noise", "trust_remote_code", "json",
+    },
+}  # fmt: skip

@@ -1,0 +1,202 @@
+"""`holdfast compare`: two runs on the same examples; over several seeds, the seed-level differences."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.terminal import note, say, say_json
+from holdfast.core.errors import CheckpointError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from holdfast.certification.comparison import PromptComparison, SeedComparison
+
+HELD_OUT = ("monitor", "audit")  # the first that a table has: a training run's monitor set, else a plain audit
+# What both tables must share for "violated" to mean the same; first_k only decides in its own unit.
+SHARED = {"unit": "unit", "tau": "tau", "alpha": "alpha", "before": "reference model", "data": "safety data"}
+
+
+def compare(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Two evidence folders or audit.parquet files.", metavar="[A B]")
+    ] = None,
+    a: Annotated[list[Path] | None, typer.Option("--a", help="A run of method A; once per seed.")] = None,
+    b: Annotated[list[Path] | None, typer.Option("--b", help="The run of method B with the same seed.")] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = 0.95,
+    json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> None:
+    """Compare the violations of two runs on the same held-out examples; never pooled over seeds.
+
+    \b
+    Example:
+      holdfast compare runs/holdfast runs/sft
+      holdfast compare --a h1 --a h2 --a h3 --b s1 --b s2 --b s3
+    """
+    from holdfast.certification.comparison import compare_prompts, compare_seeds
+
+    first, second = _sides(runs or [], a or [], b or [])
+    evidence = [(_read(x), _read(y)) for x, y in zip(first, second, strict=True)]
+    for other in itertools.chain.from_iterable(evidence):
+        _require_same_question(evidence[0][0], other)
+    if len(evidence) > 1:
+        _require_different_models([x for x, _ in evidence], "A")
+        _require_different_models([y for _, y in evidence], "B")
+    pairs = [compare_prompts(*_aligned(x, y), confidence) for x, y in evidence]
+    seeds = compare_seeds([pair.difference for pair in pairs], confidence) if len(pairs) > 1 else None
+    question = evidence[0][0]
+    if json:
+        say_json(_as_json(question, evidence, pairs, seeds))
+        return
+    say(f"violated: {question.unit} above {question.tau:g}; {question.role} examples")
+    for (x, y), pair in zip(evidence, pairs, strict=True):
+        _show_pair(x, y, pair)
+    if seeds is None:
+        note("this speaks of these two models on examples like these, not of the methods: for those, compare seeds")
+    else:
+        _show_seeds(seeds)
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """The held-out part of one audit table, and what it was measured against."""
+
+    path: Path
+    role: str
+    violated: dict[str, bool]
+    audit: dict[str, Any]
+
+    @property
+    def unit(self) -> str:
+        return str(self.audit["unit"])
+
+    @property
+    def tau(self) -> float:
+        return float(self.audit["tau"])
+
+    def shared(self, key: str) -> object:
+        """What must be equal in two tables, by its key in the audit."""
+        value = self.audit.get(key)
+        if isinstance(value, dict):
+            return value.get("sha256")
+        return (value, self.audit.get("first_k")) if value == "nll_first" else value
+
+
+def _sides(runs: Sequence[Path], a: Sequence[Path], b: Sequence[Path]) -> tuple[Sequence[Path], Sequence[Path]]:
+    if runs and (a or b):
+        raise ConfigError("both A B and --a/--b are given", remedy="name two runs, or use --a and --b for every run")
+    if runs:
+        a, b = runs[:1], runs[1:]
+    if not a or len(a) != len(b) or (runs and len(runs) != 2):
+        raise ConfigError(
+            f"{len(a)} runs of A and {len(b)} of B, expected as many of each and at least one",
+            remedy="holdfast compare A B, or --a and --b once per seed, in the same order of seeds",
+        )
+    return a, b
+
+
+def _read(path: Path) -> _Evidence:
+    from holdfast.auditing.table import TABLE_NAME, read_table, stored_audit
+
+    file = path / TABLE_NAME if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(f"{path} holds no {TABLE_NAME}", remedy="name a run folder or the output of `holdfast audit`")
+    table = read_table(file)
+    audit, rows = stored_audit(table), table.select(["id", "role", "violated"]).to_pylist()
+    if not set(SHARED) <= set(audit) or any(row["id"] is None or row["violated"] is None for row in rows):
+        raise _damaged(file, "a value is missing")
+    for role in HELD_OUT:
+        kept = [row for row in rows if row["role"] == role]
+        if kept:
+            violated = {row["id"]: bool(row["violated"]) for row in kept}
+            if len(violated) != len(kept):
+                raise _damaged(file, "an id occurs twice")
+            return _Evidence(path, role, violated, audit)
+    raise DataError(
+        f"{file} holds no held-out examples (monitor or audit)",
+        remedy="train with a monitor split, or run `holdfast audit` on held-out data",
+    )
+
+
+def _require_same_question(first: _Evidence, other: _Evidence) -> None:
+    """Refuses tables in which `violated` means different things."""
+    differing = [name for key, name in SHARED.items() if first.shared(key) != other.shared(key)]
+    if first.role != other.role:
+        differing.append(f"role ({first.role} and {other.role})")
+    if differing:
+        raise CheckpointError(
+            f"{first.path} and {other.path} differ in {', '.join(differing)}, expected the same in both",
+            remedy="audit both models against one reference, on the same data, with the same constraint",
+        )
+
+
+def _require_different_models(runs: Sequence[_Evidence], side: str) -> None:
+    """One model counted as several seeds would make the interval too narrow."""
+    for one, other in itertools.combinations(runs, 2):
+        after = [run.audit.get("after", {}).get("sha256") for run in (one, other)]
+        if one.path.resolve() == other.path.resolve() or (after[0] is not None and after[0] == after[1]):
+            raise DataError(
+                f"{one.path} and {other.path} are the same model, expected one run per seed",
+                remedy=f"give every --{side.lower()} a run of its own",
+            )
+
+
+def _aligned(x: _Evidence, y: _Evidence) -> tuple[list[bool], list[bool]]:
+    """The outcomes of both on the same examples, in the order of the first."""
+    missing = [len(x.violated.keys() - y.violated.keys()), len(y.violated.keys() - x.violated.keys())]
+    if any(missing):
+        raise CheckpointError(
+            f"{x.path} and {y.path} differ in their {x.role} examples: {missing[0]} only in the first, "
+            f"{missing[1]} only in the second",
+            remedy="compare runs made with the same split, or audit both models on one file",
+        )
+    return list(x.violated.values()), [y.violated[key] for key in x.violated]
+
+
+def _damaged(file: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{file} is damaged as an audit's table: {what}", remedy="run `holdfast audit` again")
+
+
+def _as_json(
+    question: _Evidence,
+    evidence: Sequence[tuple[_Evidence, _Evidence]],
+    pairs: Sequence[PromptComparison],
+    seeds: SeedComparison | None,
+) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "role": question.role,
+        **{key: question.audit[key] for key in ("unit", "tau", "alpha")},
+        "pairs": [
+            {"a": str(x.path), "b": str(y.path), **pair.to_json()} for (x, y), pair in zip(evidence, pairs, strict=True)
+        ],
+        "seeds": None if seeds is None else seeds.to_json(),
+    }
+
+
+def _show_pair(x: _Evidence, y: _Evidence, pair: PromptComparison) -> None:
+    say(f"A {x.path}: {_points(pair.rate_a):g} % of {pair.n};  B {y.path}: {_points(pair.rate_b):g} %")
+    say(
+        f"  A - B: {_points(pair.difference):+g} points, {100 * pair.confidence:g} % interval"
+        f" {_points(pair.lower):+g} to {_points(pair.upper):+g} (paired, Newcombe)"
+    )
+    say(f"  only A violates {pair.only_a}, only B {pair.only_b}; exact McNemar test p = {pair.p_value:.3g}")
+
+
+def _show_seeds(seeds: SeedComparison) -> None:
+    listed = ", ".join(f"{_points(x):+g}" for x in seeds.differences)
+    say(f"over {len(seeds.differences)} seeds, A - B by seed: {listed} points")
+    say(
+        f"  mean {_points(seeds.mean):+g} points, {100 * seeds.confidence:g} % interval"
+        f" {_points(seeds.lower):+g} to {_points(seeds.upper):+g} (t, {len(seeds.differences) - 1} degrees of freedom)"
+    )
+    if seeds.caution:
+        note(f"note: {seeds.caution}")
+
+
+def _points(share: float) -> float:
+    return round(100 * share, 2)

@@ -1,0 +1,59 @@
+"""`holdfast report`: a page and a model card from a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.terminal import note, say, say_json
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, or output folders of an audit or certification.", metavar="RUN ..."),
+    ],
+    output: Annotated[Path | None, typer.Option("--output", help="The page; report.html in the first folder.")] = None,
+    no_text: Annotated[bool, typer.Option("--no-text", help="Leave the text of examples out altogether.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Write report.html, which needs no network and no script, and a model card; several runs stand side by side.
+
+    \b
+    Example:
+      holdfast report runs/first
+      holdfast report runs/first runs/second --output comparison.html
+    """
+    from holdfast.report.card import write_cards
+    from holdfast.report.page import FILE_NAME, write_report
+    from holdfast.report.read import read_evidence
+
+    evidence = [read_evidence(folder) for folder in runs]
+    path = output if output is not None else runs[0] / FILE_NAME
+    views = write_report(evidence, path, text=not no_text)
+    cards = [card for one in evidence for card in write_cards(one)]
+    if json:
+        found = [
+            {"folder": str(one.folder), "verdict": view.verdict.standing.name.lower(), "claim": view.claim}
+            for one, view in zip(evidence, views, strict=True)
+        ]
+        say_json(
+            {
+                "report": str(path),
+                "cards": [str(card.path) for card in cards if card.written],
+                "kept": [str(card.path) for card in cards if not card.written],
+                "runs": found,
+            }
+        )
+        return
+    for view in views:
+        prefix = f"{view.label}: " if len(views) > 1 else ""
+        say(f"{prefix}{view.verdict.title}. {view.verdict.reason}")
+    say(f"report: {path}")
+    for card in cards:
+        if card.written:
+            say(f"model card: {card.path}")
+        else:
+            note(f"{card.path} holds other text and was left alone")

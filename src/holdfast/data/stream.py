@@ -1,0 +1,209 @@
+"""Examples read one at a time, twice: first to check and hash them all, then in windows to work on them.
+
+Between the passes nine bytes an example are kept (its id, and whether it is a duplicate), and a small sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from holdfast.core.errors import ConfigError, DataError, UnsupportedError
+from holdfast.core.hashing import sha256_file
+from holdfast.core.registry import nearest
+from holdfast.data.examples import Example, as_chat
+from holdfast.data.rows import (
+    MissingColumnsError,
+    Problems,
+    RowError,
+    check_columns,
+    example_from_row,
+    missing_columns_error,
+)
+from holdfast.data.sources import RowSource, open_rows, rows_in_memory
+
+Template = Literal["chat", "none"]
+SAMPLE = 64
+
+
+@dataclass(frozen=True)
+class ExampleStream:
+    """Checked examples of one source, exact duplicates left out; made by `open_stream`.
+
+    Attributes:
+        name: of the source.
+        n: how many examples there are.
+        duplicates: rows left out because an earlier row has the same prompt and completion.
+        sha256: of ids, texts and categories of all rows, in order.
+        file_sha256: of the file's bytes; None for anything but a local file.
+        sample: the 64 examples with the smallest ids, which are hashes: a random sample that depends on content alone.
+        chat: whether the examples are conversations.
+    """
+
+    name: str
+    n: int
+    duplicates: int
+    sha256: str
+    file_sha256: str | None
+    sample: tuple[Example, ...]
+    chat: bool
+    _rows: RowSource
+    _columns: Mapping[str, str]
+    _ids: array[int]
+    _kept: np.ndarray[Any, np.dtype[np.bool_]]
+
+    def __iter__(self) -> Iterator[Example]:
+        """Every example, in the order of the source.
+
+        Raises:
+            DataError: the source has changed since it was checked.
+        """
+        number = -1
+        problems = Problems(self.name)
+        with closing(self._rows.read(problems)) as rows:
+            for number, (where, row) in enumerate(rows):
+                try:
+                    example = _example(row, self._columns, where)
+                except RowError:
+                    raise self._changed() from None
+                if number >= len(self._ids) or int(example.id, 16) != self._ids[number]:
+                    raise self._changed()
+                if self._kept[number]:
+                    yield as_chat(example) if self.chat else example
+        if problems.total or number + 1 != len(self._ids):
+            raise self._changed()
+
+    def windows(self, size: int) -> Iterator[list[Example]]:
+        """The examples in lists of `size`, the last one shorter."""
+        window: list[Example] = []
+        for example in self:
+            window.append(example)
+            if len(window) == size:
+                yield window
+                window = []
+        if window:
+            yield window
+
+    def _changed(self) -> DataError:
+        return DataError(f"{self.name} changed while it was being read", remedy="run again when nothing writes to it")
+
+
+def open_stream(
+    source: Any,
+    *,
+    columns: Mapping[str, str] | None = None,
+    template: Template = "chat",
+    name: str | None = None,
+    split: str | None = None,
+    subset: str | None = None,
+    revision: str | None = None,
+) -> ExampleStream:
+    """Read a source once: check every row, count, hash, and find exact duplicates.
+
+    Args:
+        source: a data file, a hub id, rows in memory, a `datasets.Dataset`, or examples.
+        columns: as for `read_examples`.
+        template: `chat` turns prompt and completion into a conversation; `none` leaves plain text plain.
+        name: of rows in memory.
+        split: of a hub data set, as are `subset` and `revision`.
+
+    Raises:
+        DataError: listing up to 20 faults, as `read_examples` does.
+        UnsupportedError: the source can be read only once.
+    """
+    if template not in ("chat", "none"):
+        raise ConfigError(f"template {template!r} is unknown", remedy=nearest(str(template), ["chat", "none"]))
+    if isinstance(source, (str, Path)):
+        rows = open_rows(str(source), split=split, subset=subset, revision=revision)
+    elif isinstance(source, Iterator) or not hasattr(source, "__iter__"):
+        raise UnsupportedError(
+            f"safety data of type {type(source).__name__} can be read only once", remedy="give a list, file or data set"
+        )
+    else:
+        rows = rows_in_memory(source, name or "the safety rows")
+    mapping = check_columns(columns)
+    seen = _Seen()
+    problems = Problems(rows.name)
+    with closing(rows.read(problems)) as found:
+        for where, row in found:
+            try:
+                seen.add(_example(row, mapping, where))
+            except MissingColumnsError as error:
+                if not seen.ids and not problems.total:  # the first row: the whole source has other columns
+                    raise missing_columns_error(where, row, mapping) from None
+                problems.add(where, str(error))
+            except RowError as error:
+                problems.add(where, str(error))
+    problems.raise_if_any()
+    if not seen.ids:
+        raise DataError(f"{rows.name} has no rows", remedy="give at least one example")
+    kept, chat = _first_occurrences(seen.ids), _is_chat(seen, template)
+    sample = [example for _, _, example in sorted(seen.sample, key=lambda item: -item[0])]
+    return ExampleStream(
+        name=rows.name, n=int(kept.sum()), duplicates=int((~kept).sum()), sha256=seen.digest.hexdigest(),
+        file_sha256=None if rows.path is None else sha256_file(rows.path),
+        sample=tuple(as_chat(example) if chat else example for example in sample), chat=chat,
+        _rows=rows, _columns=mapping, _ids=seen.ids, _kept=kept,
+    )  # fmt: skip
+
+
+class _Seen:
+    """What the first pass remembers."""
+
+    def __init__(self) -> None:
+        self.ids: array[int] = array("Q")
+        self.digest = hashlib.sha256()
+        self.kinds: dict[str, str] = {}
+        self.sample: list[tuple[int, int, Example]] = []
+
+    def add(self, example: Example) -> None:
+        number = int(example.id, 16)
+        content = [example.id, example.prompt, example.completion, example.category]
+        line = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+        self.digest.update(len(line).to_bytes(8, "little") + line)
+        self.kinds.setdefault(example.kind, example.where)
+        # A heap of the smallest ids, its largest on top; the second entry decides between equal ids.
+        item = (-number, -len(self.ids), example)
+        self.ids.append(number)
+        if any(number == -key for key, _, _ in self.sample):
+            return
+        if len(self.sample) < SAMPLE:
+            heapq.heappush(self.sample, item)
+        elif item[0] > self.sample[0][0]:
+            heapq.heapreplace(self.sample, item)
+
+
+def _example(row: object, columns: Mapping[str, str], where: str) -> Example:
+    return row if isinstance(row, Example) else example_from_row(row, columns, where)
+
+
+def _first_occurrences(ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    values = np.frombuffer(array("Q", ids), dtype=np.uint64)
+    kept = np.zeros(len(values), dtype=bool)
+    kept[np.unique(values, return_index=True)[1]] = True
+    return kept
+
+
+def _is_chat(seen: _Seen, template: Template) -> bool:
+    """Whether examples become conversations: on request, or since some already are.
+
+    Raises:
+        DataError: text examples, which have no prompt, where they would have to.
+    """
+    chat = template == "chat" or len(seen.kinds) > 1
+    if chat and "text" in seen.kinds:
+        mixed = " mixed with others" if len(seen.kinds) > 1 else ""
+        raise DataError(
+            f"{seen.kinds['text']}: text examples{mixed} have no prompt and cannot become a conversation",
+            remedy="give prompt and completion columns, or messages; or text alone with template: none",
+        )
+    return chat or "chat" in seen.kinds

@@ -1,0 +1,130 @@
+"""The model card `README.md`: the claim, the figures and the limits; no text of any example."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from holdfast.core.files import write_text
+from holdfast.report.evidence import Evidence, SafetyEvidence
+from holdfast.report.facts import facts
+from holdfast.report.verdict import claim, verdict
+from holdfast.report.views import figure_rows
+from holdfast.report.wording import markdown
+
+MARKER = "<!-- written by holdfast report; edits are overwritten while this line stands -->"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_FENCED = re.compile(r"^```.*?^```\s*$", re.DOTALL | re.MULTILINE)
+# Every line that PEFT's and TRL's unedited cards hold besides headings: anything else is somebody's own text.
+_GENERATED = re.compile(
+    r"#.*|.*\[More Information Needed\]|\*\*(BibTeX|APA):\*\*|- [\w ]+:? [\w.+-]+"
+    r"|Users \(both direct and downstream\) should be made aware .*|Use the code below to get started with the model\."
+    r"|Carbon emissions can be estimated using the \[Machine Learning Impact calculator\].*"
+    r"|This model is a fine-tuned version of \[.*\]\(.*\)( on the \[.*\]\(.*\) dataset)?\."
+    r"|It has been trained using \[TRL\]\(https://github\.com/huggingface/trl\)\."
+    r"|This model was trained with [\w -]+(, a method introduced in \[.*\]\(.*\))?\.|Cite [\w -]+ as:|\[<img src=.*"
+)
+_SIGNS = ("# Model Card for Model ID", "It has been trained using [TRL]")
+
+
+@dataclass(frozen=True)
+class Card:
+    """Where a card belongs, and whether it was written; one with a user's own text is kept."""
+
+    path: Path
+    written: bool
+
+
+def write_cards(evidence: Evidence) -> list[Card]:
+    """Write README.md into the run folder and into its adapter; an audit's folder has no model and gets none."""
+    if not evidence.trained:
+        return []
+    text = card_text(evidence)
+    cards = []
+    for folder in (evidence.folder, evidence.folder / "adapter"):
+        if folder.is_dir():
+            path = folder / "README.md"
+            written = is_ours_to_write(path)
+            if written:
+                write_text(path, text)
+            cards.append(Card(path, written))
+    return cards
+
+
+def is_ours_to_write(path: Path) -> bool:
+    """Whether no text of a user's own would be lost: the file is absent, ours, or as PEFT or TRL generated it."""
+    if path.is_symlink():
+        return False
+    if not path.exists():
+        return True
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    if MARKER in text:
+        return True
+    if not any(sign in text for sign in _SIGNS):
+        return False
+    body = _FENCED.sub("", _COMMENT.sub("", _FRONT.sub("", text, count=1)))
+    return all(_GENERATED.fullmatch(line.strip()) for line in body.splitlines() if line.strip())
+
+
+def card_text(evidence: Evidence) -> str:
+    """The card: YAML front matter, then Markdown in which every stored value is escaped."""
+    front = yaml.safe_dump(_front_matter(evidence), sort_keys=True).strip()
+    found = verdict(evidence)
+    parts = [
+        f"---\n{front}\n---\n{MARKER}",
+        "# Fine-tuned model, measured by holdfast",
+        markdown(claim(evidence)),
+        f"**{markdown(found.title)}.** {markdown(found.reason)}",
+        *(_figures(evidence, one) for one in evidence.sets if one.figures or one.certificate),
+        "## How it was made",
+        "\n".join(f"- {markdown(fact.name)}: {markdown(_public(fact.value))}" for fact in facts(evidence))
+        or "Not recorded.",
+        "## What this does not say",
+        _LIMITS,
+        "The whole report is in report.html of the run folder.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_LIMITS = """\
+- The constraint acts on a minibatch and to first order: it steers, it does not promise the limit at every step.
+- Constraint and monitor examples were seen during training. Without a certificate, nothing follows for other prompts.
+- A likely safe reply is not a harmless model: judge real replies too.
+- A certificate speaks of prompts like the certified ones, drawn independently, and of one opening of that split.
+- Certificates are bound by hashes, not signed: check one with `holdfast certify --verify`."""
+
+
+def _public(value: str) -> str:
+    """A value without the folders of this machine: a card is made to be published."""
+    parts = (Path(part).name if Path(part).is_absolute() else part for part in value.split(", "))
+    return ", ".join(parts)
+
+
+def _front_matter(evidence: Evidence) -> dict[str, Any]:
+    front: dict[str, Any] = {"pipeline_tag": "text-generation", "tags": ["holdfast", "safety"]}
+    config = evidence.config or {}
+    if config.get("lora") is not None:
+        front["library_name"] = "peft"
+    model = config.get("model")
+    if isinstance(model, str) and HUB_ID.fullmatch(model) and not Path(model).exists():
+        front["base_model"] = model
+    return front
+
+
+def _figures(evidence: Evidence, one: SafetyEvidence) -> str:
+    assert one.limit is not None
+    title = f"## Figures, {markdown(one.name)}" if evidence.named else "## Figures"
+    lines = [title, "", "| examples | degraded | share | upper bound (95 %) | verdict |", "|---|---|---|---|---|"]
+    for row in figure_rows(one):
+        cells = (f"{row.who}, {row.what}", row.count, row.rate, row.upper, row.fits)
+        lines.append(f"| {' | '.join(markdown(cell) for cell in cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,169 @@
+"""What a report speaks of: the limit, what was measured against it, and what was certified."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.report.fields import Fields
+from holdfast.report.table import Table
+from holdfast.report.wording import unit_words
+
+SINGLE = "safety"
+"""The name of a safety set that was given none."""
+UNITS = ("nll_token", "nll_first", "nll_sum", "kl_token")
+QUANTILES = ("q50", "q75", "q90", "q95", "q99", "max")
+ROLES = ("monitor", "audit", "constraint")
+"""In the order of what they say about other prompts: held out first."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """At most a share alpha may degrade by more than tau in the unit."""
+
+    tau: float
+    alpha: float
+    unit: str
+    first_k: int = 8
+
+    @property
+    def words(self) -> str:
+        """The unit in words."""
+        return unit_words(self.unit, self.first_k)
+
+    def same_question(self, other: Limit) -> bool:
+        """Whether a violation means the same under both (alpha may differ)."""
+        return (self.tau, self.unit, self.first_k) == (other.tau, other.unit, other.first_k)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One split measured: `violations` of `n` examples have D > tau; `upper` is the exact 95 % bound of the rate."""
+
+    role: str
+    n: int
+    violations: int
+    rate: float
+    upper: float
+    cvar: float
+    mean: float = math.nan
+    quantiles: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CategoryFigures:
+    """One category of a certificate."""
+
+    name: str
+    n: int
+    regressions: int
+    upper: float
+    certified: bool
+
+
+@dataclass(frozen=True)
+class CertificateFigures:
+    """Counts and verdict of the certify split, which shows nothing else.
+
+    Attributes:
+        certified: the verdict of the file.
+        other_model: the certificate is bound to another model than the audit beside it.
+        strength: the largest adapter strength that certified; None where strength was not asked for or none did.
+        fields: the file, for its further details.
+    """
+
+    certified: bool
+    kind: str
+    statement: str
+    limit: Limit
+    confidence: float
+    n: int
+    examples: int
+    regressions: int
+    upper: float
+    certified_tau: float
+    strength: float | None
+    categories: tuple[CategoryFigures, ...]
+    assumptions: tuple[str, ...]
+    declared: int
+    this_opening: int
+    leakage_checked: bool
+    other_model: bool
+    fields: Fields
+
+    @property
+    def full_strength(self) -> bool:
+        """Whether the claim is about the adapter as trained."""
+        return self.kind != "strength" or self.strength == 1.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the text of the examples can be read again."""
+
+    data: str
+    columns: dict[str, str] | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class SafetyEvidence:
+    """One safety set: its limit and whatever was measured and certified about it."""
+
+    name: str
+    folder: Path
+    limit: Limit | None
+    noise_floor: float = math.nan
+    figures: tuple[Figures, ...] = ()
+    units: dict[str, dict[str, float]] = field(default_factory=dict)
+    audit: Fields | None = None
+    behaviour: Fields | None = None
+    table: Table | None = None
+    certificate: CertificateFigures | None = None
+    source: Source | None = None
+    closed: frozenset[str] = frozenset()
+    """Ids of the certify split: nothing about them is ever shown."""
+
+    @property
+    def headline(self) -> Figures | None:
+        """The split that says most about other prompts."""
+        ranked = sorted(self.figures, key=lambda f: ROLES.index(f.role) if f.role in ROLES else len(ROLES))
+        return ranked[0] if ranked else None
+
+    @property
+    def over(self) -> tuple[Figures, ...]:
+        """The splits whose rate exceeds alpha, or is not a number."""
+        return tuple(f for f in self.figures if self.limit and not f.rate <= self.limit.alpha)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A piece that is not there, and the command that makes it."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One folder: a run, or the output of an audit or a certification."""
+
+    folder: Path
+    name: str
+    config: dict[str, Any] | None
+    events: list[dict[str, Any]]
+    result: Fields | None
+    sets: tuple[SafetyEvidence, ...]
+    missing: tuple[Missing, ...]
+
+    @property
+    def trained(self) -> bool:
+        """Whether this is the folder of a training run."""
+        return self.config is not None or bool(self.events) or self.result is not None
+
+    @property
+    def named(self) -> bool:
+        """Whether the safety sets carry names."""
+        return [one.name for one in self.sets] != [SINGLE]

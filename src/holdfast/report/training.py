@@ -1,0 +1,166 @@
+"""The course of training from events.jsonl: what the filter saw, how hard it pushed, and when."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from holdfast.report.svg import Scale, Size, element, line, picture, polyline, text, tick_label, tick_text, ticks
+from holdfast.report.wording import percent
+
+MAX_COLUMNS = 240
+EVENTS = {
+    "inactive": "the optimizer's own step satisfied the barrier and was left alone",
+    "active": "the step was corrected; the barrier holds with equality",
+    "capped": "the correction was cut to the trust region; the barrier holds in part",
+    "restoration": "g > 0 and the correction did not fit: the task step was dropped",
+    "infeasible": "g > 0 and its gradient is 0: no direction helps, nothing moved",
+    "infeasible_start": "the run was allowed to start with g > 0",
+    "nonfinite": "a loss or gradient was not finite; the step was discarded",
+}
+ROW = 17
+
+
+@dataclass(frozen=True)
+class Course:
+    """One safety set over the steps; a value that is absent or not finite is NaN."""
+
+    steps: NDArray[np.float64]
+    violation_rate: NDArray[np.float64]
+    g: NDArray[np.float64]
+    multiplier: NDArray[np.float64]
+    events: tuple[str, ...]
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the run logged its constraint at all; plain fine-tuning does not."""
+        return bool(np.isfinite(self.g).any())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Known events, in a fixed order, with how often each happened."""
+        found = Counter(self.events)
+        return {name: found[name] for name in EVENTS if found[name]}
+
+
+def course(rows: Sequence[Mapping[str, Any]], name: str) -> Course:
+    """The rows of one safety set; with several sets a row holds them under `constraints`."""
+
+    def column(key: str) -> NDArray[np.float64]:
+        values = [_inner(row, name).get(key) for row in rows]
+        numbers = [v if isinstance(v, int | float) and not isinstance(v, bool) else math.nan for v in values]
+        return np.array(numbers, dtype=np.float64)
+
+    return Course(
+        steps=np.array([float(row["step"]) for row in rows]),
+        violation_rate=column("violation_rate"),
+        g=column("g"),
+        multiplier=column("multiplier"),
+        events=tuple(str(row.get("event", "")) for row in rows),
+    )
+
+
+def _inner(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    several = row.get("constraints")
+    found = several.get(name) if isinstance(several, Mapping) else None
+    return found if isinstance(found, Mapping) else row
+
+
+def training_chart(found: Course, alpha: float, width: int, css: str) -> Markup:
+    """Three panels over one step axis, and one row of marks for each kind of event."""
+    kinds = [name for name in found.counts if name != "inactive"]
+    panel, gap = (92, 34) if width < 500 else (104, 36)
+    left = 68 if width < 500 else 92
+    strip = 3 * (panel + gap) + 4
+    size = Size(width, strip + ROW * max(len(kinds), 1) + 52, left=left, right=14)
+    x = Scale(float(found.steps[0]), max(float(found.steps[-1]), float(found.steps[0]) + 1), left, width - 14)
+    rates, g, m = found.violation_rate, found.g, found.multiplier
+    parts = [
+        *_panel(found.steps, rates, "curve rate", x, 22, panel, "violations in the batch", alpha, share=True),
+        *_panel(found.steps, g, "curve value", x, 22 + panel + gap, panel, "g, averaged over recent steps", 0.0),
+        *_panel(found.steps, m, "curve lambda", x, 22 + 2 * (panel + gap), panel, "multiplier λ", None),
+        *_marks(found, kinds, x, strip, size),
+    ]  # fmt: skip
+    bottom = strip + ROW * max(len(kinds), 1) + 10
+    for value in ticks(x.low, x.high, 4 if size.narrow else 8):
+        if value == int(value):
+            parts.append(line(x(value), bottom, x(value), bottom + 4, "axis"))
+            parts.append(tick_text(tick_label(value), x(value), bottom + 17, size))
+    parts.append(line(left, bottom, width - 14, bottom, "axis"))
+    parts.append(text("training step", (left + width - 14) / 2, bottom + 35, "muted", "middle"))
+    spoken = ", ".join(f"{name} {n}" for name, n in found.counts.items())
+    about = f"{len(found.steps)} steps. Events: {spoken or 'none'}. Last g {_last(g)}, last multiplier {_last(m)}."
+    return picture(size, "Constraint, multiplier and violations over training", about, parts, css)
+
+
+def _last(values: NDArray[np.float64]) -> str:
+    return f"{values[-1]:.4g}" if values.size and math.isfinite(values[-1]) else "unknown"
+
+
+def _panel(
+    steps: NDArray[np.float64],
+    values: NDArray[np.float64],
+    css: str,
+    x: Scale,
+    top: float,
+    height: float,
+    title: str,
+    level: float | None,
+    *,
+    share: bool = False,
+) -> list[Markup]:
+    """One variable over the steps with its limit drawn across."""
+    every = values[np.isfinite(values)]
+    low = min([0.0, *([float(every.min())] if every.size else [])])
+    high = max([float(every.max()) if every.size else 0.0, 0.0 if level is None else level])
+    high = high + 0.08 * (high - low) if high > low else low + 1.0
+    y = Scale(low, high, top + height, top)
+    parts = [text(title, x.start, top - 8, "panel")]
+    for value in ticks(low, high, 3):
+        label = percent(value) if share else tick_label(value)
+        parts += [line(x.start, y(value), x.end, y(value), "grid"), text(label, x.start - 8, y(value) + 4, "", "end")]
+    if level is not None:
+        parts.append(line(x.start, y(level), x.end, y(level), "limit"))
+        words = f"limit {percent(level)}" if share else "g = 0"
+        hangs = bool(every.size) and every[-1] > level  # on the side of the line where the curve does not end
+        parts.append(text(words, x.end, y(level) + (15 if hangs else -5), "strong", "end"))
+    return parts + [polyline([(x(a), y(b)) for a, b in piece], css) for piece in _pieces(steps, values)]
+
+
+def _pieces(steps: NDArray[np.float64], values: NDArray[np.float64]) -> list[list[tuple[float, float]]]:
+    """The curve as unbroken pieces: a step without a finite value leaves a gap.
+
+    A long run is drawn by the lowest and the highest value of each column, so that no peak is lost.
+    """
+    per = max(1, math.ceil(len(steps) / MAX_COLUMNS))
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for start in range(0, len(steps), per):
+        chunk = values[start : start + per]
+        finite = np.flatnonzero(np.isfinite(chunk))
+        if not finite.size:
+            pieces.append([])
+            continue
+        ends = {int(finite[np.argmin(chunk[finite])]), int(finite[np.argmax(chunk[finite])])}
+        pieces[-1] += [(float(steps[start + i]), float(chunk[i])) for i in sorted(ends)]
+    return [piece for piece in pieces if piece]
+
+
+def _marks(found: Course, kinds: Sequence[str], x: Scale, top: float, size: Size) -> list[Markup]:
+    """A row of ticks for each kind of event: told apart by place, not by colour."""
+    if not kinds:
+        return [text("every step was left alone", size.left, top + 12, "muted")]
+    parts = []
+    for number, kind in enumerate(kinds):
+        y = top + number * ROW
+        label = {"restoration": "restored", "infeasible_start": "bad start"}.get(kind, kind)
+        parts.append(text(label, size.left - 8, y + 11, "small", "end"))
+        places = sorted({round(x(s), 0) for s, e in zip(found.steps.tolist(), found.events, strict=True) if e == kind})
+        parts += [element("rect", class_=f"mark-{kind}", x=p - 1.0, y=y + 2.0, width=2.0, height=11.0) for p in places]
+    return parts

@@ -1,0 +1,78 @@
+"""Batches by a budget of padded tokens, and what may not depend on them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests import tiny
+from tests.unit.auditing.making import encodings, write_adapter
+
+from holdfast.auditing.batches import CPU_TOKENS, batches, shuffled_batches, token_budget
+from holdfast.auditing.measure import measure_pair
+from holdfast.auditing.noise import noise_floor
+from holdfast.auditing.pair import open_pair
+from holdfast.constraint import completion
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=50)
+
+
+@given(LENGTHS, st.integers(1, 120), st.booleans())
+def test_every_example_once_and_no_batch_over_budget(lengths, budget, shuffled):
+    found = shuffled_batches(lengths, budget, 0) if shuffled else batches(lengths, budget)
+    assert sorted(i for positions in found for i in positions) == list(range(len(lengths)))
+    for positions in found:
+        widest = max(lengths[i] for i in positions)
+        assert len(positions) == 1 or len(positions) * widest <= budget
+
+
+def test_sorted_batches_begin_with_the_longest():
+    assert batches([3, 9, 5, 9], 18) == [[1, 3], [2, 0]]
+    assert shuffled_batches(list(range(1, 30)), 60, 0) != batches(list(range(1, 30)), 60)
+
+
+def test_a_cpu_has_a_fixed_budget():
+    assert token_budget(tiny.model(), torch.device("cpu")) == CPU_TOKENS
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    base = tiny.saved(tmp_path_factory.mktemp("base"))
+    return base, write_adapter(tmp_path_factory.mktemp("adapter"), base)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 512])
+def test_neither_order_nor_batch_nor_chunk_changes_a_loss(models, chunk, monkeypatch):
+    rows = encodings(12)
+    with open_pair(*models, device="cpu") as pair:
+        expected = measure_pair(pair, rows, first_k=3, batch_tokens=1)
+        monkeypatch.setattr("holdfast.auditing.scoring.TOKEN_CHUNK", chunk)
+        found = measure_pair(pair, rows[::-1], first_k=3, batch_tokens=10_000)
+    for name in ("nll_before", "nll_after", "first_before", "first_after", "kl"):
+        assert getattr(found, name)[::-1] == pytest.approx(getattr(expected, name), abs=5e-6), name
+
+
+def test_the_noise_floor_is_small_and_not_always_zero(models):
+    rows = encodings(40)
+    with open_pair(*models, device="cpu", dtype="bfloat16") as pair:
+        half = {unit: noise_floor(pair, rows, unit, first_k=8, batch_tokens=600) for unit in ("nll_sum", "kl_token")}
+    with open_pair(*models, device="cpu") as pair:
+        full = {unit: noise_floor(pair, rows, unit, first_k=8, batch_tokens=600) for unit in ("nll_sum", "kl_token")}
+    assert 0 <= full["nll_sum"] < 1e-4
+    assert full["nll_sum"] < half["nll_sum"] < 1.0
+    assert abs(full["kl_token"]) < 1e-6
+
+
+def test_the_head_multiplies_in_float32_without_a_gpu():
+    """On a CPU, bfloat16 states and weights are converted, so products and sums are float32's."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 16).bfloat16(), torch.randn(9, 16).bfloat16()
+    with torch.no_grad():
+        found = completion._float32_linear(hidden, weight, None)
+    assert found.dtype == torch.float32
+    exact = hidden.double() @ weight.double().T
+    assert np.abs(found.double() - exact).max() < 1e-5
+    bias = torch.randn(9).bfloat16()
+    assert np.abs(completion._float32_linear(hidden, weight, bias).double() - exact - bias.double()).max() < 1e-5

@@ -1,0 +1,242 @@
+"""The ledger: an opening is entered before it happens, counted once, and never beyond what was declared."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.certification.openings import Claim, Ledger, default_ledger, look_sha256, split_sha256
+from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
+from holdfast.data.split_record import id_hashes
+
+CLAIM = Claim("b" * 64, "a" * 64, "nll_token", 0.1, 0.05, 8, 0.95, "fixed", {"template": "chat", "pool": None})
+IDS = [f"{i:016x}" for i in range(60)]
+FRESH = [f"{i:016x}" for i in range(100, 160)]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.json")
+
+
+def other(number: int) -> Claim:
+    return replace(CLAIM, after_sha256=f"{number:064x}")
+
+
+def test_an_opening_is_written_and_numbered(ledger):
+    found = ledger.open(CLAIM, IDS)
+    assert (found.declared, found.number) == (1, 1)
+    of_a_run = id_hashes({"constraint": [], "monitor": [], "certify": IDS})
+    assert found.split_sha256 == split_sha256(IDS) == of_a_run["certify"]
+    assert Ledger(ledger.path).find(CLAIM.sha256, IDS[::-1]) == found
+    assert ledger.find(other(1).sha256, IDS) is None
+    assert ledger.find(CLAIM.sha256, IDS[:-1]) is None
+    assert found.level(0.9) == 0.1
+
+
+def test_checking_writes_nothing(ledger):
+    assert ledger.check(CLAIM, IDS).number == 1
+    assert not ledger.path.exists()
+
+
+def test_the_same_claim_is_the_same_opening_whatever_the_order_of_prompts(ledger):
+    first = ledger.open(CLAIM, IDS)
+    written = ledger.path.read_bytes()
+    assert ledger.open(CLAIM, IDS[::-1]) == first
+    assert ledger.path.read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"before_sha256": "0" * 64}, {"after_sha256": "0" * 64}, {"unit": "nll_sum"}, {"tau": 0.2}, {"alpha": 0.1},
+        {"first_k": 4}, {"confidence": 0.9}, {"kind": "per_category"}, {"settings": {"template": "none", "pool": None}},
+    ],
+)  # fmt: skip
+def test_whatever_changes_the_claim_is_another_opening(ledger, change):
+    ledger.open(CLAIM, IDS)
+    with pytest.raises(InfeasibleError, match="an undeclared opening never certifies") as refusal:
+        ledger.open(replace(CLAIM, **change), IDS)
+    assert "fresh prompts" in refusal.value.remedy
+    assert refusal.value.exit_code == 4
+    ledger.open(replace(CLAIM, **change), FRESH)
+
+
+def test_a_refused_opening_leaves_no_entry(ledger):
+    ledger.open(CLAIM, IDS)
+    written = ledger.path.read_bytes()
+    for attempt in (ledger.check, ledger.open):
+        with pytest.raises(InfeasibleError):
+            attempt(other(1), IDS)
+    assert ledger.path.read_bytes() == written
+
+
+def test_declared_openings_share_delta_and_then_end(ledger):
+    for number in (1, 2, 3):
+        found = ledger.open(other(number), IDS, declared=3)
+        assert (found.number, found.declared) == (number, 3)
+        assert found.level(0.95) == pytest.approx(0.05 / 3)
+    with pytest.raises(InfeasibleError, match="looked at 3 times"):
+        ledger.open(other(4), IDS, declared=3)
+    assert ledger.open(other(2), IDS).number == 2, "what was opened may be looked up again"
+
+
+def test_the_declaration_is_kept_and_cannot_change(ledger):
+    ledger.open(other(1), IDS, declared=2)
+    for number in (1, 3):
+        with pytest.raises(ConfigError, match=f"declared 2 openings .* now {number}") as refusal:
+            ledger.open(other(2), IDS, declared=number)
+        assert refusal.value.exit_code == 2
+    with pytest.raises(ConfigError, match="now 3"):
+        ledger.open(other(1), IDS, declared=3)
+    assert ledger.open(other(2), IDS).declared == 2
+
+
+@pytest.mark.parametrize("declared", [0, -1, 1.0, True])
+def test_a_declaration_is_a_whole_number(ledger, declared):
+    with pytest.raises(ConfigError, match="expected a whole number >= 1"):
+        ledger.open(CLAIM, IDS, declared=declared)
+
+
+def test_sets_that_share_a_prompt_are_counted_together(ledger):
+    ledger.open(CLAIM, IDS)
+    shared = [IDS[0], *FRESH]
+    with pytest.raises(InfeasibleError, match="undeclared"):
+        ledger.open(other(1), shared)
+    with pytest.raises(InfeasibleError, match="openings declared is 1"):
+        ledger.open(other(1), shared, declared=5)
+    with pytest.raises(InfeasibleError, match="undeclared"):
+        ledger.open(CLAIM, shared)  # the same claim on more prompts is optional stopping
+    assert ledger.open(other(1), FRESH).number == 1
+
+
+def test_an_overlap_within_what_both_declared_is_charged(ledger):
+    ledger.open(other(1), IDS, declared=3)
+    assert ledger.open(other(2), [IDS[0], *FRESH], declared=2).number == 2
+    with pytest.raises(InfeasibleError, match="looked at 2 times"):
+        ledger.open(other(3), IDS)
+
+
+def test_an_audit_of_something_else_counts(ledger):
+    ledger.record_look(other(7).look, IDS[:5])
+    with pytest.raises(InfeasibleError, match="audits of something else: 1"):
+        ledger.open(CLAIM, IDS)
+    assert ledger.open(CLAIM, IDS, declared=2).number == 2
+
+
+def test_an_audit_of_the_claim_itself_does_not_count(ledger):
+    ledger.record_look(CLAIM.look, IDS)
+    assert ledger.open(CLAIM, IDS).number == 1
+    written = ledger.path.read_bytes()
+    ledger.record_look(CLAIM.look, IDS)
+    assert ledger.path.read_bytes() == written
+
+
+def test_a_look_is_two_models_and_a_measure():
+    base = ("b", "a", "nll_token", 0.1, 0.05, 8)
+    changed = [("c", *base[1:]), ("b", "c", *base[2:]), (*base[:2], "nll_sum", *base[3:]), (*base[:3], 0.2, *base[4:])]
+    changed += [(*base[:4], 0.1, 8), (*base[:5], 4)]
+    assert len({look_sha256(*one) for one in [base, *changed]}) == 7
+    assert replace(CLAIM, kind="strength", confidence=0.9, settings={}).look == CLAIM.look
+
+
+def test_a_sequence_may_grow_at_its_end_only(ledger):
+    claim = replace(CLAIM, kind="sequential")
+    first = ledger.open(claim, IDS[:20], sequential=True)
+    grown = ledger.open(claim, IDS[:30], sequential=True)
+    assert (grown.number, grown.declared) == (first.number, first.declared) == (1, 1)
+    assert ledger.open(claim, IDS[:30], sequential=True) == grown
+    for changed in (IDS[1:31], [IDS[1], IDS[0], *IDS[2:40]], IDS[:25], [*IDS[:15], FRESH[0], *IDS[15:40]]):
+        with pytest.raises(InfeasibleError, match="do not continue the 30"):
+            ledger.open(claim, changed, sequential=True)
+    assert ledger.open(claim, IDS, sequential=True).split_sha256 == split_sha256(IDS)
+    assert ledger.find(claim.sha256, IDS[:20]) == first, "an earlier certificate of the sequence stays entered"
+    assert ledger.find(claim.sha256, IDS[1:20]) is None
+
+
+def test_a_sequence_that_grows_into_opened_prompts_is_refused(ledger):
+    claim = replace(CLAIM, kind="sequential")
+    ledger.open(claim, IDS, sequential=True)
+    ledger.open(other(1), FRESH)
+    with pytest.raises(InfeasibleError, match="undeclared"):
+        ledger.open(claim, [*IDS, FRESH[0]], sequential=True)
+
+
+def test_a_fixed_opening_of_the_same_prompts_does_not_disturb_a_sequence(ledger):
+    claim = replace(CLAIM, kind="sequential")
+    order = IDS[::-1]
+    ledger.open(claim, order, declared=2, sequential=True)
+    ledger.open(CLAIM, IDS)
+    assert ledger.open(claim, order, sequential=True).number == 1
+
+
+@pytest.mark.parametrize("ids", [[], ["a", "a"]])
+def test_prompts_must_be_there_and_differ(ledger, ids):
+    with pytest.raises(DataError):
+        ledger.open(CLAIM, ids)
+    with pytest.raises(DataError):
+        ledger.record_look(CLAIM.look, ids)
+
+
+def damage(state: dict, how: str) -> object:
+    if how == "version":
+        return state | {"version": 2}
+    if how == "ids":
+        next(iter(state["splits"].values()))[0] = "x"
+    elif how == "split":
+        state["openings"][0]["split"] = "x"
+    elif how == "declared":
+        state["openings"][0]["declared"] = 0
+    elif how == "claim":
+        del state["openings"][0]["claim"]
+    else:
+        del state["looks"]
+    return state
+
+
+@pytest.mark.parametrize("how", ["version", "ids", "split", "declared", "claim", "looks", "list", "text"])
+def test_a_damaged_ledger_is_refused(ledger, how):
+    ledger.open(CLAIM, IDS)
+    state = json.loads(ledger.path.read_text())
+    broken = {"list": "[]", "text": "{"}.get(how) or json.dumps(damage(state, how))
+    ledger.path.write_text(broken, encoding="utf-8")
+    with pytest.raises(CheckpointError) as refusal:
+        ledger.open(CLAIM, IDS)
+    assert str(ledger.path) in refusal.value.what
+
+
+def test_where_the_ledger_lies(tmp_path, monkeypatch):
+    safety = tmp_path / "safety.jsonl"
+    safety.write_text("{}", encoding="utf-8")
+    assert default_ledger(str(safety)) == tmp_path / "safety.jsonl.openings.json"
+    cache = Path(tmp_path / "holdfast-cache" / "openings" / "ledger.openings.json")
+    assert default_ledger("owner/data") == cache
+    monkeypatch.setattr("holdfast.certification.openings.os.access", lambda *_: False)
+    assert default_ledger(str(safety)) == cache
+    (tmp_path / "safety.jsonl.openings.json").write_text("{}", encoding="utf-8")
+    assert default_ledger(str(safety)).parent == tmp_path, "a ledger that exists is not passed over"
+
+
+def _open_one(path: str, number: int, results: multiprocessing.Queue) -> None:
+    try:
+        Ledger(Path(path)).open(other(number), IDS, declared=4)
+        results.put(1)
+    except InfeasibleError:
+        results.put(0)
+
+
+def test_two_processes_cannot_both_take_the_last_opening(ledger, tmp_path):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    workers = [context.Process(target=_open_one, args=(str(ledger.path), n, results)) for n in range(12)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sum(results.get() for _ in workers) == 4
+    assert len(json.loads(ledger.path.read_text())["openings"]) == 4
+    assert list(tmp_path.iterdir()) == [ledger.path], "no lock and no temporary file is left"

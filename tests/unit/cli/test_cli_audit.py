@@ -1,0 +1,117 @@
+"""`holdfast audit` from the command line: output, exit codes, runs, interruption."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.auditing.making import write_adapter
+from tests.unit.cli.conftest import rows
+
+import holdfast as hf
+
+
+@pytest.fixture(scope="session")
+def adapter(tmp_path_factory, tiny_model):
+    return write_adapter(tmp_path_factory.mktemp("adapter"), tiny_model)
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "safety.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows("safety")[:12]), encoding="utf-8")
+    return path
+
+
+def options(tiny_model, adapter, data, tmp_path):
+    return (
+        "--before",
+        tiny_model,
+        "--after",
+        adapter,
+        "--safety",
+        data,
+        "--output",
+        tmp_path / "out",
+        "--device",
+        "cpu",
+    )
+
+
+def test_over_the_limit_exits_4_and_shows_no_text(holdfast, tiny_model, adapter, data, tmp_path):
+    code, out, err = holdfast("audit", *options(tiny_model, adapter, data, tmp_path), "--tau", "0", "--alpha", "0.01")
+    assert code == 4
+    lines = out.splitlines()
+    assert lines[0].endswith("at most 1 % allowed: OVER the limit")
+    assert lines[1].split() == ["q50", "q75", "q90", "q95", "q99", "max", "cvar"]
+    assert [line.split()[0] for line in lines[2:6]] == ["nll_token", "nll_sum", "nll_first", "kl_token"]
+    assert "audit 24/24" in err
+    assert "steal" not in out + err
+
+
+def test_json_is_one_object_and_within_exits_0(holdfast, tiny_model, adapter, data, tmp_path):
+    arguments = (*options(tiny_model, adapter, data, tmp_path), "--tau", "50", "--unit", "nll_sum", "--json")
+    code, out, _ = holdfast("audit", *arguments)
+    assert code == 0
+    found = json.loads(out)
+    assert found == json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert (found["violation_rate"], found["n"], found["unit"], found["tau"]) == (0.0, 12, "nll_sum", 50.0)
+    assert set(found["quantiles"]) == {"q50", "q75", "q90", "q95", "q99", "max"}
+    assert found["mode"] == "adapter"
+    again = holdfast("audit", *arguments)
+    assert (again[0], json.loads(again[1])) == (0, found)
+    direct = hf.audit(str(tiny_model), adapter, data, hf.ChanceConstraint(tau=50.0, unit="nll_sum"), device="cpu")
+    assert direct.units == found["units"]
+
+
+def test_columns_and_category(holdfast, tiny_model, adapter, tmp_path):
+    path = tmp_path / "other.jsonl"
+    path.write_text(json.dumps({"question": "steal lamp", "answer": "no", "kind": "theft"}) + "\n", encoding="utf-8")
+    mapping = [
+        part for pair in ("prompt=question", "completion=answer", "category=kind") for part in ("--columns", pair)
+    ]
+    code, _, _ = holdfast("audit", *options(tiny_model, adapter, path, tmp_path), *mapping, "--tau", "50")
+    assert code == 0
+    assert hf.Audit.load(tmp_path / "out").table.column("category").to_pylist() == ["theft"]
+
+
+def test_interruption_exits_130_and_the_same_command_continues(
+    holdfast, tiny_model, adapter, data, tmp_path, monkeypatch
+):
+    from holdfast.auditing import windows
+    from holdfast.auditing.parts import FOLDER, Parts
+
+    monkeypatch.setattr(windows, "WINDOW", 5)
+    write = Parts.write
+
+    def interrupted(self, name, number, *rest):
+        write(self, name, number, *rest)
+        if number == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Parts, "write", interrupted)
+    arguments = (*options(tiny_model, adapter, data, tmp_path), "--tau", "50")
+    code, out, err = holdfast("audit", *arguments)
+    assert (code, out) == (130, "")
+    assert "the same command continues" in err
+    assert len(list((tmp_path / "out" / FOLDER).glob("both-*"))) == 2
+    monkeypatch.setattr(Parts, "write", write)
+    assert holdfast("audit", *arguments)[0] == 0
+
+
+def test_a_run_is_audited_on_its_constraint_and_monitor_splits(holdfast, run_file, tmp_path):
+    assert holdfast("train", run_file)[0] in (0, 4)
+    code, out, err = holdfast("audit", tmp_path / "out", "--device", "cpu", "--json")
+    assert code in (0, 4), err
+    found = json.loads(out)
+    assert set(found["roles"]) == {"constraint", "monitor"}
+    assert found["role"] == "monitor"
+    result = json.loads((tmp_path / "out" / "result.json").read_text())["safety"]["safety"]
+    for role in ("constraint", "monitor"):
+        assert found["roles"][role]["n"] == result[role]["n"]
+        assert found["roles"][role]["violation_rate"] == pytest.approx(result[role]["violation_rate"])
+        assert found["roles"][role]["cvar"] == pytest.approx(result[role]["cvar"], abs=1e-4)
+    splits = json.loads((tmp_path / "out" / "splits.json").read_text())
+    ids = set(hf.Audit.load(tmp_path / "out" / "audit").table.column("id").to_pylist())
+    assert ids == {*splits["ids"]["constraint"], *splits["ids"]["monitor"]}
+    assert not ids & set(splits["ids"]["certify"])

@@ -1,0 +1,169 @@
+"""The content of a model: every byte that decides what it computes is bound, nothing else is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tiny_checkpoints import tiny_llama, tiny_tokenizer
+
+from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
+from holdfast.core.hashing import sha256_file, sha256_lines
+from holdfast.models.content import content_of
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture
+def adapter_dir(tmp_path: Path, base_dir: Path) -> Path:
+    folder = tmp_path / "adapter"
+    model = get_peft_model(tiny_llama(), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.1)
+    model.save_pretrained(folder, save_embedding_layers=False)
+    edit_config(folder, base_model_name_or_path=str(base_dir))
+    return folder
+
+
+def edit_config(adapter: Path, **values: object) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def flipped(path: Path, position: int) -> bytes:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    return bytes(data)
+
+
+def test_one_hash_for_all_files(base_dir):
+    content = content_of(base_dir)
+    assert {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"} <= set(content.files)
+    assert content.ref == str(base_dir)
+    for name, digest in content.files.items():
+        assert digest == sha256_file(base_dir / name)
+    assert content.sha256 == sha256_lines(f"{name} {content.files[name]}" for name in sorted(content.files))
+
+
+def test_what_computes_nothing_does_not_count(base_dir):
+    before = content_of(base_dir).sha256
+    for name in ("README.md", "trainer_state.json", "training_args.bin", "optimizer.pt", "modeling_x.py", "all.json"):
+        (base_dir / name).write_text("{}", encoding="utf-8")
+    assert content_of(base_dir).sha256 == before
+    assert content_of(base_dir, trust_remote_code=True).sha256 != before, "with trust its code runs, so it counts"
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool.jinja", "added_tokens.json"])
+def test_a_file_added_counts(base_dir, name):
+    before = content_of(base_dir).sha256
+    (base_dir / name).parent.mkdir(exist_ok=True)
+    (base_dir / name).write_text(TEMPLATE, encoding="utf-8")
+    assert content_of(base_dir).sha256 != before
+
+
+def test_any_changed_byte_changes_the_hash(base_dir):
+    """Every byte of the shortest files, a sample of the others."""
+    (base_dir / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    original = content_of(base_dir)
+    for name in original.files:
+        path = base_dir / name
+        data = path.read_bytes()
+        seen = set()
+        steps = 1 if len(data) < 200 else max(1, len(data) // 40)
+        for position in range(0, len(data), steps):
+            path.write_bytes(flipped(path, position))
+            seen.add(content_of(base_dir).sha256)
+            path.write_bytes(data)
+        assert original.sha256 not in seen
+        assert len(seen) == len(range(0, len(data), steps)), "two different changes gave one hash"
+
+
+def test_an_adapter_includes_its_base(adapter_dir, base_dir):
+    content = content_of(adapter_dir)
+    assert content.files["adapter_model.safetensors"] == sha256_file(adapter_dir / "adapter_model.safetensors")
+    below = {f"base/{name}": digest for name, digest in content_of(base_dir).files.items()}
+    assert below.items() <= content.files.items()
+    (base_dir / "model.safetensors").write_bytes(flipped(base_dir / "model.safetensors", 5000))
+    assert content_of(adapter_dir).sha256 != content.sha256
+
+
+def test_moving_the_base_changes_nothing(adapter_dir, base_dir, tmp_path):
+    before = content_of(adapter_dir).sha256
+    moved = tmp_path / "elsewhere" / 'a "quoted" name'
+    shutil.copytree(base_dir, moved)
+    shutil.rmtree(base_dir)
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        content_of(adapter_dir)
+    assert content_of(adapter_dir, base=moved).sha256 == before
+    edit_config(adapter_dir, base_model_name_or_path=str(moved))
+    assert content_of(adapter_dir).sha256 == before
+
+
+def test_any_other_byte_of_the_adapter_config_counts(adapter_dir, base_dir):
+    """Each byte outside the two values that say where the base is; whitespace too."""
+    path = adapter_dir / "adapter_config.json"
+    text = path.read_bytes()
+    before = content_of(adapter_dir, base=base_dir).files["adapter_config.json"]
+    value = text.index(str(base_dir).encode())
+    where = set(range(value, value + len(str(base_dir))))
+    for position in set(range(0, len(text), 3)) - where:
+        changed = bytearray(text)
+        changed[position] ^= 1
+        path.write_bytes(bytes(changed))
+        try:
+            found = content_of(adapter_dir, base=base_dir).files["adapter_config.json"]
+        except CheckpointError:  # no longer JSON
+            continue
+        null = text.index(b'"revision": null') + len('"revision": ')
+        assert found != before or null <= position < null + 4, position
+    path.write_bytes(text)
+    assert content_of(adapter_dir, base=base_dir).files["adapter_config.json"] == before
+
+
+def test_a_second_key_cannot_hide(adapter_dir, base_dir):
+    """A key written twice is hashed as it stands: otherwise text could be smuggled in under that name."""
+    path = adapter_dir / "adapter_config.json"
+    before = content_of(adapter_dir).files["adapter_config.json"]
+    twice = path.read_text().replace("{", '{"base_model_name_or_path": "x",', 1)
+    path.write_text(twice, encoding="utf-8")
+    assert content_of(adapter_dir, base=base_dir).files["adapter_config.json"] != before
+
+
+def test_shards_and_their_index_count(tmp_path):
+    folder = tmp_path / "sharded"
+    tiny_llama().save_pretrained(folder, max_shard_size="4KB")
+    tiny_tokenizer().save_pretrained(folder)
+    content = content_of(folder)
+    shards = sorted(path.name for path in folder.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    assert {"model.safetensors.index.json", *shards} <= set(content.files)
+    (folder / shards[1]).unlink()
+    with pytest.raises(CheckpointError, match=f"the shard {shards[1]} is missing"):
+        content_of(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match="it names no shards"):
+        content_of(folder)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path, base_dir):
+    (base_dir / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedError, match="holds no weights"):
+        content_of(base_dir)
+    (base_dir / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(UnsupportedError, match="holds no weights"):
+        content_of(base_dir)
+    with pytest.raises(ConfigError):
+        content_of(tmp_path / "absent")
+
+
+def test_the_embedded_model_has_content(embedded):
+    content = content_of("embedded")
+    assert content.ref == "embedded"
+    assert content.files["model.safetensors"] == sha256_file(embedded / "model.safetensors")
+    assert content.sha256 == content_of(embedded).sha256

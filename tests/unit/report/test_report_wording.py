@@ -1,0 +1,100 @@
+"""Words and numbers as shown."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from holdfast.report.wording import counted, in_plain_words, markdown, number, one_line, percent, percent_up, visible
+
+
+@given(st.text(alphabet=st.characters(codec=None)))
+def test_visible_text_has_no_hidden_character(text):
+    shown = visible(text)
+    assert all(c in "\n\t" or unicodedata.category(c) not in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"} for c in shown)
+    shown.encode("utf-8")
+
+
+@given(st.text(alphabet=st.characters(categories=["L", "N", "P", "S", "Zs"])))
+def test_plain_text_stays_as_it_is(text):
+    assert visible(text) == text
+
+
+def test_a_long_text_is_cut_at_the_limit():
+    assert visible("abcdef", limit=4) == "abcd … (2 more characters)"
+    assert "\n" not in one_line("a\nb\tc")
+
+
+@given(st.text(alphabet="<>&\"'`*_[]()#|~!:@$^\\{}+-.=wW htps/ab\n"))
+def test_markdown_shows_the_text_and_nothing_else(text):
+    """Rendered with raw HTML, tables, strike-through and bare links allowed, the paragraph holds no element."""
+    words = f"a {text} b"
+    tokens = (
+        MarkdownIt("commonmark", {"html": True})
+        .enable(["table", "strikethrough"])
+        .parse(f"| x |\n|---|\n| {markdown(words)} |")
+    )
+    inline = [token for token in tokens if token.type == "inline"]
+    assert len(inline) == 2
+    kinds = {child.type for child in inline[1].children}
+    assert kinds <= {"text", "text_special"}
+    assert "".join(child.content for child in inline[1].children) == one_line(words)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.org", "www.example.org", "WWW.example.org", "a@example.org", "mailto:a@b.c"]
+)
+def test_markdown_makes_no_bare_link(url):
+    escaped = markdown(url)
+    assert "https:" not in escaped
+    assert "www." not in escaped.lower()
+    assert not any(c in escaped.replace("\\@", "").replace("\\:", "") for c in "@:")
+
+
+@given(st.floats(0, 1))
+def test_an_upper_bound_is_never_rounded_down(share):
+    shown = float(percent_up(share).removesuffix(" %"))
+    assert shown >= 100 * share - 1e-6
+    assert shown <= 100 * share + 0.1001
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [
+        (0, "0 %"),
+        (1, "100 %"),
+        (0.05, "5 %"),
+        (0.0004, "0.04 %"),
+        (0.9996, "99.96 %"),
+        (0.123, "12.3 %"),
+        (float("nan"), "not a number"),
+    ],
+)
+def test_percent(share, shown):
+    assert percent(share) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0684, "0.068"),
+        (-0.5, "−0.500"),
+        (-1e-7, "0.000"),
+        (1234.5, "1,234.5"),
+        (2e7, "2.0e+07"),
+        (float("inf"), "not a number"),
+    ],
+)
+def test_number(value, shown):
+    assert number(value) == shown
+
+
+def test_counted_and_plain_words():
+    assert counted(1, "step") == "1 step"
+    assert counted(2000, "step") == "2,000 steps"
+    assert "9.5 % less probable" in in_plain_words(0.1, "nll_token")
+    assert in_plain_words(0.1, "kl_token") == ""
