@@ -1,8 +1,8 @@
 """What an audit costs over bare forward passes, and whether its memory grows with the data.
 
 The bare passes run `model(input_ids, attention_mask)` as transformers does, logits included, on the same padded
-batches, once with the adapter on and once off. The audit measures the same encoded examples: every unit, KL included.
-Both take turns in one process; the ratio of their median times is the result. For `--memory`, n should fill two windows
+batches, once with the adapter on and once off. The audit measures the same examples: every unit, KL included.
+All take turns in one process; the ratio of their median times is the result. For `--memory`, n should fill two windows
 (2,048 examples): below that the peak grows because a window does.
 
     python benchmarks/audit_overhead.py --n 2000 --length 200 --output overhead.json
@@ -25,31 +25,37 @@ from typing import Any
 
 import torch
 
+from holdfast.auditing.audit import How, audit, audit_roles
 from holdfast.auditing.batches import batches, token_budget
 from holdfast.auditing.measure import Measurer
 from holdfast.auditing.pair import open_pair
+from holdfast.auditing.windows import Windows
+from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import deterministic
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.seeding import generator
 from holdfast.data.collate import collate
-from holdfast.data.encode import IGNORE, Encoded
+from holdfast.data.encode import Encoded
+from holdfast.data.stream import open_stream
 from holdfast.models.handle import load_model, load_tokenizer
 
 PROMPT_SHARE = 0.5
 
 
-def random_examples(n: int, length: int, vocabulary: int, *, spread: float) -> list[Encoded]:
-    """Random tokens; lengths vary by `spread` about `length`, and the first half of each is the prompt."""
+def random_rows(n: int, length: int, tokenizer: Any, *, spread: float) -> list[dict[str, str]]:
+    """Random words of one token each; lengths vary by `spread` about `length`, half of each is the prompt."""
     draw = generator(0, "audit overhead")
-    found = []
-    for number in range(n):
+    words = sorted(
+        w[1:] for w in tokenizer.get_vocab() if w[0] in "\u0120\u2581" and w[1:].isascii() and w[1:].isalpha()
+    )
+    rows = []
+    for _ in range(n):
         size = max(4, round(length * (1 + spread * (2 * draw.random() - 1))))
-        ids = draw.integers(10, vocabulary, size).tolist()
-        prompt = round(PROMPT_SHARE * size)
-        labels = [IGNORE] * prompt + ids[prompt:]
-        found.append(Encoded(f"{number:016x}", tuple(ids), tuple(labels), truncated=False))
-    return found
+        chosen = [words[i] for i in draw.integers(0, len(words), size)]
+        cut = round(PROMPT_SHARE * size)
+        rows.append({"prompt": " ".join(chosen[:cut]), "completion": " ".join(chosen[cut:])})
+    return rows
 
 
 def write_adapter(model: str, folder: Path, dtype: Any) -> Path:
@@ -79,38 +85,53 @@ def timed(function: Callable[[], Any], device: torch.device) -> float:
 
 
 def overhead(options: argparse.Namespace) -> dict[str, Any]:
-    """Medians of alternating repetitions, and their ratio."""
+    """Medians of alternating repetitions, and their ratios.
+
+    `measure` is the measurement of examples that are encoded already, `audit` everything after the models are loaded:
+    encoding, measurement, noise floor, table and summary.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         adapter = write_adapter(options.model, Path(scratch) / "adapter", options.dtype)
         with open_pair(options.model, adapter, dtype=options.dtype, device=options.device) as pair:
-            encoded = random_examples(options.n, options.length, len(pair.tokenizer), spread=options.spread)
-            model = pair.models[0]
-            budget = options.batch_tokens or token_budget(model, pair.device)
-            plan = batches([len(item.input_ids) for item in encoded], budget)
+            rows = random_rows(options.n, options.length, pair.tokenizer, spread=options.spread)
+            stream = open_stream(rows, template="chat")
+            windows = Windows({"audit": stream}, pair, max_length=None)
+            encoded = [windows.encode(examples, "before") for _, _, examples in windows.examples()]
+            budget = options.batch_tokens or token_budget(pair.models[0], pair.device)
             measurer = Measurer(pair, first_k=8, kl=True, batch_tokens=budget)
-            pad = pair.tokenizer.pad_token_id
-
-            @torch.no_grad()
-            def bare() -> None:
-                with deterministic(model):
-                    for positions in plan:
-                        rows = collate([encoded[i] for i in positions], pad)
-                        inputs = {key: rows[key].to(pair.device) for key in ("input_ids", "attention_mask")}
-                        for side in ("before", "after"):
-                            with pair.on(side):
-                                model(**inputs)
-
-            for function in (bare, lambda: measurer.both(encoded)):  # warm-up
-                function()
-            times: dict[str, list[float]] = {"bare": [], "audit": []}
+            runs: dict[str, Callable[[], Any]] = {
+                "bare": lambda: bare_passes(pair, encoded, budget),
+                "measure": lambda: [measurer.both(window) for window in encoded],
+                "audit": lambda: audit_roles(pair, {"audit": stream}, ChanceConstraint(), How(batch_tokens=budget)),
+            }
+            for run in runs.values():  # warm-up
+                run()
+            times: dict[str, list[float]] = {name: [] for name in runs}
             for _ in range(options.repetitions):
-                times["bare"].append(timed(bare, pair.device))
-                times["audit"].append(timed(lambda: measurer.both(encoded), pair.device))
+                for name, run in runs.items():
+                    times[name].append(timed(run, pair.device))
             medians = {name: statistics.median(values) for name, values in times.items()}
+            lengths = [len(item.input_ids) for window in encoded for item in window]
             return {
-                "ratio": medians["audit"] / medians["bare"], "median_seconds": medians, "seconds": times,
-                "batches": len(plan), "batch_tokens": budget, "device": str(pair.device), "weights": pair.dtype,
+                "ratio": {name: medians[name] / medians["bare"] for name in ("measure", "audit")},
+                "median_seconds": medians, "seconds": times, "tokens": sum(lengths),
+                "scored_tokens": sum(item.n_labels for window in encoded for item in window),
+                "batch_tokens": budget, "device": str(pair.device), "weights": pair.dtype,
             }  # fmt: skip
+
+
+@torch.no_grad()
+def bare_passes(pair: Any, encoded: list[list[Encoded]], budget: int) -> None:
+    """The same padded batches through `model(...)`, logits included, adapter off and on."""
+    model, pad = pair.models[0], pair.tokenizer.pad_token_id
+    with deterministic(model):
+        for window in encoded:
+            for positions in batches([len(item.input_ids) for item in window], budget):
+                rows = collate([window[i] for i in positions], pad)
+                inputs = {key: rows[key].to(pair.device) for key in ("input_ids", "attention_mask")}
+                for side in ("before", "after"):
+                    with pair.on(side):
+                        model(**inputs)
 
 
 def memory(options: argparse.Namespace) -> dict[str, Any]:
@@ -132,17 +153,11 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
 
 def audit_once(options: argparse.Namespace) -> dict[str, Any]:
     """One audit of random words, and this process's peak memory."""
-    from holdfast.auditing.audit import audit
-
-    words = load_tokenizer(options.model)
-    draw = generator(0, "audit memory")
+    rows = random_rows(options.n, options.length, load_tokenizer(options.model), spread=options.spread)
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch) / "safety.jsonl"
-        with data.open("w", encoding="utf-8") as handle:
-            for _ in range(options.n):
-                text = words.decode(draw.integers(10, len(words), options.length).tolist())
-                row = {"prompt": text[: len(text) // 2] or "a", "completion": text[len(text) // 2 :] + " b"}
-                handle.write(json.dumps(row) + "\n")
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        del rows
         found = audit(
             options.model, options.audit_once, data, dtype=options.dtype, device=options.device, output=scratch + "/out"
         )
