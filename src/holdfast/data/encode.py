@@ -34,7 +34,7 @@ class Encoded:
     @property
     def n_labels(self) -> int:
         """How many labels are scored: the first token has no prediction, so `labels[1:]` counts."""
-        return sum(label != IGNORE for label in self.labels[1:])
+        return len(self.labels[1:]) - self.labels[1:].count(IGNORE)
 
 
 class EncodedSet(NamedTuple):
@@ -59,38 +59,64 @@ def encode(
         max_length: cut after this many tokens; None keeps all.
         template_kwargs: passed to the chat template, e.g. `{"enable_thinking": False}`.
     """
-    if isinstance(example.prompt, str) or isinstance(example.completion, str):
-        prompt_ids, ids = _plain_ids(str(example.prompt), str(example.completion), tokenizer)
-    else:
-        kwargs = dict(template_kwargs or {})
-        prompt = to_utf8_turns(example.prompt)
-        turns = prompt + to_utf8_turns(example.completion)
-        prompt_ids = _template_ids(tokenizer, prompt, add_generation_prompt=True, **kwargs)
-        ids = _template_ids(tokenizer, turns, **kwargs)
+    return _encode_together([example], tokenizer, max_length, template_kwargs)[0]
+
+
+def _encode_together(
+    examples: Sequence[Example], tokenizer: Any, max_length: int | None, template_kwargs: Mapping[str, Any] | None
+) -> list[Encoded]:
+    """Encode examples with one call of the tokenizer for each of their parts, which is several times faster."""
+    plain = [i for i, e in enumerate(examples) if isinstance(e.prompt, str) or isinstance(e.completion, str)]
+    chosen = set(plain)
+    chat = [i for i in range(len(examples)) if i not in chosen]
+    ids: dict[int, tuple[list[int], list[int]]] = {}
+    ids |= zip(plain, _plain_ids([examples[i] for i in plain], tokenizer), strict=True)
+    ids |= zip(chat, _chat_ids([examples[i] for i in chat], tokenizer, dict(template_kwargs or {})), strict=True)
+    return [_labelled(example.id, *ids[i], max_length) for i, example in enumerate(examples)]
+
+
+def _labelled(example_id: str, prompt_ids: list[int], ids: list[int], max_length: int | None) -> Encoded:
     start = _common_prefix(prompt_ids, ids)
     labels = [IGNORE] * start + ids[start:]
     kept = slice(None, max_length)
     return Encoded(
-        id=example.id,
+        id=example_id,
         input_ids=tuple(ids[kept]),
         labels=tuple(labels[kept]),
         truncated=max_length is not None and len(ids) > max_length,
     )
 
 
-def _plain_ids(prompt: str, completion: str, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Ids of the prompt, and of prompt + completion + EOS, added only where the text does not end with it."""
-    prompt, completion = to_utf8(prompt), to_utf8(completion)
-    if not completion.endswith(tokenizer.eos_token):
-        completion += tokenizer.eos_token
+def _plain_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[int], list[int]]]:
+    """Ids of each prompt, and of prompt + completion + EOS, added only where the text does not end with it."""
+    prompts = [to_utf8(str(example.prompt)) for example in examples]
+    replies = [to_utf8(str(example.completion)) for example in examples]
+    eos = tokenizer.eos_token
+    whole = [p + (r if r.endswith(eos) else r + eos) for p, r in zip(prompts, replies, strict=True)]
     # A text example has no prompt, so nothing of it is masked, not even a BOS token.
-    prompt_ids = list(tokenizer(text=prompt)["input_ids"]) if prompt else []
-    return prompt_ids, list(tokenizer(text=prompt + completion)["input_ids"])
+    of_prompts = iter(_text_ids(tokenizer, [prompt for prompt in prompts if prompt]))
+    of_all = _text_ids(tokenizer, whole)
+    return [(next(of_prompts) if p else [], ids) for p, ids in zip(prompts, of_all, strict=True)]
 
 
-def _template_ids(tokenizer: Any, turns: list[dict[str, str]], **kwargs: Any) -> list[int]:
+def _text_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    return list(tokenizer(text=texts)["input_ids"]) if texts else []
+
+
+def _chat_ids(examples: Sequence[Example], tokenizer: Any, kwargs: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+    """Ids of each prompt with the template's opening of a reply, and of the whole conversation."""
+    prompts = [to_utf8_turns(example.prompt) for example in examples if not isinstance(example.prompt, str)]
+    replies = [to_utf8_turns(example.completion) for example in examples if not isinstance(example.completion, str)]
+    whole = [prompt + reply for prompt, reply in zip(prompts, replies, strict=True)]
+    of_prompts = _template_ids(tokenizer, prompts, add_generation_prompt=True, **kwargs)
+    return list(zip(of_prompts, _template_ids(tokenizer, whole, **kwargs), strict=True))
+
+
+def _template_ids(tokenizer: Any, conversations: list[list[dict[str, str]]], **kwargs: Any) -> list[list[int]]:
+    if not conversations:
+        return []
     # `return_dict` fixes the return type, which changed between transformers releases.
-    return list(tokenizer.apply_chat_template(turns, tokenize=True, return_dict=True, **kwargs)["input_ids"])
+    return list(tokenizer.apply_chat_template(conversations, tokenize=True, return_dict=True, **kwargs)["input_ids"])
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
@@ -120,9 +146,7 @@ def encode_all(
     Raises:
         DataError: listing up to 20 such examples by id and place.
     """
-    encoded = [
-        encode(example, tokenizer, max_length=max_length, template_kwargs=template_kwargs) for example in examples
-    ]
+    encoded = _encode_together(examples, tokenizer, max_length, template_kwargs)
     unscored = [
         example
         for example, item in zip(examples, encoded, strict=True)

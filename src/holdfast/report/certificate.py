@@ -69,11 +69,8 @@ def _figures(found: Fields, audit: Fields | None) -> CertificateFigures:
 
 
 def _other_model(found: Fields, audit: Fields | None) -> bool:
-    """Whether the audit beside it speaks of another model.
-
-    A training run's own audit knows its model by the weights in memory, not by files, and cannot be compared.
-    """
-    if audit is None or audit.text("mode", "training") == "training" or found.text("kind") == "strength":
+    """Whether the audit beside it speaks of another model; a strength search certifies a scaled one by design."""
+    if audit is None or found.text("kind") == "strength":
         return False
     certified = found.inner("bound").text("after_sha256", "")
     audited = audit.inner("after").text("sha256", "") if "after" in audit else ""

@@ -62,8 +62,9 @@ def test_a_rate_of_exactly_alpha_is_within(tmp_path):
     assert judged(folder).standing is Standing.MEASURED
 
 
-def test_a_certificate_of_another_model_does_not_count(tmp_path):
-    folder = write_plain_audit(tmp_path / "audit")
+@pytest.mark.parametrize("write", [write_plain_audit, write_run])
+def test_a_certificate_of_another_model_does_not_count(tmp_path, write):
+    folder = write(tmp_path / "folder")
     PASSED.save(folder)
     assert judged(folder).standing is Standing.CERTIFIED
     certificate(Words(), bound=PASSED.bound | {"after_sha256": SHA}).save(folder)
