@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
+from holdfast.cli.main import app
 from holdfast.config import load_config
 from tests import tiny
 
@@ -50,9 +52,55 @@ def test_readme_trainer_example(user_folder):
 
 
 def test_readme_loop_example(user_folder, capsys):
-    names = run_block(blocks(ROOT / "README.md", "python")[1], user_folder)
+    names = run_block(blocks(ROOT / "README.md", "python")[2], user_folder)
     assert names["weights"].mean().item() <= 1.0 + 1e-6
     assert capsys.readouterr().out.startswith("active")
+
+
+def test_readme_certificate_example(user_folder, capsys):
+    names = run_block(blocks(ROOT / "README.md", "python")[1], user_folder)
+    assert names["certificate"].certified
+    assert capsys.readouterr().out.startswith("True With 95 % confidence, at most 5 % of prompts")
+
+
+def commands(path: Path) -> list[str]:
+    """Every `holdfast ...` line of the document's code blocks, continued lines joined."""
+    text = "\n".join(re.findall(r"^```\w*\n(.*?)^```", path.read_text(), re.M | re.S)).replace("\\\n", " ")
+    return [line.split("#")[0].strip() for line in text.splitlines() if line.startswith("holdfast ")]
+
+
+def unknown_options(line: str) -> list[str]:
+    _, name, *words = line.split()
+    command = typer.main.get_command(app).commands[name]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return [word for word in words if word.startswith("--") and word not in known]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_commands_in_documents_exist(path):
+    lines = commands(path)
+    assert lines or path.name not in ("README.md", "evidence.md")
+    assert [(line, wrong) for line in lines if (wrong := unknown_options(line))] == []
+
+
+def test_the_command_check_can_fail():
+    assert unknown_options("holdfast certify --before A --aftr B") == ["--aftr"]
+
+
+def test_readme_plan_figures_are_what_plan_prints(capsys):
+    found = [(line, int(re.search(r"# .*?(\d+)(?:,| prompts)", full).group(1))) for line, full in planned()]
+    assert len(found) == 2
+    for line, n in found:
+        with pytest.raises(SystemExit):
+            app([*line.split()[1:], "--json"])
+        assert json.loads(capsys.readouterr().out)["for_power"]["prompts"] == n
+
+
+def planned() -> list[tuple[str, str]]:
+    """Lines of README and evidence.md that plan a sample and say its size in their comment."""
+    texts = [(ROOT / name).read_text() for name in ("README.md", "docs/evidence.md")]
+    lines = [line for text in texts for line in text.splitlines() if line.startswith("holdfast plan --")]
+    return [(line.split("#")[0].strip(), line) for line in lines]
 
 
 def test_readme_says_what_the_demo_measured():
