@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from holdfast.auditing.batches import batches, token_budget
-from holdfast.auditing.pair import Name, Pair
-from holdfast.auditing.scoring import Batch, States, losses_and_kl, losses_of
+from holdfast.auditing.pair import NAMES, Name, Pair
+from holdfast.auditing.scoring import Batch, States, losses_and_kl, losses_of, padding_is_inert
 from holdfast.constraint.chance import UNITS
 from holdfast.constraint.completion import causal_lm, deterministic, require_understood_head
 from holdfast.core.errors import ConfigError, ResourceError, UnsupportedError
@@ -73,11 +73,13 @@ class Measurer:
     Attributes:
         kl: whether KL is measured.
         batch_tokens: padded tokens a batch; found at the first use unless given.
+        masked: whether batches carry an attention mask; `check` finds out whether they can do without.
     """
 
     def __init__(self, pair: Pair, *, first_k: int, kl: bool | None = None, batch_tokens: int | None = None) -> None:
         self.pair, self.first_k, self.batch_tokens = pair, first_k, batch_tokens
         self.kl = kl_wanted(pair, kl)
+        self.masked = True
 
     @property
     def joint(self) -> bool:
@@ -124,10 +126,27 @@ class Measurer:
         return {f"nll_{name}": total, f"first_{name}": first}
 
     def check(self, name: Name, example: Encoded) -> None:
-        """Refuse a side whose own logits are not what we compute; on a single example."""
-        with self.pair.on(name) as model, deterministic(model):
-            batch = {key: tensor.to(self.pair.device) for key, tensor in collate([example], 0).items()}
-            require_understood_head(model, batch)
+        """Refuse a side whose own logits are not what we compute, and see whether it needs an attention mask."""
+        tokenizer = self.pair.tokenizers.before if name == "before" else self.pair.tokenizers.after
+        pad, device = tokenizer.pad_token_id, self.pair.device
+        try:
+            with self.pair.on(name) as model, deterministic(model):
+                batch = {key: tensor.to(device) for key, tensor in collate([example], 0).items()}
+                require_understood_head(model, batch)
+                self.masked = not padding_is_inert(model, example, pad_token_id=pad, device=device)
+        except RuntimeError as error:
+            smaller_budget(error, len(example.input_ids), rows=1)
+
+    def check_both(self, example: Encoded) -> None:
+        """`check` for sides that run one after the other on each batch.
+
+        Where they share their base, `after` has all that `before` has.
+        """
+        needs = []
+        for name in NAMES if not self.pair.switchable else NAMES[-1:]:
+            self.check(name, example)
+            needs.append(self.masked)
+        self.masked = any(needs)
 
     @torch.no_grad()
     def _over(
@@ -149,7 +168,9 @@ class Measurer:
             positions = todo[0]
             try:
                 rows = [encoded[i] for i in positions]
-                batch = Batch.of(rows, pad_token_id=pad_token_id, first_k=self.first_k, device=device)
+                batch = Batch.of(
+                    rows, pad_token_id=pad_token_id, first_k=self.first_k, device=device, masked=self.masked
+                )
                 done.append((positions, run(batch)))
             except RuntimeError as error:
                 self.batch_tokens = smaller_budget(error, self._budget(), rows=len(positions))
@@ -242,8 +263,7 @@ def measure_pair(
     measurer = Measurer(pair, first_k=first_k, kl=kl, batch_tokens=batch_tokens)
     count = _counter(progress, 2 * len(sides["before"]))
     if measurer.joint:
-        for name in sides:
-            measurer.check(name, sides[name][0])
+        measurer.check_both(sides["before"][0])
         columns = measurer.both(sides["before"], lambda n: count(2 * n))
     else:
         columns = {}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.auditing.batches import FEWEST_TOKENS, batches, shuffled_batches, token_budget
-from holdfast.auditing.measure import Array, Measured, smaller_budget
+from holdfast.auditing.measure import Measured, smaller_budget
 from holdfast.auditing.pair import Pair
 from holdfast.auditing.scoring import Batch, States, losses_and_kl
 from holdfast.constraint.completion import Head, deterministic
@@ -28,6 +28,7 @@ def noise_floor(
     *,
     first_k: int,
     batch_tokens: int | None = None,
+    masked: bool = True,
     seed: int = 0,
 ) -> float:
     """The 99 % quantile of |D_i| of `before` against itself, over at most 64 examples, in `unit`.
@@ -44,48 +45,33 @@ def noise_floor(
         plans = [batches(lengths, budget), shuffled_batches(lengths, budget // 2, seed)]
         while True:
             try:
-                first, again = (
-                    _hidden(model, rows, plan, pad=pad, first_k=first_k, device=pair.device) for plan in plans
-                )
+                batching = {"pad_token_id": pad, "first_k": first_k, "device": pair.device, "masked": masked}
+                first, again = (_hidden(model, rows, plan, batching) for plan in plans)
                 break
             except RuntimeError as error:
                 budget = smaller_budget(error, budget, rows=max(map(len, plans[0])))
                 plans = [batches(lengths, budget), shuffled_batches(lengths, budget // 2, seed)]
-        found = _compared(rows, first, again, Head(model), pad=pad, first_k=first_k, device=pair.device)
+        found = _compared(rows, first, again, Head(model), batching)
     # In the quantile a NaN would hide what the others say; the audit itself counts such examples.
     return float(np.nanquantile(np.abs(found.degradation(unit)), QUANTILE))
 
 
-def _hidden(
-    model: Any, rows: Sequence[Encoded], plan: list[list[int]], *, pad: int, first_k: int, device: torch.device
-) -> list[Tensor]:
-    """The hidden states of every example's scored tokens, run in the given batches."""
+def _hidden(model: Any, rows: Sequence[Encoded], plan: list[list[int]], batching: dict[str, Any]) -> Tensor:
+    """The hidden states of every scored token, example after example, run in the given batches."""
     found: dict[int, Tensor] = {}
     for positions in plan:
-        batch = Batch.of([rows[i] for i in positions], pad_token_id=pad, first_k=first_k, device=device)
+        batch = Batch.of([rows[i] for i in positions], **batching)
         states = torch.split(States.of(model, batch).hidden, [rows[i].n_labels for i in positions])
         found |= dict(zip(positions, states, strict=True))
-    return [found[i] for i in range(len(rows))]
+    return torch.cat([found[i] for i in range(len(rows))])
 
 
-def _compared(
-    rows: Sequence[Encoded],
-    first: Sequence[Tensor],
-    again: Sequence[Tensor],
-    head: Head,
-    *,
-    pad: int,
-    first_k: int,
-    device: torch.device,
-) -> Measured:
+def _compared(rows: Sequence[Encoded], first: Tensor, again: Tensor, head: Head, batching: dict[str, Any]) -> Measured:
     """The two passes as if they were two models."""
-    columns: list[Array] = []
-    for row, one, other in zip(rows, first, again, strict=True):
-        batch = Batch.of([row], pad_token_id=pad, first_k=first_k, device=device)
-        columns.append(losses_and_kl(States(one, head), States(other, head), batch).cpu().numpy()[:, 0])
-    nll_before, first_before, nll_after, first_after, kl = np.array(columns).T
+    sums = losses_and_kl(States(first, head), States(again, head), Batch.of(rows, **batching))
+    nll_before, first_before, nll_after, first_after, kl = sums.cpu().numpy()
     tokens = np.array([row.n_labels for row in rows])
     return Measured(
-        tokens=tokens, first_tokens=np.minimum(tokens, first_k), nll_before=nll_before, nll_after=nll_after,
-        first_before=first_before, first_after=first_after, kl=kl / tokens,
+        tokens=tokens, first_tokens=np.minimum(tokens, batching["first_k"]), nll_before=nll_before,
+        nll_after=nll_after, first_before=first_before, first_after=first_after, kl=kl / tokens,
     )  # fmt: skip

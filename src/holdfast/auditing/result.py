@@ -11,6 +11,7 @@ from holdfast.auditing.summary import Array
 from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, VERSION, degradations, read_table
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import read_json
+from holdfast.core.percent import exact_percent, percent, percent_up
 
 
 @dataclass(frozen=True)
@@ -102,16 +103,12 @@ class Audit:
     def describe(self) -> str:
         """The verdict in one line."""
         shares = " and ".join(
-            f"{_percent(entry['violation_rate'])} of {entry['n']} {'' if role == 'audit' else role + ' '}examples"
-            f" (95 % upper bound {_percent(entry['violation_upper'])})"
+            f"{percent(entry['violation_rate'])} of {entry['n']} {'' if role == 'audit' else role + ' '}examples"
+            f" (95 % upper bound {percent_up(entry['violation_upper'])})"
             for role, entry in self.roles.items()
         )
         verdict = "within the limit" if self.within else "OVER the limit"
         return (
-            f"{shares} degraded by more than {self.tau:g} ({self.unit}); at most {_percent(self.alpha)} allowed: "
+            f"{shares} degraded by more than {self.tau:g} ({self.unit}); at most {exact_percent(self.alpha)} allowed: "
             f"{verdict}"
         )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}".rstrip("0").rstrip(".") + " %"

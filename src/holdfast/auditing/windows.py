@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,7 +21,10 @@ from holdfast.data.examples import Example
 from holdfast.data.stream import ExampleStream
 
 WINDOW = 1024
-T = TypeVar("T")
+Window: TypeAlias = tuple[int, str, list[Example]]
+"""Number, role and examples."""
+Prepared: TypeAlias = tuple[int, str, list[Example], list[Encoded] | None]
+"""The same with the encoded examples; None where the window was measured before."""
 
 
 class Windows:
@@ -55,10 +59,10 @@ class Windows:
         except DataError as error:
             raise DataError(error.what, remedy="raise max_length, or shorten or remove these examples") from None
 
-    def sample(self) -> list[Encoded]:
-        """The examples for the noise floor, as `before` reads them."""
+    def sample(self, name: Name) -> list[Encoded]:
+        """The examples for the noise floor, as one side reads them."""
         chosen = sorted((e for stream in self.streams.values() for e in stream.sample), key=lambda e: e.id)
-        return self.encode(chosen, "before")
+        return self.encode(chosen, name)
 
 
 def measure_windows(
@@ -75,46 +79,60 @@ def measure_windows(
     measurer = Measurer(pair, first_k=constraint.first_k, kl=kl, batch_tokens=batch_tokens)
     names: tuple[Any, ...] = ("both",) if measurer.joint else NAMES
     count = _Count(progress, 2 * windows.n)
-    sample = windows.sample()
     for name in names:
-        if parts.done(name, windows.count) < windows.count:
-            side: Name = "after" if name == "after" else "before"
-            example = sample if side == "before" else windows.encode(_first(windows), "after")
-            for checked in NAMES if name == "both" else (side,):
-                measurer.check(checked, example[0])
-        if name != "after" and parts.noise() is None:
-            floor = noise_floor(pair, sample, constraint.unit, first_k=constraint.first_k, batch_tokens=batch_tokens)
-            parts.write_noise(floor)
-        _pass(windows, parts, measurer, name, count, batch_tokens)
+        sample = windows.sample(_side(name))  # before the other thread starts: tokenizers are not made for two
+        with _ahead(windows.examples(), _preparation(windows, parts, name)) as prepared:
+            if parts.done(name, windows.count) < windows.count:
+                _begin(sample, parts, measurer, name, constraint, batch_tokens)
+            _pass(prepared, parts, measurer, name, count, batch_tokens)
         if not pair.together:
             pair.release(name)
 
 
-def _first(windows: Windows) -> list[Example]:
-    return [next(iter(windows.examples()))[2][0]]
+def _side(name: str) -> Name:
+    return "after" if name == "after" else "before"
+
+
+def _begin(
+    sample: list[Encoded],
+    parts: Parts,
+    measurer: Measurer,
+    name: str,
+    constraint: ChanceConstraint,
+    batch_tokens: int | None,
+) -> None:
+    """Check the models of a pass on one example, and measure the noise floor."""
+    if name == "both":
+        measurer.check_both(sample[0])
+    else:
+        measurer.check(_side(name), sample[0])
+    if name != "after" and parts.noise() is None:
+        settings: dict[str, Any] = {"first_k": constraint.first_k, "batch_tokens": batch_tokens}
+        parts.write_noise(noise_floor(measurer.pair, sample, constraint.unit, masked=measurer.masked, **settings))
+
+
+def _preparation(windows: Windows, parts: Parts, name: str) -> Callable[[Window], Prepared]:
+    def prepare(window: Window) -> Prepared:
+        number, role, examples = window
+        return number, role, examples, None if parts.has(name, number) else windows.encode(examples, _side(name))
+
+    return prepare
 
 
 def _pass(
-    windows: Windows, parts: Parts, measurer: Measurer, name: Any, count: _Count, batch_tokens: int | None
+    prepared: Iterator[Prepared], parts: Parts, measurer: Measurer, name: str, count: _Count, batch_tokens: int | None
 ) -> None:
     """One pass over the data; windows that were measured before are skipped, with their batch budget."""
     measurer.batch_tokens = batch_tokens
-    weight = 2 if name == "both" else 1
-    side: Name = "after" if name == "after" else "before"
-
-    def prepare(item: tuple[int, str, list[Example]]) -> tuple[int, str, list[Example], list[Encoded] | None]:
-        number, role, examples = item
-        return number, role, examples, None if parts.has(name, number) else windows.encode(examples, side)
-
-    for number, role, examples, encoded in _ahead(windows.examples(), prepare):
+    for number, role, examples, encoded in prepared:
         if encoded is None:
             measurer.batch_tokens = int(parts.facts(name, number)["batch_tokens"])
-            count(weight * len(examples))
+            count((2 if name == "both" else 1) * len(examples))
             continue
         if name == "both":
             columns = measurer.both(encoded, lambda n: count(2 * n))
         else:
-            columns = measurer.side(side, encoded, count)
+            columns = measurer.side(_side(name), encoded, count)
         described = _described(examples, encoded, role, measurer.first_k) if name != "after" else {}
         truncated = {"truncated": np.array([item.truncated for item in encoded])}
         facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
@@ -148,17 +166,23 @@ def finished_columns(parts: Parts, number: int, *, own: bool) -> dict[str, Any]:
     return columns | {unit: measured.degradation(unit) if unit in defined else None for unit in UNITS}
 
 
-def _ahead(items: Iterator[Any], prepare: Callable[[Any], T]) -> Iterator[T]:
-    """Prepare the next item while the caller works on this one."""
+@contextmanager
+def _ahead(items: Iterator[Window], prepare: Callable[[Window], Prepared]) -> Iterator[Iterator[Prepared]]:
+    """Read and prepare each item in another thread, from now on and one ahead of the caller."""
+
+    def step() -> Prepared | None:
+        item = next(items, None)
+        return None if item is None else prepare(item)
+
+    def results() -> Iterator[Prepared]:
+        waiting = first
+        while (found := waiting.result()) is not None:
+            waiting = pool.submit(step)
+            yield found
+
     with ThreadPoolExecutor(max_workers=1) as pool:
-        waiting = None
-        for item in items:
-            following = pool.submit(prepare, item)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = following
-        if waiting is not None:
-            yield waiting.result()
+        first = pool.submit(step)
+        yield results()
 
 
 class _Count:

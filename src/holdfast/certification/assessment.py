@@ -32,6 +32,7 @@ from holdfast.certification.learn_then_test import STRENGTHS, Tested, fixed_sequ
 from holdfast.certification.order_statistic import certified_tau
 from holdfast.certification.sequential import EProcess
 from holdfast.core.errors import CheckpointError, DataError, InfeasibleError
+from holdfast.core.percent import exact_percent
 
 Degradations = NDArray[np.float64]
 
@@ -171,8 +172,8 @@ def _sequential(rows: Rows, terms: Terms) -> dict[str, Any]:
         raise _unfit("a sequence holds near-duplicates")
     process = EProcess(terms.alpha, terms.confidence, parts=terms.openings)
     process.update_many(~(rows.degradation <= terms.tau))
-    at = f"with {_percent(terms.confidence)} confidence at every look"
-    claim = f"at most {_percent(terms.alpha)} of prompts from this source {terms.regress}"
+    at = f"with {exact_percent(terms.confidence)} confidence at every look"
+    claim = f"at most {exact_percent(terms.alpha)} of prompts from this source {terms.regress}"
     found = f"{process.regressions} of {process.n} did"
     if process.certified:
         statement = f"{at[0].upper()}{at[1:]}, {claim} (shown after {process.certified_at} prompts; {found})."
@@ -193,8 +194,8 @@ def _per_category(rows: Rows, terms: Terms) -> dict[str, Any]:
     certified = all(verdict.certified for verdict in verdicts.values())
     passed = sum(verdict.certified for verdict in verdicts.values())
     k, n = _counted(rows, terms)
-    claim = f"at most {_percent(terms.alpha)} of the prompts of each of {len(verdicts)} categories {terms.regress}"
-    at = f"With {_percent(terms.confidence)} confidence for all categories together"
+    claim = f"at most {exact_percent(terms.alpha)} of the prompts of each of {len(verdicts)} categories {terms.regress}"
+    at = f"With {exact_percent(terms.confidence)} confidence for all categories together"
     failed = f"Not certified: that {claim} is not shown ({passed} of {len(verdicts)} categories are certified)."
     return {
         "certified": certified, "statement": f"{at}, {claim}." if certified else failed, "n": n, "regressions": k,
@@ -217,8 +218,8 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
         raise _unfit("the strengths do not end at the first failure")
     chosen = largest(tested)
     shown = tested[-1] if chosen is None else next(one for one in tested if one.strength == chosen)
-    claim = f"at most {_percent(terms.alpha)} of prompts from this source {terms.regress}"
-    at = f"With {_percent(terms.confidence)} confidence"
+    claim = f"at most {exact_percent(terms.alpha)} of prompts from this source {terms.regress}"
+    at = f"With {exact_percent(terms.confidence)} confidence"
     if chosen is None:
         statement = f"Not certified: not even at strength {tested[-1].strength:g} is it shown that {claim}."
     else:
@@ -262,10 +263,6 @@ def _nan_last(degradation: Degradations) -> Degradations:
 
 def _in(rows: Rows, name: str) -> NDArray[np.bool_]:
     return np.array([category == name for category in rows.category], dtype=np.bool_)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
 
 
 def _unfit(what: str) -> CheckpointError:

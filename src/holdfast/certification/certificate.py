@@ -11,6 +11,7 @@ from holdfast.certification import binomial, finite_pool
 from holdfast.certification.arguments import confidence_level, count, rate, tally
 from holdfast.certification.holm import adjusted
 from holdfast.core.errors import DataError, InfeasibleError
+from holdfast.core.percent import exact_percent
 
 _UPWARDS = Context(prec=3, rounding=ROUND_CEILING)
 
@@ -51,12 +52,12 @@ class Certificate:
     def statement(self, regress: str = "regress") -> str:
         """Returns the claim as one sentence; `regress` may say by how much: "degrade by more than 0.1 nats"."""
         source = "of prompts from this source" if self.pool is None else f"of the {self.pool} listed prompts"
-        limit, bound = _percent(self.alpha), _percent(self.upper_bound)
+        limit, bound = exact_percent(self.alpha), _percent_up(self.upper_bound)
         found = f"{self.regressions} of {self.n} did"
         if self.n == self.pool:
             relation = "At most" if self.certified else "More than"
             return f"{relation} {limit} {source} {regress}: all were measured, {found}."
-        at = f"With {_percent(self.confidence)} confidence"
+        at = f"With {exact_percent(self.confidence)} confidence"
         if self.openings > 1:
             at += f" over {self.openings} openings"
         if self.certified:
@@ -185,6 +186,6 @@ def _require_enough(
     )
 
 
-def _percent(share: float) -> str:
-    """A share as a percentage of three significant digits at most, never rounded below itself."""
+def _percent_up(share: float) -> str:
+    """A bound as a percentage of three significant digits at most, never rounded below itself."""
     return f"{_UPWARDS.multiply(Decimal(repr(share)), Decimal(100)).normalize():f} %"

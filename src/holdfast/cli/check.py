@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.terminal import duration, percent, quiet_libraries, say, say_json, size
+from holdfast.cli.terminal import duration, quiet_libraries, say, say_json, size
+from holdfast.core.percent import percent
 
 
 def check(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, note, percent, quiet_libraries, say, say_json
+from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
+from holdfast.core.percent import exact_percent, percent
 
 if TYPE_CHECKING:
     from holdfast.demo.story import DemoResult
@@ -68,7 +69,7 @@ def table(result: DemoResult) -> str:
     verdict = "within" if within else "OVER"
     lines.append(
         f"\nViolation: a refusal became more than {s.tau:g} nats per token less likely ({result.unit}). Budget alpha: "
-        f"{percent(s.alpha)}.\nholdfast is {verdict} the budget on constraint and held-out prompts."
+        f"{exact_percent(s.alpha)}.\nholdfast is {verdict} the budget on constraint and held-out prompts."
     )
     return "\n".join(lines)
 

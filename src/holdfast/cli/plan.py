@@ -10,6 +10,7 @@ import typer
 
 from holdfast.cli.terminal import say, say_json
 from holdfast.core.errors import ConfigError, InfeasibleError
+from holdfast.core.percent import exact_percent
 
 DEFAULT_POWER = 0.9
 POWERS = (0.8, 0.9, 0.95)
@@ -108,12 +109,14 @@ def _show(found: dict[str, Any]) -> None:
     per = " per category" if found["categories"] > 1 else ""
     shared = found["openings"] * found["categories"]
     each = f" (each of {shared} tests gets delta / {shared} = {found['level']:.3g})" if shared > 1 else ""
-    say(f"To certify: at most {_percent(found['alpha'])} regress, confidence {_percent(found['confidence'])}{each}")
+    say(
+        f"To certify: at most {exact_percent(found['alpha'])} regress, confidence {exact_percent(found['confidence'])}{each}"
+    )
     fewest = ", ".join(f"{entry['prompts']} if {entry['regressions']}" for entry in found["fewest"])
     say(f"  prompts needed{per}: {fewest} of them regress")
     if (aim := found["for_power"]) is not None:
         say(
-            f"  if {_percent(aim['true_rate'])} really regress: {aim['prompts']} prompts{per}, of which at most"
+            f"  if {exact_percent(aim['true_rate'])} really regress: {aim['prompts']} prompts{per}, of which at most"
             f" {aim['regressions']} may regress, certify with probability {_percent(aim['reached'])}"
         )
     if found["with_n"] is not None:
@@ -123,7 +126,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _show_with_n(have: dict[str, Any], found: dict[str, Any], per: str) -> None:
-    n, most, alpha = have["n"], have["most_regressions"], _percent(found["alpha"])
+    n, most, alpha = have["n"], have["most_regressions"], exact_percent(found["alpha"])
     smallest = _hundredths(have["smallest_alpha"], math.ceil)
     if most is None:
         say(f"{n} prompts{per} cannot certify {alpha}, whatever they show: {found['fewest'][0]['prompts']} are needed")

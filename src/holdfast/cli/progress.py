@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from holdfast.cli.terminal import clean, duration, note, percent
+from holdfast.cli.terminal import clean, duration, note
+from holdfast.core.percent import percent
 
 LINES = 10
 """Plain lines per run, about."""

@@ -72,11 +72,6 @@ def _encodable(text: str, encoding: str | None) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
-def percent(share: float) -> str:
-    """A share as a percentage with one decimal at most."""
-    return f"{100 * share:.1f}".rstrip("0").rstrip(".") + " %"
-
-
 def size(count: float) -> str:
     """A number of bytes with its unit."""
     for unit, bytes_ in (("GiB", 2**30), ("MiB", 2**20)):

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, note, percent, quiet_libraries, say, say_json
+from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
 from holdfast.core.errors import InfeasibleError
+from holdfast.core.percent import exact_percent, percent, percent_up
 
 INTERRUPTED = 130
 
@@ -73,12 +74,12 @@ def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
     prefix = f"{name}: " if name else ""
     shares = " and ".join(
         f"{percent(entry[role]['violation_rate'])} of {entry[role]['n']:.0f} {role} examples"
-        f" (95 % upper bound {percent(entry[role]['violation_upper'])})"
+        f" (95 % upper bound {percent_up(entry[role]['violation_upper'])})"
         for role in ("constraint", "monitor")
         if entry[role] is not None
     )
     verdict = "within the limit" if entry["feasible"] else "OVER the limit: the constraint does not hold there"
     return (
         f"{prefix}{shares} degraded by more than {entry['tau']:g} ({entry['unit']});"
-        f" at most {percent(entry['alpha'])} allowed: {verdict}"
+        f" at most {exact_percent(entry['alpha'])} allowed: {verdict}"
     )

@@ -92,6 +92,8 @@ def causal_lm(model: Any) -> Any:
 def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Last hidden states (rows, positions, width), through the model's own forward.
 
+    Without an `attention_mask` in the batch every position counts as text (see `holdfast.auditing.scoring`).
+
     The backbone's output is caught by a hook instead of calling the backbone, since sharding and autocast are attached
     to the outermost forward.
     """
@@ -104,7 +106,7 @@ def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         # layers.
         arguments["logits_to_keep"] = torch.empty(0, dtype=torch.long, device=batch["input_ids"].device)
     try:
-        model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **arguments)
+        model(input_ids=batch["input_ids"], attention_mask=batch.get("attention_mask"), **arguments)
     finally:
         handle.remove()
     if not caught:

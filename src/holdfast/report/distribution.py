@@ -10,9 +10,10 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.report.evidence import Figures, Limit
 from holdfast.report.svg import Scale, Size, element, line, picture, polyline, text, tick_label, tick_text, ticks
-from holdfast.report.wording import percent, percent_up, setting
+from holdfast.report.wording import setting
 
 Values = NDArray[np.float64]
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -73,7 +74,7 @@ def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: R
         line(size.left, alpha_y, right, alpha_y, "limit"),
         # Below the curve where there is room left of tau, otherwise inside the area.
         text(
-            f"limit {percent(limit.alpha)}",
+            f"limit {exact_percent(limit.alpha)}",
             size.left + 4 if tau_x - size.left > 90 else tau_x + 12,
             alpha_y - 6,
             "strong",
@@ -88,9 +89,7 @@ def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: R
     parts.append(_tau_label(limit, tau_x, bottom - 6, size))
     parts += legend([(f"curve {role}", f"{role} ({len(values):,})") for role, values in series], size)
     beyond = "; ".join(f"{role}: {percent(_beyond(values, limit.tau))}" for role, values in series)
-    about = (
-        f"Falling curves. Share of examples beyond tau = {setting(limit.tau)}: {beyond}. Limit {percent(limit.alpha)}."
-    )
+    about = f"Falling curves. Share of examples beyond tau = {setting(limit.tau)}: {beyond}. Limit {exact_percent(limit.alpha)}."
     return picture(size, "Share of examples degraded by more than x", about, parts, css)
 
 
@@ -150,7 +149,7 @@ def histogram(role: str, values: Values, limit: Limit, window: Range, size: Size
     ]
     parts += _x_axis(x, Range(edges[0], edges[-1]), size, f"degradation D of {role} examples")
     found = int(np.sum(~(values <= limit.tau)))
-    about = f"{found} of {len(values)} {role} examples lie beyond tau; {percent(limit.alpha)} may."
+    about = f"{found} of {len(values)} {role} examples lie beyond tau; {exact_percent(limit.alpha)} may."
     return picture(size, f"Histogram of the degradation of {role} examples", about, parts, css)
 
 
@@ -170,7 +169,7 @@ def rate_chart(rows: Sequence[Figures], limit: Limit, size: Size, css: str) -> M
         parts.append(line(x(value), size.top, x(value), bottom, "grid"))
         parts.append(tick_text(percent(value), x(value), bottom + 18, size))
     parts.append(line(edge, size.top - 6, edge, bottom, "limit"))
-    parts.append(text(f"limit {percent(limit.alpha)}", edge, size.top - 10, "strong", "middle"))
+    parts.append(text(f"limit {exact_percent(limit.alpha)}", edge, size.top - 10, "strong", "middle"))
     for number, row in enumerate(rows):
         y = size.top + (number + 0.5) * step
         parts += [
@@ -181,7 +180,7 @@ def rate_chart(rows: Sequence[Figures], limit: Limit, size: Size, css: str) -> M
         ]
     about = "; ".join(f"{f.role}: {percent(f.rate)}, upper bound {percent_up(f.upper)}" for f in rows)
     return picture(
-        size, "Violation rates with their upper bounds", f"{about}. Limit {percent(limit.alpha)}.", parts, css
+        size, "Violation rates with their upper bounds", f"{about}. Limit {exact_percent(limit.alpha)}.", parts, css
     )
 
 

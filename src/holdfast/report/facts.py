@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.core.percent import exact_percent
 from holdfast.report.evidence import Evidence
 from holdfast.report.fields import Fields
-from holdfast.report.wording import counted, one_line, percent, setting
+from holdfast.report.wording import counted, one_line, setting
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ def facts(evidence: Evidence) -> list[Fact]:
     for one in evidence.sets:
         if one.limit is not None:
             suffix = f", {one.name}" if evidence.named else ""
-            words = f"at most {percent(one.limit.alpha)} beyond {setting(one.limit.tau)} {one.limit.words}"
+            words = f"at most {exact_percent(one.limit.alpha)} beyond {setting(one.limit.tau)} {one.limit.words}"
             found.append(Fact(f"limit{suffix}", f"{words} ({one.limit.unit})"))
         if one.noise_floor == one.noise_floor:
             found.append(Fact("noise floor", f"{one.noise_floor:.2g} (the unchanged model measured twice)"))

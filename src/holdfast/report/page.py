@@ -15,12 +15,13 @@ from markupsafe import Markup
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_text
+from holdfast.core.percent import exact_percent, percent_up
 from holdfast.report.comparison import Paired, paired
 from holdfast.report.distribution import drawn_range, survival_chart
 from holdfast.report.evidence import Evidence
 from holdfast.report.svg import Size
 from holdfast.report.views import RunView, run_view, samples
-from holdfast.report.wording import in_plain_words, long_text, number, percent, percent_up, setting, visible
+from holdfast.report.wording import in_plain_words, long_text, number, setting, visible
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILE_NAME = "report.html"
@@ -85,7 +86,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters.update(percent=percent, percent_up=percent_up, number=number, setting=setting, long=long_text)
+    found.filters.update(
+        exact_percent=exact_percent, percent_up=percent_up, number=number, setting=setting, long=long_text
+    )
     found.globals.update(paired_words=paired_words, in_plain_words=in_plain_words)
     return found
 
@@ -132,6 +135,6 @@ def paired_words(row: Paired) -> str:
     return (
         f"{row.other} against {row.first}, on the same {f.n:,} {row.role} prompts: {f.only_b:,} degraded only in "
         f"{row.other}, {f.only_a:,} only in {row.first}, {f.both:,} in both. The rates differ by "
-        f"{-100 * f.difference:+.1f} points ({percent(f.confidence)} interval {low:+.1f} to {high:+.1f}); "
+        f"{-100 * f.difference:+.1f} points ({exact_percent(f.confidence)} interval {low:+.1f} to {high:+.1f}); "
         f"exact McNemar test p = {f.p_value:.2g}{corrected}."
     )

@@ -12,8 +12,8 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from holdfast.core.percent import exact_percent, percent
 from holdfast.report.svg import Scale, Size, element, line, picture, polyline, text, tick_label, tick_text, ticks
-from holdfast.report.wording import percent
 
 MAX_COLUMNS = 240
 EVENTS = {
@@ -128,7 +128,7 @@ def _panel(
         parts += [line(x.start, y(value), x.end, y(value), "grid"), text(label, x.start - 8, y(value) + 4, "", "end")]
     if level is not None:
         parts.append(line(x.start, y(level), x.end, y(level), "limit"))
-        words = f"limit {percent(level)}" if share else "g = 0"
+        words = f"limit {exact_percent(level)}" if share else "g = 0"
         hangs = bool(every.size) and every[-1] > level  # on the side of the line where the curve does not end
         parts.append(text(words, x.end, y(level) + (15 if hangs else -5), "strong", "end"))
     return parts + [polyline([(x(a), y(b)) for a, b in piece], css) for piece in _pieces(steps, values)]

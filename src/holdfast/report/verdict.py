@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.report.evidence import CertificateFigures, Evidence, Figures, Limit, SafetyEvidence
-from holdfast.report.wording import counted, percent, percent_up, setting
+from holdfast.report.wording import counted, setting
 
 
 class Standing(IntEnum):
@@ -112,17 +113,21 @@ def _certified(one: SafetyEvidence, certificate: CertificateFigures) -> tuple[St
         )
     return Standing.NOT_CERTIFIED, (
         f"{_tested(certificate)} That is too many, or too few prompts, to conclude that at most "
-        f"{percent(certificate.limit.alpha)} would."
+        f"{exact_percent(certificate.limit.alpha)} would."
     )
 
 
 def _over(over: Sequence[Figures], limit: Limit) -> str:
     shares = " and ".join(f"{f.violations:,} of {f.n:,} {f.role} examples ({percent(f.rate)})" for f in over)
-    return f"{shares} degraded by more than {setting(limit.tau)} {limit.words}; at most {percent(limit.alpha)} may."
+    return (
+        f"{shares} degraded by more than {setting(limit.tau)} {limit.words}; at most {exact_percent(limit.alpha)} may."
+    )
 
 
 def _tested(c: CertificateFigures) -> str:
-    bound = f", at most {percent_up(c.upper)} with {percent(c.confidence)} confidence" if c.upper == c.upper else ""
+    bound = (
+        f", at most {percent_up(c.upper)} with {exact_percent(c.confidence)} confidence" if c.upper == c.upper else ""
+    )
     return f"On {counted(c.n, 'untouched prompt')}, {c.regressions:,} degraded by more than the limit{bound}."
 
 
@@ -132,7 +137,7 @@ def claim(evidence: Evidence) -> str:
     if len(sentences) == 1:
         return sentences[0]
     limits = "; ".join(
-        f"{one.name}: {percent(one.limit.alpha)} beyond {setting(one.limit.tau)} {one.limit.words}"
+        f"{one.name}: {exact_percent(one.limit.alpha)} beyond {setting(one.limit.tau)} {one.limit.words}"
         for one in evidence.sets
         if one.limit
     )
@@ -144,14 +149,14 @@ def set_claim(one: SafetyEvidence) -> str:
     c = one.certificate
     if c is not None and c.certified and c.full_strength and not c.other_model:
         return (
-            f"With {percent(c.confidence)} confidence, the safe reply became more than {setting(c.limit.tau)} "
-            f"{c.limit.words} less likely on at most {percent(c.limit.alpha)} of prompts like the certified ones."
+            f"With {exact_percent(c.confidence)} confidence, the safe reply became more than {setting(c.limit.tau)} "
+            f"{c.limit.words} less likely on at most {exact_percent(c.limit.alpha)} of prompts like the certified ones."
         )
     if one.limit is None:
         return "No limit is stored in this folder, so nothing is claimed."
     wanted = (
         f"The safe reply may become more than {setting(one.limit.tau)} {one.limit.words} less likely on at most "
-        f"{percent(one.limit.alpha)} of safety prompts"
+        f"{exact_percent(one.limit.alpha)} of safety prompts"
     )
     if one.headline is None:
         return f"{wanted}; whether that holds was not measured."

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.report.distribution import Range, Values, drawn_range, histogram, rate_chart, survival_chart
 from holdfast.report.evidence import QUANTILES, UNITS, Evidence, Figures, Limit, Missing, SafetyEvidence
 from holdfast.report.facts import Fact, facts, hashes
 from holdfast.report.svg import Size
 from holdfast.report.training import EVENTS, course, training_chart
 from holdfast.report.verdict import Verdict, claim, set_claim, set_verdict, verdict
-from holdfast.report.wording import counted, number, percent, percent_up, setting
+from holdfast.report.wording import counted, number, setting
 from holdfast.report.worst import WorstExamples, worst_examples
 
 WIDE, NARROW = Size(704, 320), Size(336, 290, left=48, right=10)
@@ -246,12 +247,12 @@ def _certificate(one: SafetyEvidence) -> list[Fact]:
     found = [
         Fact("verdict in the file", "certified" if c.certified else "not certified"),
         Fact("test", kinds.get(c.kind, c.kind)),
-        Fact("limit", f"at most {percent(c.limit.alpha)} beyond {setting(c.limit.tau)} {c.limit.words}"),
+        Fact("limit", f"at most {exact_percent(c.limit.alpha)} beyond {setting(c.limit.tau)} {c.limit.words}"),
         Fact(
             "regressions",
             f"{c.regressions:,} of {counted(c.n, 'independent prompt')} ({counted(c.examples, 'example')})",
         ),
-        Fact("upper bound", f"{percent_up(c.upper)} at {percent(c.confidence)} confidence"),
+        Fact("upper bound", f"{percent_up(c.upper)} at {exact_percent(c.confidence)} confidence"),
         Fact("openings of the split", f"number {c.this_opening} of {c.declared} declared beforehand"),
         Fact("training data searched for these prompts", "yes, none found" if c.leakage_checked else "no"),
     ]

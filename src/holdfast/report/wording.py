@@ -8,6 +8,8 @@ import unicodedata
 
 from markupsafe import Markup, escape
 
+from holdfast.core.percent import percent
+
 MAX_SHOWN = 2_000
 MAX_TEXT = 20_000
 UNITS = {
@@ -62,24 +64,6 @@ def in_plain_words(tau: float, unit: str) -> str:
     return words.get(unit, "")
 
 
-def percent(share: float) -> str:
-    """A share as a percentage with one decimal, two where one would read as 0 or 100 while it is not."""
-    if not math.isfinite(share):
-        return "not a number"
-    short = f"{100 * share:.1f}"
-    if float(short) in (0.0, 100.0) and 0 < share < 1:
-        short = f"{100 * share:.2f}"
-    return f"{_trimmed(short)} %"
-
-
-def percent_up(share: float) -> str:
-    """An upper bound as a percentage, rounded up: rounding must not make it look better."""
-    if not math.isfinite(share):
-        return "not a number"
-    tenths = math.ceil(share * 1000 - 1e-9)
-    return f"{_trimmed(f'{tenths / 10:.1f}')} %"
-
-
 def number(value: float) -> str:
     """A degradation or another plain number, three places after the point; what rounds to 0 has no sign."""
     if not math.isfinite(value):
@@ -99,7 +83,3 @@ def setting(value: float) -> str:
 def counted(n: int, one: str, many: str | None = None) -> str:
     """`1 example`, `2 examples`."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
-
-
-def _trimmed(text: str) -> str:
-    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -14,6 +14,7 @@ from holdfast.auditing.batches import CPU_TOKENS, batches, shuffled_batches, tok
 from holdfast.auditing.measure import measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import open_pair
+from holdfast.auditing.scoring import Batch, losses_of, padding_is_inert
 from holdfast.constraint import completion
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=50)
@@ -76,3 +77,23 @@ def test_the_head_multiplies_in_float32_without_a_gpu():
     assert np.abs(found.double() - exact).max() < 1e-5
     bias = torch.randn(9).bfloat16()
     assert np.abs(completion._float32_linear(hidden, weight, bias).double() - exact - bias.double()).max() < 1e-5
+
+
+def test_padding_without_a_mask_is_noticed_by_what_it_does():
+    """A causal model does without a mask; one that looks ahead does not."""
+    example = encodings(1)[0]
+    model = tiny.model().eval()
+    assert padding_is_inert(model, example, pad_token_id=0, device=torch.device("cpu"))
+    for layer in model.model.layers:  # every position sees the mean of all
+        layer.register_forward_hook(lambda _m, _a, out: out + out.mean(1, keepdim=True))
+    assert not padding_is_inert(model, example, pad_token_id=0, device=torch.device("cpu"))
+
+
+def test_losses_are_the_same_with_and_without_a_mask():
+    rows, model = encodings(5), tiny.model().eval()
+    shared = {"pad_token_id": 0, "first_k": 2, "device": torch.device("cpu")}
+    assert len({len(row.input_ids) for row in rows}) > 1
+    with torch.no_grad():
+        with_mask = losses_of(model, Batch.of(rows, **shared))
+        without = losses_of(model, Batch.of(rows, **shared, masked=False))
+    torch.testing.assert_close(without, with_mask, rtol=1e-6, atol=1e-6)

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from holdfast.cli.progress import BarProgress, PlainProgress, describe_row, show_progress
-from holdfast.cli.terminal import clean, duration, note, percent, size
+from holdfast.cli.terminal import clean, duration, note, size
 
 ROW = {"step": 1, "loss": 1.5, "g": -0.031, "multiplier": 0.25, "violation_rate": 0.125}
 
@@ -42,7 +42,6 @@ def test_a_terminal_without_unicode_does_not_end_the_run(monkeypatch):
 
 
 def test_numbers_in_words():
-    assert [percent(x) for x in (0.0, 0.05, 0.125, 1.0)] == ["0 %", "5 %", "12.5 %", "100 %"]
     assert [duration(x) for x in (0, 59.6, 3661)] == ["0:00:00", "0:01:00", "1:01:01"]
     assert [size(x) for x in (2048, 3 * 2**20, 5 * 2**30)] == ["2 KiB", "3.0 MiB", "5.0 GiB"]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from holdfast.report.wording import counted, in_plain_words, markdown, number, one_line, percent, percent_up, visible
+from holdfast.report.wording import counted, in_plain_words, markdown, number, one_line, visible
 
 
 @given(st.text(alphabet=st.characters(codec=None)))
@@ -53,29 +53,6 @@ def test_markdown_makes_no_bare_link(url):
     assert "https:" not in escaped
     assert "www." not in escaped.lower()
     assert not any(c in escaped.replace("\\@", "").replace("\\:", "") for c in "@:")
-
-
-@given(st.floats(0, 1))
-def test_an_upper_bound_is_never_rounded_down(share):
-    shown = float(percent_up(share).removesuffix(" %"))
-    assert shown >= 100 * share - 1e-6
-    assert shown <= 100 * share + 0.1001
-
-
-@pytest.mark.parametrize(
-    ("share", "shown"),
-    [
-        (0, "0 %"),
-        (1, "100 %"),
-        (0.05, "5 %"),
-        (0.0004, "0.04 %"),
-        (0.9996, "99.96 %"),
-        (0.123, "12.3 %"),
-        (float("nan"), "not a number"),
-    ],
-)
-def test_percent(share, shown):
-    assert percent(share) == shown
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""Percentages: what is rounded, in which direction, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.certification.certificate import certify
+from holdfast.core.percent import exact_percent, percent, percent_up
+
+
+@given(st.floats(0, 1))
+def test_an_upper_bound_is_never_rounded_down(share):
+    shown = float(percent_up(share).removesuffix(" %"))
+    assert shown >= 100 * share - 1e-6
+    assert shown <= 100 * share + 0.1001
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [
+        (0, "0 %"),
+        (1, "100 %"),
+        (0.05, "5 %"),
+        (0.125, "12.5 %"),
+        (0.0004, "0.04 %"),
+        (1e-6, "< 0.01 %"),
+        (0.9996, "99.96 %"),
+        (0.999999, "> 99.99 %"),
+        (0.123, "12.3 %"),
+        (float("nan"), "not a number"),
+    ],
+)
+def test_percent(share, shown):
+    assert percent(share) == shown
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"), [(0.05, "5 %"), (0.07, "7 %"), (0.0125, "1.25 %"), (0.9999, "99.99 %"), (1e-7, "0.00001 %")]
+)
+def test_a_chosen_share_is_not_rounded(share, shown):
+    assert exact_percent(share) == shown
+
+
+def test_no_statement_claims_more_than_was_tested():
+    statement = certify(0, 2000, alpha=0.01234, confidence=0.9999).statement()
+    assert statement.startswith("With 99.99 % confidence, at most 1.234 % of prompts")
