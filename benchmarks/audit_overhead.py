@@ -99,6 +99,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
             encoded = [windows.encode(examples, "before") for _, _, examples in windows.examples()]
             budget = options.batch_tokens or token_budget(pair.models[0], pair.device)
             measurer = Measurer(pair, first_k=8, kl=True, batch_tokens=budget)
+            measurer.check_both(encoded[0][0])
             runs: dict[str, Callable[[], Any]] = {
                 "bare": lambda: bare_passes(pair, encoded, budget),
                 "measure": lambda: [measurer.both(window) for window in encoded],
@@ -139,9 +140,12 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         adapter = write_adapter(options.model, Path(scratch) / "adapter", options.dtype)
+        tokenizer = load_tokenizer(options.model)
         for n in (options.n, 10 * options.n):
-            arguments = ["--audit-once", str(adapter), "--n", str(n), "--length", str(options.length)]
-            arguments += ["--model", options.model, "--dtype", options.dtype]
+            data = Path(scratch) / f"{n}.jsonl"
+            rows = random_rows(n, options.length, tokenizer, spread=options.spread)
+            data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            arguments = ["--audit-once", str(adapter), str(data), "--model", options.model, "--dtype", options.dtype]
             arguments += ["--device", options.device] if options.device else []
             done = subprocess.run(  # noqa: S603  (this file, with our own arguments)
                 [sys.executable, __file__, *arguments], capture_output=True, text=True, check=True
@@ -152,15 +156,10 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def audit_once(options: argparse.Namespace) -> dict[str, Any]:
-    """One audit of random words, and this process's peak memory."""
-    rows = random_rows(options.n, options.length, load_tokenizer(options.model), spread=options.spread)
+    """One audit of an adapter on a data file, and this process's peak memory."""
+    adapter, data = options.audit_once
     with tempfile.TemporaryDirectory() as scratch:
-        data = Path(scratch) / "safety.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        del rows
-        found = audit(
-            options.model, options.audit_once, data, dtype=options.dtype, device=options.device, output=scratch + "/out"
-        )
+        found = audit(options.model, adapter, data, dtype=options.dtype, device=options.device, output=f"{scratch}/out")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
     return {"host_bytes": peak, "device_bytes": device, "examples": found.n, "seconds": found.seconds}
@@ -178,7 +177,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=None)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--memory", action="store_true", help="peak memory at n and 10 n instead of time")
-    parser.add_argument("--audit-once", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--audit-once", nargs=2, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
     if options.audit_once is not None:

@@ -18,7 +18,7 @@ from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.parts import Parts
 from holdfast.auditing.result import Audit
 from holdfast.auditing.summary import UNITS, figures, violated
-from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, read_table, write_table
+from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, VERSION, read_table, write_table
 from holdfast.auditing.tokenizers import Choice
 from holdfast.auditing.windows import Windows, finished_columns, measure_windows
 from holdfast.certification.file_lock import locked
@@ -106,7 +106,7 @@ def audit(
         before_revision: of a hub id, as is `after_revision`.
         trust_remote_code: let repositories run their code; for hub ids only at a pinned commit.
         processing_class: the tokenizer of loaded models.
-        progress: called with (done, total), each example counted once a model.
+        progress: called with (done, total), each example counted once a model; with a judge, then again for replies.
 
     Raises:
         DataError: the data is malformed, listing up to 20 faults.
@@ -156,7 +156,7 @@ def audit_roles(
             return found
         parts = Parts(folder, binding)
         measure_windows(windows, parts, constraint, kl=kl, batch_tokens=how.batch_tokens, progress=progress)
-        verdicts, behaviour = _behaviour(pair, streams, how)
+        verdicts, behaviour = _behaviour(pair, streams, how, progress)
         values = _summary(pair, streams, constraint, windows, parts) | {"behaviour": behaviour}
         values |= {"binding": parts.sha256, "seconds": round(time.monotonic() - started, 3)}
         _write(folder, values, windows, parts, constraint, verdicts)
@@ -187,17 +187,20 @@ def _binding(windows: Windows, constraint: ChanceConstraint, how: How, kl: bool)
         "template": pair.tokenizers.template_sha256, "chat": {role: s.chat for role, s in streams.items()},
         "data": {role: stream.sha256 for role, stream in streams.items()}, "unit": constraint.unit,
         "tau": constraint.tau, "alpha": constraint.alpha, "first_k": constraint.first_k,
-        "max_length": how.max_length, "kl": kl, "batch_tokens": how.batch_tokens, "window": windows.size,
-        "judge": _judge_name(how.judge), "versions": versions(),
+        "max_length": how.max_length, "kl": kl, "batch_tokens": how.batch_tokens, "windows": windows.sizes,
+        "judge": _judge(how.judge), "versions": versions(),
         "max_new_tokens": how.max_new_tokens if how.judge else None,
     }  # fmt: skip
 
 
-def _judge_name(judge: Any) -> str | None:
-    """The judge's name; an unknown one is refused before anything is measured."""
+def _judge(judge: Any) -> list[str | None] | None:
+    """The judge's name and revision; an unknown one is refused before anything is measured."""
+    if judge is None:
+        return None
     from holdfast.evaluation.judge import as_judge
 
-    return None if judge is None else str(as_judge(judge).name)
+    found = as_judge(judge)
+    return [found.name, found.revision]
 
 
 def _finished(folder: Path, binding: str) -> Audit | None:
@@ -214,14 +217,23 @@ def _finished(folder: Path, binding: str) -> Audit | None:
     )
 
 
-def _behaviour(pair: Pair, streams: Mapping[str, ExampleStream], how: How) -> tuple[Any, dict[str, Any] | None]:
+def _behaviour(
+    pair: Pair, streams: Mapping[str, ExampleStream], how: How, progress: Progress | None
+) -> tuple[Any, dict[str, Any] | None]:
     if how.judge is None:
         return None, None
     from holdfast.auditing.behaviour import behaviour_view
 
     examples = [example for stream in streams.values() for example in stream]
     template: Template = "chat" if any(stream.chat for stream in streams.values()) else "none"
-    seen = behaviour_view(pair, examples, how.judge, max_new_tokens=how.max_new_tokens, template=template)
+
+    def replied(side: str, done: int) -> None:
+        if progress is not None:
+            progress(done + (len(examples) if side == "after" else 0), 2 * len(examples))
+
+    seen = behaviour_view(
+        pair, examples, how.judge, max_new_tokens=how.max_new_tokens, template=template, progress=replied
+    )
     return seen, seen.to_json()
 
 
@@ -245,7 +257,7 @@ def _summary(
     noise = parts.noise()
     _warn(roles, constraint, noise)
     return {
-        "version": 1,
+        "version": VERSION,
         **figures(roles, unit=constraint.unit, tau=constraint.tau, alpha=constraint.alpha),
         "unit": constraint.unit, "tau": constraint.tau, "alpha": constraint.alpha, "first_k": constraint.first_k,
         "noise_floor": noise, "truncated": truncated,

@@ -20,11 +20,20 @@ from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.stream import ExampleStream
 
-WINDOW = 1024
+FIRST_WINDOW, WINDOW = 128, 1024  # a short one first: measuring starts while the next is encoded
 Window: TypeAlias = tuple[int, str, list[Example]]
 """Number, role and examples."""
 Prepared: TypeAlias = tuple[int, str, list[Example], list[Encoded] | None]
 """The same with the encoded examples; None where the window was measured before."""
+
+
+def window_sizes(n: int) -> list[int]:
+    """How `n` examples are cut: 128, 256, 512, then windows of 1,024 and the rest."""
+    sizes, size = [], min(FIRST_WINDOW, WINDOW)
+    while n > 0:
+        sizes.append(min(size, n))
+        n, size = n - size, min(2 * size, WINDOW)
+    return sizes
 
 
 class Windows:
@@ -37,8 +46,8 @@ class Windows:
 
     def __init__(self, streams: Mapping[str, ExampleStream], pair: Pair, *, max_length: int | None) -> None:
         self.streams, self.pair, self.max_length = streams, pair, max_length
-        self.size = WINDOW
-        self.count = sum(-(-stream.n // self.size) for stream in streams.values())
+        self.sizes = {role: window_sizes(stream.n) for role, stream in streams.items()}
+        self.count = sum(map(len, self.sizes.values()))
         self.n = sum(stream.n for stream in streams.values())
         for tokenizer in {id(t): t for t in (pair.tokenizers.before, pair.tokenizers.after)}.values():
             require_usable_tokenizer(tokenizer, needs_chat=any(stream.chat for stream in streams.values()))
@@ -47,7 +56,7 @@ class Windows:
         """Every window with its number and role."""
         number = 0
         for role, stream in self.streams.items():
-            for window in stream.windows(self.size):
+            for window in stream.windows(self.sizes[role]):
                 yield number, role, window
                 number += 1
 
