@@ -104,16 +104,20 @@ def run(
         result |= {"config_sha256": config_sha256(config), "trust_remote_code": trust_remote_code}
         result |= {"versions": versions(), "commit": commit(), "hardware": hardware()}
         if main:
-            write_audits(config, trainer, measured, seconds=time.monotonic() - started)
+            seconds = time.monotonic() - started
+            write_audits(config, trainer, measured, seconds=seconds, trust_remote_code=trust_remote_code)
             folder.write_result(result)
     return RunResult(folder.path, result)
 
 
-def write_audits(config: RunConfig, trainer: Any, measured: Measured, *, seconds: float) -> None:
+def write_audits(
+    config: RunConfig, trainer: Any, measured: Measured, *, seconds: float, trust_remote_code: bool = False
+) -> None:
     """Write audit.parquet and audit.json of every safety set: each example before and after."""
     folder = RunFolder(Path(config.output_dir))
-    before = content_of(config.model, revision=config.revision)
-    after = content_of(folder.model if config.lora is None else folder.adapter)
+    before = content_of(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
+    trained = folder.model if config.lora is None else folder.adapter
+    after = content_of(trained, trust_remote_code=trust_remote_code)
     for name, one in trainer.safety.items():
         block, record = config.safety[name], one.split.record
         categories = {example.id: example.category for role in one.split.roles.values() for example in role}

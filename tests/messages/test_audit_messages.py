@@ -60,10 +60,17 @@ def test_both_a_run_and_models(refused):
     assert "error: a run and --before are both given" in err
 
 
+def test_a_run_and_another_way_to_read_it(refused):
+    """The run file says how its models and data are read; an option that changed nothing would mislead."""
+    code, err = refused("runs/x", "--dtype", "float32", "--template", "chat")
+    assert code == 2
+    assert "error: a run and --dtype, --template are both given" in err
+
+
 def test_columns_without_an_equals_sign(refused, tmp_path):
     code, err = refused("--before", "a", "--after", "b", "--safety", "c", "--columns", "prompt")
     assert code == 2
-    assert "error: --columns 'prompt', expected ours=theirs" in err
+    assert "error: --columns prompt: expected ours=theirs" in err
 
 
 def test_bad_rows_come_before_bad_models(refused, tmp_path):

@@ -293,6 +293,13 @@ def test_the_paper_preset_is_the_papers_configuration():
     assert arguments.lr_scheduler_type == "constant"
 
 
+def test_an_adapter_names_its_base_at_the_pinned_commit():
+    """Else it is read, audited and certified on whatever the hub's main branch holds that day."""
+    pinned = "0123456789abcdef0123456789abcdef01234567"
+    assert peft_config(config_from_dict({**BASE, "lora": {"r": 4}, "revision": pinned})).revision == pinned
+    assert peft_config(config_from_dict({**BASE, "lora": {"r": 4}})).revision is None
+
+
 def test_written_keys_win_over_the_preset():
     written = {"constraint": {"tau": 0.2}, "lora": {"r": 8}, "train": {"learning_rate": 1e-4}, "seed": 1337}
     config = config_from_dict({**BASE, "preset": "paper", **written})

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import DataError
-from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
-from holdfast.data.examples import Example, as_chat, prompt_text, searchable_texts, uniform
+from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines, sha256_text
+from holdfast.data.examples import Example, as_chat, normalise, prompt_text, searchable_texts, uniform
 from holdfast.data.near_duplicates import clusters, matches
 from holdfast.data.sources import read_examples
+from holdfast.data.split_record import RECORD_NAME, load_record
 from holdfast.data.splits import require_unseen
 
 
@@ -38,6 +39,11 @@ class Prompts:
     def categories(self) -> list[str | None]:
         """Of the examples, in their order."""
         return [example.category for example in self.examples]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """By id, a hash of the normalised prompt: the same prompt with another completion has another id."""
+        return {example.id: f"text:{sha256_text(normalise(prompt_text(example)))[:16]}" for example in self.examples}
 
     def per_category(self) -> dict[str, int]:
         """Independent units of each category."""
@@ -102,6 +108,25 @@ def data_sha256(source: str | None, examples: Sequence[Example]) -> str:
     if source is not None and Path(source).expanduser().is_file():
         return sha256_file(Path(source).expanduser())
     return sha256_lines(sorted(sha256_json([e.id, e.prompt, e.completion, e.category]) for e in examples))
+
+
+def require_not_steering(ids: Sequence[str], after: str | Path) -> None:
+    """Refuse prompts that steered or watched the run whose folder holds `after`; a copy elsewhere is not known.
+
+    Raises:
+        DataError: with the count.
+    """
+    run = Path(after).expanduser().resolve().parent
+    if not (run / "config.yaml").is_file():
+        return
+    for place in sorted([*run.glob(RECORD_NAME), *run.glob(f"*/{RECORD_NAME}")]):
+        roles = load_record(place.parent).ids
+        used = set(ids) & {*roles["constraint"], *roles["monitor"]}
+        if used:
+            raise DataError(
+                f"{len(used)} of {len(ids)} prompts steered or watched the training of {after}: {place} lists them",
+                remedy=f"holdfast certify {run} opens the share that training never saw; or use other prompts",
+            )
 
 
 def require_no_leak(examples: Sequence[Example], train_data: Sequence[str], reading: Mapping[str, Any]) -> Leakage:

@@ -16,6 +16,7 @@ from holdfast.auditing.strength import strength_folder, write_strength
 from holdfast.certification.assessment import Rows, Terms, assess
 from holdfast.certification.openings import Opening
 from holdfast.certification.record import TABLE_NAME, CertificateRecord
+from holdfast.constraint.chance import NOISE_MARGIN
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.models.content import content_of
@@ -126,6 +127,6 @@ def assumptions(evidence: Evidence) -> list[str]:
             f"{terms.openings} openings were declared; each spends 1/{terms.openings} of the allowed error, and no "
             "model was built from what an earlier opening showed."
         )
-    if evidence.noise * 5 > limit.tau:
-        found.append("tau lies within five times the numerical noise, which was explicitly allowed.")
+    if evidence.noise * NOISE_MARGIN > limit.tau:
+        found.append(f"tau lies within {NOISE_MARGIN:g} times the numerical noise, which was explicitly allowed.")
     return found

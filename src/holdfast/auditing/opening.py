@@ -10,22 +10,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from holdfast.auditing.certificate_table import read_rows
-from holdfast.auditing.certify_prompts import Leakage, Prompts, read_prompts, require_no_leak
+from holdfast.auditing.certify_prompts import (
+    Leakage,
+    Prompts,
+    read_prompts,
+    require_no_leak,
+    require_not_steering,
+)
 from holdfast.auditing.issuing import Evidence, issue
 from holdfast.auditing.measure import Progress, measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import Name, Pair
 from holdfast.auditing.question import Question, Setup
 from holdfast.auditing.strength import search_strength
+from holdfast.auditing.verify import require_entered, require_figures
 from holdfast.certification.assessment import Rows, Terms, require_categories, require_enough
 from holdfast.certification.openings import Claim, Ledger, default_ledger
 from holdfast.certification.record import FILE_NAME, TABLE_NAME, CertificateRecord, load_certificate
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ConfigError, NumericalError, UnsupportedError
+from holdfast.core.errors import ConfigError, DataError, NumericalError, UnsupportedError
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 
@@ -78,13 +86,16 @@ def open_certify(
     asked = Question(before, after, constraint or ChanceConstraint(), kind, confidence, pool, setup or Setup())
     place = safety if isinstance(safety, str) else source
     prompts = _prompts(asked, safety, source, openings)
+    if splits is None:
+        require_not_steering(prompts.ids, after)
     leakage = leakage or require_no_leak(prompts.examples, train_data, asked.setup.reading)
-    book, order = Ledger(ledger or default_ledger(place or "")), {"sequential": kind == "sequential"}
+    book = Ledger(ledger or default_ledger(place or ""))
+    order: dict[str, Any] = {"sequential": kind == "sequential", "texts": prompts.texts}
     with asked.pair() as pair:
-        claim = asked.claim(pair)
+        claim = asked.claim(pair, dict(zip(prompts.ids, prompts.categories, strict=True)))
         terms = asked.terms(book.check(claim, prompts.ids, declared=openings, **order).declared)
         _require_enough(terms, prompts)
-        stored = _stored(output, claim, prompts)
+        stored = _stored(output, claim, prompts, book)
         known = None if stored is None else read_rows(output / TABLE_NAME, terms.tau, stored.bound["table_sha256"])
         if stored is not None and stored.examples == len(prompts.ids):
             return stored
@@ -92,6 +103,7 @@ def open_certify(
         encoded = _encode(pair, prompts, asked.setup)
         noise = _noise(pair, encoded["before"], asked.constraint)
         entry = book.open(claim, prompts.ids, declared=openings, **order)
+        terms = asked.terms(entry.declared)  # another process may have declared a number since the check
         rows = _measure(pair, prompts, encoded, asked, terms, known, progress)
         evidence = Evidence(asked, prompts, pair, rows, terms, entry, book.path, place, splits, leakage, noise)
         truncated = sum(item.truncated for item in encoded["before"])
@@ -113,17 +125,21 @@ def _require_enough(terms: Terms, prompts: Prompts) -> None:
     require_enough(terms, units, prompts.per_category() if terms.kind == "per_category" else None)
 
 
-def _stored(output: Path, claim: Claim, prompts: Prompts) -> CertificateRecord | None:
-    """The certificate in the output folder, when it answers this question, for all prompts or the first of them."""
+def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> CertificateRecord | None:
+    """The certificate in the output folder, when it answers this question, for all prompts or the first of them.
+
+    It is believed where its figures follow from its table and the ledger knows of it: anyone can put a file there.
+    """
     path = output / FILE_NAME
     if not path.exists():
         return None
     record = load_certificate(path)
     if record.openings["claim"] == claim.sha256:
-        ids = read_rows(output / TABLE_NAME, record.tau, record.bound["table_sha256"]).ids
-        if record.kind == "sequential" and list(ids) == prompts.ids[: len(ids)]:
-            return record
-        if set(ids) == set(prompts.ids):
+        rows = read_rows(output / TABLE_NAME, record.tau, record.bound["table_sha256"])
+        ids = list(dict.fromkeys(rows.ids))
+        if set(ids) == set(prompts.ids) or (record.kind == "sequential" and ids == prompts.ids[: len(ids)]):
+            require_figures(record, rows)
+            require_entered(record, ids, book)
             return record
     raise ConfigError(f"{path} is a certificate of something else", remedy="name another folder with --output")
 
@@ -154,6 +170,12 @@ def _encode(pair: Pair, prompts: Prompts, setup: Setup) -> dict[Name, list[Encod
             found["before"]
             if same
             else encode_all(prompts.examples, tokenizer, max_length=setup.max_length, role="safety").examples
+        )
+    if pair.tokenizers.own and any(item.truncated for items in found.values() for item in items):
+        raise DataError(
+            f"examples are longer than max_length {setup.max_length}: cut by two tokenizers, the two models would be "
+            "scored on different texts",
+            remedy="leave out --max-length, or read both models with one tokenizer",
         )
     return found
 

@@ -20,7 +20,7 @@ import torch
 
 from holdfast.auditing.side import Mode, Side, mode_of, side_of, stacked
 from holdfast.auditing.tokenizers import Choice, Tokenizers, choose_tokenizers
-from holdfast.constraint.completion import adapters_off, deterministic
+from holdfast.constraint.completion import adapter_layers, adapters_off, deterministic
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.models.handle import DType, check_vocabulary, load_model
 from holdfast.models.unmerged import attach, not_plain_lora
@@ -123,6 +123,7 @@ class Pair:
         self._models: dict[Name, Any] = {}
         self._found: dict[Name, str] = {}
         self._lora_b: list[tuple[Any, Any]] = []
+        self._layers: list[Any] = []
 
     def __enter__(self) -> Pair:
         return self
@@ -176,7 +177,7 @@ class Pair:
 
     def release(self, name: Name | None = None) -> None:
         """Free the models that were loaded here, or one of them; a model that came in memory is its owner's."""
-        self._lora_b = []
+        self._lora_b, self._layers = [], []
         for key in NAMES if name is None or self.switchable else (name,):
             model = self._models.pop(key, None)
             if model is not None and not any(model is side.loaded for side in (self.before, self.after)):
@@ -201,7 +202,7 @@ class Pair:
             model.set_adapter(name, inference_mode=True)
             yield model
         elif self.mode == "adapter" and side.adapter is None and not _peft_in_memory(side):
-            with adapters_off(model):
+            with adapters_off(model, self._layers):
                 yield model
         else:
             yield model
@@ -244,6 +245,7 @@ class Pair:
         """The model that carries a side, loaded if need be; one object for both sides unless there are two models."""
         if name not in self._models:
             model = self._load(name)
+            self._layers = adapter_layers(model)
             for key in NAMES if self.switchable else (name,):
                 self._models[key] = model
                 check_vocabulary(model, self.tokenizers.before if key == "before" else self.tokenizers.after)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,9 @@ class Parts:
 
     def read(self, name: str, window: int) -> dict[str, Any]:
         """A window's columns: lists of text, and arrays."""
-        table = self._table(name, window)
+        import pyarrow.parquet as pq
+
+        table = self._read(pq.read_table, name, window)
         return {
             key: table.column(key).to_pylist() if key in _STRINGS else np.asarray(table.column(key).to_numpy())
             for key in table.column_names
@@ -68,7 +70,10 @@ class Parts:
 
     def facts(self, name: str, window: int) -> dict[str, str]:
         """What was stored beside a window's columns."""
-        return {k.decode(): v.decode() for k, v in (self._table(name, window).schema.metadata or {}).items()}
+        import pyarrow.parquet as pq
+
+        metadata = self._read(pq.read_schema, name, window).metadata or {}
+        return {key.decode(): value.decode() for key, value in metadata.items()}
 
     def noise(self) -> float | None:
         """The stored noise floor."""
@@ -83,13 +88,12 @@ class Parts:
         """Delete all parts."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _table(self, name: str, window: int) -> Any:
+    def _read(self, reader: Callable[[Path], Any], name: str, window: int) -> Any:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         path = self._path(name, window)
         try:
-            return pq.read_table(path)
+            return reader(path)
         except (OSError, pa.ArrowException) as error:
             raise CheckpointError(
                 f"{path} is damaged ({type(error).__name__})", remedy=f"delete {self.folder} and audit again"

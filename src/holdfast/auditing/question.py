@@ -14,6 +14,7 @@ from holdfast.certification.openings import Claim
 from holdfast.certification.record import KINDS
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError
+from holdfast.core.hashing import sha256_json
 from holdfast.core.registry import nearest
 
 CLAIMED = ("template", "tokenizer", "max_length", "dtype")  # settings that change a degradation
@@ -84,13 +85,13 @@ class Question:
             after_revision=self.setup.after_revision,
         )  # fmt: skip
 
-    def claim(self, pair: Pair) -> Claim:
-        """The claim that an opening is entered under."""
+    def claim(self, pair: Pair, categories: Mapping[str, str | None]) -> Claim:
+        """The claim that an opening is entered under; `categories` by the prompts' ids."""
         limit, settings = self.constraint, self.setup.to_json()
         return Claim(
             before_sha256=pair.before.sha256, after_sha256=pair.after.sha256, unit=limit.unit, tau=float(limit.tau),
             alpha=float(limit.alpha), first_k=int(limit.first_k), confidence=float(self.confidence), kind=self.kind,
-            settings=claimed(settings, self.pool),
+            settings=claimed(settings, self.pool, categories if self.kind == "per_category" else None),
         )  # fmt: skip
 
     def terms(self, openings: int) -> Terms:
@@ -101,6 +102,12 @@ class Question:
         )
 
 
-def claimed(settings: Mapping[str, Any], pool: int | None) -> dict[str, Any]:
-    """The settings that make a claim another one: what changes a degradation or the test."""
-    return {name: settings[name] for name in CLAIMED} | {"pool": pool}
+def claimed(
+    settings: Mapping[str, Any], pool: int | None, categories: Mapping[str, str | None] | None
+) -> dict[str, Any]:
+    """The settings that make a claim another one: what changes a degradation or the test.
+
+    Categories are no part of a prompt's id, so that sorting prompts into others would else be the same claim.
+    """
+    found = {name: settings[name] for name in CLAIMED} | {"pool": pool}
+    return found if categories is None else found | {"categories": sha256_json(sorted(categories.items()))}

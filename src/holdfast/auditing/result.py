@@ -14,7 +14,7 @@ from holdfast.core.files import read_json
 from holdfast.core.percent import exact_percent, percent, percent_up
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Audit:
     """How much worse `after` is than `before` on safety examples.
 
@@ -57,7 +57,11 @@ class Audit:
     seconds: float
     binding: str | None = None
     folder: Path | None = field(default=None, compare=False)
-    _table: Any = field(default=None, repr=False, compare=False)
+    _table: Any = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        """The verdict: all fields would fill a screen."""
+        return f"<Audit: {self.describe()}>"
 
     def to_json(self) -> dict[str, Any]:
         """The object of audit.json."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from holdfast.auditing.measure import Array, Measured
 from holdfast.auditing.result import Audit
 from holdfast.auditing.summary import UNITS, figures, violated
-from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, write_table
+from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, VERSION, write_table
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import CompletionLosses
 from holdfast.core.files import write_json
@@ -87,7 +87,7 @@ def write_run_audit(
     parts = [role.columns(name, constraint) for name, role in roles.items() if len(role.ids)]
     by_role = {part["role"][0]: {unit: part[unit] for unit in UNITS} for part in parts}
     values = {
-        "version": 1, **figures(by_role, unit=constraint.unit, tau=constraint.tau, alpha=constraint.alpha),
+        "version": VERSION, **figures(by_role, unit=constraint.unit, tau=constraint.tau, alpha=constraint.alpha),
         "unit": constraint.unit, "tau": constraint.tau, "alpha": constraint.alpha, "first_k": constraint.first_k,
         "noise_floor": noise_floor, "truncated": sum(int(part["truncated"].sum()) for part in parts),
         "duplicates_dropped": duplicates_dropped, "behaviour": None, "before": dict(before), "after": dict(after),

@@ -7,6 +7,7 @@ recorded, or the comparison shrinks to the one unit that does not count tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from holdfast.auditing.side import Side
@@ -36,12 +37,12 @@ class Tokenizers:
         """Whether the two sides read different tokens."""
         return self.before is not self.after
 
-    @property
+    @cached_property
     def tokenizer_sha256(self) -> str:
         """Hash of what turns text into ids; with two tokenizers, both hashes joined by `+`."""
         return _joined(tokenizer_sha256, self)
 
-    @property
+    @cached_property
     def template_sha256(self) -> str:
         """Hash of the chat template; with two tokenizers, both hashes joined by `+`."""
         return _joined(template_sha256, self)

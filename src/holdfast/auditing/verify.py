@@ -16,12 +16,12 @@ from holdfast.auditing.certify_prompts import read_prompts
 from holdfast.auditing.question import claimed
 from holdfast.certification.assessment import Rows, Terms, assess
 from holdfast.certification.openings import Claim, Ledger, default_ledger, split_sha256
-from holdfast.certification.record import CertificateRecord, load_certificate
+from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.split_record import load_record
-from holdfast.models.content import content_of
+from holdfast.models.content import content_of, forget_hashes
 from holdfast.models.handle import load_tokenizer
 
 _ISSUE = "it is not what the certificate was issued for: restore it, or certify again"
@@ -53,7 +53,7 @@ def verify(
         CheckpointError: naming what differs or is missing.
         ConfigError: it was issued with code of the models' repositories, which was not allowed to run.
     """
-    path = path / "certificate.json" if path.is_dir() else path
+    path = path / FILE_NAME if path.is_dir() else path
     record = load_certificate(path)
     if expect is not None and record.sha256 != expect.strip().lower():
         raise CheckpointError(
@@ -65,7 +65,8 @@ def verify(
             remedy="add --trust-remote-code if you trust that code",
         )
     rows = read_rows(path.parent / Path(record.places["table"]).name, record.tau, record.bound["table_sha256"])
-    _require_figures(record, rows)
+    require_figures(record, rows)
+    forget_hashes()
     models = {"before": before or record.places["before"], "after": after or record.places["after"]}
     _require_models(record, models, moved=before)
     _require_data(record, rows, safety or record.places["safety"])
@@ -74,8 +75,12 @@ def verify(
     return record
 
 
-def _require_figures(record: CertificateRecord, rows: Rows) -> None:
-    """Every figure, the statement and the verdict, from the table."""
+def require_figures(record: CertificateRecord, rows: Rows) -> None:
+    """Every figure, the statement and the verdict, from the table.
+
+    Raises:
+        CheckpointError: naming those that do not follow.
+    """
     terms = Terms(
         record.kind, record.tau, record.alpha, record.confidence, record.openings["declared"], record.pool, record.unit
     )
@@ -199,20 +204,31 @@ def _ledger_path(record: CertificateRecord, ledger: Path | None, safety: str | N
 def _require_opening(record: CertificateRecord, rows: Rows, ledger: Path) -> None:
     """The claim is the one that was entered, and it was declared."""
     after = record.bound["after_sha256"] if record.strength is None else record.strength["original_sha256"]
+    categories = dict(zip(rows.ids, rows.category, strict=True)) if record.kind == "per_category" else None
     claim = Claim(
         before_sha256=record.bound["before_sha256"], after_sha256=after, unit=record.unit, tau=record.tau,
         alpha=record.alpha, first_k=record.first_k, confidence=record.confidence, kind=record.kind,
-        settings=claimed(record.settings, record.pool),
+        settings=claimed(record.settings, record.pool, categories),
     )  # fmt: skip
     _same("the claim entered in the ledger", record.openings["claim"], claim.sha256)
     if not ledger.is_file():
         raise CheckpointError(f"the ledger of openings {ledger} is missing", remedy="name its place with --ledger")
-    entry = Ledger(ledger).find(claim.sha256, list(dict.fromkeys(rows.ids)))
+    require_entered(record, list(dict.fromkeys(rows.ids)), Ledger(ledger))
+
+
+def require_entered(record: CertificateRecord, ids: list[str], ledger: Ledger) -> None:
+    """The ledger holds the opening that the certificate names.
+
+    Raises:
+        CheckpointError: it holds none for this claim, or another number.
+    """
+    entry = ledger.find(record.openings["claim"], ids)
     stated = (record.openings["declared"], record.openings["this"])
     if entry is None or (entry.declared, entry.number) != stated:
         found = "none" if entry is None else f"number {entry.number} of {entry.declared}"
         raise CheckpointError(
-            f"{ledger}: expected opening number {stated[1]} of {stated[0]} for this claim, found {found}", remedy=_ISSUE
+            f"{ledger.path}: expected opening number {stated[1]} of {stated[0]} for this claim, found {found}",
+            remedy="restore the ledger that the certificate was entered in, or certify again into another folder",
         )
 
 

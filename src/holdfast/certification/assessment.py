@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.certification import finite_pool
-from holdfast.certification.arguments import confidence_level
+from holdfast.certification.arguments import confidence_level, exact
 from holdfast.certification.binomial import fewest_prompts, p_value, upper_bound
 from holdfast.certification.certificate import Certificate, certify, certify_categories
 from holdfast.certification.learn_then_test import STRENGTHS, Tested, fixed_sequence, largest
@@ -177,6 +177,8 @@ def _sequential(rows: Rows, terms: Terms) -> dict[str, Any]:
     found = f"{process.regressions} of {process.n} did"
     if process.certified:
         statement = f"{at[0].upper()}{at[1:]}, {claim} (shown after {process.certified_at} prompts; {found})."
+        if process.regressions > exact(terms.alpha) * process.n:
+            statement += " More than that did by now: the order or the source may have changed, so do not rely on it."
     else:
         statement = f"Not certified yet: that {claim} is not shown ({found}); more prompts may be added at the end."
     return {
@@ -228,9 +230,18 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
     return {
         "certified": chosen is not None, "statement": statement, "n": shown.n, "regressions": shown.regressions,
         "examples": int(np.count_nonzero(rows.strength == measured[0])), "p_value": shown.p_value,
-        "upper_bound": upper_bound(shown.regressions, shown.n, terms.confidence, parts=terms.openings),
+        "upper_bound": _strength_bound(tested, terms),
         "strength": {"chosen": chosen, "tested": [one.to_json() for one in tested]},
     }  # fmt: skip
+
+
+def _strength_bound(tested: Sequence[Tested], terms: Terms) -> float:
+    """A bound of the share at the strength shown that allows for its having been chosen (Hsu and Berger 1999).
+
+    After a failure nothing sharper than alpha holds for the strengths before it; when all passed, the largest bound.
+    """
+    bounds = [upper_bound(one.regressions, one.n, terms.confidence, parts=terms.openings) for one in tested]
+    return terms.alpha if tested[0].passed and not tested[-1].passed else max(bounds)
 
 
 def tested_at(rows: Rows, strength: float, terms: Terms) -> Tested:

@@ -1,4 +1,4 @@
-"""One process at a time reads, changes and writes a small shared file."""
+"""One process at a time reads, changes and writes a shared file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.core.errors import ConfigError, ResourceError
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold `flock` on a file beside `path`; waits for others, which hold it for the time of one write.
+    """Hold `flock` on a file beside `path`; waits for others, who hold it for one write, or for one audit.
 
     The kernel frees the lock when a process dies. The lock file is removed at the end, so one that was waited for may
     be gone: then its lock guards nothing, and the next is taken.
@@ -38,7 +38,8 @@ def _take(lock: Path) -> int:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise ConfigError(
-                f"{lock.parent} cannot be written: {error.strerror}", remedy="name another file with --ledger"
+                f"{lock.parent} cannot be written: {error.strerror}",
+                remedy="make the folder writable, or name another place (--output, --ledger)",
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -49,6 +50,6 @@ def _take(lock: Path) -> int:
         except OSError as error:
             os.close(descriptor)
             raise ResourceError(
-                f"{lock} cannot be locked: {error.strerror}", remedy="name a file on a local disk with --ledger"
+                f"{lock} cannot be locked: {error.strerror}", remedy="name a place on a local disk (--output, --ledger)"
             ) from error
         os.close(descriptor)

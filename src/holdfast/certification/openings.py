@@ -9,8 +9,10 @@ measured, so that a look that ended badly counts too.
 - Every other claim on these prompts, or on a set that shares a prompt with them, is another one; so is an audit of
   them (`record_look`) that asked something else.
 - One more than declared is refused. Where sets overlap, the smallest number declared among them holds.
-- A sequence of prompts that arrive over time is one opening, whose prompts may only grow at the end.
+- A sequence of prompts that arrive over time is one opening, whose prompts may only grow at the end, by prompts that
+  nothing has looked at: their order must not depend on outcomes.
 
+A prompt is shared when its id or its normalised text is: another completion, case or spacing makes no fresh prompt.
 The file holds ids and hashes, never text; prompts that are only similar are therefore not seen as shared.
 """
 
@@ -114,13 +116,25 @@ class Ledger:
         self.path = path
 
     def check(
-        self, claim: Claim, ids: Sequence[str], *, declared: int | None = None, sequential: bool = False
+        self,
+        claim: Claim,
+        ids: Sequence[str],
+        *,
+        declared: int | None = None,
+        sequential: bool = False,
+        texts: Mapping[str, str] | None = None,
     ) -> Opening:
         """What `open` would return or refuse, with nothing written."""
-        return _enter(_read(self.path), claim, ids, declared, sequential)
+        return _enter(_read(self.path), claim, ids, declared, sequential, texts or {})
 
     def open(
-        self, claim: Claim, ids: Sequence[str], *, declared: int | None = None, sequential: bool = False
+        self,
+        claim: Claim,
+        ids: Sequence[str],
+        *,
+        declared: int | None = None,
+        sequential: bool = False,
+        texts: Mapping[str, str] | None = None,
     ) -> Opening:
         """Enter an opening, unless this very one is there already.
 
@@ -129,6 +143,7 @@ class Ledger:
             ids: of the prompts; for `sequential` in the order in which they arrived.
             declared: how often these prompts may be opened; None takes what was declared, or 1.
             sequential: the prompts may grow at the end without a new opening.
+            texts: by id, a hash of the prompt's normalised text.
 
         Raises:
             ConfigError: another number of openings was declared before.
@@ -137,7 +152,7 @@ class Ledger:
         """
         with locked(self.path):
             state = _read(self.path)
-            found = _enter(state, claim, ids, declared, sequential)
+            found = _enter(state, claim, ids, declared, sequential, texts or {})
             write_json(self.path, state)
         return found
 
@@ -184,7 +199,8 @@ def _sound(state: Mapping[str, Any]) -> bool:
         numbers = [entry[key] for entry in state["openings"] for key in ("declared", "number")]
         texts = [entry[key] for entry in state["openings"] for key in ("claim", "look", "kind")]
         return (
-            all(split_sha256(ids) == key for key, ids in state["splits"].items())
+            isinstance(state.get("texts", {}), dict)
+            and all(split_sha256(ids) == key for key, ids in state["splits"].items())
             and set(named) <= set(state["splits"])
             and all(isinstance(number, int) and number >= 1 for number in numbers)
             and all(isinstance(text, str) for text in [*texts, *(look["look"] for look in state["looks"])])
@@ -193,9 +209,17 @@ def _sound(state: Mapping[str, Any]) -> bool:
         return False
 
 
-def _enter(state: dict[str, Any], claim: Claim, ids: Sequence[str], declared: int | None, sequential: bool) -> Opening:
+def _enter(
+    state: dict[str, Any],
+    claim: Claim,
+    ids: Sequence[str],
+    declared: int | None,
+    sequential: bool,
+    texts: Mapping[str, str],
+) -> Opening:
     """Put the opening into `state`, or raise; an opening that is there stays as it is."""
     _require_ids(ids)
+    state["texts"] = {**state.get("texts", {}), **texts}
     if declared is not None and (isinstance(declared, bool) or not isinstance(declared, int) or declared < 1):
         raise ConfigError(f"openings is {declared!r}; expected a whole number >= 1", remedy="leave it out for 1")
     key = split_sha256(ids)
@@ -211,6 +235,8 @@ def _enter(state: dict[str, Any], claim: Claim, ids: Sequence[str], declared: in
         others = [other for other in state["openings"] if other is not entry]
         allowed = stored or declared or 1
         number = _next_number(others, state, claim, ids, allowed)
+        if sequential:
+            _require_order_unseen(others, state, ids, [] if entry is None else entry["sequence"])
         if entry is None:
             entry = {"declared": allowed, "number": number, "claim": claim.sha256, "look": claim.look}
             entry["kind"] = claim.kind
@@ -252,6 +278,33 @@ def _continued(state: Mapping[str, Any], claim: Claim, ids: Sequence[str]) -> di
     return None
 
 
+def _marks(state: Mapping[str, Any], ids: Sequence[str]) -> set[str]:
+    """What prompts are recognised by: their ids and, where known, the hashes of their texts."""
+    texts = state.get("texts", {})
+    return {*ids, *(texts[name] for name in ids if name in texts)}
+
+
+def _require_order_unseen(
+    others: Sequence[Mapping[str, Any]], state: Mapping[str, Any], ids: Sequence[str], before: Sequence[str]
+) -> None:
+    """Refuse a sequence whose new prompts were looked at: put in order by outcome, any model would certify.
+
+    Another sequence in the same order fixed it before anything was seen.
+    """
+    looks = [look["split"] for look in state["looks"]]
+    for entry in others:
+        if any(mine != theirs for mine, theirs in zip(ids, entry.get("sequence", [None]), strict=False)):
+            looks.append(entry["split"])
+    new = ids[len(before) :]
+    seen = _marks(state, new) & {mark for key in looks for mark in _marks(state, state["splits"][key])}
+    if seen:
+        raise InfeasibleError(
+            f"some of the last {len(new)} of {len(ids)} prompts were looked at before they came into this sequence: "
+            "their order may depend on what was seen",
+            remedy="append prompts that no audit or certificate has measured, or certify without --anytime",
+        )
+
+
 def _next_number(
     others: Sequence[Mapping[str, Any]], state: Mapping[str, Any], claim: Claim, ids: Sequence[str], declared: int
 ) -> int:
@@ -260,8 +313,8 @@ def _next_number(
     An audit that asked what is claimed now, or what another opening asked, is no further look. The same claim on a
     larger or smaller set is one: to add prompts until a claim passes is to look again.
     """
-    mine = set(ids)
-    touching = {key for key, known in state["splits"].items() if mine & set(known)}
+    mine = _marks(state, ids)
+    touching = {key for key, known in state["splits"].items() if mine & _marks(state, known)}
     openings = [entry for entry in others if entry["split"] in touching]
     asked = {claim.look, *(entry["look"] for entry in openings)}
     audits = {look["look"] for look in state["looks"] if look["split"] in touching} - asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.counting import show_count
+from holdfast.cli.options import column_mapping, given_options, option_name
 from holdfast.cli.terminal import note, quiet_libraries, say, say_json
 from holdfast.core.errors import ConfigError, InfeasibleError
 
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 DEFAULT_OUTPUT = "audit"
+PAIR = ("before", "after", "safety")
+READING = (
+    "dtype", "max_length", "template", "tokenizer", "columns", "split", "subset", "safety_revision",
+    "before_revision", "after_revision",
+)  # fmt: skip
 
 
 def audit(
+    context: typer.Context,
     run: Annotated[
         Path | None, typer.Argument(help="A finished run, instead of --before, --after and --safety.", metavar="[RUN]")
     ] = None,
@@ -62,59 +69,55 @@ def audit(
       holdfast audit --before embedded --after runs/first/adapter --safety safety.jsonl --tau 0.1 --alpha 0.05
       holdfast audit runs/first
     """
-    given = {"--before": before, "--after": after, "--safety": safety}
-    _require_one_way(run, given)
+    _require_one_way(given_options(context))
     wanted = {"tau": tau, "alpha": alpha, "unit": unit, "first_k": first_k}
     limits = {name: value for name, value in wanted.items() if value is not None}
     shared: dict[str, Any] = {"kl": kl, "batch_tokens": batch_tokens, "judge": judge, "device": device}
     shared["max_new_tokens"] = max_new_tokens
     reading: dict[str, Any] = {
         "dtype": dtype, "max_length": max_length, "template": template, "tokenizer": tokenizer,
-        "columns": _columns(columns), "split": split, "subset": subset, "safety_revision": safety_revision,
+        "columns": column_mapping(columns), "split": split, "subset": subset, "safety_revision": safety_revision,
         "before_revision": before_revision, "after_revision": after_revision,
     }  # fmt: skip
     quiet_libraries()
     try:
         with show_count("audit") as progress:
             shared |= {"output": output, "progress": progress, "trust_remote_code": trust_remote_code}
-            found = _audit_run(run, limits, **shared) if run else _audit_two(given, limits, **shared, **reading)
+            found = (
+                _audit_run(run, limits, **shared)
+                if run
+                else _audit_two((before, after, safety), limits, **shared, **reading)
+            )
     except KeyboardInterrupt as error:
         note("interrupted: the same command continues after the last measured window")
         raise typer.Exit(INTERRUPTED) from error
     _report(found, json)
 
 
-def _require_one_way(run: Path | None, given: dict[str, str | None]) -> None:
-    if run is not None and (extra := [name for name, value in given.items() if value is not None]):
+def _require_one_way(given: set[str]) -> None:
+    """A run, which brings its own models, data and way of reading them; or two models and data."""
+    if "run" in given and (extra := sorted(given & {*PAIR, *READING})):
         raise ConfigError(
-            f"a run and {', '.join(extra)} are both given", remedy="name a run folder, or two models and data"
+            f"a run and {', '.join(map(option_name, extra))} are both given: a run's models and data are read as its"
+            " run file says",
+            remedy="leave them out, or name two models and data instead of the run",
         )
-    missing = [name for name, value in given.items() if value is None]
-    if run is None and missing:
+    if "run" not in given and (missing := [name for name in PAIR if name not in given]):
         raise ConfigError(
-            f"{', '.join(missing)} not given", remedy="give --before, --after and --safety, or a finished run's folder"
+            f"{', '.join(map(option_name, missing))} not given",
+            remedy="give --before, --after and --safety, or a finished run's folder",
         )
-
-
-def _columns(pairs: Sequence[str] | None) -> dict[str, str] | None:
-    wrong = [pair for pair in pairs or () if "=" not in pair]
-    if wrong:
-        raise ConfigError(
-            f"--columns {wrong[0]!r}, expected ours=theirs", remedy="for example --columns prompt=question"
-        )
-    return dict(pair.split("=", 1) for pair in pairs) if pairs else None
 
 
 def _audit_two(
-    given: dict[str, Any], limits: dict[str, Any], *, output: Path | None, **options: Any
+    question: tuple[Any, Any, Any], limits: dict[str, Any], *, output: Path | None, **options: Any
 ) -> dict[str, Audit]:
     """Audit two models on a data file."""
     from holdfast.auditing.audit import audit as measure
     from holdfast.constraint.chance import ChanceConstraint
 
     limit = ChanceConstraint(**limits)
-    before, after, safety = given.values()
-    return {"": measure(before, after, safety, limit, output=output or Path(DEFAULT_OUTPUT), **options)}
+    return {"": measure(*question, limit, output=output or Path(DEFAULT_OUTPUT), **options)}
 
 
 def _audit_run(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.options import column_mapping, given_options, option_name
 from holdfast.cli.terminal import note, quiet_libraries, say, say_json
 from holdfast.core.errors import ConfigError, InfeasibleError
 
@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 _Flag = typer.Option
-_Tau = Annotated[float | None, _Flag(help="The largest acceptable degradation, in nats of --unit.  [default: 0.1]")]
-_Alpha = Annotated[float | None, _Flag(help="The share of prompts that may exceed it.  [default: 0.05]")]
-_Unit = Annotated[str | None, _Flag(help="nll_token, nll_sum, nll_first or kl_token.  [default: nll_token]")]
-_Openings = Annotated[
-    int | None, _Flag(help="How often these prompts may ever be opened; declared once.  [default: 1]")
-]
+_Tau = Annotated[float | None, _Flag(help="The largest acceptable degradation, in nats of --unit. [default: 0.1]")]
+_Alpha = Annotated[float | None, _Flag(help="The share of prompts that may exceed it. [default: 0.05]")]
+_Unit = Annotated[str | None, _Flag(help="nll_token, nll_sum, nll_first or kl_token. [default: nll_token]")]
+_Openings = Annotated[int | None, _Flag(help="How often these prompts may ever be opened; declared once. [default: 1]")]
 _Columns = Annotated[list[str] | None, _Flag("--columns", help="ours=theirs, e.g. prompt=question; may be repeated.")]
 _TrainData = Annotated[list[str] | None, _Flag("--train-data", help="Training data the prompts must not be in.")]
 _Tokenizer = Annotated[str, _Flag(help="Whose tokenizer reads the data: same, before, after or own.")]
@@ -40,7 +38,7 @@ def certify(
     tau: _Tau = None,
     alpha: _Alpha = None,
     unit: _Unit = None,
-    first_k: Annotated[int | None, _Flag(help="Tokens that nll_first looks at.  [default: 8]")] = None,
+    first_k: Annotated[int | None, _Flag(help="Tokens that nll_first looks at. [default: 8]")] = None,
     confidence: Annotated[float, _Flag(help="1 - delta, over all openings together.")] = 0.95,
     openings: _Openings = None,
     pool: _Pool = None,
@@ -48,18 +46,19 @@ def certify(
     per_category: Annotated[bool, _Flag("--per-category", help="Certify every category, with Holm.")] = False,
     strength: _Strength = False,
     train_data: _TrainData = None,
-    output: Annotated[
-        Path | None, _Flag(help="Folder for the certificate.  [default: the run, or certificate]")
-    ] = None,
-    ledger: Annotated[Path | None, _Flag(help="File of the openings.  [default: beside the safety file]")] = None,
+    output: Annotated[Path | None, _Flag(help="Folder for the certificate. [default: the run, or certificate]")] = None,
+    ledger: Annotated[Path | None, _Flag(help="File of the openings. [default: beside the safety file]")] = None,
     columns: _Columns = None,
     template: Annotated[str, _Flag(help="chat, or none for plain text.")] = "chat",
     tokenizer: _Tokenizer = "same",
     max_length: Annotated[int | None, _Flag(help="Tokens after which an example is cut.")] = None,
     dtype: Annotated[str, _Flag(help="auto, bfloat16 or float32.")] = "auto",
-    device: Annotated[str | None, _Flag(help="cuda, cpu, ...  [default: a GPU where there is one]")] = None,
+    device: Annotated[str | None, _Flag(help="cuda, cpu, ... [default: a GPU where there is one]")] = None,
     before_revision: Annotated[str | None, _Flag(help="Commit, tag or branch of a hub id.")] = None,
     after_revision: Annotated[str | None, _Flag(help="Commit, tag or branch of a hub id.")] = None,
+    safety_revision: Annotated[str | None, _Flag(help="Of a hub data set.")] = None,
+    split: Annotated[str | None, _Flag(help="Of a hub data set.")] = None,
+    subset: Annotated[str | None, _Flag(help="Of a hub data set.")] = None,
     allow_tau_below_noise: _Noise = False,
     trust_remote_code: _Trust = False,
     verify: Annotated[Path | None, _Flag("--verify", help="Recompute this certificate.json and all it names.")] = None,
@@ -82,8 +81,7 @@ def certify(
       holdfast certify --regressions 3 --n 200
     """
     values = dict(context.params)
-    given = {name for name in values if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"}
-    _WAYS[_way(given)](values)
+    _WAYS[_way(given_options(context))](values)
 
 
 def _way(given: set[str]) -> str:
@@ -93,16 +91,12 @@ def _way(given: set[str]) -> str:
         way = "regressions"
     if strange := sorted(given - _OPTIONS[way]):
         raise ConfigError(
-            f"{', '.join(map(_option, strange))} cannot be given together with {_option(way)}",
+            f"{', '.join(map(option_name, strange))} cannot be given together with {option_name(way)}",
             remedy="holdfast certify --help shows the uses; a run's own settings are those of its run file",
         )
     if missing := [name for name in _NEEDED[way] if name not in given]:
-        raise ConfigError(f"{', '.join(map(_option, missing))} must be given", remedy="holdfast certify --help")
+        raise ConfigError(f"{', '.join(map(option_name, missing))} must be given", remedy="holdfast certify --help")
     return way
-
-
-def _option(name: str) -> str:
-    return "RUN" if name == "run" else f"--{name.replace('_', '-')}"
 
 
 def _counts(values: dict[str, Any]) -> None:
@@ -126,8 +120,14 @@ def _verify(values: dict[str, Any]) -> None:
     if values["json"]:
         say_json(record.to_json())
     else:
-        say(f"verified: nothing was changed. {record.statement}")
+        say(f"verified: {_unchanged(values['expect'])}. {record.statement}")
     _finish(record.certified)
+
+
+def _unchanged(expect: str | None) -> str:
+    if expect is not None:
+        return "nothing was changed"
+    return "all files agree with one another; only --expect with the sha256 printed at issue shows who wrote them"
 
 
 def _pair(values: dict[str, Any]) -> None:
@@ -139,11 +139,12 @@ def _pair(values: dict[str, Any]) -> None:
         **{name: values[name] for name in names if values[name] is not None},
         allow_tau_below_noise=values["allow_tau_below_noise"],
     )
-    columns = _columns(values["columns"] or [])
+    reading = {"columns": column_mapping(values["columns"]), "revision": values["safety_revision"]}
+    reading |= {name: values[name] for name in ("split", "subset")}
     shared = ("template", "tokenizer", "max_length", "dtype", "device", "before_revision", "after_revision")
     setup = Setup(
         **{name: values[name] for name in (*shared, "trust_remote_code")},
-        reading={"columns": columns} if columns else {},
+        reading={name: value for name, value in reading.items() if value is not None},
     )
     record = _opened(
         values, values["before"], values["after"], values["safety"], limit,
@@ -209,29 +210,25 @@ def _opened(values: dict[str, Any], *question: Any, **options: Any) -> Certifica
 
 def _show(records: dict[str, CertificateRecord], values: dict[str, Any]) -> None:
     """The verdict and where it lies; nothing of the single prompts."""
-    if values["json"]:
-        one = records.get("")
-        say_json({name: record.to_json() for name, record in records.items()} if one is None else one.to_json())
+    certified = all(record.certified for record in records.values())
+    if values["json"] and "" in records:
+        say_json(records[""].to_json())
+    elif values["json"]:
+        say_json({"certified": certified, "sets": {name: record.to_json() for name, record in records.items()}})
     else:
         for name, record in records.items():
             say(f"{name}: {record.statement}" if name else record.statement)
             entry = record.openings
-            say(f"  opening {entry['this']} of {entry['declared']}; certificate sha256 {record.sha256}")
+            opened = f"opening {entry['this']} of {entry['declared']}, issued {record.made}"
+            say(f"  {opened}; certificate sha256 {record.sha256}")
             if record.strength is not None and record.strength["adapter"] is not None:
                 say(f"  adapter: {record.strength['adapter']}")
-    _finish(all(record.certified for record in records.values()))
+    _finish(certified)
 
 
 def _finish(certified: bool) -> None:
     if not certified:
         raise typer.Exit(InfeasibleError.exit_code)
-
-
-def _columns(pairs: Sequence[str]) -> dict[str, str]:
-    found = dict(pair.partition("=")[::2] for pair in pairs)
-    if any(not ours or not theirs for ours, theirs in found.items()):
-        raise ConfigError(f"--columns {' '.join(pairs)}: expected ours=theirs", remedy="for example prompt=question")
-    return found
 
 
 _WAYS = {"verify": _verify, "regressions": _counts, "run": _run, "before": _pair}
@@ -245,6 +242,7 @@ _OPTIONS = {
     "before": {
         "before", "after", "safety", "tau", "alpha", "unit", "first_k", "confidence", "openings", "pool", "anytime",
         "per_category", "strength", "train_data", "output", "ledger", "columns", "template", "tokenizer", "max_length",
-        "dtype", "device", "before_revision", "after_revision", "allow_tau_below_noise", "trust_remote_code", "json",
+        "dtype", "device", "before_revision", "after_revision", "safety_revision", "split", "subset",
+        "allow_tau_below_noise", "trust_remote_code", "json",
     },
 }  # fmt: skip

@@ -109,9 +109,8 @@ def _show(found: dict[str, Any]) -> None:
     per = " per category" if found["categories"] > 1 else ""
     shared = found["openings"] * found["categories"]
     each = f" (each of {shared} tests gets delta / {shared} = {found['level']:.3g})" if shared > 1 else ""
-    say(
-        f"To certify: at most {exact_percent(found['alpha'])} regress, confidence {exact_percent(found['confidence'])}{each}"
-    )
+    alpha, confidence = exact_percent(found["alpha"]), exact_percent(found["confidence"])
+    say(f"To certify: at most {alpha} regress, confidence {confidence}{each}")
     fewest = ", ".join(f"{entry['prompts']} if {entry['regressions']}" for entry in found["fewest"])
     say(f"  prompts needed{per}: {fewest} of them regress")
     if (aim := found["for_power"]) is not None:

@@ -65,6 +65,7 @@ def peft_config(config: RunConfig) -> Any:
         lora_dropout=config.lora.dropout,
         target_modules=config.lora.target_modules,
         task_type="CAUSAL_LM",
+        revision=config.revision,  # of the base: an adapter that does not name it is read on another commit later
     )
 
 

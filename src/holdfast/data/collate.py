@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,12 +22,13 @@ def collate(batch: Sequence[Encoded], pad_token_id: int, pad_to_multiple_of: int
     """
     multiple = pad_to_multiple_of or 1
     width = -(-max(len(item.input_ids) for item in batch) // multiple) * multiple
-    input_ids = torch.full((len(batch), width), pad_token_id, dtype=torch.long)
-    attention_mask = torch.zeros((len(batch), width), dtype=torch.long)
-    labels = torch.full((len(batch), width), IGNORE, dtype=torch.long)
+    input_ids = np.full((len(batch), width), pad_token_id)
+    attention_mask = np.zeros((len(batch), width), dtype=np.int64)
+    labels = np.full((len(batch), width), IGNORE)
     for row, item in enumerate(batch):
         length = len(item.input_ids)
-        input_ids[row, :length] = torch.tensor(item.input_ids, dtype=torch.long)
+        input_ids[row, :length] = item.input_ids
         attention_mask[row, :length] = 1
-        labels[row, :length] = torch.tensor(item.labels, dtype=torch.long)
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        labels[row, :length] = item.labels
+    arrays = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

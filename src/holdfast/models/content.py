@@ -14,6 +14,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from holdfast.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, ada
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
+# The same weights once more, in a format that transformers does not read.
+SECOND_COPIES = ["*/*.safetensors", "consolidated*.safetensors"]
+LARGE = 2**24  # bytes; hashing less takes no time
 # Beside the weights. Named one by one: a folder may also hold state of the training that made the model.
 DECISIVE = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -107,7 +111,7 @@ def _full_folder(source: Source, trust_remote_code: bool) -> Path:
     patterns = ["*.safetensors", INDEX, *DECISIVE, *(["*.py"] if trust_remote_code else [])]
     with one_line_errors(source.place, "model"):
         found: Any = snapshot_download(
-            source.place, revision=source.revision, allow_patterns=patterns, ignore_patterns=["*/*.safetensors"]
+            source.place, revision=source.revision, allow_patterns=patterns, ignore_patterns=SECOND_COPIES
         )
     return Path(str(found))
 
@@ -145,7 +149,28 @@ def _decisive(folder: Path, trust_remote_code: bool) -> list[str]:
 def _hashed(folder: Path, names: list[str]) -> dict[str, str]:
     # hashlib releases the interpreter lock on large buffers: threads hash files side by side.
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        return dict(zip(names, pool.map(lambda name: sha256_file(folder / name), names), strict=True))
+        return dict(zip(names, pool.map(lambda name: _file_sha256(folder / name), names), strict=True))
+
+
+def _file_sha256(path: Path) -> str:
+    """sha256 of a file; a large one is read once a process while the file system calls it unchanged.
+
+    An adapter's base is hashed for itself and again below the adapter.
+    """
+    found = path.stat()
+    if found.st_size < LARGE:
+        return sha256_file(path)
+    return _large_sha256(path.resolve(), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _large_sha256(path: Path, *_: int) -> str:
+    return sha256_file(path)
+
+
+def forget_hashes() -> None:
+    """Read every file again from here on: for a verification, which trusts no time stamp from before it."""
+    _large_sha256.cache_clear()
 
 
 def _adapter_config_sha256(path: Path) -> str:

@@ -42,12 +42,12 @@ class Card:
 
 
 def write_cards(evidence: Evidence) -> list[Card]:
-    """Write README.md into the run folder and into its adapter; an audit's folder has no model and gets none."""
+    """Write README.md into the run folder and beside the weights; an audit's folder has no model and gets none."""
     if not evidence.trained:
         return []
     text = card_text(evidence)
     cards = []
-    for folder in (evidence.folder, evidence.folder / "adapter"):
+    for folder in (evidence.folder, evidence.folder / "adapter", evidence.folder / "model"):
         if folder.is_dir():
             path = folder / "README.md"
             written = is_ours_to_write(path)

@@ -89,7 +89,8 @@ def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: R
     parts.append(_tau_label(limit, tau_x, bottom - 6, size))
     parts += legend([(f"curve {role}", f"{role} ({len(values):,})") for role, values in series], size)
     beyond = "; ".join(f"{role}: {percent(_beyond(values, limit.tau))}" for role, values in series)
-    about = f"Falling curves. Share of examples beyond tau = {setting(limit.tau)}: {beyond}. Limit {exact_percent(limit.alpha)}."
+    allowed = exact_percent(limit.alpha)
+    about = f"Falling curves. Share of examples beyond tau = {setting(limit.tau)}: {beyond}. Limit {allowed}."
     return picture(size, "Share of examples degraded by more than x", about, parts, css)
 
 

@@ -128,7 +128,8 @@ def _tested(c: CertificateFigures) -> str:
     bound = (
         f", at most {percent_up(c.upper)} with {exact_percent(c.confidence)} confidence" if c.upper == c.upper else ""
     )
-    return f"On {counted(c.n, 'untouched prompt')}, {c.regressions:,} degraded by more than the limit{bound}."
+    kind = "untouched prompt" if c.leakage_checked else "prompt"
+    return f"On {counted(c.n, kind)}, {c.regressions:,} degraded by more than the limit{bound}."
 
 
 def claim(evidence: Evidence) -> str:
@@ -144,18 +145,27 @@ def claim(evidence: Evidence) -> str:
     return f"The limits on how many safety examples may lose likelihood are, for each safety set, {limits}."
 
 
+def _change(limit: Limit, became: str, moved: str, *, article: str = "the") -> str:
+    """A degradation in words; a divergence says that predictions moved, not that the reply lost likelihood."""
+    amount = f"{setting(limit.tau)} {limit.words}"
+    if limit.unit == "kl_token":
+        return f"{article} predictions along the safe reply {moved} by more than {amount}"
+    return f"{article} safe reply {became} more than {amount} less likely"
+
+
 def set_claim(one: SafetyEvidence) -> str:
     """What is claimed of one safety set, in one sentence."""
     c = one.certificate
     if c is not None and c.certified and c.full_strength and not c.other_model:
+        listed = f"of the {c.fields.count('pool'):,} listed prompts" if c.kind == "finite_pool" else ""
         return (
-            f"With {exact_percent(c.confidence)} confidence, the safe reply became more than {setting(c.limit.tau)} "
-            f"{c.limit.words} less likely on at most {exact_percent(c.limit.alpha)} of prompts like the certified ones."
+            f"With {exact_percent(c.confidence)} confidence, {_change(c.limit, 'became', 'moved')} on at most "
+            f"{exact_percent(c.limit.alpha)} {listed or 'of prompts like the certified ones'}."
         )
     if one.limit is None:
         return "No limit is stored in this folder, so nothing is claimed."
     wanted = (
-        f"The safe reply may become more than {setting(one.limit.tau)} {one.limit.words} less likely on at most "
+        f"{_change(one.limit, 'may become', 'may move', article='The')} on at most "
         f"{exact_percent(one.limit.alpha)} of safety prompts"
     )
     if one.headline is None:

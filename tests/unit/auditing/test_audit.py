@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from holdfast.auditing.result import Audit
 from holdfast.auditing.table import read_table, stored_audit
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, ResourceError, UnsupportedError
+from holdfast.evaluation.judge import FunctionJudge
 
 LIMIT = ChanceConstraint(tau=0.05, alpha=0.3, first_k=2)
 N = 20
@@ -334,7 +336,10 @@ def test_peak_memory_does_not_grow_with_the_data(base, adapter, tmp_path):
 @pytest.mark.parametrize("second", ["adapter", "other"])
 def test_a_judge_adds_the_behaviour_view(base, request, data, tmp_path, second):
     after = request.getfixturevalue(second)
-    found = run(base, after, data, judge=lambda prompt, reply: "safe", max_new_tokens=4, output=tmp_path / "out")
+    judge, seen = FunctionJudge(lambda prompt, reply: "safe", revision="1"), []
+    arguments = {"max_new_tokens": 4, "output": tmp_path / "out"}
+    found = run(base, after, data, judge=judge, progress=lambda *counts: seen.append(counts), **arguments)
+    assert seen.count((2 * N, 2 * N)) == 2, "once for the losses, once for the replies"
     assert found.behaviour["n"] == N
     assert found.behaviour["flips"] == 0
     table = found.table
@@ -342,11 +347,15 @@ def test_a_judge_adds_the_behaviour_view(base, request, data, tmp_path, second):
     plain_audit = run(base, after, data)
     assert np.array_equal(found.degradations(), plain_audit.degradations())
     assert "verdict_before" not in plain_audit.table.column_names
+    with pytest.raises(ConfigError, match="other models, data or settings"):
+        run(base, after, data, judge=replace(judge, revision="2"), **arguments)
     with pytest.raises(ConfigError, match="refusl"):
         run(base, after, data, judge="refusl", output=tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
-def test_paths_may_be_paths(base, adapter, data):
+def test_paths_may_be_paths_and_the_repr_fits_a_screen(base, adapter, data):
     assert isinstance(data, Path)
-    assert run(str(base), adapter, str(data)).n == N
+    found = run(str(base), adapter, str(data))
+    assert found.n == N
+    assert repr(found) == f"<Audit: {found.describe()}>"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from holdfast.certification.assessment import Rows, Terms, assess, cluster_worst, require_enough
-from holdfast.certification.binomial import p_value
+from holdfast.certification.binomial import p_value, upper_bound
 from holdfast.core.errors import CheckpointError, InfeasibleError
 
 
@@ -42,6 +42,26 @@ def test_the_worst_of_a_cluster_whatever_the_labels():
 def test_at_tau_exactly_nothing_regresses():
     assert assess(rows([0.1] * 20), terms())["regressions"] == 0
     assert assess(rows([np.nextafter(0.1, 1)] * 20), terms())["regressions"] == 20
+
+
+def test_a_sequence_that_turned_bad_after_it_certified_says_so():
+    good = assess(rows([0.0] * 40), terms("sequential"))
+    turned = assess(rows([0.0] * 40 + [0.5] * 40), terms("sequential"))
+    assert good["certified"]
+    assert turned["certified"], "what was shown at a look stays shown, if the order was independent"
+    assert "do not rely on it" in turned["statement"]
+    assert "rely" not in good["statement"]
+
+
+def test_the_bound_of_a_strength_allows_for_the_choice_of_it():
+    passed = [rows([0.0] * (59 - i % 2) + [0.5] * (1 + i % 2), strength=(i + 1) / 10) for i in range(10)]
+    every = assess(Rows.joined(passed), terms("strength"))
+    assert every["strength"]["chosen"] == 1.0
+    assert every["upper_bound"] == upper_bound(2, 60, 0.95), "the largest of all strengths"
+    stopped = assess(Rows.joined([*passed[:3], rows([0.5] * 60, strength=0.4)]), terms("strength"))
+    assert (stopped["strength"]["chosen"], stopped["upper_bound"]) == (0.3, 0.2)
+    none = assess(rows([0.5] * 30 + [0.0] * 30, strength=0.1), terms("strength"))
+    assert none["upper_bound"] == upper_bound(30, 60, 0.95)
 
 
 def test_the_certified_tau_is_where_the_verdict_turns():

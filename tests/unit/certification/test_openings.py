@@ -166,6 +166,41 @@ def test_a_sequence_that_grows_into_opened_prompts_is_refused(ledger):
         ledger.open(claim, [*IDS, FRESH[0]], sequential=True)
 
 
+def test_the_order_of_a_sequence_cannot_have_been_chosen_by_outcome(ledger):
+    """Held prompts first, regressed ones last: any model would certify."""
+    claim = replace(CLAIM, kind="sequential")
+    ledger.record_look(claim.look, IDS)
+    with pytest.raises(InfeasibleError, match="their order may depend on what was seen"):
+        ledger.open(claim, IDS[::-1], sequential=True)
+    ledger.open(CLAIM, FRESH, declared=3)
+    with pytest.raises(InfeasibleError, match="their order may depend"):
+        ledger.open(claim, FRESH[::-1], sequential=True)
+
+
+def test_a_sequence_cannot_grow_by_prompts_that_were_audited(ledger):
+    claim = replace(CLAIM, kind="sequential")
+    ledger.open(claim, IDS[:30], sequential=True)
+    ledger.record_look(claim.look, IDS[:30])
+    assert ledger.open(claim, IDS[:40], sequential=True).number == 1, "what was in the sequence may be audited"
+    ledger.record_look(claim.look, IDS)
+    with pytest.raises(InfeasibleError, match="some of the last 20 of 60 prompts were looked at"):
+        ledger.open(claim, [*IDS[:40], *IDS[:39:-1]], sequential=True)
+
+
+def test_a_second_model_may_be_judged_on_the_same_sequence(ledger):
+    first, second = (replace(other(n), kind="sequential") for n in (1, 2))
+    ledger.open(first, IDS[:30], declared=2, sequential=True)
+    assert ledger.open(second, IDS, declared=2, sequential=True).number == 2
+    assert ledger.open(first, IDS[:40], sequential=True).number == 1
+
+
+def test_a_prompt_with_another_completion_is_no_fresh_prompt(ledger):
+    ledger.open(CLAIM, IDS, texts={name: f"text:{name}" for name in IDS})
+    with pytest.raises(InfeasibleError, match="undeclared"):
+        ledger.open(CLAIM, FRESH, texts={FRESH[0]: f"text:{IDS[5]}"})
+    assert ledger.open(CLAIM, FRESH, texts={FRESH[0]: "text:other"}).number == 1
+
+
 def test_a_fixed_opening_of_the_same_prompts_does_not_disturb_a_sequence(ledger):
     claim = replace(CLAIM, kind="sequential")
     order = IDS[::-1]

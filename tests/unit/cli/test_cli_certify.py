@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_a_good_model_passes_the_gate(gate, tmp_path):
     code, out, err = gate("weak", "--output", tmp_path / "evidence")
     assert code == 0
     assert out.startswith("With 95 % confidence, at most 20 % of prompts from this source degrade by more than 0.02")
-    assert "opening 1 of 1; certificate sha256 " in out
+    assert re.search(r"opening 1 of 1, issued 20\d\d-.*; certificate sha256 [0-9a-f]{64}", out)
     assert "measured 48/48" in err
     assert sorted(p.name for p in (tmp_path / "evidence").iterdir()) == ["certificate.json", "certificate.parquet"]
     for word in ("quantile", "q95", "spade", "Sorry"):
@@ -87,6 +88,8 @@ def test_verification_by_exit_code(gate, holdfast, tmp_path):
     sha = json.loads(out)["sha256"]
     code, out, _ = holdfast("certify", "--verify", tmp_path / "e/certificate.json", "--expect", sha)
     assert (code, out.startswith("verified: nothing was changed. With 95 %")) == (0, True)
+    alone = holdfast("certify", "--verify", tmp_path / "e")[1]
+    assert alone.startswith("verified: all files agree with one another; only --expect"), "not that nothing was changed"
     assert holdfast("certify", "--verify", tmp_path / "e", "--json")[0] == 0
     assert holdfast("certify", "--verify", tmp_path / "e", "--expect", "0" * 64)[0] == 6
     table = tmp_path / "e/certificate.parquet"
@@ -100,7 +103,8 @@ def test_a_verified_failure_is_still_a_failure(gate, holdfast, tmp_path):
     gate("strong", "--output", tmp_path / "e")
     code, out, _ = holdfast("certify", "--verify", tmp_path / "e")
     assert code == 4
-    assert "verified: nothing was changed. Not certified" in out
+    assert out.startswith("verified: ")
+    assert "Not certified" in out
 
 
 def test_a_second_model_on_the_same_prompts_is_refused(gate, tmp_path):
@@ -199,9 +203,11 @@ def test_several_sets_are_certified_each_at_its_own_confidence(holdfast, run_fil
     prompts(tmp_path, 32)
     assert holdfast("train", run_file, "train.max_steps=1")[0] in (0, 4)
     code, out, _ = holdfast("certify", tmp_path / "out", "--json", "--device", "cpu")
-    records = json.loads(out)
+    found = json.loads(out)
+    records = found["sets"]
     assert set(records) == {"one", "two"}
-    assert code == (0 if all(record["certified"] for record in records.values()) else 4)
+    assert found["certified"] == all(record["certified"] for record in records.values())
+    assert code == (0 if found["certified"] else 4)
     for name, record in records.items():
         assert (tmp_path / "out" / name / "certificate.json").is_file()
         assert record["level"] == 0.05
@@ -222,6 +228,22 @@ def test_columns_are_mapped(holdfast, tiny_model, adapters, tmp_path):
     code, _, err = holdfast(*call, "--columns", "prompt")
     assert code == 2
     assert "expected ours=theirs" in err
+
+
+def test_a_hub_data_set_is_certified_and_verified_on_its_named_split(gate, holdfast, tmp_path, monkeypatch):
+    import datasets
+
+    rows = [json.loads(line) for line in prompts(tmp_path / "data").read_text().splitlines()]
+    asked = []
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *_, **named: asked.append(named) or datasets.Dataset.from_list(rows)
+    )
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    hub = ("--safety", "org/prompts", "--split", "test", "--subset", "main", "--safety-revision", "abc")
+    assert gate("weak", *hub, "--output", tmp_path / "e")[0] == 0
+    assert holdfast("certify", "--verify", tmp_path / "e")[0] == 0
+    assert asked
+    assert all(named == {"name": "main", "split": "test", "revision": "abc"} for named in asked)
 
 
 def look(holdfast, tiny_model, adapter, safety, tau, output):

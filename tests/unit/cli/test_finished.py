@@ -13,6 +13,7 @@ from holdfast.auditing.result import Audit
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, UnsupportedError
 from holdfast.data.splits import load_record
 from holdfast.finished import finished_sets
+from holdfast.models.content import content_of
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +109,14 @@ def test_the_written_adapter_measures_as_the_trained_model_did(finished, tmp_pat
     assert json.loads(out)["violation_rate"] == trained.violation_rate
     assert again.before["sha256"] == trained.before["sha256"]
     assert again.after["sha256"] == trained.after["sha256"]
+
+
+def test_code_that_runs_counts_in_the_audit_that_training_leaves(tmp_path, tiny_model, write_run_file, holdfast):
+    """The same model has one sha256 in audit and certificate, or a report would call them two."""
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    (model / "modeling_own.py").write_text("# runs\n")
+    path = write_run_file(tmp_path, model)
+    assert holdfast("train", path, "train.max_steps=1", "--trust-remote-code")[0] in (0, 4)
+    trained = Audit.load(tmp_path / "out")
+    assert trained.before["sha256"] == content_of(model, trust_remote_code=True).sha256
+    assert trained.after["sha256"] == content_of(tmp_path / "out" / "adapter", trust_remote_code=True).sha256

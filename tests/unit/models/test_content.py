@@ -13,7 +13,9 @@ from tiny_checkpoints import tiny_llama, tiny_tokenizer
 
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.hashing import sha256_file, sha256_lines
-from holdfast.models.content import content_of
+from holdfast.models import content as content_module
+from holdfast.models.adapter import Source
+from holdfast.models.content import content_of, forget_hashes
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -167,3 +169,31 @@ def test_the_embedded_model_has_content(embedded):
     assert content.ref == "embedded"
     assert content.files["model.safetensors"] == sha256_file(embedded / "model.safetensors")
     assert content.sha256 == content_of(embedded).sha256
+
+
+def test_a_large_file_is_read_once_until_it_changes(base_dir, adapter_dir, monkeypatch):
+    weights, read = base_dir / "model.safetensors", []
+    monkeypatch.setattr(content_module, "LARGE", weights.stat().st_size)
+    monkeypatch.setattr(content_module, "sha256_file", lambda path: read.append(path.name) or sha256_file(path))
+    first, below = content_of(base_dir), content_of(adapter_dir)
+    assert read.count(weights.name) == 1
+    assert below.files["base/model.safetensors"] == first.files["model.safetensors"] == sha256_file(weights)
+    weights.write_bytes(flipped(weights, -1))
+    assert content_of(base_dir).files["model.safetensors"] == sha256_file(weights)
+    assert read.count(weights.name) == 2
+    forget_hashes()
+    content_of(base_dir)
+    assert read.count(weights.name) == 3
+
+
+def test_of_weights_that_a_repository_holds_twice_one_copy_is_downloaded(base_dir, monkeypatch):
+    import huggingface_hub
+
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **named: asked.update(named) or str(base_dir))
+    monkeypatch.setattr("holdfast.models.handle.resolve", lambda *_: Source("org/model"))
+    monkeypatch.setattr(content_module, "adapter_folder", lambda _: None)
+    content_of("org/model")
+    names = ["model-00001-of-00002.safetensors", "consolidated.safetensors", "original/model.safetensors", "x.bin"]
+    patterns = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
+    assert list(huggingface_hub.utils.filter_repo_objects(names, **patterns)) == names[:1]

@@ -163,6 +163,8 @@ def test_cards_go_to_the_run_and_its_adapter_and_own_text_is_kept(tmp_path):
     (folder / "adapter" / "README.md").unlink()
     assert all(card.written for card in write_cards(read_evidence(folder)))
     assert (folder / "adapter" / "README.md").read_text() == (folder / "README.md").read_text()
+    (folder / "adapter").rename(folder / "model")  # every parameter trained
+    assert [card.path.parent.name for card in write_cards(read_evidence(folder))] == ["run", "model"]
 
 
 def test_an_audit_has_no_model_to_describe(tmp_path):

@@ -32,6 +32,25 @@ def test_verdict_of_a_run(tmp_path, worse, certified, standing, title):
     assert (found.standing, found.title) == (standing, title)
 
 
+def test_the_claim_of_a_list_speaks_of_the_list(tmp_path):
+    listed = certificate(Words(), kind="finite_pool", pool=200)
+    found = claim(read_evidence(write_run(tmp_path / "run", certified=listed)))
+    assert found.endswith("of the 200 listed prompts.")
+    assert "like the certified ones" not in found
+
+
+def test_a_divergence_is_no_loss_of_likelihood(tmp_path):
+    found = claim(read_evidence(write_run(tmp_path / "run", certified=certificate(Words(), unit="kl_token"))))
+    assert "predictions along the safe reply moved by more than 0.1 nats of KL per token" in found
+    assert "likely" not in found
+
+
+def test_only_prompts_that_were_looked_for_in_the_training_data_are_untouched(tmp_path):
+    unchecked = certificate(Words(), leakage={"checked": False, "against": None, "prompts": 0})
+    assert "On 116 untouched prompts" in judged(write_run(tmp_path / "a", certified=PASSED)).reason
+    assert "On 116 prompts" in judged(write_run(tmp_path / "b", certified=unchecked)).reason
+
+
 def test_without_any_measurement_it_is_not_measured(tmp_path):
     folder = write_run(tmp_path / "run", audit=False)
     (folder / "result.json").unlink()

@@ -1,0 +1,106 @@
+"""Ways to a certificate that the evidence does not carry: each is refused, or counted as one more look."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests import tiny
+from tests.unit.auditing.certifying import CONSTRAINT, Scene, scene, write_safety
+from tests.unit.auditing.test_opening import foreign, refused, unmeasured
+
+from holdfast.auditing import opening
+from holdfast.auditing.audit import audit
+from holdfast.auditing.question import Setup
+from holdfast.core.errors import CheckpointError, DataError, InfeasibleError
+from holdfast.data.encode import encode
+from holdfast.data.examples import as_chat, make_example
+from holdfast.data.sources import read_examples
+from holdfast.data.splits import save_record, split_examples
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return scene(tmp_path_factory.mktemp("scene"))
+
+
+@pytest.fixture
+def made(shared: Scene, tmp_path: Path) -> Scene:
+    """The models are shared; safety file and output are the test's own."""
+    return shared._replace(
+        safety=write_safety(tmp_path / "safety.jsonl", tiny.rows(20, seed=3)), output=tmp_path / "out"
+    )
+
+
+def test_a_sequence_cannot_be_sorted_by_an_audit_of_it(made):
+    rows = tiny.rows(40, seed=3)
+    write_safety(made.safety, rows)
+    audit(made.base, made.adapter, str(made.safety), CONSTRAINT)
+    write_safety(made.safety, rows[::-1])
+    refused(made, InfeasibleError, "their order may depend on what was seen", kind="sequential")
+
+
+def test_other_categories_are_another_claim(made, tmp_path):
+    rows = tiny.rows(40, seed=3)
+    write_safety(made.safety, [row | {"category": "ab"[i % 2]} for i, row in enumerate(rows)])
+    made.certify(kind="per_category")
+    write_safety(made.safety, [row | {"category": "ab"[i // 20]} for i, row in enumerate(rows)])
+    refused(made._replace(output=tmp_path / "b"), InfeasibleError, "undeclared", kind="per_category")
+
+
+def test_edited_completions_are_no_fresh_prompts(made, tmp_path):
+    made.certify()
+    rows = [{"prompt": f" {row['prompt']}!", "completion": f"{row['completion']} w1"} for row in tiny.rows(20, seed=3)]
+    write_safety(made.safety, rows)
+    refused(made._replace(output=tmp_path / "b"), InfeasibleError, "undeclared")
+
+
+def test_a_certificate_that_the_ledger_does_not_know_is_not_believed(made, monkeypatch):
+    record = made.certify()
+    Path(record.openings["ledger"]).unlink()
+    unmeasured(monkeypatch)
+    with pytest.raises(CheckpointError, match="expected opening number 1 of 1 for this claim, found none"):
+        made.certify()
+
+
+def test_a_stored_certificate_must_follow_from_its_table(made):
+    record = made.certify(constraint=replace(CONSTRAINT, tau=0.002))
+    assert not record.certified
+    replace(record, certified=True, statement="All is well.").save(made.output)
+    with pytest.raises(CheckpointError, match="certified, statement do not follow from its table"):
+        made.certify(constraint=replace(CONSTRAINT, tau=0.002))
+
+
+def test_the_number_declared_meanwhile_by_another_process_decides_the_level(made, monkeypatch):
+    """Between check and entry somebody else declares two openings and takes the first."""
+    floor = opening.noise_floor
+
+    def meanwhile(*args: object, **kwargs: object) -> float:
+        monkeypatch.setattr(opening, "noise_floor", floor)
+        made._replace(output=made.output / "theirs").certify(openings=2, constraint=replace(CONSTRAINT, tau=0.06))
+        return floor(*args, **kwargs)
+
+    monkeypatch.setattr(opening, "noise_floor", meanwhile)
+    record = made.certify()
+    assert (record.openings["this"], record.openings["declared"], record.level) == (2, 2, 0.025)
+
+
+def test_prompts_that_steered_the_run_are_refused(made, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(made.adapter, run / "adapter")
+    split = split_examples(read_examples(str(made.safety)), seed=0, fractions=(0.5, 0.25, 0.25))
+    save_record(split.record, run)
+    (run / "config.yaml").write_text("model: base\n", encoding="utf-8")
+    error = refused(made._replace(adapter=run / "adapter"), DataError, "15 of 20 prompts steered or watched")
+    assert f"holdfast certify {run}" in error.remedy
+
+
+def test_two_tokenizers_may_not_cut_the_same_text_differently(made, tmp_path):
+    limit = replace(CONSTRAINT, unit="nll_sum", tau=50.0)
+    own = made._replace(adapter=foreign(tmp_path))
+    rows = [as_chat(make_example(**row)) for row in tiny.rows(20, seed=3)]
+    short = max(len(encode(row, tiny.tokenizer(), max_length=None).input_ids) for row in rows) - 1
+    cut = Setup(tokenizer="own", max_length=short)
+    refused(own, DataError, "scored on different texts", constraint=limit, setup=cut)
