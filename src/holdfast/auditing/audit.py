@@ -187,7 +187,7 @@ def _binding(windows: Windows, constraint: ChanceConstraint, how: How, kl: bool)
         "template": pair.tokenizers.template_sha256, "chat": {role: s.chat for role, s in streams.items()},
         "data": {role: stream.sha256 for role, stream in streams.items()}, "unit": constraint.unit,
         "tau": constraint.tau, "alpha": constraint.alpha, "first_k": constraint.first_k,
-        "max_length": how.max_length, "kl": kl, "batch_tokens": how.batch_tokens, "windows": windows.sizes,
+        "max_length": how.max_length, "kl": kl, "batch_tokens": how.batch_tokens, "window": windows.size,
         "judge": _judge(how.judge), "versions": versions(),
         "max_new_tokens": how.max_new_tokens if how.judge else None,
     }  # fmt: skip
@@ -213,7 +213,7 @@ def _finished(folder: Path, binding: str) -> Audit | None:
         logger.info("this audit is finished already: %s", folder)
         return Audit.load(folder)
     raise ConfigError(
-        f"{folder} holds the audit of other models, data or settings", remedy="name another folder with output"
+        f"{folder} holds the audit of other models, data or settings", remedy="name another folder (--output, output=)"
     )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -20,20 +18,7 @@ from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.stream import ExampleStream
 
-FIRST_WINDOW, WINDOW = 128, 1024  # a short one first: measuring starts while the next is encoded
-Window: TypeAlias = tuple[int, str, list[Example]]
-"""Number, role and examples."""
-Prepared: TypeAlias = tuple[int, str, list[Example], list[Encoded] | None]
-"""The same with the encoded examples; None where the window was measured before."""
-
-
-def window_sizes(n: int) -> list[int]:
-    """How `n` examples are cut: 128, 256, 512, then windows of 1,024 and the rest."""
-    sizes, size = [], min(FIRST_WINDOW, WINDOW)
-    while n > 0:
-        sizes.append(min(size, n))
-        n, size = n - size, min(2 * size, WINDOW)
-    return sizes
+WINDOW = 1024
 
 
 class Windows:
@@ -46,8 +31,8 @@ class Windows:
 
     def __init__(self, streams: Mapping[str, ExampleStream], pair: Pair, *, max_length: int | None) -> None:
         self.streams, self.pair, self.max_length = streams, pair, max_length
-        self.sizes = {role: window_sizes(stream.n) for role, stream in streams.items()}
-        self.count = sum(map(len, self.sizes.values()))
+        self.size = WINDOW
+        self.count = sum(-(-stream.n // self.size) for stream in streams.values())
         self.n = sum(stream.n for stream in streams.values())
         for tokenizer in {id(t): t for t in (pair.tokenizers.before, pair.tokenizers.after)}.values():
             require_usable_tokenizer(tokenizer, needs_chat=any(stream.chat for stream in streams.values()))
@@ -56,7 +41,7 @@ class Windows:
         """Every window with its number and role."""
         number = 0
         for role, stream in self.streams.items():
-            for window in stream.windows(self.sizes[role]):
+            for window in stream.windows(self.size):
                 yield number, role, window
                 number += 1
 
@@ -89,11 +74,9 @@ def measure_windows(
     names: tuple[Any, ...] = ("both",) if measurer.joint else NAMES
     count = _Count(progress, 2 * windows.n)
     for name in names:
-        sample = windows.sample(_side(name))  # before the other thread starts: tokenizers are not made for two
-        with _ahead(windows.examples(), _preparation(windows, parts, name)) as prepared:
-            if parts.done(name, windows.count) < windows.count:
-                _begin(sample, parts, measurer, name, constraint, batch_tokens)
-            _pass(prepared, parts, measurer, name, count, batch_tokens)
+        if parts.done(name, windows.count) < windows.count:
+            _begin(windows.sample(_side(name)), parts, measurer, name, constraint, batch_tokens)
+        _pass(windows, parts, measurer, name, count, batch_tokens)
         if not pair.together:
             pair.release(name)
 
@@ -120,24 +103,17 @@ def _begin(
         parts.write_noise(noise_floor(measurer.pair, sample, constraint.unit, masked=measurer.masked, **settings))
 
 
-def _preparation(windows: Windows, parts: Parts, name: str) -> Callable[[Window], Prepared]:
-    def prepare(window: Window) -> Prepared:
-        number, role, examples = window
-        return number, role, examples, None if parts.has(name, number) else windows.encode(examples, _side(name))
-
-    return prepare
-
-
 def _pass(
-    prepared: Iterator[Prepared], parts: Parts, measurer: Measurer, name: str, count: _Count, batch_tokens: int | None
+    windows: Windows, parts: Parts, measurer: Measurer, name: str, count: _Count, batch_tokens: int | None
 ) -> None:
     """One pass over the data; windows that were measured before are skipped, with their batch budget."""
     measurer.batch_tokens = batch_tokens
-    for number, role, examples, encoded in prepared:
-        if encoded is None:
+    for number, role, examples in windows.examples():
+        if parts.has(name, number):
             measurer.batch_tokens = int(parts.facts(name, number)["batch_tokens"])
             count((2 if name == "both" else 1) * len(examples))
             continue
+        encoded = windows.encode(examples, _side(name))
         if name == "both":
             columns = measurer.both(encoded, lambda n: count(2 * n))
         else:
@@ -173,25 +149,6 @@ def finished_columns(parts: Parts, number: int, *, own: bool) -> dict[str, Any]:
     if own:
         columns |= {"first_before": None, "first_after": None}
     return columns | {unit: measured.degradation(unit) if unit in defined else None for unit in UNITS}
-
-
-@contextmanager
-def _ahead(items: Iterator[Window], prepare: Callable[[Window], Prepared]) -> Iterator[Iterator[Prepared]]:
-    """Read and prepare each item in another thread, from now on and one ahead of the caller."""
-
-    def step() -> Prepared | None:
-        item = next(items, None)
-        return None if item is None else prepare(item)
-
-    def results() -> Iterator[Prepared]:
-        waiting = first
-        while (found := waiting.result()) is not None:
-            waiting = pool.submit(step)
-            yield found
-
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        first = pool.submit(step)
-        yield results()
 
 
 class _Count:

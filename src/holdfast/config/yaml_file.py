@@ -24,7 +24,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         folder = path.parent if path.parent.is_dir() else Path()
         names = [entry.name for entry in folder.iterdir() if entry.suffix in {".yaml", ".yml"}]
         remedy = nearest(path.name, names) if names else "give the path of a run file in YAML"
-        raise ConfigError(f"{path}: no such file", remedy=remedy)
+        fault = "a folder, expected a run file" if path.is_dir() else "no such file"
+        raise ConfigError(f"{path}: {fault}", remedy=remedy)
     if (size := path.stat().st_size) > MAX_BYTES:
         raise ConfigError(
             f"{path}: {size} bytes, expected at most {MAX_BYTES}", remedy="data belongs in the files it names"

@@ -9,7 +9,7 @@ import hashlib
 import heapq
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -83,16 +83,11 @@ class ExampleStream:
         if problems.total or number + 1 != len(self._ids):
             raise self._changed()
 
-    def windows(self, sizes: Iterable[int]) -> Iterator[list[Example]]:
-        """All examples in lists of the given sizes, the last one shorter."""
+    def windows(self, size: int) -> Iterator[list[Example]]:
+        """The examples in lists of `size`, the last one shorter."""
         examples = iter(self)
-        for size in sizes:
-            window = list(islice(examples, size))
-            if not window:
-                return
+        while window := list(islice(examples, size)):
             yield window
-        if next(examples, None) is not None:  # asked for in any case: at its end the source is held against pass 1
-            raise self._changed()
 
     def _changed(self) -> DataError:
         return DataError(f"{self.name} changed while it was being read", remedy="run again when nothing writes to it")

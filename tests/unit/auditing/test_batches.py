@@ -15,7 +15,6 @@ from holdfast.auditing.measure import measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.scoring import Batch, losses_of, padding_is_inert
-from holdfast.auditing.windows import window_sizes
 from holdfast.constraint import completion
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=50)
@@ -98,12 +97,3 @@ def test_losses_are_the_same_with_and_without_a_mask():
         with_mask = losses_of(model, Batch.of(rows, **shared))
         without = losses_of(model, Batch.of(rows, **shared, masked=False))
     torch.testing.assert_close(without, with_mask, rtol=1e-6, atol=1e-6)
-
-
-@given(st.integers(1, 10_000))
-def test_windows_cover_the_data_and_grow(n):
-    sizes = window_sizes(n)
-    assert sum(sizes) == n
-    full = [128, 256, 512] + [1024] * 10
-    assert sizes[:-1] == full[: len(sizes) - 1]
-    assert 0 < sizes[-1] <= full[len(sizes) - 1]

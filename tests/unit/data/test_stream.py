@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from itertools import repeat
 
 import datasets
 import pytest
@@ -50,7 +49,7 @@ def test_mixed_formats_become_conversations():
 
 
 def test_windows_keep_the_order():
-    windows = list(open_stream(rows(10)).windows([4] * 3))
+    windows = list(open_stream(rows(10)).windows(4))
     assert [len(window) for window in windows] == [4, 4, 2]
     assert [e.where for w in windows for e in w] == [f"row {i} of the safety rows" for i in range(10)]
 
@@ -132,7 +131,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
             for i in range(n):
                 handle.write(json.dumps({"prompt": f"{i} " + "p" * 300, "completion": "c" * 300}) + "\n")
         tracemalloc.start()
-        for _ in open_stream(path).windows(repeat(32)):
+        for _ in open_stream(path).windows(32):
             pass
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
