@@ -16,8 +16,9 @@ from holdfast.config.build import constraints, defense, model_options, peft_conf
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.encode import template_sha256, tokenizer_sha256
-from holdfast.models.content import content_of
+from holdfast.models.content import ModelContent, content_of
 from holdfast.models.handle import load_pair
+from holdfast.stages.certifiable import certify_note
 from holdfast.stages.finetune import Listener, RoleLosses, build_trainer, measure, summary, train
 from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import Prepared, prepare
@@ -78,8 +79,12 @@ def run(
         if (finished := folder.finished()) is not None:
             return RunResult(folder.path, finished)
         data = read_data(config)
+        if main:
+            warn_about_certify(config, data)
         model, tokenizer = load_pair(config.model, **model_options(config, trust_remote_code))
         if main:
+            # Now, not at the end: a folder may change while training runs.
+            before = content_of(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
             folder.write_config(values)
         trainer = build_trainer(
             model=model,
@@ -105,17 +110,30 @@ def run(
         result |= {"versions": versions(), "commit": commit(), "hardware": hardware()}
         if main:
             seconds = time.monotonic() - started
-            write_audits(config, trainer, measured, seconds=seconds, trust_remote_code=trust_remote_code)
+            write_audits(config, trainer, measured, before, seconds=seconds, trust_remote_code=trust_remote_code)
             folder.write_result(result)
     return RunResult(folder.path, result)
 
 
+def warn_about_certify(config: RunConfig, data: Prepared) -> None:
+    """Log which safety sets will not, or only just, be able to certify the run."""
+    for name, limit in constraints(config).items():
+        record, openings = data.safety[name].record, config.safety[name].openings
+        if (found := certify_note(record, alpha=limit.alpha, openings=openings)) is not None:
+            logger.warning("%s: %s", name, found)
+
+
 def write_audits(
-    config: RunConfig, trainer: Any, measured: Measured, *, seconds: float, trust_remote_code: bool = False
+    config: RunConfig,
+    trainer: Any,
+    measured: Measured,
+    before: ModelContent,
+    *,
+    seconds: float,
+    trust_remote_code: bool = False,
 ) -> None:
     """Write audit.parquet and audit.json of every safety set: each example before and after."""
     folder = RunFolder(Path(config.output_dir))
-    before = content_of(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     trained = folder.model if config.lora is None else folder.adapter
     after = content_of(trained, trust_remote_code=trust_remote_code)
     for name, one in trainer.safety.items():

@@ -20,7 +20,7 @@ LAYERS = {
     "evaluation": {"core", "data", "models", "certification"},
     "auditing": {"core", "data", "models", "constraint", "certification", "evaluation"},
     "report": {"core", "data", "certification"},
-    "stages": {"core", "data", "models", "constraint", "trainers", "defenses"},
+    "stages": {"core", "data", "models", "constraint", "trainers", "defenses", "certification"},
     "config": {"core", "data", "models", "constraint", "trainers", "defenses"},
     "pipeline": {"core", "data", "models", "constraint", "trainers", "defenses", "auditing", "stages", "config"},
     "finished": {"core", "data", "constraint", "trainers", "stages", "config"},

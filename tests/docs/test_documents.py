@@ -154,6 +154,17 @@ def test_adding_guide_defines_a_defense(user_folder):
         DEFENSES._entries.pop("shrink")
 
 
+def test_the_judge_of_the_guide_is_found_and_judges(user_folder):
+    from holdfast.evaluation.judge import JUDGES, Verdict, as_judge
+
+    run_block(blocks(ROOT / "docs" / "adding.md", "python")[1], user_folder)
+    try:
+        found = as_judge("short").judge(["p", "p"], ["no", "a reply of more than twenty characters"])
+        assert [judgement.verdict for judgement in found] == [Verdict.SAFE, Verdict.UNSAFE]
+    finally:
+        JUDGES._entries.pop("short")
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(path):
     found = re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8"))

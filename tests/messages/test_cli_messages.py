@@ -125,8 +125,9 @@ def test_a_leak_is_counted_without_its_text(refused):
 def test_a_missing_model_is_refused(refused):
     code, lines = refused(RUN, task=rows(3, "find"), safety=rows(12, "take"))
     assert code == 2
-    assert len(lines) == 2
-    assert "model" in lines[0]
+    warning, error, _ = lines
+    assert warning.startswith("warning: safety: 2 certify prompts cannot certify alpha 5 %")
+    assert "model" in error
 
 
 def test_a_missing_run_file_names_its_neighbour(tmp_path, monkeypatch, capsys):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.auditing.certify_prompts import prompt_hashes
 from holdfast.auditing.measure import Progress, kl_wanted
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.parts import Parts
@@ -21,10 +23,11 @@ from holdfast.auditing.summary import UNITS, figures, violated
 from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, VERSION, read_table, write_table
 from holdfast.auditing.tokenizers import Choice
 from holdfast.auditing.windows import Windows, finished_columns, measure_windows
-from holdfast.certification.file_lock import locked
-from holdfast.certification.openings import Ledger, default_ledger, look_sha256
+from holdfast.certification.claim import look_sha256
+from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.constraint.chance import NOISE_MARGIN, ChanceConstraint
 from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.file_lock import locked
 from holdfast.core.files import read_json, write_json
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
@@ -60,6 +63,7 @@ def audit(
     constraint: ChanceConstraint | None = None,
     *,
     output: str | Path | None = None,
+    ledger: str | Path | None = None,
     judge: Any = None,
     max_new_tokens: int = 128,
     dtype: DType = "auto",
@@ -90,6 +94,8 @@ def audit(
         safety: data file, hub id, rows or examples.
         constraint: unit, tau, alpha and first_k; the defaults of `ChanceConstraint` unless given.
         output: folder for audit.parquet and audit.json; None keeps the result in memory.
+        ledger: file that the look at these prompts is entered in before they are measured; beside a safety file, or
+            in holdfast's cache for a hub id, unless given. Rows in memory are entered only where it is given.
         judge: name of a judge, one, or a function (prompt, reply) -> "safe" or "unsafe"; both models then reply to
             every prompt, and what was safe before and is unsafe after is counted.
         max_new_tokens: length of the longest reply.
@@ -113,6 +119,11 @@ def audit(
         ConfigError: a setting cannot be used, or `output` holds another audit.
         CheckpointError: files are damaged, or the tokenizers differ.
     """
+    if not isinstance(constraint, ChanceConstraint | None):
+        raise ConfigError(
+            f"constraint is a {type(constraint).__name__}, expected a ChanceConstraint",
+            remedy="pass ChanceConstraint(tau=0.1, alpha=0.05)",
+        )
     stream = open_stream(
         safety, columns=columns, template=template, split=split, subset=subset, revision=safety_revision
     )
@@ -121,17 +132,28 @@ def audit(
         before_revision=before_revision, after_revision=after_revision, processing_class=processing_class,
     ) as pair:  # fmt: skip
         how = How(max_length=max_length, kl=kl, batch_tokens=batch_tokens, judge=judge, max_new_tokens=max_new_tokens)
-        found = audit_roles(pair, {"audit": stream}, constraint or ChanceConstraint(), how, output, progress)
-    if isinstance(safety, str | Path):
-        _note_look(str(safety), found)
-    return found
+        limit = constraint or ChanceConstraint()
+        place = Path(ledger) if ledger is not None else None
+        if place is None and isinstance(safety, str | Path):
+            place = default_ledger(str(safety))
+        settings = {"template": template, "tokenizer": tokenizer, "max_length": max_length}
+
+        def enter() -> None:
+            if place is not None:
+                _note_look(Ledger(place), pair, stream, limit, settings)
+
+        return audit_roles(pair, {"audit": stream}, limit, how, output, progress, enter)
 
 
-def _note_look(source: str, found: Audit) -> None:
+def _note_look(
+    ledger: Ledger, pair: Pair, stream: ExampleStream, limit: ChanceConstraint, settings: Mapping[str, Any]
+) -> None:
     """Enter the look into the ledger of these prompts: another claim on them can no longer certify undeclared."""
-    ledger = Ledger(default_ledger(source))
-    look = look_sha256(found.before["sha256"], found.after["sha256"], found.unit, found.tau, found.alpha, found.first_k)
-    ledger.record_look(look, found.table.column("id").to_pylist())
+    look = look_sha256(
+        pair.before.sha256, pair.after.sha256, limit.unit, limit.tau, limit.alpha, limit.first_k, settings
+    )
+    texts = prompt_hashes(stream)
+    ledger.record_look(look, list(texts), texts=texts)
     logger.info("the look at these prompts is noted in %s", ledger.path)
 
 
@@ -142,8 +164,12 @@ def audit_roles(
     how: How,
     output: str | Path | None = None,
     progress: Progress | None = None,
+    enter: Callable[[], None] | None = None,
 ) -> Audit:
-    """Audit an open pair on examples by role (`audit`, or a run's `constraint` and `monitor`)."""
+    """Audit an open pair on examples by role (`audit`, or a run's `constraint` and `monitor`).
+
+    `enter` is called when everything was checked and nothing is measured yet, so that an audit that is killed counts.
+    """
     kl = _kl(pair, constraint, how.kl)
     windows = Windows(streams, pair, max_length=how.max_length)
     binding = _binding(windows, constraint, how, kl)
@@ -152,6 +178,8 @@ def audit_roles(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else Path(output)
         stack.enter_context(locked(folder / SUMMARY_NAME))  # a second audit waits, then finds this one finished
         found = _finished(folder, sha256_json(binding))
+        if enter is not None:
+            enter()
         if found is not None:
             return found
         parts = Parts(folder, binding)
@@ -193,14 +221,17 @@ def _binding(windows: Windows, constraint: ChanceConstraint, how: How, kl: bool)
     }  # fmt: skip
 
 
-def _judge(judge: Any) -> list[str | None] | None:
-    """The judge's name and revision; an unknown one is refused before anything is measured."""
+def _judge(judge: Any) -> list[str] | None:
+    """The judge's name and revision; an unknown one is refused before anything is measured.
+
+    A judge without a revision, such as a plain function, may have changed since: it never matches an earlier audit.
+    """
     if judge is None:
         return None
     from holdfast.evaluation.judge import as_judge
 
     found = as_judge(judge)
-    return [found.name, found.revision]
+    return [found.name, found.revision or uuid.uuid4().hex]
 
 
 def _finished(folder: Path, binding: str) -> Audit | None:

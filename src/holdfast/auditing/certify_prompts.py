@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ class Prompts:
 
     @property
     def texts(self) -> dict[str, str]:
-        """By id, a hash of the normalised prompt: the same prompt with another completion has another id."""
-        return {example.id: f"text:{sha256_text(normalise(prompt_text(example)))[:16]}" for example in self.examples}
+        """By id, a hash of the normalised prompt."""
+        return prompt_hashes(self.examples)
 
     def per_category(self) -> dict[str, int]:
         """Independent units of each category."""
@@ -60,6 +60,11 @@ class Leakage:
     checked: bool
     against: str | None
     prompts: int
+
+
+def prompt_hashes(examples: Iterable[Example]) -> dict[str, str]:
+    """By id, a hash of the normalised prompt: the same prompt with another completion has another id."""
+    return {example.id: f"text:{sha256_text(normalise(prompt_text(example)))[:16]}" for example in examples}
 
 
 def read_prompts(

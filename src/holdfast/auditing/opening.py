@@ -30,7 +30,8 @@ from holdfast.auditing.question import Question, Setup
 from holdfast.auditing.strength import search_strength
 from holdfast.auditing.verify import require_entered, require_figures
 from holdfast.certification.assessment import Rows, Terms, require_categories, require_enough
-from holdfast.certification.openings import Claim, Ledger, default_ledger
+from holdfast.certification.claim import Claim
+from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.certification.record import FILE_NAME, TABLE_NAME, CertificateRecord, load_certificate
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, NumericalError, UnsupportedError

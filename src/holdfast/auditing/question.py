@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.certification.arguments import confidence_level
 from holdfast.certification.assessment import Terms
-from holdfast.certification.openings import Claim
+from holdfast.certification.claim import Claim
 from holdfast.certification.record import KINDS
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError

@@ -67,6 +67,11 @@ def choose_tokenizers(
         CheckpointError: `same`, and they differ.
         ConfigError: an unknown choice, or a model in memory without a tokenizer.
     """
+    if not isinstance(choice, str):
+        raise ConfigError(
+            f"tokenizer is a {type(choice).__name__}, expected one of {', '.join(CHOICES)}",
+            remedy="pass a tokenizer as processing_class=; tokenizer= says whose is used",
+        )
     if choice not in CHOICES:
         raise ConfigError(f"tokenizer {choice!r} is not a choice", remedy=nearest(str(choice), list(CHOICES)))
 

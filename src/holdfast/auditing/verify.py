@@ -15,7 +15,8 @@ from holdfast.auditing.certificate_table import read_rows
 from holdfast.auditing.certify_prompts import read_prompts
 from holdfast.auditing.question import claimed
 from holdfast.certification.assessment import Rows, Terms, assess
-from holdfast.certification.openings import Claim, Ledger, default_ledger, split_sha256
+from holdfast.certification.claim import Claim
+from holdfast.certification.openings import Ledger, default_ledger, split_sha256
 from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file

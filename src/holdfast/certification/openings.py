@@ -7,7 +7,7 @@ measured, so that a look that ended badly counts too.
 
 - The same claim on the same prompts is the same opening.
 - Every other claim on these prompts, or on a set that shares a prompt with them, is another one; so is an audit of
-  them (`record_look`) that asked something else.
+  them (`record_look`), unless it asked what a fixed certificate asks: the same models, measured in the same way.
 - One more than declared is refused. Where sets overlap, the smallest number declared among them holds.
 - A sequence of prompts that arrive over time is one opening, whose prompts may only grow at the end, by prompts that
   nothing has looked at: their order must not depend on outcomes.
@@ -20,55 +20,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.certification.arguments import confidence_level
-from holdfast.certification.file_lock import locked
+from holdfast.certification.claim import Claim
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
+from holdfast.core.file_lock import locked
 from holdfast.core.files import read_json, write_json
-from holdfast.core.hashing import sha256_json, sha256_lines
+from holdfast.core.hashing import sha256_lines
 
 VERSION = 1
 ENDING = ".openings.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What an opening asks: is it true that at most a share alpha of the prompts degrades by more than tau?
-
-    Attributes:
-        before_sha256: content of the model that degradations are measured against.
-        after_sha256: content of the model that is judged.
-        kind: of the test: fixed, finite_pool, sequential, per_category or strength.
-        settings: what else decides a degradation or the test: template, length, precision, pool.
-    """
-
-    before_sha256: str
-    after_sha256: str
-    unit: str
-    tau: float
-    alpha: float
-    first_k: int
-    confidence: float
-    kind: str
-    settings: Mapping[str, Any]
-
-    @property
-    def sha256(self) -> str:
-        """What makes two claims the same one."""
-        return sha256_json({**asdict(self), "settings": dict(self.settings)})
-
-    @property
-    def look(self) -> str:
-        """What an audit has in common with a certificate: all but confidence, kind and settings."""
-        return look_sha256(self.before_sha256, self.after_sha256, self.unit, self.tau, self.alpha, self.first_k)
-
-
-def look_sha256(before_sha256: str, after_sha256: str, unit: str, tau: float, alpha: float, first_k: int) -> str:
-    """Identity of a look at prompts: which two models were compared, and by which measure."""
-    return sha256_json([before_sha256, after_sha256, unit, float(tau), float(alpha), first_k])
+# Kinds whose test an audit shows in full. A sequence is here since it refuses prompts that were audited before it.
+SHOWN = ("fixed", "sequential")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +122,21 @@ class Ledger:
             write_json(self.path, state)
         return found
 
-    def record_look(self, look: str, ids: Sequence[str]) -> None:
-        """Enter an audit of these prompts (`look_sha256`): it counts when something else is certified on them."""
+    def record_look(self, look: str, ids: Sequence[str], *, texts: Mapping[str, str] | None = None) -> None:
+        """Enter an audit of these prompts (`look_sha256`): it counts when something else is certified on them.
+
+        Args:
+            texts: by id, a hash of the prompt's normalised text, as for `open`.
+        """
         _require_ids(ids)
-        key = split_sha256(ids)
+        entry = {"split": split_sha256(ids), "look": look}
         with locked(self.path):
             state = _read(self.path)
-            if {"split": key, "look": look} not in state["looks"]:
-                state["splits"].setdefault(key, sorted(ids))
-                state["looks"].append({"split": key, "look": look})
+            known = state.get("texts", {})
+            if entry not in state["looks"] or not (texts or {}).items() <= known.items():
+                state["splits"].setdefault(entry["split"], sorted(ids))
+                state["looks"] = [*(one for one in state["looks"] if one != entry), entry]
+                state["texts"] = {**known, **(texts or {})}
                 write_json(self.path, state)
 
     def find(self, claim: str, ids: Sequence[str]) -> Opening | None:
@@ -228,7 +200,7 @@ def _enter(
     stored = entry["declared"] if entry is not None else (same[0] if same else None)
     if declared is not None and stored not in (None, declared):
         raise ConfigError(
-            f"these prompts declared {stored} openings when they were first opened; now {declared}",
+            f"these prompts declared {_counted(stored, 'opening')} when they were first opened; now {declared}",
             remedy=f"leave --openings (safety.openings) at {stored}, or use fresh prompts",
         )
     if entry is None or entry["split"] != key:
@@ -310,21 +282,27 @@ def _next_number(
 ) -> int:
     """The number of this opening among all looks at these prompts; refuses one more than declared.
 
-    An audit that asked what is claimed now, or what another opening asked, is no further look. The same claim on a
-    larger or smaller set is one: to add prompts until a claim passes is to look again.
+    An audit that asked what is claimed now, or what another opening asked, is no further look where it shows the whole
+    test (`SHOWN`): after an audit, categories, a pool or a strength can still be chosen. The same claim on a larger or
+    smaller set is one: to add prompts until a claim passes is to look again.
     """
     mine = _marks(state, ids)
     touching = {key for key, known in state["splits"].items() if mine & _marks(state, known)}
     openings = [entry for entry in others if entry["split"] in touching]
-    asked = {claim.look, *(entry["look"] for entry in openings)}
-    audits = {look["look"] for look in state["looks"] if look["split"] in touching} - asked
+    asked = {claim.look, *(entry["look"] for entry in openings if entry["kind"] in SHOWN)}
+    audits = {look["look"] for look in state["looks"] if look["split"] in touching}
+    audits -= asked if claim.kind in SHOWN else set()
     used = len(openings) + len(audits)
     allowed = min([declared, *(entry["declared"] for entry in openings)])
     if used + 1 > allowed:
         raise InfeasibleError(
-            f"these {len(ids)} prompts, or some of them, were looked at {used} times before (certificates: "
-            f"{len(openings)}, audits of something else: {len(audits)}), and the number of openings declared is "
-            f"{allowed}: an undeclared opening never certifies",
+            f"these {len(ids)} prompts, or some of them, were looked at {_counted(used, 'time')} before "
+            f"(certificates: {len(openings)}, audits that count: {len(audits)}), and the number of openings declared "
+            f"is {allowed}: an undeclared opening never certifies",
             remedy="use fresh prompts; next time declare the openings beforehand (--openings m, safety.openings: m)",
         )
     return used + 1
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.counting import show_count
+from holdfast.cli.counting import FORWARD, show_count
 from holdfast.cli.options import column_mapping, given_options, option_name
 from holdfast.cli.terminal import note, quiet_libraries, say, say_json
 from holdfast.core.errors import ConfigError, InfeasibleError
@@ -23,7 +23,7 @@ DEFAULT_OUTPUT = "audit"
 PAIR = ("before", "after", "safety")
 READING = (
     "dtype", "max_length", "template", "tokenizer", "columns", "split", "subset", "safety_revision",
-    "before_revision", "after_revision",
+    "before_revision", "after_revision", "ledger",
 )  # fmt: skip
 
 
@@ -42,6 +42,7 @@ def audit(
     output: Annotated[
         Path | None, typer.Option(help="Folder for the results. [default: audit, or the run's folder /audit]")
     ] = None,
+    ledger: Annotated[Path | None, typer.Option(help="File of the looks. [default: beside the safety file]")] = None,
     template: Annotated[str, typer.Option(help="chat, or none for plain text.")] = "chat",
     tokenizer: Annotated[str, typer.Option(help="same, before, after or own.")] = "same",
     kl: Annotated[bool | None, typer.Option("--kl/--no-kl", help="Measure KL. [default: with adapters]")] = None,
@@ -78,10 +79,11 @@ def audit(
         "dtype": dtype, "max_length": max_length, "template": template, "tokenizer": tokenizer,
         "columns": column_mapping(columns), "split": split, "subset": subset, "safety_revision": safety_revision,
         "before_revision": before_revision, "after_revision": after_revision,
+        "ledger": ledger,
     }  # fmt: skip
     quiet_libraries()
     try:
-        with show_count("audit") as progress:
+        with show_count("audit", FORWARD if judge is None else f"{FORWARD}, then replies") as progress:
             shared |= {"output": output, "progress": progress, "trust_remote_code": trust_remote_code}
             found = (
                 _audit_run(run, limits, **shared)
@@ -172,10 +174,11 @@ def _report(found: dict[str, Audit], json: bool) -> None:
 
 
 def figures_table(result: Audit) -> str:
-    """Quantiles and CVaR of every measured unit, as text."""
+    """Quantiles and CVaR of every measured unit, as text; under a verdict over several roles, of the one it names."""
     from holdfast.auditing.summary import LEVELS, UNITS
 
-    lines = [" " * 10 + "".join(name.rjust(10) for name in (*LEVELS, "cvar"))]
+    role = f"{result.role}:" if len(result.roles) > 1 else ""
+    lines = [role.ljust(10) + "".join(name.rjust(10) for name in (*LEVELS, "cvar"))]
     for unit in UNITS:
         entry = result.units[unit]
         if entry is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -146,12 +147,13 @@ def _pair(values: dict[str, Any]) -> None:
         **{name: values[name] for name in (*shared, "trust_remote_code")},
         reading={name: value for name, value in reading.items() if value is not None},
     )
+    place = values["output"] or Path("certificate")
     record = _opened(
         values, values["before"], values["after"], values["safety"], limit,
-        output=values["output"] or Path("certificate"), openings=values["openings"],
+        output=place, openings=values["openings"],
         train_data=values["train_data"] or (), setup=setup,
     )  # fmt: skip
-    _show({"": record}, values)
+    _show({"": record}, {"": place}, values)
 
 
 def _run(values: dict[str, Any]) -> None:
@@ -162,7 +164,7 @@ def _run(values: dict[str, Any]) -> None:
     from holdfast.finished import finished_sets
 
     sets, config = finished_sets(values["run"]), load_config(values["run"] / "config.yaml")
-    records = {}
+    records, places = {}, {}
     for one in sets:
         block = config.safety[one.name].model_dump()
         reading = {name: block[name] for name in ("columns", "split", "subset", "limit", "revision") if block[name]}
@@ -171,14 +173,16 @@ def _run(values: dict[str, Any]) -> None:
             before_revision=one.revision, reading=reading, trust_remote_code=values["trust_remote_code"],
         )  # fmt: skip
         place = one.folder if values["output"] is None else values["output"] / (one.name if len(sets) > 1 else "")
+        name = one.name if len(sets) > 1 else ""
+        places[name] = place
         # Reading a finished run refuses certify prompts that its task data holds, so that search was made.
         searched = Leakage(checked=True, against=f"the task data of {values['run']}", prompts=len(one.split.certify))
-        records[one.name if len(sets) > 1 else ""] = _opened(
+        records[name] = _opened(
             values, one.before, one.after, one.split.certify, one.constraint, output=place, openings=one.openings,
             source=one.source, splits=one.folder / RECORD_NAME, leakage=searched, setup=setup,
             notes=_several(len(sets), values["confidence"]),
         )  # fmt: skip
-    _show(records, values)
+    _show(records, places, values)
 
 
 def _several(sets: int, confidence: float) -> list[str]:
@@ -192,7 +196,7 @@ def _several(sets: int, confidence: float) -> list[str]:
 
 def _opened(values: dict[str, Any], *question: Any, **options: Any) -> CertificateRecord:
     from holdfast.auditing.opening import open_certify
-    from holdfast.cli.counting import show_count
+    from holdfast.cli.counting import FORWARD, show_count
 
     quiet_libraries()
     kinds = {"anytime": "sequential", "per_category": "per_category", "strength": "strength", "pool": "finite_pool"}
@@ -201,15 +205,17 @@ def _opened(values: dict[str, Any], *question: Any, **options: Any) -> Certifica
         raise ConfigError(f"one certificate cannot be {' and '.join(asked)} at once", remedy="choose one of them")
     options |= {name: values[name] for name in ("confidence", "pool", "ledger")}
     try:
-        with show_count("measured") as progress:
+        with show_count("measured", FORWARD) as progress:
             return open_certify(*question, kind=asked[0] if asked else "fixed", progress=progress, **options)
     except KeyboardInterrupt as error:
         note("interrupted: the opening stays entered, and the same command continues it")
         raise typer.Exit(INTERRUPTED) from error
 
 
-def _show(records: dict[str, CertificateRecord], values: dict[str, Any]) -> None:
+def _show(records: dict[str, CertificateRecord], places: dict[str, Path], values: dict[str, Any]) -> None:
     """The verdict and where it lies; nothing of the single prompts."""
+    from holdfast.certification.record import FILE_NAME
+
     certified = all(record.certified for record in records.values())
     if values["json"] and "" in records:
         say_json(records[""].to_json())
@@ -219,8 +225,10 @@ def _show(records: dict[str, CertificateRecord], values: dict[str, Any]) -> None
         for name, record in records.items():
             say(f"{name}: {record.statement}" if name else record.statement)
             entry = record.openings
-            opened = f"opening {entry['this']} of {entry['declared']}, issued {record.made}"
-            say(f"  {opened}; certificate sha256 {record.sha256}")
+            say(f"  opening {entry['this']} of {entry['declared']}, issued {record.made}")
+            file = places[name] / FILE_NAME
+            say(f"  written to {file} (sha256 {record.sha256})")
+            say(f"  check it with: holdfast certify --verify {quote(str(file))} --expect {record.sha256}")
             if record.strength is not None and record.strength["adapter"] is not None:
                 say(f"  adapter: {record.strength['adapter']}")
     _finish(certified)

@@ -56,6 +56,8 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
         start = "holds" if entry["feasible_start"] else "does NOT hold"
         say(f"  feasible start: g + buffer = {entry['start_value']:+.4f} at the unchanged model: it {start}")
         say("  not checked here: tau against the model's numerical noise, which is measured when training begins")
+        if entry["certify_note"] is not None:
+            say(f"  {entry['certify_note']}")
         if entry["batch_times_alpha"] < 1:
             say(
                 f"  note: a safety batch times alpha is {entry['batch_times_alpha']:.2g}: below 1,"

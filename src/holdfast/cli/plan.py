@@ -13,6 +13,7 @@ from holdfast.core.errors import ConfigError, InfeasibleError
 from holdfast.core.percent import exact_percent
 
 DEFAULT_POWER = 0.9
+LIKELY = 0.8
 POWERS = (0.8, 0.9, 0.95)
 SHARES_OF_ALPHA = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)  # true rates worth showing: from a perfect model to a doubtful one
 
@@ -83,7 +84,10 @@ def _with_n(alpha: float, confidence: float, parts: int, n: int) -> dict[str, An
         "n": n,
         "most_regressions": most_regressions(n, alpha, confidence, parts=parts),
         "smallest_alpha": upper_bound(0, n, confidence, parts=parts),
-        "largest_true_rate_at_power_0.8": largest_true_rate(n, alpha, confidence, 0.8, parts=parts),
+        "at_power": {
+            "power": LIKELY,
+            "largest_true_rate": largest_true_rate(n, alpha, confidence, LIKELY, parts=parts),
+        },
         "power": [{"true_rate": r, "power": power(n, alpha, confidence, r, parts=parts)} for r in rates],
     }
 
@@ -133,7 +137,7 @@ def _show_with_n(have: dict[str, Any], found: dict[str, Any], per: str) -> None:
         return
     say(f"{n} prompts{per} can certify {alpha} if at most {most} of them regress; {most + 1} or more cannot")
     say(f"  no result of theirs certifies less than {smallest}")
-    likely = _hundredths(have["largest_true_rate_at_power_0.8"], math.floor)
+    likely = _hundredths(have["at_power"]["largest_true_rate"], math.floor)
     say(f"  they certify in 4 of 5 cases only if at most {likely} regress")
     for entry in have["power"]:
         say(f"    if {_percent(entry['true_rate'])} regress: probability {_percent(entry['power'])}")

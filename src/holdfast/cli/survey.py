@@ -17,6 +17,7 @@ from holdfast.data.examples import Example
 from holdfast.data.splits import Split
 from holdfast.models.handle import load_tokenizer
 from holdfast.pipeline import read_data
+from holdfast.stages.certifiable import certify_note
 from holdfast.stages.estimate import Size, architecture, memory, model_size, steps, work
 
 SAMPLES = 3
@@ -51,6 +52,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
     described = {
         name: _roles(split)
         | _limit(limits[name], counted.safety_batch)
+        | {"certify_note": certify_note(split.record, alpha=limits[name].alpha, openings=config.safety[name].openings)}
         | safety.describe([*split.constraint, *split.monitor, *split.certify])
         for name, split in data.safety.items()
     }

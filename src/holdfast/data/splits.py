@@ -175,7 +175,7 @@ def require_disjoint(split: Split) -> None:
     """Prove that no two roles share a prompt, exact after normalisation or nearly.
 
     Raises:
-        DataError: with counts and up to 20 pairs of ids.
+        DataError: with counts and up to 20 pairs of places.
     """
     roles = split.roles
     found: list[str] = []
@@ -186,12 +186,17 @@ def require_disjoint(split: Split) -> None:
         if pairs:
             same = sum(normalise(prompt_text(a[i])) == normalise(prompt_text(b[j])) for i, j in pairs)
             counts.append(f"{first} and {second}: {same} equal and {len(pairs) - same} nearly equal pairs")
-            found.extend(f"{a[i].id} = {b[j].id}" for i, j in pairs)
+            found.extend(f"{_place(a[i])} = {_place(b[j])}" for i, j in pairs)
     if found:
         raise DataError(
-            f"the safety roles share prompts: {'; '.join(counts)}; ids {_listed(found)}",
+            f"the safety roles share prompts: {'; '.join(counts)}; at {_listed(found)}",
             remedy="give one safety file and let it be split, or remove the shared prompts from one role",
         )
+
+
+def _place(example: Example) -> str:
+    """Where the example is to be found, with its id behind; never its text."""
+    return f"{example.where} ({example.id})"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -202,15 +207,15 @@ def require_apart(splits: Mapping[str, Split]) -> None:
     """Prove that no safety set steers by a prompt that another one watches or certifies on.
 
     Raises:
-        DataError: with the count and up to 20 ids.
+        DataError: with the count and up to 20 places.
     """
     for (first, a), (second, b) in permutations(splits.items(), 2):
         for role, examples in (("monitor", a.monitor), ("certify", a.certify)):
             pairs = matches([prompt_text(e) for e in examples], [prompt_text(e) for e in b.constraint])
-            if shared := sorted({examples[i].id for i, _ in pairs}):
+            if shared := [_place(examples[i]) for i in sorted({i for i, _ in pairs})]:
                 raise DataError(
                     f"{len(shared)} {role} prompts of safety set {first!r} are constraint prompts of {second!r},"
-                    f" exactly or nearly: ids {_listed(shared)}",
+                    f" exactly or nearly: at {_listed(shared)}",
                     remedy="keep each of these prompts in one of the two sets",
                 )
 
@@ -230,13 +235,13 @@ def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> Non
         task_texts: what the task data asks, any number of texts per row (see `searchable_texts`).
 
     Raises:
-        DataError: with counts and up to 20 ids.
+        DataError: with counts and up to 20 places.
     """
     leaking = _leaks(certify, task_texts)
     if leaking:
         raise DataError(
             f"{len(leaking)} of {len(certify)} certify prompts occur in the task data, exactly or nearly: "
-            f"ids {_listed([certify[i].id for i in leaking])}",
+            f"at {_listed([_place(certify[i]) for i in leaking])}",
             remedy="set safety.on_leak: move to use them for the constraint instead, or remove them",
         )
 

@@ -42,8 +42,11 @@ class Card:
 
 
 def write_cards(evidence: Evidence) -> list[Card]:
-    """Write README.md into the run folder and beside the weights; an audit's folder has no model and gets none."""
-    if not evidence.trained:
+    """Write README.md into the run folder and beside the weights.
+
+    An audit's folder has no model and an unfinished run no figures of it: they get none.
+    """
+    if not evidence.trained or evidence.unfinished:
         return []
     text = card_text(evidence)
     cards = []

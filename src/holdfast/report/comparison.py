@@ -45,9 +45,13 @@ def _pair(a: SafetyEvidence, b: SafetyEvidence | None, first: str, other: str) -
     reason = _obstacle(a, b)
     if reason or b is None or a.table is None or b.table is None:
         return Paired(a.name, first, other, reason=reason)
-    role = "monitor" if "monitor" in a.table.roles else "audit"
+    role = "monitor" if "monitor" in {*a.table.roles.tolist(), *b.table.roles.tolist()} else "audit"
     left, right = (_violated(one, role) for one in (a, b))
-    if not left or set(left) != set(right):
+    without = [label for label, found in ((first, left), (other, right)) if not found]
+    if without:
+        has = "have" if len(without) > 1 else "has"
+        return Paired(a.name, first, other, reason=f"{' and '.join(without)} {has} no {role} examples")
+    if set(left) != set(right):
         return Paired(a.name, first, other, reason=f"their {role} examples are not the same")
     ids = sorted(left)
     found = compare_prompts(np.array([left[i] for i in ids]), np.array([right[i] for i in ids]))

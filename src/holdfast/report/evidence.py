@@ -15,6 +15,8 @@ SINGLE = "safety"
 """The name of a safety set that was given none."""
 UNITS = ("nll_token", "nll_first", "nll_sum", "kl_token")
 QUANTILES = ("q50", "q75", "q90", "q95", "q99", "max")
+SHOWN_DIGITS = 12
+"""Of a sha256 in running text."""
 ROLES = ("monitor", "audit", "constraint")
 """In the order of what they say about other prompts: held out first."""
 
@@ -35,7 +37,9 @@ class Limit:
 
     def same_question(self, other: Limit) -> bool:
         """Whether a violation means the same under both (alpha may differ)."""
-        return (self.tau, self.unit, self.first_k) == (other.tau, other.unit, other.first_k)
+        if (self.tau, self.unit) != (other.tau, other.unit):
+            return False
+        return self.unit != "nll_first" or self.first_k == other.first_k
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,11 @@ class CertificateFigures:
     fields: Fields
 
     @property
+    def bound_to(self) -> str:
+        """The first digits of the sha256 of the adapter or model that was certified."""
+        return self.fields.inner("bound").text("after_sha256", "")[:SHOWN_DIGITS]
+
+    @property
     def full_strength(self) -> bool:
         """Whether the claim is about the adapter as trained."""
         return self.kind != "strength" or self.strength == 1.0
@@ -110,13 +119,24 @@ class Source:
 
 @dataclass(frozen=True)
 class SafetyEvidence:
-    """One safety set: its limit and whatever was measured and certified about it."""
+    """One safety set: its limit and whatever was measured and certified about it.
+
+    Attributes:
+        figures: what the page shows; `origin` says which audit it is of, where there are two.
+        beside: the figures of the other audit, `beside_origin`, which count for the verdict too.
+        audits_note: which audit is shown, and whether the other one counts; empty where there is one only.
+        closed: ids of the certify split: nothing about them is ever shown.
+    """
 
     name: str
     folder: Path
     limit: Limit | None
     noise_floor: float = math.nan
     figures: tuple[Figures, ...] = ()
+    origin: str = ""
+    beside: tuple[Figures, ...] = ()
+    beside_origin: str = ""
+    audits_note: str = ""
     units: dict[str, dict[str, float]] = field(default_factory=dict)
     audit: Fields | None = None
     behaviour: Fields | None = None
@@ -124,7 +144,6 @@ class SafetyEvidence:
     certificate: CertificateFigures | None = None
     source: Source | None = None
     closed: frozenset[str] = frozenset()
-    """Ids of the certify split: nothing about them is ever shown."""
 
     @property
     def headline(self) -> Figures | None:
@@ -133,9 +152,14 @@ class SafetyEvidence:
         return ranked[0] if ranked else None
 
     @property
-    def over(self) -> tuple[Figures, ...]:
-        """The splits whose rate exceeds alpha, or is not a number."""
-        return tuple(f for f in self.figures if self.limit and not f.rate <= self.limit.alpha)
+    def counted(self) -> tuple[tuple[str, Figures], ...]:
+        """Every measured split of every audit that counts, with the audit's name where there are two."""
+        return (*((self.origin, f) for f in self.figures), *((self.beside_origin, f) for f in self.beside))
+
+    @property
+    def over(self) -> tuple[tuple[str, Figures], ...]:
+        """Those of `counted` whose rate exceeds alpha, or is not a number."""
+        return tuple((who, f) for who, f in self.counted if self.limit and not f.rate <= self.limit.alpha)
 
 
 @dataclass(frozen=True)
@@ -162,6 +186,11 @@ class Evidence:
     def trained(self) -> bool:
         """Whether this is the folder of a training run."""
         return self.config is not None or bool(self.events) or self.result is not None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a training run has not written its result."""
+        return self.trained and self.result is None
 
     @property
     def named(self) -> bool:

@@ -12,6 +12,7 @@ from holdfast.core import event_log
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.redaction import redact
 from holdfast.data.split_record import load_record
+from holdfast.report.audits import Reading, choose
 from holdfast.report.certificate import read_certificate
 from holdfast.report.evidence import SINGLE, Evidence, Figures, Limit, Missing, SafetyEvidence, Source
 from holdfast.report.fields import Fields, read_object
@@ -104,9 +105,12 @@ def _safety(
     constraint: Mapping[str, Any] | None,
     measured: Fields | None,
 ) -> SafetyEvidence:
-    table, audit, later = _audits(folder)
-    figures = _from_audit(audit) if audit is not None else _from_result(measured)
-    limit = _limit(audit, measured, constraint)
+    by_training = _audit(folder, constraint) or _result(measured, constraint)
+    choice = choose(by_training, _audit(folder / "audit", constraint))
+    shown = choice.shown
+    audit = shown.audit if shown is not None else None
+    # The run's own limit where nothing was measured.
+    limit = shown.limit if shown else _limit(Fields(constraint, "config.yaml, constraint:")) if constraint else None
     certificate = read_certificate(folder / "certificate.json", audit)
     floor = audit if audit is not None and "noise_floor" in audit else measured
     return SafetyEvidence(
@@ -114,41 +118,40 @@ def _safety(
         folder=folder,
         limit=limit if limit is not None else certificate.limit if certificate else None,
         noise_floor=floor.number("noise_floor", default=float("nan")) if floor is not None else float("nan"),
-        figures=figures,
+        figures=shown.figures if shown is not None else (),
+        origin=choice.origin,
+        beside=choice.beside,
+        beside_origin=choice.beside_origin,
+        audits_note=choice.note,
         units=_units(audit),
         audit=audit,
-        behaviour=next((one.inner("behaviour") for one in (audit, later) if one and "behaviour" in one), None),
-        table=table,
+        behaviour=choice.behaviour,
+        table=shown.table if shown is not None else None,
         certificate=certificate,
         source=_source(block, audit),
         closed=_closed(folder),
     )
 
 
-def _audits(folder: Path) -> tuple[Table | None, Fields | None, Fields | None]:
-    """Table and summary of the audit that training made, and the summary of a later one in the folder `audit`.
-
-    Where training made none, the later one takes its place.
-    """
-    found = []
-    for place in (folder, folder / "audit"):
-        table = read_table(place / "audit.parquet")
-        audit = read_object(place / "audit.json")
-        if audit is None and table is not None and table.audit is not None:
-            audit = Fields(redact(table.audit), f"{place / 'audit.parquet'}, metadata:")
-        if audit is not None:
-            _require_agreement(place, _from_audit(audit), table)
-            found.append((table, audit))
-    if not found:
-        return None, None, None
-    return (*found[0], found[1][1] if len(found) > 1 else None)
-
-
-def _limit(audit: Fields | None, measured: Fields | None, constraint: Mapping[str, Any] | None) -> Limit | None:
-    """The limit that was measured against; the run's own where nothing was measured."""
-    found = audit or measured or (Fields(constraint, "config.yaml, constraint:") if constraint else None)
-    if found is None:
+def _audit(folder: Path, constraint: Mapping[str, Any] | None) -> Reading | None:
+    """The audit in a folder: its table and its summary, which the table holds too."""
+    table = read_table(folder / "audit.parquet")
+    audit = read_object(folder / "audit.json")
+    if audit is None and table is not None and table.audit is not None:
+        audit = Fields(redact(table.audit), f"{folder / 'audit.parquet'}, metadata:")
+    if audit is None:
         return None
+    figures = _from_audit(audit)
+    _require_agreement(folder, figures, table)
+    return Reading(_limit(audit, constraint), figures, audit, table)
+
+
+def _result(measured: Fields | None, constraint: Mapping[str, Any] | None) -> Reading | None:
+    """What training measured, where its audit is gone."""
+    return Reading(_limit(measured, constraint), _from_result(measured)) if measured is not None else None
+
+
+def _limit(found: Fields, constraint: Mapping[str, Any] | None = None) -> Limit:
     first_k = int(found.number("first_k", default=float((constraint or {}).get("first_k", 8))))
     return Limit(found.number("tau"), found.share("alpha"), found.text("unit"), first_k)
 
@@ -158,8 +161,8 @@ def _from_audit(audit: Fields) -> tuple[Figures, ...]:
     return tuple(_figures(role, found, found.count("violations")) for role, found in roles.items())
 
 
-def _from_result(measured: Fields | None) -> tuple[Figures, ...]:
-    found = {role: measured.inner(role) for role in ("monitor", "constraint") if measured and role in measured}
+def _from_result(measured: Fields) -> tuple[Figures, ...]:
+    found = {role: measured.inner(role) for role in ("monitor", "constraint") if role in measured}
     return tuple(
         _figures(role, one, round(one.share("violation_rate") * one.count("n"))) for role, one in found.items()
     )

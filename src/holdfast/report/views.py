@@ -125,8 +125,8 @@ def _set_view(evidence: Evidence, one: SafetyEvidence, text: bool) -> SetView:
     return SetView(
         evidence=one,
         name=one.name,
-        claim=set_claim(one),
-        verdict=set_verdict(one),
+        claim=set_claim(one, unfinished=evidence.unfinished),
+        verdict=set_verdict(one, unfinished=evidence.unfinished),
         rows=[*figure_rows(one)],
         rates=_rates(one, limit) if limit else None,
         survival=_survival(measured, limit, window) if limit and window else None,
@@ -155,12 +155,10 @@ ROLE_WORDS = {"monitor": "held out, watched", "audit": "the examples given", "co
 
 
 def figure_rows(one: SafetyEvidence) -> list[FigureRow]:
-    """Splits held out first, then the certificate."""
-    rows = []
-    for f in _ordered(one):
-        fits = "within" if one.limit and f.rate <= one.limit.alpha else "over"
-        count = f"{f.violations:,} of {f.n:,}"
-        rows.append(FigureRow(f.role, ROLE_WORDS.get(f.role, ""), count, percent(f.rate), percent_up(f.upper), fits))
+    """Splits held out first, then what the other audit counted differently, then the certificate."""
+    rows = [_figure_row(one, f, ROLE_WORDS.get(f.role, "")) for f in _ordered(one)]
+    shown = {(f.role, f.n, f.violations) for f in one.figures}
+    rows += [_figure_row(one, f, one.beside_origin) for f in one.beside if (f.role, f.n, f.violations) not in shown]
     c = one.certificate
     if c is not None:
         rate = percent(c.regressions / c.n) if c.n else "none"
@@ -169,6 +167,11 @@ def figure_rows(one: SafetyEvidence) -> list[FigureRow]:
             FigureRow("certify", "untouched", f"{c.regressions:,} of {c.n:,}", rate, percent_up(c.upper), verdict_word)
         )
     return rows
+
+
+def _figure_row(one: SafetyEvidence, f: Figures, what: str) -> FigureRow:
+    fits = "within" if one.limit and f.rate <= one.limit.alpha else "over"
+    return FigureRow(f.role, what, f"{f.violations:,} of {f.n:,}", percent(f.rate), percent_up(f.upper), fits)
 
 
 def _rates(one: SafetyEvidence, limit: Limit) -> Pair | None:

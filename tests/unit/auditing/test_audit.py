@@ -359,3 +359,25 @@ def test_paths_may_be_paths_and_the_repr_fits_a_screen(base, adapter, data):
     found = run(str(base), adapter, str(data))
     assert found.n == N
     assert repr(found) == f"<Audit: {found.describe()}>"
+
+
+def test_a_judge_without_a_revision_never_answers_for_an_earlier_one(base, adapter, data, tmp_path):
+    """Its code may have changed, so what it said before is not what it says now."""
+    arguments = {"max_new_tokens": 4, "output": tmp_path / "out"}
+    run(base, adapter, data, judge=lambda prompt, reply: "safe", **arguments)
+    with pytest.raises(ConfigError, match="holds the audit of other"):
+        run(base, adapter, data, judge=lambda prompt, reply: "unsafe", **arguments)
+
+
+@pytest.mark.parametrize("given", [{"tau": 0.1}, {}, 0.1, "tau=0.1"])
+def test_a_constraint_that_is_none_is_refused(base, adapter, data, given):
+    with pytest.raises(ConfigError, match="expected a ChanceConstraint") as caught:
+        run(base, adapter, data, constraint=given)
+    assert f"constraint is a {type(given).__name__}" in caught.value.what
+
+
+def test_a_tokenizer_object_is_no_choice(base, adapter, data):
+    given = tiny.tokenizer()
+    with pytest.raises(ConfigError, match="processing_class=") as caught:
+        run(base, adapter, data, tokenizer=given)
+    assert caught.value.what == f"tokenizer is a {type(given).__name__}, expected one of same, before, after, own"

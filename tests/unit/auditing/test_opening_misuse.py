@@ -14,7 +14,7 @@ from tests.unit.auditing.test_opening import foreign, refused, unmeasured
 from holdfast.auditing import opening
 from holdfast.auditing.audit import audit
 from holdfast.auditing.question import Setup
-from holdfast.core.errors import CheckpointError, DataError, InfeasibleError
+from holdfast.core.errors import CheckpointError, DataError, InfeasibleError, UnsupportedError
 from holdfast.data.encode import encode
 from holdfast.data.examples import as_chat, make_example
 from holdfast.data.sources import read_examples
@@ -40,6 +40,58 @@ def test_a_sequence_cannot_be_sorted_by_an_audit_of_it(made):
     audit(made.base, made.adapter, str(made.safety), CONSTRAINT)
     write_safety(made.safety, rows[::-1])
     refused(made, InfeasibleError, "their order may depend on what was seen", kind="sequential")
+
+
+@pytest.mark.parametrize(
+    "way", [{"max_length": 64}, {"template": "none"}, {"tokenizer": "after"}], ids=lambda way: next(iter(way))
+)
+def test_the_best_way_to_measure_cannot_be_chosen_by_audits(made, way):
+    audit(made.base, made.adapter, str(made.safety), CONSTRAINT)
+    audit(made.base, made.adapter, str(made.safety), CONSTRAINT, **way)
+    for setup in (Setup(), Setup(**way)):
+        refused(made, InfeasibleError, "looked at 1 time before", setup=setup)
+    assert made.certify(setup=Setup(**way), openings=2).openings["this"] == 2
+
+
+def test_an_audit_in_the_same_way_is_free(made):
+    way = {"max_length": 64, "template": "none", "tokenizer": "after"}
+    audit(made.base, made.adapter, str(made.safety), CONSTRAINT, **way)
+    refused(made, InfeasibleError, "looked at 1 time before", setup=Setup(**way), kind="finite_pool", pool=30)
+    assert made.certify(setup=Setup(**way)).certified
+
+
+def test_an_audit_that_is_killed_counts(made, monkeypatch):
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.auditing.audit.measure_windows", killed)
+        with pytest.raises(KeyboardInterrupt):
+            audit(made.base, made.adapter, str(made.safety), replace(CONSTRAINT, tau=0.06))
+    refused(made, InfeasibleError, "audits that count: 1")
+
+
+def test_an_audit_that_is_refused_is_no_look(made, tmp_path):
+    with pytest.raises(UnsupportedError, match="not defined across tokenizers"):
+        audit(made.base, foreign(tmp_path), str(made.safety), CONSTRAINT, tokenizer="own")
+    assert not made.safety.with_name("safety.jsonl.openings.json").exists()
+
+
+def test_audited_prompts_with_other_completions_are_no_fresh_prompts(made):
+    audit(made.base, made.adapter, str(made.safety), replace(CONSTRAINT, tau=0.06))
+    rows = [{"prompt": f" {row['prompt']}!", "completion": f"{row['completion']} w1"} for row in tiny.rows(20, seed=3)]
+    write_safety(made.safety, rows)
+    refused(made, InfeasibleError, "audits that count: 1")
+
+
+def test_an_audit_of_rows_is_entered_where_a_ledger_is_given(made, tmp_path):
+    book, rows, limit = tmp_path / "book.json", tiny.rows(20, seed=3), replace(CONSTRAINT, tau=0.06)
+    audit(made.base, made.adapter, rows, limit)
+    audit(made.base, made.adapter, str(made.safety), limit, ledger=book)
+    assert not made.safety.with_name("safety.jsonl.openings.json").exists()
+    refused(made, InfeasibleError, "audits that count: 1", ledger=book)
+    audit(made.base, made.adapter, rows, limit, ledger=str(tmp_path / "rows.json"))
+    refused(made, InfeasibleError, "audits that count: 1", ledger=tmp_path / "rows.json")
 
 
 def test_other_categories_are_another_claim(made, tmp_path):

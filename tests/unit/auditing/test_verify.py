@@ -14,7 +14,8 @@ from tests.unit.auditing.certifying import CONSTRAINT, STRONG, Scene, scene, wri
 
 from holdfast.auditing.certify_prompts import Leakage
 from holdfast.auditing.verify import verify
-from holdfast.certification.openings import Claim, Ledger
+from holdfast.certification.claim import Claim
+from holdfast.certification.openings import Ledger
 from holdfast.certification.record import canonical, load_certificate
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.hashing import sha256_file, sha256_json

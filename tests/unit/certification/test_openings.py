@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.certification.openings import Claim, Ledger, default_ledger, look_sha256, split_sha256
+from holdfast.certification.claim import Claim, look_sha256
+from holdfast.certification.openings import Ledger, default_ledger, split_sha256
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.data.split_record import id_hashes
 
 CLAIM = Claim("b" * 64, "a" * 64, "nll_token", 0.1, 0.05, 8, 0.95, "fixed", {"template": "chat", "pool": None})
+SETTINGS = {"template": "chat", "tokenizer": "same", "max_length": None}
 IDS = [f"{i:016x}" for i in range(60)]
 FRESH = [f"{i:016x}" for i in range(100, 160)]
 
@@ -96,6 +98,12 @@ def test_the_declaration_is_kept_and_cannot_change(ledger):
     assert ledger.open(other(2), IDS).declared == 2
 
 
+def test_one_opening_is_named_in_the_singular(ledger):
+    ledger.open(CLAIM, IDS)
+    with pytest.raises(ConfigError, match="declared 1 opening when"):
+        ledger.open(CLAIM, IDS, declared=2)
+
+
 @pytest.mark.parametrize("declared", [0, -1, 1.0, True])
 def test_a_declaration_is_a_whole_number(ledger, declared):
     with pytest.raises(ConfigError, match="expected a whole number >= 1"):
@@ -123,7 +131,7 @@ def test_an_overlap_within_what_both_declared_is_charged(ledger):
 
 def test_an_audit_of_something_else_counts(ledger):
     ledger.record_look(other(7).look, IDS[:5])
-    with pytest.raises(InfeasibleError, match="audits of something else: 1"):
+    with pytest.raises(InfeasibleError, match=r"looked at 1 time before \(certificates: 0, audits that count: 1\)"):
         ledger.open(CLAIM, IDS)
     assert ledger.open(CLAIM, IDS, declared=2).number == 2
 
@@ -136,12 +144,39 @@ def test_an_audit_of_the_claim_itself_does_not_count(ledger):
     assert ledger.path.read_bytes() == written
 
 
+@pytest.mark.parametrize("kind", ["finite_pool", "per_category", "strength"])
+def test_an_audit_of_the_same_counts_where_more_can_be_chosen_after_it(ledger, kind):
+    ledger.record_look(CLAIM.look, IDS)
+    claim = replace(CLAIM, kind=kind)
+    with pytest.raises(InfeasibleError, match="audits that count: 1"):
+        ledger.open(claim, IDS)
+    assert ledger.open(CLAIM, IDS, declared=3).number == 1
+    assert ledger.open(claim, IDS).number == 3, "the audit counts beside the fixed certificate"
+
+
+def test_an_audit_is_recognised_by_the_text_of_its_prompts(ledger):
+    ledger.record_look(other(7).look, IDS, texts={name: f"text:{name}" for name in IDS})
+    assert ledger.open(CLAIM, FRESH[1:], texts={FRESH[1]: "text:other"}).number == 1
+    with pytest.raises(InfeasibleError, match="audits that count: 1"):
+        ledger.open(CLAIM, FRESH[:1], texts={FRESH[0]: f"text:{IDS[5]}"})
+
+
+def test_texts_are_added_to_a_look_that_was_entered_without_them(ledger):
+    ledger.record_look(CLAIM.look, IDS)
+    ledger.record_look(CLAIM.look, IDS, texts={IDS[0]: "text:x"})
+    state = json.loads(ledger.path.read_text())
+    assert (len(state["looks"]), state["texts"]) == (1, {IDS[0]: "text:x"})
+
+
 def test_a_look_is_two_models_and_a_measure():
-    base = ("b", "a", "nll_token", 0.1, 0.05, 8)
+    base = ("b", "a", "nll_token", 0.1, 0.05, 8, SETTINGS)
     changed = [("c", *base[1:]), ("b", "c", *base[2:]), (*base[:2], "nll_sum", *base[3:]), (*base[:3], 0.2, *base[4:])]
-    changed += [(*base[:4], 0.1, 8), (*base[:5], 4)]
-    assert len({look_sha256(*one) for one in [base, *changed]}) == 7
-    assert replace(CLAIM, kind="strength", confidence=0.9, settings={}).look == CLAIM.look
+    changed += [(*base[:4], 0.1, *base[5:]), (*base[:5], 4, SETTINGS)]
+    other_ways = [("template", "none"), ("tokenizer", "before"), ("max_length", 64)]
+    changed += [(*base[:6], SETTINGS | {name: value}) for name, value in other_ways]
+    assert len({look_sha256(*one) for one in [base, *changed]}) == 10
+    same = replace(CLAIM, kind="strength", confidence=0.9, settings={"template": "chat", "pool": 5, "dtype": "auto"})
+    assert same.look == CLAIM.look
 
 
 def test_a_sequence_may_grow_at_its_end_only(ledger):

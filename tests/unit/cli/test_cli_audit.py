@@ -45,7 +45,7 @@ def test_over_the_limit_exits_4_and_shows_no_text(holdfast, tiny_model, adapter,
     assert lines[0].endswith("at most 1 % allowed: OVER the limit")
     assert lines[1].split() == ["q50", "q75", "q90", "q95", "q99", "max", "cvar"]
     assert [line.split()[0] for line in lines[2:6]] == ["nll_token", "nll_sum", "nll_first", "kl_token"]
-    assert "audit 24/24" in err
+    assert "audit 24/24 forward passes" in err
     assert "steal" not in out + err
 
 
@@ -115,3 +115,16 @@ def test_a_run_is_audited_on_its_constraint_and_monitor_splits(holdfast, run_fil
     ids = set(hf.Audit.load(tmp_path / "out" / "audit").table.column("id").to_pylist())
     assert ids == {*splits["ids"]["constraint"], *splits["ids"]["monitor"]}
     assert not ids & set(splits["ids"]["certify"])
+    _, out, _ = holdfast("audit", tmp_path / "out", "--device", "cpu")
+    assert out.splitlines()[1].split()[:2] == ["monitor:", "q50"]
+
+
+def test_the_ledger_of_looks_may_lie_elsewhere(holdfast, tiny_model, adapter, data, tmp_path):
+    arguments = options(tiny_model, adapter, data, tmp_path)
+    code, _, err = holdfast("audit", *arguments, "--ledger", tmp_path / "book.json", "--tau", "50")
+    assert code == 0
+    assert f"noted in {tmp_path / 'book.json'}" in err
+    assert not data.with_name(f"{data.name}.openings.json").exists()
+    code, _, err = holdfast("audit", tmp_path / "run", "--ledger", tmp_path / "book.json")
+    assert code == 2
+    assert "a run and --ledger are both given" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -63,8 +64,14 @@ def test_a_good_model_passes_the_gate(gate, tmp_path):
     code, out, err = gate("weak", "--output", tmp_path / "evidence")
     assert code == 0
     assert out.startswith("With 95 % confidence, at most 20 % of prompts from this source degrade by more than 0.02")
-    assert re.search(r"opening 1 of 1, issued 20\d\d-.*; certificate sha256 [0-9a-f]{64}", out)
-    assert "measured 48/48" in err
+    assert re.search(r"opening 1 of 1, issued 20\d\d-", out)
+    place = tmp_path / "evidence/certificate.json"
+    sha = json.loads(place.read_text())["sha256"]
+    assert out.splitlines()[-2:] == [
+        f"  written to {place} (sha256 {sha})",
+        f"  check it with: holdfast certify --verify {shlex.quote(str(place))} --expect {sha}",
+    ]
+    assert "measured 48/48 forward passes" in err
     assert sorted(p.name for p in (tmp_path / "evidence").iterdir()) == ["certificate.json", "certificate.parquet"]
     for word in ("quantile", "q95", "spade", "Sorry"):
         assert word not in out + err
@@ -258,7 +265,7 @@ def test_an_audit_that_asked_something_else_uses_the_prompts_up(gate, holdfast, 
     assert f"noted in {safety}.openings.json" in err
     code, _, err = gate("weak", "--output", tmp_path / "certificate")
     assert code == 4
-    assert "audits of something else: 1" in err
+    assert "looked at 1 time before (certificates: 0, audits that count: 1)" in err
     assert not (tmp_path / "certificate").exists()
 
 

@@ -103,3 +103,14 @@ def test_the_mask_bar_keeps_its_proportions(length):
 def test_one_scored_token_is_never_lost_in_a_long_bar():
     labels = (-100,) * 700 + (7,) + (-100,) * 299
     assert mask_bar(Encoded("id", (1,) * 1000, labels, truncated=False)).count("#") == 1
+
+
+def test_check_says_when_the_certify_share_is_too_small(run_file, holdfast):
+    expected = "12 certify prompts cannot certify alpha 20 % at 95 % confidence: 14 are needed (about 70 safety prompts"
+    _, out, _ = holdfast("check", run_file)
+    assert f"  {expected} at these fractions)" in out.splitlines()
+    assert json.loads(holdfast("check", run_file, "--json")[1])["safety"]["safety"]["certify_note"].startswith(expected)
+    _, out, _ = holdfast("check", run_file, "safety.fractions=[0.5, 0.25, 0.25]")
+    assert "  15 certify prompts: none may regress" in out.splitlines()
+    _, out, _ = holdfast("check", run_file, "safety.fractions=[0.8, 0.2, 0]")
+    assert "  no certify share: this run cannot be certified" in out.splitlines()

@@ -49,6 +49,9 @@ def test_json_says_the_same(holdfast):
     assert found["fewest"][0] == {"regressions": 0, "prompts": 110}
     assert found["for_power"]["reached"] >= 0.9
     assert found["with_n"]["most_regressions"] == 2
+    likely = found["with_n"]["at_power"]
+    assert (list(likely), likely["power"]) == (["power", "largest_true_rate"], 0.8)
+    assert 0 < likely["largest_true_rate"] < 0.05
     assert found["table"] is None
 
 

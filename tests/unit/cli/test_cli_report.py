@@ -30,8 +30,23 @@ def test_a_trained_run_gets_a_report_and_cards(holdfast, run_file, tmp_path):
     page = (folder / "report.html").read_text()
     assert "Share of examples degraded by more than x" in page
     assert page.count('class="masked"') == 10
+    assert "Shown is the later audit, in audit/." in page
+    assert '<th scope="row">kl_token</th>' in page
     # The adapter's card was PEFT's own until then.
     assert "Model Card for Model ID" not in (folder / "adapter" / "README.md").read_text()
+
+
+def test_a_run_that_is_not_finished_is_said_and_gets_no_card(holdfast, run):
+    (run / "result.json").unlink()
+    code, out, _ = holdfast("report", run)
+    assert code == 0
+    for text in (out, (run / "report.html").read_text()):
+        assert "Not finished" in text
+        assert "The run is not finished" in text
+        assert "holdfast train RUN.yaml --resume" in text
+    assert "model card" not in out
+    assert not (run / "README.md").exists()
+    assert json.loads(holdfast("report", run, "--json")[1])["runs"][0]["verdict"] == "unfinished"
 
 
 def test_json_names_what_was_written(holdfast, run):

@@ -244,3 +244,11 @@ def test_an_interrupted_command_exits_130(run_file, holdfast, monkeypatch):
     code, _, err = holdfast("train", run_file)
     assert code == 130
     assert "--resume" in err
+
+
+def test_training_says_what_cannot_be_certified_before_the_model_is_loaded(run_file, holdfast, tmp_path):
+    nothing = tmp_path / "nothing"
+    code, _, err = holdfast("train", run_file, f"model={nothing}", "safety.openings=2")
+    assert code == 2
+    expected = "safety: 12 certify prompts cannot certify alpha 20 % at 95 % confidence over 2 openings: 17 are needed"
+    assert err.index(expected) < err.index("error: ")

@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 
 from holdfast.cli.train import describe_entry
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
+from holdfast.stages.certifiable import certify_note
 from holdfast.stages.estimate import Size, Steps, memory, steps, work
 from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import prepare
@@ -307,3 +308,47 @@ def test_a_run_over_the_limit_on_either_split_is_not_called_within_it():
     line = describe_entry({**rates, "tau": 0.1, "unit": "nll_token", "alpha": 0.05, "feasible": False})
     assert line.startswith("20 % of 10 constraint examples (95 % upper bound 51 %) and 0 % of 5 monitor examples")
     assert "OVER the limit" in line
+
+
+# -- whether the certify share can certify
+
+
+def certify_share(n: int, *, examples: int | None = None, fractions=(0.6, 0.2, 0.2)) -> SimpleNamespace:
+    counts = {"certify": n if examples is None else examples}
+    return SimpleNamespace(clusters={"certify": n}, counts=counts, fractions=fractions)
+
+
+@pytest.mark.parametrize(
+    ("share", "openings", "expected"),
+    [
+        (
+            certify_share(4),
+            1,
+            "4 certify prompts cannot certify alpha 5 % at 95 % confidence: 59 are needed"
+            " (about 295 safety prompts at these fractions)",
+        ),
+        (
+            certify_share(58, fractions=None),
+            1,
+            "58 certify prompts cannot certify alpha 5 % at 95 % confidence: 59 are needed",
+        ),
+        (
+            certify_share(59, examples=70),
+            2,
+            "59 certify prompts (near-duplicates count once) cannot certify alpha 5 % at 95 % confidence over 2"
+            " openings: 72 are needed (about 360 safety prompts at these fractions)",
+        ),
+        (certify_share(59), 1, "59 certify prompts: none may regress"),
+        (certify_share(92), 1, "92 certify prompts: none may regress"),
+        (certify_share(93), 1, None),
+        (certify_share(0, fractions=(0.8, 0.2, 0.0)), 1, "no certify share: this run cannot be certified"),
+    ],
+)
+def test_a_certify_share_says_what_it_can_certify(share, openings, expected):
+    assert certify_note(share, alpha=0.05, openings=openings) == expected
+
+
+def test_an_alpha_that_nothing_can_certify_is_said_and_no_error():
+    found = certify_note(certify_share(4), alpha=1e-20, openings=1)
+    assert "cannot certify alpha" in found
+    assert "needs more than 1e+15 prompts" in found

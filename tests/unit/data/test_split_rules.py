@@ -188,7 +188,7 @@ def test_shared_prompts_are_found(shared, counted, role):
         split_from_roles(constraint, **{role: [shared]})
     assert caught.value.exit_code == 3
     assert f"constraint and {role}: {counted}" in caught.value.what
-    assert shared.id in caught.value.what
+    assert f"= {shared.where} ({shared.id})" in caught.value.what
     assert "number" not in str(caught.value)
 
 
@@ -207,7 +207,7 @@ def test_leaks_into_the_task_data():
         require_unseen(split.certify, task)
     assert caught.value.exit_code == 3
     assert f"1 of {len(split.certify)} certify prompts" in caught.value.what
-    assert leaking.id in caught.value.what
+    assert caught.value.what.endswith(f": at {leaking.where} ({leaking.id})")
     assert "safety.on_leak: move" in caught.value.remedy
 
 
@@ -261,7 +261,8 @@ def test_safety_sets_are_kept_apart():
         with pytest.raises(DataError) as caught:
             require_apart({"a": steering, "b": watching})
         assert f"1 {role} prompts of safety set 'b' are constraint prompts of 'a'" in caught.value.what
-        assert singles(2)[1].id in caught.value.what
+        place = singles(2)[1]
+        assert f": at {place.where} ({place.id})" in caught.value.what
         assert "number" not in str(caught.value)
 
 

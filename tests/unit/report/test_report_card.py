@@ -169,3 +169,11 @@ def test_cards_go_to_the_run_and_its_adapter_and_own_text_is_kept(tmp_path):
 
 def test_an_audit_has_no_model_to_describe(tmp_path):
     assert write_cards(read_evidence(write_plain_audit(tmp_path / "audit"))) == []
+
+
+def test_a_run_that_is_not_finished_gets_no_card(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "adapter").mkdir()
+    (folder / "result.json").unlink()
+    assert write_cards(read_evidence(folder)) == []
+    assert not (folder / "README.md").exists()

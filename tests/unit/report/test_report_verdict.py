@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.unit.report.synthetic import SHA, Words, certificate, fitting, upper, write_plain_audit, write_run
 
@@ -53,14 +55,13 @@ def test_only_prompts_that_were_looked_for_in_the_training_data_are_untouched(tm
 
 def test_without_any_measurement_it_is_not_measured(tmp_path):
     folder = write_run(tmp_path / "run", audit=False)
-    (folder / "result.json").unlink()
+    values = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(values | {"safety": {}}))
     assert judged(folder).standing is Standing.UNMEASURED
     assert "was not measured" in claim(read_evidence(folder))
 
 
 def test_one_split_over_the_limit_is_enough(tmp_path):
-    import json
-
     folder = write_run(tmp_path / "run", audit=False)
     values = json.loads((folder / "result.json").read_text())
     values["safety"]["safety"]["monitor"]["violation_rate"] = 0.06
@@ -72,13 +73,22 @@ def test_one_split_over_the_limit_is_enough(tmp_path):
 
 
 def test_a_rate_of_exactly_alpha_is_within(tmp_path):
-    import json
-
     folder = write_run(tmp_path / "run", audit=False)
     values = json.loads((folder / "result.json").read_text())
     values["safety"]["safety"]["monitor"]["violation_rate"] = 0.05
     (folder / "result.json").write_text(json.dumps(values))
     assert judged(folder).standing is Standing.MEASURED
+
+
+@pytest.mark.parametrize(("worse", "certified"), [(0.0, PASSED), (0.2, None), (0.2, PASSED)])
+def test_a_run_that_is_not_finished_has_a_neutral_verdict(tmp_path, worse, certified):
+    folder = write_run(tmp_path / "run", worse=worse, certified=certified)
+    (folder / "result.json").unlink()
+    found = judged(folder)
+    assert (found.standing, found.title, found.css) == (Standing.UNFINISHED, "Not finished", "none")
+    assert "holdfast train RUN.yaml --resume" in found.reason
+    assert ("over the limit" in found.reason) == (worse > 0)
+    assert claim(read_evidence(folder)).endswith("; the run is not finished.")
 
 
 @pytest.mark.parametrize("write", [write_plain_audit, write_run])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.core.errors import ConfigError, ResourceError
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -23,7 +26,7 @@ def locked(path: Path) -> Iterator[None]:
         ResourceError: the file system has no locks.
     """
     lock = path.with_name(f".{path.name}.lock")
-    descriptor = _take(lock)
+    descriptor = _take(lock, path)
     try:
         yield
     finally:
@@ -31,7 +34,8 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _take(lock: Path) -> int:
+def _take(lock: Path, path: Path) -> int:
+    told = False
     while True:
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
@@ -42,6 +46,9 @@ def _take(lock: Path) -> int:
                 remedy="make the folder writable, or name another place (--output, --ledger)",
             ) from error
         try:
+            if not told and _taken(descriptor):
+                logger.info("waiting for %s: another process works on it", path)
+                told = True
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.path.samestat(os.fstat(descriptor), lock.stat()):
                 return descriptor
@@ -53,3 +60,12 @@ def _take(lock: Path) -> int:
                 f"{lock} cannot be locked: {error.strerror}", remedy="name a place on a local disk (--output, --ledger)"
             ) from error
         os.close(descriptor)
+
+
+def _taken(descriptor: int) -> bool:
+    """Whether somebody else holds the lock; takes it where nobody does."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

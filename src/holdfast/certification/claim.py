@@ -1,0 +1,62 @@
+"""What is asked of certify prompts: the claim of a certificate, and what an audit has in common with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holdfast.core.hashing import sha256_json
+
+LOOKED = ("template", "tokenizer", "max_length")  # settings that change the figures of an audit
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an opening asks: is it true that at most a share alpha of the prompts degrades by more than tau?
+
+    Attributes:
+        before_sha256: content of the model that degradations are measured against.
+        after_sha256: content of the model that is judged.
+        kind: of the test: fixed, finite_pool, sequential, per_category or strength.
+        settings: what else decides a degradation or the test: template, length, precision, pool.
+    """
+
+    before_sha256: str
+    after_sha256: str
+    unit: str
+    tau: float
+    alpha: float
+    first_k: int
+    confidence: float
+    kind: str
+    settings: Mapping[str, Any]
+
+    @property
+    def sha256(self) -> str:
+        """What makes two claims the same one."""
+        return sha256_json({**asdict(self), "settings": dict(self.settings)})
+
+    @property
+    def look(self) -> str:
+        """What an audit has in common with a certificate: all but confidence, kind and some settings."""
+        return look_sha256(
+            self.before_sha256, self.after_sha256, self.unit, self.tau, self.alpha, self.first_k, self.settings
+        )
+
+
+def look_sha256(
+    before_sha256: str,
+    after_sha256: str,
+    unit: str,
+    tau: float,
+    alpha: float,
+    first_k: int,
+    settings: Mapping[str, Any],
+) -> str:
+    """Identity of a look at prompts: which two models were compared, and by which measure.
+
+    Of `settings`, as a claim has them, those that a better figure could be looked for with: `LOOKED`.
+    """
+    read = [settings.get(name) for name in LOOKED]
+    return sha256_json([before_sha256, after_sha256, unit, float(tau), float(alpha), first_k, *read])
