@@ -67,7 +67,7 @@ def test_a_function_sees_prompt_and_reply():
 @pytest.mark.parametrize(
     "said",
     ["yes", "", None, True, 0, 1.0, "safe.", "SAFE and sound", "safe unsafe", object(), Judgement("safe")],
-    ids=str,
+    ids=lambda value: type(value).__name__ if type(value) is object else str(value),
 )
 def test_what_is_not_a_verdict_is_unscored(said):
     assert verdicts(lambda _prompt, _reply: said) == ["unscored"] * 3
