@@ -31,10 +31,10 @@ def write_bytes(path: Path, data: bytes, *, mode: int | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
-        with os.fdopen(descriptor, "wb") as handle:
+        allowed = 0o666 if mode is None else mode
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, allowed)) as handle:
             if mode is not None:
-                os.fchmod(descriptor, mode)
+                os.fchmod(handle.fileno(), mode)
             handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
