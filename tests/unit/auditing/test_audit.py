@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests import tiny
-from tests.unit.auditing.making import CHECKED, encodings, literal, plain, write_adapter, write_rows
+from tests.unit.auditing.making import CHECKED, encodings, literal, plain, write_rows
 
 from holdfast.auditing import measure as measuring
 from holdfast.auditing import windows as windowing
@@ -29,21 +29,6 @@ from holdfast.evaluation.judge import FunctionJudge
 
 LIMIT = ChanceConstraint(tau=0.05, alpha=0.3, first_k=2)
 N = 20
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny.saved(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory):
-    return tiny.saved(tmp_path_factory.mktemp("other"), seed=1)
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory, base):
-    return write_adapter(tmp_path_factory.mktemp("adapter"), base)
 
 
 @pytest.fixture(scope="module")

@@ -31,19 +31,6 @@ from holdfast.data.encode import encode
 from holdfast.data.examples import as_chat, make_example
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return scene(tmp_path_factory.mktemp("scene"))
-
-
-@pytest.fixture
-def made(shared: Scene, tmp_path: Path) -> Scene:
-    """The models are shared; safety file and output are the test's own."""
-    return shared._replace(
-        safety=write_safety(tmp_path / "safety.jsonl", tiny.rows(20, seed=3)), output=tmp_path / "out"
-    )
-
-
 @pytest.fixture(autouse=True)
 def _no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.auditing.issuing.commit", lambda: None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests import tiny
-from tests.unit.auditing.certifying import CONSTRAINT, Scene, scene, write_safety
+from tests.unit.auditing.certifying import CONSTRAINT, write_safety
 from tests.unit.auditing.test_opening import foreign, refused, unmeasured
 
 from holdfast.auditing import opening
@@ -19,19 +19,6 @@ from holdfast.data.encode import encode
 from holdfast.data.examples import as_chat, make_example
 from holdfast.data.sources import read_examples
 from holdfast.data.splits import save_record, split_examples
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return scene(tmp_path_factory.mktemp("scene"))
-
-
-@pytest.fixture
-def made(shared: Scene, tmp_path: Path) -> Scene:
-    """The models are shared; safety file and output are the test's own."""
-    return shared._replace(
-        safety=write_safety(tmp_path / "safety.jsonl", tiny.rows(20, seed=3)), output=tmp_path / "out"
-    )
 
 
 def test_a_sequence_cannot_be_sorted_by_an_audit_of_it(made):

@@ -23,21 +23,6 @@ COLUMNS = ("nll_before", "nll_after", "first_before", "first_after")
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny.saved(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory):
-    return tiny.saved(tmp_path_factory.mktemp("other"), seed=1)
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory, base):
-    return write_adapter(tmp_path_factory.mktemp("adapter"), base)
-
-
-@pytest.fixture(scope="module")
 def second(tmp_path_factory, base):
     return write_adapter(tmp_path_factory.mktemp("second"), base, seed=6, config=tiny.lora(modules_to_save=["lm_head"]))
 
