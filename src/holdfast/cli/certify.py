@@ -128,7 +128,7 @@ def _verify(values: dict[str, Any]) -> None:
 def _unchanged(expect: str | None) -> str:
     if expect is not None:
         return "nothing was changed"
-    return "all files agree with one another; only --expect with the sha256 printed at issue shows that this is the one issued"
+    return "all files agree with one another; that this is the one issued only --expect shows, with the sha256 from issue"
 
 
 def _pair(values: dict[str, Any]) -> None:
