@@ -128,7 +128,7 @@ def _verify(values: dict[str, Any]) -> None:
 def _unchanged(expect: str | None) -> str:
     if expect is not None:
         return "nothing was changed"
-    return "all files agree with one another; that this is the one issued only --expect shows, with the sha256 from issue"
+    return "all files agree with one another; only --expect with the sha256 from issue shows that it is the one issued"
 
 
 def _pair(values: dict[str, Any]) -> None:
