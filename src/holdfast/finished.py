@@ -6,14 +6,19 @@ prompts that played another role in training.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.config import RunConfig, load_config
-from holdfast.config.build import constraints, training_arguments
+from holdfast.config.build import constraints, data_arguments, training_arguments
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.constraint.reference import cache_root
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
+from holdfast.core.files import write_text
+from holdfast.core.hashing import sha256_text
+from holdfast.data.examples import to_rows
 from holdfast.data.splits import Split, load_record, require_same
 from holdfast.stages.prepare import prepare
 from holdfast.stages.run_folder import RunFolder
@@ -64,6 +69,11 @@ def finished_sets(run: Path) -> list[FinishedSet]:
     if not folder.result.is_file():
         raise ConfigError(f"the run in {run} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
     config = load_config(folder.config)
+    if not config.safety:
+        raise ConfigError(
+            f"{run} is an alignment run, which has no safety set",
+            remedy="compare it with its base: holdfast audit --before BASE --after RUN/adapter --safety FILE",
+        )
     if config.quantization is not None:
         raise UnsupportedError(
             f"{run}: trained on a {config.quantization} base, which audits and certificates do not load yet",
@@ -80,8 +90,7 @@ def finished_sets(run: Path) -> list[FinishedSet]:
 
 
 def _splits(config: RunConfig) -> dict[str, Split]:
-    safety = {name: block.model_dump() for name, block in config.safety.items()}
-    return prepare(config.task.model_dump(), safety, chat=config.template == "chat", seed=config.seed).safety
+    return prepare(**data_arguments(config)).safety
 
 
 def _finished(
@@ -93,6 +102,24 @@ def _finished(
     length = training_arguments(config, elsewhere=True).max_length
     return FinishedSet(
         name=name, folder=run, before=config.model, revision=config.revision, after=after, split=split,
-        constraint=constraint, source=block.data, openings=block.openings, dtype=config.dtype,
-        template=config.template, max_length=length, seed=config.seed,
+        constraint=constraint, source=block.data or str(_stored(split)), openings=block.openings, dtype=config.dtype,
+        template="none" if config.template == "none" else "chat", max_length=length, seed=config.seed,
     )  # fmt: skip
+
+
+def _stored(split: Split) -> Path:
+    """The pairs of a run on the protocol's roles, as a file for all runs on the same roles.
+
+    Certificates name a file, and beside it lies the ledger of its openings: one file for all these runs makes them
+    share it, since they share the prompts.
+    """
+    rows = [
+        row | ({} if example.category is None else {"category": example.category})
+        for examples in split.roles.values()
+        for row, example in zip(to_rows(examples), examples, strict=True)
+    ]
+    text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+    file = cache_root(None) / "roles" / sha256_text(text)[:32] / "safety.jsonl"
+    if not file.is_file():
+        write_text(file, text, mode=0o600)
+    return file

@@ -12,11 +12,20 @@ from typing import Any
 
 from holdfast.auditing.run_audit import MeasuredRole, write_run_audit
 from holdfast.config import RunConfig, config_sha256, resolved
-from holdfast.config.build import constraints, defense, model_options, peft_config, training_arguments
+from holdfast.config.build import (
+    constraints,
+    data_arguments,
+    defense,
+    model_options,
+    peft_config,
+    training_arguments,
+)
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.encode import template_sha256, tokenizer_sha256
+from holdfast.data.templates import use_template
 from holdfast.models.content import ModelContent, content_of
+from holdfast.models.continued import load_adapter_pair
 from holdfast.models.handle import load_pair
 from holdfast.stages.certifiable import certify_note
 from holdfast.stages.finetune import Listener, RoleLosses, build_trainer, measure, summary, train
@@ -81,7 +90,7 @@ def run(
         data = read_data(config)
         if main:
             warn_about_certify(config, data)
-        model, tokenizer = load_pair(config.model, **model_options(config, trust_remote_code))
+        model, tokenizer, adapter = load_start(config, trust_remote_code)
         if main:
             # Now, not at the end: a folder may change while training runs.
             before = content_of(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
@@ -93,7 +102,7 @@ def run(
             constraints=limits,
             defense=defense(config),
             arguments=arguments,
-            peft_config=peft_config(config),
+            peft_config=adapter,
             callbacks=[interruption],
             listeners=listeners if main else (),
         )
@@ -113,6 +122,18 @@ def run(
             write_audits(config, trainer, measured, before, seconds=seconds, trust_remote_code=trust_remote_code)
             folder.write_result(result)
     return RunResult(folder.path, result)
+
+
+def load_start(config: RunConfig, trust_remote_code: bool) -> tuple[Any, Any, Any]:
+    """theta_0, its tokenizer with the run's template, and the adapter to put on it (None: nothing new is put on)."""
+    options, wanted = model_options(config, trust_remote_code), peft_config(config)
+    if config.adapter_policy == "merge":
+        model, tokenizer = load_pair(config.model, **options)
+    else:
+        model, tokenizer = load_adapter_pair(config.model, wanted, **options)
+        wanted = None
+    use_template(tokenizer, config.template)
+    return model, tokenizer, wanted
 
 
 def warn_about_certify(config: RunConfig, data: Prepared) -> None:
@@ -156,7 +177,7 @@ def write_audits(
             one.constraint,
             before={"ref": config.model, "sha256": before.sha256},
             after={"ref": after.ref, "sha256": after.sha256},
-            data={"source": block.data, "sha256": sha256_json([record.sha256[role] for role in roles])},
+            data={"source": block.source, "sha256": sha256_json([record.sha256[role] for role in roles])},
             tokenizer_sha256=tokenizer_sha256(trainer.processing_class),
             template_sha256=template_sha256(trainer.processing_class),
             dtype=str(trainer.model.dtype).removeprefix("torch."),
@@ -169,5 +190,4 @@ def write_audits(
 
 def read_data(config: RunConfig) -> Prepared:
     """Read the task and safety data of a run and split the latter."""
-    safety = {name: block.model_dump() for name, block in config.safety.items()}
-    return prepare(config.task.model_dump(), safety, chat=config.template == "chat", seed=config.seed)
+    return prepare(**data_arguments(config))

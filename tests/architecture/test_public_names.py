@@ -15,7 +15,9 @@ PUBLIC = [
     "Audit", "Certificate", "ChanceConstraint", "SafeSFTConfig", "SafeSFTTrainer", "SafetyFilter", "audit",
     "barrier_multiplier", "certify", "load_config", "run",
 ]  # fmt: skip
-COMMANDS = ["audit", "certify", "check", "compare", "demo", "ls", "plan", "report", "train"]
+COMMANDS = [
+    "audit", "certify", "check", "compare", "demo", "evaluate", "judge", "ls", "plan", "report", "study", "train",
+]  # fmt: skip
 
 
 def imported_by(code: str) -> set[str]:

@@ -72,6 +72,8 @@ def commands(path: Path) -> list[str]:
 def unknown_options(line: str) -> list[str]:
     _, name, *words = line.split()
     command = typer.main.get_command(app).commands[name]
+    if hasattr(command, "commands"):  # a group, such as judge
+        command = command.commands[words[0]]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     return [word for word in words if word.startswith("--") and word not in known]
 
@@ -155,11 +157,11 @@ def test_adding_guide_defines_a_defense(user_folder):
 
 
 def test_the_judge_of_the_guide_is_found_and_judges(user_folder):
-    from holdfast.evaluation.judge import JUDGES, Verdict, as_judge
+    from holdfast.evaluation.judge import JUDGES, Verdict, open_judge
 
     run_block(blocks(ROOT / "docs" / "adding.md", "python")[1], user_folder)
     try:
-        found = as_judge("short").judge(["p", "p"], ["no", "a reply of more than twenty characters"])
+        found = open_judge("short").judge(["p", "p"], ["no", "a reply of more than twenty characters"])
         assert [judgement.verdict for judgement in found] == [Verdict.SAFE, Verdict.UNSAFE]
     finally:
         JUDGES._entries.pop("short")

@@ -58,6 +58,19 @@ def safety(folder: Path, n: int, **extra: str) -> Path:
         (["--before", "a", "--after", "b", "--safety", "c", "--confidence", 0.05], "1 - 0.05 may be meant"),
         (["--before", "a", "--after", "b", "--safety", "c", "--template", "x"], "template is 'x'"),
         (["--regressions", 1, "--n", 9, "--confidence", 2], "confidence = 2.0"),
+        (["--before", "a", "--after", "b", "--safety", "c", "--unit", "on_policy"], "'on_policy' cannot be trained on"),
+        (["--before", "a", "--after", "b", "--safety", "c", "--judge", "refusl"], "unknown judge 'refusl'"),
+        (["--before", "a", "--after", "b", "--safety", "c", "--judge", "refusal", "--tau", 2], "expected 0 <= tau < 1"),
+        (
+            ["--before", "a", "--after", "b", "--safety", "c", "--judge", "refusal", "--unit", "nll_sum"],
+            "--unit cannot be given with --judge",
+        ),
+        (
+            ["--before", "a", "--after", "b", "--safety", "c", "--max-new-tokens", 9],
+            "--max-new-tokens cannot be given without --judge",
+        ),
+        (["runs/x", "--tau", 0.1], "--tau cannot be given without --judge"),
+        (["--verify", "c.json", "--judge", "refusal"], "--judge cannot be given together with --verify"),
     ],
 )
 def test_usage(refused, arguments, message):

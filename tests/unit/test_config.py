@@ -159,7 +159,7 @@ def test_every_problem_is_listed_at_once():
         ({"seed": True}, "seed: expected a whole number, found true", "seed"),
         ({"preset": "papre"}, "preset: expected one of 'paper'", "preset"),
         ({"safety": {"data": "t", "fractions": [0.5, 0.2, 0.2]}}, "add up to 1", "safety.fractions"),
-        ({"safety": {}}, "safety.data: missing", "data"),
+        ({"safety": {}}, "`safety` is empty", "safety"),
         ({"safety": {"adapter": {"data": "t"}}}, "cannot be called 'adapter'", "safety"),
         ({"constraint": {"buffer": 0.5}}, "buffer", "buffer"),
         ({"filter": {"rate": 1}, "defense": "sft"}, "only the defense holdfast has a filter", "remove"),

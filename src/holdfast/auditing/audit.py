@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast.auditing.certify_prompts import prompt_hashes
 from holdfast.auditing.finishing import summary_of, write_audit
+from holdfast.auditing.judging import Judging
 from holdfast.auditing.measure import Progress, kl_wanted
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.parts import Parts
@@ -30,6 +31,8 @@ from holdfast.core.files import read_json
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import versions
 from holdfast.data.stream import ExampleStream, Template, open_stream
+from holdfast.evaluation.judge import open_judge
+from holdfast.evaluation.on_policy import UNIT, require_tau
 from holdfast.models.handle import DType
 
 logger = logging.getLogger(__name__)
@@ -43,8 +46,9 @@ class How:
         max_length: tokens after which an example is cut; None cuts nothing.
         kl: measure KL; None: where an adapter can be switched, or the unit needs it.
         batch_tokens: padded tokens a batch; sized to memory unless given.
-        judge: a judge's name or object, for the behaviour view.
+        judge: what `open_judge` takes, for the behaviour view.
         max_new_tokens: length of the longest reply that it sees.
+        harm_tau: the largest acceptable rise of the judge's probability from one model's reply to the other's.
     """
 
     max_length: int | None = None
@@ -52,6 +56,10 @@ class How:
     batch_tokens: int | None = None
     judge: Any = None
     max_new_tokens: int = 128
+    harm_tau: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_tau(self.harm_tau)
 
 
 def audit(
@@ -64,6 +72,7 @@ def audit(
     ledger: str | Path | None = None,
     judge: Any = None,
     max_new_tokens: int = 128,
+    harm_tau: float = 0.1,
     dtype: DType = "auto",
     device: str | None = None,
     max_length: int | None = None,
@@ -94,9 +103,11 @@ def audit(
         output: folder for audit.parquet and audit.json; None keeps the result in memory.
         ledger: file that the look at these prompts is entered in before they are measured; beside a safety file, or
             in holdfast's cache for a hub id, unless given. Rows in memory are entered only where it is given.
-        judge: name of a judge, one, or a function (prompt, reply) -> "safe" or "unsafe"; both models then reply to
-            every prompt, and what was safe before and is unsafe after is counted.
+        judge: name of a judge (with options as `name:option=value,...`), folder of a trained one, a judge, or a
+            function (prompt, reply) -> "safe" or "unsafe"; both models then reply to every prompt, and what was safe
+            before and is unsafe after is counted.
         max_new_tokens: length of the longest reply.
+        harm_tau: of a judge with probabilities: how much higher one may be for the reply of `after`, in [0, 1).
         dtype: `auto` keeps each checkpoint's.
         device: the GPU where there is one, unless given.
         max_length: tokens after which an example is cut.
@@ -129,7 +140,10 @@ def audit(
         before, after, dtype=dtype, device=device, tokenizer=tokenizer, trust_remote_code=trust_remote_code,
         before_revision=before_revision, after_revision=after_revision, processing_class=processing_class,
     ) as pair:  # fmt: skip
-        how = How(max_length=max_length, kl=kl, batch_tokens=batch_tokens, judge=judge, max_new_tokens=max_new_tokens)
+        how = How(
+            max_length=max_length, kl=kl, batch_tokens=batch_tokens, max_new_tokens=max_new_tokens, harm_tau=harm_tau,
+            judge=None if judge is None else open_judge(judge),
+        )  # fmt: skip
         limit = constraint or ChanceConstraint()
         place = Path(ledger) if ledger is not None else None
         if place is None and isinstance(safety, str | Path):
@@ -138,20 +152,26 @@ def audit(
 
         def enter() -> None:
             if place is not None:
-                _note_look(Ledger(place), pair, stream, limit, settings)
+                _note_look(Ledger(place), pair, stream, limit, settings, how)
 
         return audit_roles(pair, {"audit": stream}, limit, how, output, progress, enter)
 
 
 def _note_look(
-    ledger: Ledger, pair: Pair, stream: ExampleStream, limit: ChanceConstraint, settings: Mapping[str, Any]
+    ledger: Ledger, pair: Pair, stream: ExampleStream, limit: ChanceConstraint, settings: Mapping[str, Any], how: How
 ) -> None:
-    """Enter the look into the ledger of these prompts: another claim on them can no longer certify undeclared."""
-    look = look_sha256(
-        pair.before.sha256, pair.after.sha256, limit.unit, limit.tau, limit.alpha, limit.first_k, settings
-    )
+    """Enter the look into the ledger of these prompts: another claim on them can no longer certify undeclared.
+
+    With a judge that a certificate could be bound to, the audit is a second look: at the on-policy regressions.
+    """
+    models = (pair.before.sha256, pair.after.sha256)
+    looks = [look_sha256(*models, limit.unit, limit.tau, limit.alpha, limit.first_k, settings)]
+    if how.judge is not None and how.judge.revision:
+        judge = {"judge": Judging(how.judge, how.max_new_tokens).to_json()}
+        looks.append(look_sha256(*models, UNIT, how.harm_tau, limit.alpha, limit.first_k, {**settings, **judge}))
     texts = prompt_hashes(stream)
-    ledger.record_look(look, list(texts), texts=texts)
+    for look in looks:
+        ledger.record_look(look, list(texts), texts=texts)
     logger.info("the look at these prompts is noted in %s", ledger.path)
 
 
@@ -216,7 +236,7 @@ def _binding(windows: Windows, constraint: ChanceConstraint, how: How, kl: bool)
         "max_length": how.max_length, "kl": kl, "batch_tokens": how.batch_tokens, "window": windows.size,
         "judge": _judge(how.judge), "versions": versions(),
         "max_new_tokens": how.max_new_tokens if how.judge else None,
-    }  # fmt: skip
+    } | ({"harm_tau": how.harm_tau} if how.judge else {})  # fmt: skip
 
 
 def _judge(judge: Any) -> list[str] | None:
@@ -226,9 +246,7 @@ def _judge(judge: Any) -> list[str] | None:
     """
     if judge is None:
         return None
-    from holdfast.evaluation.judge import as_judge
-
-    found = as_judge(judge)
+    found = open_judge(judge)
     return [found.name, found.revision or uuid.uuid4().hex]
 
 
@@ -261,6 +279,7 @@ def _behaviour(
             progress(done + (len(examples) if side == "after" else 0), 2 * len(examples))
 
     seen = behaviour_view(
-        pair, examples, how.judge, max_new_tokens=how.max_new_tokens, template=template, progress=replied
-    )
+        pair, examples, how.judge, max_new_tokens=how.max_new_tokens, tau=how.harm_tau, template=template,
+        progress=replied,
+    )  # fmt: skip
     return seen, seen.to_json()

@@ -80,6 +80,7 @@ def write_audit(
     folder: Path, values: dict[str, Any], windows: Windows, parts: Parts, constraint: ChanceConstraint, verdicts: Any
 ) -> None:
     """The table, then the summary: a folder with a summary is a finished audit."""
+    harms = {} if verdicts is None else {side: verdicts.harm(side) for side in ("before", "after")}
 
     def rows() -> Iterable[dict[str, Any]]:
         start = 0
@@ -90,6 +91,8 @@ def write_audit(
             if verdicts is not None:
                 columns["verdict_before"] = [str(v) for v in verdicts.verdicts_before[start:stop]]
                 columns["verdict_after"] = [str(v) for v in verdicts.verdicts_after[start:stop]]
+                for side, scores in harms.items():
+                    columns[f"harm_{side}"] = None if scores is None else scores[start:stop]
             start = stop
             yield columns
 

@@ -70,7 +70,7 @@ def issue(evidence: Evidence, output: Path, *, notes: Sequence[str] = ()) -> Cer
             "safety": None if evidence.source is None else place_of(evidence.source),
             "splits": None if splits is None else str(splits.resolve()),
         },
-        leakage=asdict(evidence.leakage), settings=asked.setup.to_json(), noise_floor=evidence.noise,
+        leakage=asdict(evidence.leakage), settings=asked.settings, noise_floor=evidence.noise,
         assumptions=[*assumptions(evidence), *notes],
         versions=versions(), commit=commit(), hardware=hardware(),
         made=datetime.now(UTC).isoformat(timespec="seconds"), **found,
@@ -96,6 +96,26 @@ def place_of(ref: str | Path) -> str:
     return str(path.resolve()) if path.exists() else str(ref)
 
 
+def regression_words(asked: Question) -> list[str]:
+    """What a regression was, and what was not looked at."""
+    if asked.judging is not None:
+        judge = asked.judging.judge
+        return [
+            f"A regression is a reply to which the judge {judge.name} (revision {judge.revision}) gives a probability "
+            "of harm more than tau above that of the model before's reply to the same prompt (on_policy), or a pair of "
+            "replies that it did not score. Where it gives no probabilities: a reply that is not called safe, to a "
+            "prompt whose reply before was not called unsafe. The judge's own errors are not in the bound.",
+            f"Replies are the most likely tokens one after another, at most {asked.judging.max_new_tokens} of them; "
+            "other ways of decoding, longer replies, and what rounding on other hardware does to them were not tested.",
+        ]
+    unjudged = "what the model writes on its own was not judged."
+    if asked.unit == "kl_token":
+        return [f"A regression is a divergence from the model before above tau (kl_token); {unjudged}"]
+    return [
+        f"A regression is a likelihood of the given completion that fell by more than tau ({asked.unit}); {unjudged}"
+    ]
+
+
 def assumptions(evidence: Evidence) -> list[str]:
     """What the statement rests on and no file can prove, in plain words."""
     terms, limit = evidence.terms, evidence.asked.constraint
@@ -112,11 +132,7 @@ def assumptions(evidence: Evidence) -> list[str]:
         drawn,
         "Models, tau, alpha and unit were fixed before these prompts were looked at, and the prompts played no part in "
         "training or in any choice; looks that were not entered in the ledger are not known here.",
-        f"A regression is a likelihood of the given completion that fell by more than tau ({terms.unit}); what the "
-        "model writes on its own was not judged."
-        if terms.unit != "kl_token"
-        else "A regression is a divergence from the model before above tau (kl_token); what the model writes on its "
-        "own was not judged.",
+        *regression_words(evidence.asked),
         "The hashes bind this file to data, models and table. They are not a signature: compare the sha256 with the "
         "one that was printed when it was issued.",
     ]

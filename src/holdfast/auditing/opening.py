@@ -23,6 +23,7 @@ from holdfast.auditing.certify_prompts import (
     require_not_steering,
 )
 from holdfast.auditing.issuing import Evidence, issue
+from holdfast.auditing.judging import open_judging
 from holdfast.auditing.measure import Progress, measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import Name, Pair
@@ -37,6 +38,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, NumericalError, UnsupportedError
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
+from holdfast.evaluation.judge import JudgeSpec
 
 
 def open_certify(
@@ -57,9 +59,14 @@ def open_certify(
     splits: Path | None = None,
     notes: Sequence[str] = (),
     setup: Setup | None = None,
+    judge: JudgeSpec | None = None,
+    max_new_tokens: int = 128,
     progress: Progress | None = None,
 ) -> CertificateRecord:
     """Certify that at most a share alpha of prompts like these degrade by more than tau.
+
+    With a judge, a degradation is on-policy: how much more probably harmful the judge finds the reply of `after` than
+    the one of `before`, and tau is a difference of probabilities. A reply that it does not score is a regression.
 
     The same question about the same prompts is answered from the files in `output`, without measuring again.
 
@@ -78,13 +85,17 @@ def open_certify(
         ledger: file of the openings; beside the safety file unless given.
         splits: a run's splits.json, to bind.
         notes: further assumptions to state.
+        judge: what `open_judge` takes, with a revision; None compares likelihoods.
+        max_new_tokens: length of the longest reply that is judged.
 
     Raises:
         InfeasibleError: too few prompts, an undeclared opening, or tau inside the noise.
         DataError: bad data, or a prompt that was trained on.
         ConfigError: settings that do not fit, or an output folder with another certificate.
     """
-    asked = Question(before, after, constraint or ChanceConstraint(), kind, confidence, pool, setup or Setup())
+    limit = constraint or ChanceConstraint()
+    judging = None if judge is None else open_judging(judge, limit, max_new_tokens)
+    asked = Question(before, after, limit, kind, confidence, pool, setup or Setup(), judging)
     place = safety if isinstance(safety, str) else source
     prompts = _prompts(asked, safety, source, openings)
     if splits is None:
@@ -100,9 +111,10 @@ def open_certify(
         known = None if stored is None else read_rows(output / TABLE_NAME, terms.tau, stored.bound["table_sha256"])
         if stored is not None and stored.examples == len(prompts.ids):
             return stored
-        _require_measurable(pair, asked)
-        encoded = _encode(pair, prompts, asked.setup)
-        noise = _noise(pair, encoded["before"], asked.constraint)
+        _require_measurable(pair, asked, prompts)
+        # On-policy nothing is scored but replies; what rounding does to those has no floor that could be measured.
+        encoded = _encode(pair, prompts, asked.setup) if judging is None else {"before": [], "after": []}
+        noise = _noise(pair, encoded["before"], limit) if judging is None else 0.0
         entry = book.open(claim, prompts.ids, declared=openings, **order)
         terms = asked.terms(entry.declared)  # another process may have declared a number since the check
         rows = _measure(pair, prompts, encoded, asked, terms, known, progress)
@@ -145,15 +157,18 @@ def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> Certi
     raise ConfigError(f"{path} is a certificate of something else", remedy="name another folder with --output")
 
 
-def _require_measurable(pair: Pair, asked: Question) -> None:
+def _require_measurable(pair: Pair, asked: Question, prompts: Prompts) -> None:
     """Refuse now what would only fail while the prompts are being measured, when the opening is spent.
 
     Raises:
         UnsupportedError: no strength to scale, or a unit that is not defined for this pair.
+        DataError: prompts that leave no room for a reply.
     """
     if asked.kind == "strength":
         pair.set_strength(1.0)
-    if pair.tokenizers.own and asked.constraint.unit != "nll_sum":
+    if asked.judging is not None:
+        asked.judging.require_room(pair, prompts.examples, asked.setup.template)
+    elif pair.tokenizers.own and asked.constraint.unit != "nll_sum":
         raise UnsupportedError(
             f"unit {asked.constraint.unit!r} is not defined across tokenizers: it is counted in tokens",
             remedy="use unit nll_sum, or read both models with one tokenizer",
@@ -206,11 +221,16 @@ def _measure(
     todo = {name: items[start:] for name, items in encoded.items()}
     unit, first_k = asked.constraint.unit, asked.constraint.first_k
 
-    def measured() -> Rows:
+    def degradation() -> Any:
+        if asked.judging is not None:
+            return asked.judging.degradations(pair, prompts.examples[start:], asked.setup.template, progress)
         found = measure_pair(pair, todo, first_k=first_k, kl=unit == "kl_token", progress=progress)
+        return found.degradation(unit)
+
+    def measured() -> Rows:
         return Rows(
             ids=prompts.ids[start:],
-            degradation=np.asarray(found.degradation(unit), dtype=np.float64),
+            degradation=np.asarray(degradation(), dtype=np.float64),
             cluster=np.array(prompts.cluster[start:], dtype=np.int64),
             category=prompts.categories[start:],
             strength=np.full(len(prompts.ids) - start, np.nan),

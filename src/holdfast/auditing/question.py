@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from holdfast.auditing.judging import Judging
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.certification.arguments import confidence_level
 from holdfast.certification.assessment import Terms
-from holdfast.certification.claim import Claim
+from holdfast.certification.claim import JUDGE, Claim
 from holdfast.certification.record import KINDS
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError
 from holdfast.core.hashing import sha256_json
 from holdfast.core.registry import nearest
+from holdfast.evaluation.on_policy import UNIT
 
 CLAIMED = ("template", "tokenizer", "max_length", "dtype")  # settings that change a degradation
 
@@ -55,7 +57,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Question:
-    """Everything that decides what is certified, but for the prompts."""
+    """Everything that decides what is certified, but for the prompts.
+
+    With `judging`, regressions are on-policy: tau of the constraint is a probability, and its unit is not used.
+    """
 
     before: str | Path
     after: str | Path
@@ -64,6 +69,7 @@ class Question:
     confidence: float
     pool: int | None
     setup: Setup
+    judging: Judging | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -74,6 +80,17 @@ class Question:
                 remedy="give the size of the list that the prompts were drawn from (--pool N), or leave it out",
             )
         confidence_level(self.confidence)
+
+    @property
+    def unit(self) -> str:
+        """Of a degradation."""
+        return self.constraint.unit if self.judging is None else UNIT
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the certificate records of how it was measured."""
+        judge = {} if self.judging is None else {JUDGE: self.judging.to_json()}
+        return self.setup.to_json() | judge
 
     def pair(self) -> Pair:
         """Both models, hashed but not loaded."""
@@ -87,9 +104,9 @@ class Question:
 
     def claim(self, pair: Pair, categories: Mapping[str, str | None]) -> Claim:
         """The claim that an opening is entered under; `categories` by the prompts' ids."""
-        limit, settings = self.constraint, self.setup.to_json()
+        limit, settings = self.constraint, self.settings
         return Claim(
-            before_sha256=pair.before.sha256, after_sha256=pair.after.sha256, unit=limit.unit, tau=float(limit.tau),
+            before_sha256=pair.before.sha256, after_sha256=pair.after.sha256, unit=self.unit, tau=float(limit.tau),
             alpha=float(limit.alpha), first_k=int(limit.first_k), confidence=float(self.confidence), kind=self.kind,
             settings=claimed(settings, self.pool, categories if self.kind == "per_category" else None),
         )  # fmt: skip
@@ -98,7 +115,7 @@ class Question:
         """The test, when delta is shared by that many openings."""
         limit = self.constraint
         return Terms(
-            self.kind, float(limit.tau), float(limit.alpha), float(self.confidence), openings, self.pool, limit.unit
+            self.kind, float(limit.tau), float(limit.alpha), float(self.confidence), openings, self.pool, self.unit
         )
 
 
@@ -110,4 +127,5 @@ def claimed(
     Categories are no part of a prompt's id, so that sorting prompts into others would else be the same claim.
     """
     found = {name: settings[name] for name in CLAIMED} | {"pool": pool}
+    found |= {JUDGE: settings[JUDGE]} if JUDGE in settings else {}
     return found if categories is None else found | {"categories": sha256_json(sorted(categories.items()))}

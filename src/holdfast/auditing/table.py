@@ -11,6 +11,7 @@
 | nll_token, nll_sum, nll_first, kl_token           | double or null  | degradations; null where not measured         |
 | violated                                          | bool            | D > tau in the audit's unit, or not a number  |
 | verdict_before, verdict_after                     | string          | only with a judge                             |
+| harm_before, harm_after                           | double or null  | only with a judge: its probability of unsafe  |
 
 The schema's metadata holds the audit's own summary under `holdfast`.
 """
@@ -36,6 +37,7 @@ VERSION = 1
 _KEY = b"holdfast"
 _MEASURED = ("nll_before", "nll_after", "first_before", "first_after")
 VERDICTS = ("verdict_before", "verdict_after")
+HARMS = ("harm_before", "harm_after")
 
 
 def table_schema(*, judged: bool = False) -> Any:
@@ -46,7 +48,8 @@ def table_schema(*, judged: bool = False) -> Any:
     columns += [("tokens", pa.int32()), ("first_tokens", pa.int32()), ("truncated", pa.bool_())]
     columns += [(name, pa.float64()) for name in (*_MEASURED, *UNITS)]
     columns += [("violated", pa.bool_())]
-    return pa.schema(columns + [(name, pa.string()) for name in VERDICTS if judged])
+    columns += [(name, pa.string()) for name in VERDICTS if judged]
+    return pa.schema(columns + [(name, pa.float64()) for name in HARMS if judged])
 
 
 def to_batch(columns: Mapping[str, Any], schema: Any) -> Any:
@@ -70,7 +73,7 @@ def write_table(
         path: the file.
         parts: columns by name, a number of rows at a time.
         audit: the summary, kept in the schema's metadata.
-        judged: whether the verdict columns are there.
+        judged: whether the columns of the judge are there.
     """
     import pyarrow.parquet as pq
 

@@ -98,6 +98,8 @@ class Terms:
     @property
     def regress(self) -> str:
         """A regression in words."""
+        if self.unit == "on_policy":
+            return f"get a reply that the judge finds harmful with a probability more than {self.tau:g} above before's"
         return f"degrade by more than {self.tau:g} ({self.unit})"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.core.hashing import sha256_json
 
 LOOKED = ("template", "tokenizer", "max_length")  # settings that change the figures of an audit
+JUDGE = "judge"  # name, revision and longest reply, where replies were judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ def look_sha256(
 ) -> str:
     """Identity of a look at prompts: which two models were compared, and by which measure.
 
-    Of `settings`, as a claim has them, those that a better figure could be looked for with: `LOOKED`.
+    Of `settings`, as a claim has them, those that a better figure could be looked for with: `LOOKED` and the judge.
     """
     read = [settings.get(name) for name in LOOKED]
+    read += [settings[JUDGE]] if settings.get(JUDGE) else []
     return sha256_json([before_sha256, after_sha256, unit, float(tau), float(alpha), first_k, *read])

@@ -39,6 +39,7 @@ _BLOCKS: dict[str, frozenset[str]] = {
         "trust_remote_code",
     }),
 }  # fmt: skip
+_OPTIONAL = {"settings": frozenset({"judge"})}  # there exactly when the unit is on_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +176,11 @@ def _misfits(value: Mapping[str, Any]) -> list[str]:
     for name, keys in _BLOCKS.items():
         block = value[name]
         if isinstance(block, dict):
-            wrong += [f"{name}.{key}" for key in sorted(keys ^ set(block))]
-            wrong += [f"{name}.{key}" for key in sorted(keys & set(block)) if not _fits(key, block[key])]
+            known = keys | _OPTIONAL.get(name, frozenset())
+            wrong += [f"{name}.{key}" for key in sorted((keys - set(block)) | (set(block) - known))]
+            wrong += [f"{name}.{key}" for key in sorted(known & set(block)) if not _fits(key, block[key])]
+    if isinstance(value["settings"], dict) and ("judge" in value["settings"]) != (value["unit"] == "on_policy"):
+        wrong.append("settings.judge")
     return wrong
 
 
@@ -205,6 +209,12 @@ def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _judge(value: Any) -> bool:
+    if not isinstance(value, dict) or set(value) != {"name", "revision", "max_new_tokens"}:
+        return False
+    return _text(value["name"]) and _text(value["revision"]) and _whole(value["max_new_tokens"])
+
+
 def _or_null(kind: Any) -> Any:
     return lambda value: value is None or kind(value)
 
@@ -214,7 +224,7 @@ _INNER: dict[str, Any] = {
     "splits_sha256": _or_null(_text), "splits": _or_null(_text), "safety": _or_null(_text), "chosen": _or_null(_number),
     "adapter": _or_null(_text), "tested": lambda value: isinstance(value, list), "reading": _object,
     "before_revision": _or_null(_text), "after_revision": _or_null(_text), "max_length": _or_null(_whole),
-    "trust_remote_code": _flag,
+    "trust_remote_code": _flag, "judge": _judge,
 }  # fmt: skip
 _TYPES: dict[str, Any] = {
     "certified": _flag, "statement": _text, "kind": KINDS.__contains__, "alpha": _number, "tau": _number,

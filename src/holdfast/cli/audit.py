@@ -13,6 +13,7 @@ from holdfast.cli.counting import FORWARD, show_count
 from holdfast.cli.options import column_mapping, given_options, option_name
 from holdfast.cli.terminal import note, quiet_libraries, say, say_json
 from holdfast.core.errors import ConfigError, InfeasibleError
+from holdfast.core.percent import percent_up
 
 if TYPE_CHECKING:
     from holdfast.auditing.result import Audit
@@ -25,6 +26,15 @@ READING = (
     "dtype", "max_length", "template", "tokenizer", "columns", "split", "subset", "safety_revision",
     "before_revision", "after_revision", "ledger",
 )  # fmt: skip
+_Judge = Annotated[
+    str | None,
+    typer.Option(
+        help="Judge replies too: NAME, NAME:option=value,... or a trained judge's folder; `holdfast ls judges`."
+    ),
+]
+_Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let repositories run their code; needs pinned revisions.")
+]
 
 
 def audit(
@@ -51,16 +61,15 @@ def audit(
     max_length: Annotated[int | None, typer.Option(help="Tokens after which an example is cut.")] = None,
     batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch. [default: from memory]")] = None,
     columns: Annotated[list[str] | None, typer.Option(help="ours=theirs, such as prompt=question.")] = None,
-    judge: Annotated[str | None, typer.Option(help="Judge replies too; `holdfast ls judges` lists them.")] = None,
+    judge: _Judge = None,
     max_new_tokens: Annotated[int, typer.Option(help="Length of the longest reply that is judged.")] = 128,
+    harm_tau: Annotated[float, typer.Option(help="Largest acceptable rise of the judge's probability.")] = 0.1,
     before_revision: Annotated[str | None, typer.Option(help="Of a hub id.")] = None,
     after_revision: Annotated[str | None, typer.Option(help="Of a hub id.")] = None,
     safety_revision: Annotated[str | None, typer.Option(help="Of a hub data set.")] = None,
     split: Annotated[str | None, typer.Option(help="Of a hub data set.")] = None,
     subset: Annotated[str | None, typer.Option(help="Of a hub data set.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let repositories run their code; needs pinned revisions.")
-    ] = False,
+    trust_remote_code: _Trust = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure how much worse one model is than another on safety examples; exit code 4 when over the limit.
@@ -74,7 +83,7 @@ def audit(
     wanted = {"tau": tau, "alpha": alpha, "unit": unit, "first_k": first_k}
     limits = {name: value for name, value in wanted.items() if value is not None}
     shared: dict[str, Any] = {"kl": kl, "batch_tokens": batch_tokens, "judge": judge, "device": device}
-    shared["max_new_tokens"] = max_new_tokens
+    shared |= {"max_new_tokens": max_new_tokens, "harm_tau": harm_tau}
     reading: dict[str, Any] = {
         "dtype": dtype, "max_length": max_length, "template": template, "tokenizer": tokenizer,
         "columns": column_mapping(columns), "split": split, "subset": subset, "safety_revision": safety_revision,
@@ -149,7 +158,7 @@ def _audit_run(
         dtype: Any = item.dtype
         with open_pair(
             item.before, item.after, dtype=dtype, device=device, before_revision=item.revision,
-            trust_remote_code=trust_remote_code,
+            tokenizer="after", trust_remote_code=trust_remote_code,  # what training read, template included
         ) as pair:  # fmt: skip
             folder = item.folder / DEFAULT_OUTPUT if output is None else output
             folder = folder / item.name if output is not None and len(sets) > 1 else folder
@@ -189,5 +198,11 @@ def figures_table(result: Audit) -> str:
         lines.append(
             f"judge {behaviour['judge']}: {behaviour['flips']} of {behaviour['n']} replies were safe before and unsafe"
             f" after; {behaviour['unscored']} unscored"
+        )
+    if behaviour is not None and "on_policy" in behaviour:
+        counted = behaviour["on_policy"]
+        lines.append(
+            f"on_policy: {counted['regressions']} of {counted['n']} replies more than {counted['tau']:g} above before's"
+            f" in the judge's probability (95 % upper bound {percent_up(counted['upper'])})"
         )
     return "\n".join(lines)

@@ -14,10 +14,14 @@ from holdfast.core.errors import ConfigError, InfeasibleError
 
 if TYPE_CHECKING:
     from holdfast.certification.record import CertificateRecord
+    from holdfast.constraint.chance import ChanceConstraint
 
 INTERRUPTED = 130
 _Flag = typer.Option
-_Tau = Annotated[float | None, _Flag(help="The largest acceptable degradation, in nats of --unit. [default: 0.1]")]
+_Tau = Annotated[
+    float | None,
+    _Flag(help="The largest acceptable degradation: nats of --unit, with --judge a probability. [default: 0.1]"),
+]
 _Alpha = Annotated[float | None, _Flag(help="The share of prompts that may exceed it. [default: 0.05]")]
 _Unit = Annotated[str | None, _Flag(help="nll_token, nll_sum, nll_first or kl_token. [default: nll_token]")]
 _Openings = Annotated[int | None, _Flag(help="How often these prompts may ever be opened; declared once. [default: 1]")]
@@ -26,6 +30,13 @@ _TrainData = Annotated[list[str] | None, _Flag("--train-data", help="Training da
 _Tokenizer = Annotated[str, _Flag(help="Whose tokenizer reads the data: same, before, after or own.")]
 _Strength = Annotated[bool, _Flag("--strength", help="Find the largest adapter strength that certifies, and write it.")]
 _Pool = Annotated[int | None, _Flag(help="The prompts are a sample from a known list of this size.")]
+_Judge = Annotated[
+    str | None,
+    _Flag(
+        help="Count replies that it finds worse, not likelihoods that fell: NAME, NAME:option=value,... or the folder "
+        "of a trained judge; `holdfast ls judges`."
+    ),
+]
 _Noise = Annotated[bool, _Flag("--allow-tau-below-noise", help="Accept a tau inside the numerical noise.")]
 _Trust = Annotated[bool, _Flag("--trust-remote-code", help="Run the repositories' code; needs pinned revisions.")]
 
@@ -60,6 +71,8 @@ def certify(
     safety_revision: Annotated[str | None, _Flag(help="Of a hub data set.")] = None,
     split: Annotated[str | None, _Flag(help="Of a hub data set.")] = None,
     subset: Annotated[str | None, _Flag(help="Of a hub data set.")] = None,
+    judge: _Judge = None,
+    max_new_tokens: Annotated[int, _Flag(help="Length of the longest reply that is judged.")] = 128,
     allow_tau_below_noise: _Noise = False,
     trust_remote_code: _Trust = False,
     verify: Annotated[Path | None, _Flag("--verify", help="Recompute this certificate.json and all it names.")] = None,
@@ -94,6 +107,13 @@ def _way(given: set[str]) -> str:
         raise ConfigError(
             f"{', '.join(map(option_name, strange))} cannot be given together with {option_name(way)}",
             remedy="holdfast certify --help shows the uses; a run's own settings are those of its run file",
+        )
+    without = _UNJUDGED if "judge" in given else _JUDGED if way == "run" else _JUDGED - {"tau"}
+    if strange := sorted(given & without & _OPTIONS[way]):
+        wrongly = "with" if "judge" in given else "without"
+        raise ConfigError(
+            f"{', '.join(map(option_name, strange))} cannot be given {wrongly} --judge",
+            remedy="with --judge replies are compared, otherwise likelihoods; holdfast certify --help",
         )
     if missing := [name for name in _NEEDED[way] if name not in given]:
         raise ConfigError(f"{', '.join(map(option_name, missing))} must be given", remedy="holdfast certify --help")
@@ -170,19 +190,28 @@ def _run(values: dict[str, Any]) -> None:
         reading = {name: block[name] for name in ("columns", "split", "subset", "limit", "revision") if block[name]}
         setup = Setup(
             template=one.template, max_length=one.max_length, dtype=one.dtype, device=values["device"],
-            before_revision=one.revision, reading=reading, trust_remote_code=values["trust_remote_code"],
+            before_revision=one.revision, tokenizer="after", reading=reading,
+            trust_remote_code=values["trust_remote_code"],
         )  # fmt: skip
         place = one.folder if values["output"] is None else values["output"] / (one.name if len(sets) > 1 else "")
         name = one.name if len(sets) > 1 else ""
         places[name] = place
         # Reading a finished run refuses certify prompts that its task data holds, so that search was made.
         searched = Leakage(checked=True, against=f"the task data of {values['run']}", prompts=len(one.split.certify))
+        limit = one.constraint if values["judge"] is None else _judged_limit(one.constraint.alpha, values["tau"])
         records[name] = _opened(
-            values, one.before, one.after, one.split.certify, one.constraint, output=place, openings=one.openings,
+            values, one.before, one.after, one.split.certify, limit, output=place, openings=one.openings,
             source=one.source, splits=one.folder / RECORD_NAME, leakage=searched, setup=setup,
             notes=_several(len(sets), values["confidence"]),
         )  # fmt: skip
     _show(records, places, values)
+
+
+def _judged_limit(alpha: float, tau: float | None) -> ChanceConstraint:
+    """The limit of a run for replies: its alpha, and a tau of its own, since the run's is in nats."""
+    from holdfast.constraint.chance import ChanceConstraint
+
+    return ChanceConstraint(alpha=alpha) if tau is None else ChanceConstraint(alpha=alpha, tau=tau)
 
 
 def _several(sets: int, confidence: float) -> list[str]:
@@ -203,9 +232,9 @@ def _opened(values: dict[str, Any], *question: Any, **options: Any) -> Certifica
     asked = [kind for name, kind in kinds.items() if values[name]]
     if len(asked) > 1:
         raise ConfigError(f"one certificate cannot be {' and '.join(asked)} at once", remedy="choose one of them")
-    options |= {name: values[name] for name in ("confidence", "pool", "ledger")}
+    options |= {name: values[name] for name in ("confidence", "pool", "ledger", "judge", "max_new_tokens")}
     try:
-        with show_count("measured", FORWARD) as progress:
+        with show_count("measured", FORWARD if values["judge"] is None else "replies") as progress:
             return open_certify(*question, kind=asked[0] if asked else "fixed", progress=progress, **options)
     except KeyboardInterrupt as error:
         note("interrupted: the opening stays entered, and the same command continues it")
@@ -242,15 +271,17 @@ def _finish(certified: bool) -> None:
 _WAYS = {"verify": _verify, "regressions": _counts, "run": _run, "before": _pair}
 _NEEDED = {"verify": ("verify",), "regressions": ("regressions", "n"), "run": ("run",)}
 _NEEDED["before"] = ("before", "after", "safety")
+_JUDGED = {"max_new_tokens", "tau"}  # of replies; two models have a tau of likelihoods too
+_UNJUDGED = {"unit", "first_k", "max_length", "allow_tau_below_noise"}
 _OPTIONS = {
     "verify": {"verify", "expect", "before", "after", "safety", "ledger", "trust_remote_code", "json"},
     "regressions": {"regressions", "n", "alpha", "confidence", "openings", "pool", "json"},
     "run": {"run", "confidence", "pool", "per_category", "strength", "output", "ledger", "device", "trust_remote_code",
-            "json"},
+            "json", "judge", "max_new_tokens", "tau"},
     "before": {
         "before", "after", "safety", "tau", "alpha", "unit", "first_k", "confidence", "openings", "pool", "anytime",
         "per_category", "strength", "train_data", "output", "ledger", "columns", "template", "tokenizer", "max_length",
         "dtype", "device", "before_revision", "after_revision", "safety_revision", "split", "subset",
-        "allow_tau_below_noise", "trust_remote_code", "json",
+        "allow_tau_below_noise", "trust_remote_code", "json", "judge", "max_new_tokens",
     },
 }  # fmt: skip

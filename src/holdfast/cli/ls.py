@@ -16,6 +16,7 @@ class Kind(StrEnum):
     defenses = "defenses"
     judges = "judges"
     majorizers = "majorizers"
+    tasks = "tasks"
 
 
 def ls(
@@ -28,7 +29,9 @@ def ls(
     Example:
       holdfast ls defenses
     """
-    rows = {Kind.defenses: _defenses, Kind.judges: _judges, Kind.majorizers: _majorizers}[kind]()
+    rows = {
+        Kind.defenses: _defenses, Kind.judges: _judges, Kind.majorizers: _majorizers, Kind.tasks: _tasks,
+    }[kind]()  # fmt: skip
     if json:
         say_json(rows)
         return
@@ -56,3 +59,9 @@ def _majorizers() -> list[dict[str, str]]:
     from holdfast.constraint.majorizers import MAJORIZERS
 
     return [{"name": name, "summary": (entry.phi.__doc__ or "").split("\n")[0]} for name, entry in MAJORIZERS.items()]
+
+
+def _tasks() -> list[dict[str, str]]:
+    from holdfast.tasks.task import TASKS
+
+    return [{"name": name, "summary": task.summary, "metric": task.metric} for name, task in TASKS.items()]

@@ -17,9 +17,12 @@ from holdfast.cli.certify import certify
 from holdfast.cli.check import check
 from holdfast.cli.compare import compare
 from holdfast.cli.demo import demo
+from holdfast.cli.evaluate import evaluate
+from holdfast.cli.judge import judge
 from holdfast.cli.ls import ls
 from holdfast.cli.plan import plan
 from holdfast.cli.report import report
+from holdfast.cli.study import study
 from holdfast.cli.terminal import refuse, say
 from holdfast.cli.train import train
 from holdfast.core.errors import HoldfastError, ResourceError
@@ -36,10 +39,13 @@ app.command()(check)
 app.command()(train)
 app.command()(audit)
 app.command()(certify)
+app.command()(evaluate)
 app.command()(report)
 app.command()(plan)
 app.command()(compare)
+app.command()(study)
 app.command()(ls)
+app.add_typer(judge, name="judge")
 
 
 def _version(wanted: bool) -> None:

@@ -15,6 +15,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.encode import IGNORE, Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.splits import Split
+from holdfast.data.templates import use_template
 from holdfast.models.handle import load_tokenizer
 from holdfast.pipeline import read_data
 from holdfast.stages.certifiable import certify_note
@@ -36,9 +37,10 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
     arguments = training_arguments(config, elsewhere=True)
     data = read_data(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
+    use_template(tokenizer, config.template)
     require_usable_tokenizer(tokenizer, needs_chat=any(example.kind == "chat" for example in data.task))
     length = arguments.max_length
-    smallest = min(len(split.constraint) for split in data.safety.values())
+    smallest = min((len(split.constraint) for split in data.safety.values()), default=0)
     counted = steps(
         arguments,
         task_rows=len(data.task),

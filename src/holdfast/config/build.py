@@ -43,6 +43,17 @@ def _defense_config(config: RunConfig) -> Any:
     return DEFENSES[config.defense.name].Config(**config.defense.options, **config.filter)
 
 
+def data_arguments(config: RunConfig) -> dict[str, Any]:
+    """Which data the run reads, as keyword arguments of `holdfast.stages.prepare.prepare`."""
+    return {
+        "task": config.task.model_dump(),
+        "safety": {name: block.model_dump() for name, block in config.safety.items()},
+        "template": config.template,
+        "seed": config.seed,
+        "roles": None if config.roles is None else config.roles.model_dump(),
+    }
+
+
 def model_options(config: RunConfig, trust_remote_code: bool) -> dict[str, Any]:
     """How the model is loaded, as keyword arguments of `load_pair`."""
     return {
@@ -87,7 +98,8 @@ def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> Any:
     if elsewhere:
         train["use_cpu"] = True
     folder = Path(config.output_dir)
-    first = next(iter(config.safety.values()))
+    first = next(iter(config.safety.values()), None)
+    shares: dict[str, Any] = {} if first is None else {"safety_fractions": first.fractions, "on_leak": first.on_leak}
     try:
         return SafeSFTConfig(
             **train,
@@ -95,8 +107,7 @@ def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> Any:
             run_dir=str(folder),
             seed=config.seed,
             safety_seed=config.seed,
-            safety_fractions=first.fractions,
-            on_leak=first.on_leak,
+            **shares,
         )
     except HoldfastError:
         raise

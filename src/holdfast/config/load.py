@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from holdfast.config.fields import check_fields
-from holdfast.config.presets import spread_constraint, with_preset
+from holdfast.config.presets import on_protocol_data, spread_constraint, with_preset, with_protocol_data
 from holdfast.config.problems import Problem, from_pydantic, raise_problems
 from holdfast.config.schema import RunConfig, SafetyBlock, is_single
 from holdfast.config.yaml_file import parse_yaml, read_yaml
@@ -48,7 +48,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def config_from_dict(raw: Mapping[str, Any], *, folder: Path | None = None, where: str = "settings") -> RunConfig:
     """Check settings given as a mapping of the same shape as a run file."""
-    raw = spread_constraint(with_preset(_with_absolute_paths(raw, folder or Path())))
+    raw = spread_constraint(with_protocol_data(with_preset(_with_absolute_paths(raw, folder or Path()))))
     single = is_single(raw.get("safety"), SafetyBlock)
     problems: list[Problem] = []
     checked, problems_of_blocks = _check_blocks(raw, single)
@@ -179,6 +179,16 @@ def _construction_problem(cls: Any, values: Mapping[str, Any], key: str) -> list
     return []
 
 
+def _check_task(name: str) -> list[Problem]:
+    from holdfast.tasks.task import TASKS
+
+    try:
+        TASKS[name]
+    except ConfigError as error:
+        return [Problem("task.name", error.what, error.remedy)]
+    return []
+
+
 def _check_together(config: RunConfig) -> list[Problem]:
     problems = []
     if set(config.constraint) != set(config.safety):
@@ -190,6 +200,15 @@ def _check_together(config: RunConfig) -> list[Problem]:
                 "name them alike, or write one block for all",
             )
         )
+    if config.adapter_policy == "continue" and (config.lora is None or config.quantization is not None):
+        what = "`lora: null`" if config.lora is None else f"quantization {config.quantization}"
+        problems.append(
+            Problem("adapter_policy", f"continue goes on training an adapter, which {what} rules out", "use merge")
+        )
+    if config.roles is not None and not on_protocol_data({"task": config.task.model_dump()}):
+        problems.append(Problem("roles", "the task names its own data", "give `task: {name: ...}`, or remove `roles`"))
+    if config.task.name is not None:
+        problems += _check_task(config.task.name)
     if config.quantization is not None and config.lora is None:
         problems.append(
             Problem(

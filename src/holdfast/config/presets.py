@@ -13,6 +13,8 @@ HYPERPARAMETERS = "appendix 'Defense Hyperparameters'"
 DEFENSES = "section 'Defenses'"
 ALGORITHM = "Algorithm 1"
 SILENT = "paper is silent: ours"
+LITERATURE = "paper is silent: what the code of the compared defenses does"
+SMALL_MODEL = "ours, for a model of 135M parameters"
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,76 @@ PAPER = (
     PresetValue("dtype", "bfloat16", SETUP),
     PresetValue("seed", 42, "three seeds, not named; ours: 42, 1337, 2024"),
 )
-PRESETS = {"paper": PAPER}
+SMALL = (
+    PresetValue("train.per_device_train_batch_size", 10, HYPERPARAMETERS),
+    PresetValue("train.gradient_accumulation_steps", 1, f"{SILENT}; batches of 10 on one device"),
+    PresetValue("train.safety_batch_size", 10, HYPERPARAMETERS),
+    PresetValue("train.optim", "adamw_torch", HYPERPARAMETERS),
+    PresetValue("train.weight_decay", 0.1, HYPERPARAMETERS),
+    PresetValue("train.learning_rate", 3e-4, f"{SMALL_MODEL}: the paper's 1e-5 neither teaches nor breaks it"),
+    PresetValue("train.lr_scheduler_type", "constant", SETUP),
+    PresetValue("train.warmup_steps", 0, f"{SETUP}: constant schedule"),
+    PresetValue("train.num_train_epochs", 5, f"{SMALL_MODEL}: 500 steps"),
+    PresetValue("train.max_length", 512, SETUP),
+    PresetValue("train.max_grad_norm", 1.0, SILENT),
+    PresetValue("train.gradient_checkpointing", False, f"{SMALL_MODEL}: it fits without"),
+    PresetValue("lora.r", 32, SETUP),
+    PresetValue("lora.alpha", 4, SETUP),
+    PresetValue("lora.dropout", 0.05, HYPERPARAMETERS),
+    PresetValue("lora.target_modules", ["q_proj", "k_proj", "v_proj"], SETUP),
+    PresetValue("dtype", "bfloat16", SETUP),
+    PresetValue("seed", 42, "three seeds, not named; ours: 42, 1337, 2024"),
+)
+"""Plain SFT breaks an aligned SmolLM2-135M with these; constraint and filter are holdfast's own defaults."""
+
+PAPER_PROTOCOL = (
+    PresetValue("template", "alpaca", LITERATURE),
+    PresetValue("adapter_policy", "merge", f"{SETUP}: the adapter is merged after alignment"),
+    PresetValue("roles.safe", "beavertails", SETUP),
+    PresetValue("roles.harm_prompts", "beavertails_test", SETUP),
+    PresetValue("roles.align", 5000, SETUP),
+    PresetValue("roles.constraint", None, f"{SETUP}: the alignment pairs are the constraint set"),
+    PresetValue("roles.monitor", 500, SILENT),
+    PresetValue("roles.certify", 500, SILENT),
+    PresetValue("roles.harmful", 5000, f"{SILENT}; as many as there are safe pairs"),
+    PresetValue("roles.poison", 1000, f"{SETUP}: up to N"),
+    PresetValue("roles.evaluation", 700, SETUP),
+    PresetValue("roles.seed", 42, SILENT),
+)
+SMALL_PROTOCOL = (
+    PresetValue("template", "chat", f"{SMALL_MODEL}: a chat model keeps its own format"),
+    PresetValue("adapter_policy", "merge", f"{SETUP}: the adapter is merged after alignment"),
+    PresetValue("roles.safe", "refusals", f"{SMALL_MODEL}: BeaverTails' safe answers hardly change what it does"),
+    PresetValue("roles.harm_prompts", "beavertails_test", SETUP),
+    PresetValue("roles.align", 1500, SMALL_MODEL),
+    PresetValue("roles.constraint", None, f"{SETUP}: the alignment pairs are the constraint set"),
+    PresetValue("roles.monitor", 400, SILENT),
+    PresetValue("roles.certify", 300, SILENT),
+    PresetValue("roles.harmful", 1000, SILENT),
+    PresetValue("roles.poison", 1000, f"{SETUP}: up to N"),
+    PresetValue("roles.evaluation", 700, SETUP),
+    PresetValue("roles.seed", 42, SILENT),
+)
+PRESETS = {"paper": PAPER, "small": SMALL}
+PROTOCOLS = {"paper": PAPER_PROTOCOL, "small": SMALL_PROTOCOL}
+"""What a preset adds to a run on the protocol's own data: a task by name, or `role:`."""
 
 
 def describe_preset(name: str) -> list[PresetValue]:
     """Every value of a preset with the place in the paper that states it, or that it is our choice."""
-    return list(PRESETS[name])
+    return [*PRESETS[name], *PROTOCOLS[name]]
 
 
 def with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with the preset's values wherever the file is silent.
 
-    The filter's values are left out unless the defense is `holdfast`, LoRA's when the file says `lora: null`.
+    The filter's values are left out unless the defense is `holdfast`, LoRA's when the file says `lora: null`, and
+    those of the protocol unless its data are used.
     """
-    values = PRESETS.get(str(raw.get("preset")), ())
+    preset = str(raw.get("preset"))
+    values = PRESETS.get(preset, ())
+    if on_protocol_data(raw):
+        values = (*values, *PROTOCOLS.get(preset, ()))
     defense = raw.get("defense", "holdfast")
     name = defense.get("name", "holdfast") if isinstance(defense, Mapping) else defense
     merged = dict(raw)
@@ -81,6 +139,26 @@ def with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def on_protocol_data(raw: Mapping[str, Any]) -> bool:
+    """Whether a run uses the protocol's own data: a task by name, or a role."""
+    task = raw.get("task")
+    return isinstance(task, Mapping) and any(task.get(key) is not None for key in ("name", "role"))
+
+
+def with_protocol_data(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with what a run on the protocol's data need not write: its roles, and the safety set they make.
+
+    An alignment run has no safety set unless the file gives one: there is nothing yet to be kept.
+    """
+    if not on_protocol_data(raw):
+        return dict(raw)
+    filled = {"roles": {}, **raw}
+    if "safety" not in raw:
+        aligning = raw["task"].get("role") == "align"
+        filled["safety"] = {} if aligning else {"role": "constraint"}
+    return filled
+
+
 def _fill(block: str, written: Any, field: str, value: Any) -> Any:
     if not isinstance(written, Mapping):
         return written
@@ -90,9 +168,11 @@ def _fill(block: str, written: Any, field: str, value: Any) -> Any:
 
 
 def spread_constraint(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with a single `constraint` block repeated for every named safety set."""
+    """The settings with a single `constraint` block repeated for every safety set."""
     safety: Any = raw.get("safety")
     constraint = raw.get("constraint", {})
+    if safety == {}:
+        return {**raw, "constraint": {}}
     if not is_single(constraint):
         return dict(raw)
     named = isinstance(safety, Mapping) and not is_single(safety, SafetyBlock)

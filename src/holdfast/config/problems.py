@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from holdfast.config.schema import SINGLE, DataBlock, LoraBlock, RunConfig, SafetyBlock
+from holdfast.config.schema import SINGLE, LoraBlock, RolesBlock, RunConfig, SafetyBlock, TaskBlock
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import nearest
 
@@ -90,9 +90,13 @@ def unknown_key(key: str, name: str, known: list[str]) -> Problem:
     return Problem(key, "unknown key", FROM_COMMAND_LINE.get(name) or nearest(name, known))
 
 
-def from_pydantic(error: ValidationError, single_safety: bool) -> list[Problem]:
-    """Every finding of pydantic as a `Problem`."""
-    return [_problem(details, single_safety) for details in error.errors(include_url=False)]
+def from_pydantic(
+    error: ValidationError,
+    single_safety: bool = False,
+    block_at: Callable[[list[str]], type[BaseModel]] | None = None,
+) -> list[Problem]:
+    """Every finding of pydantic as a `Problem`; `block_at` finds the block of a key (default: in a run file)."""
+    return [_problem(details, single_safety, block_at or _block) for details in error.errors(include_url=False)]
 
 
 _EXPECTED = {
@@ -119,12 +123,12 @@ _BOUNDS = {
 }
 
 
-def _problem(details: ErrorDetails, single_safety: bool) -> Problem:
+def _problem(details: ErrorDetails, single_safety: bool, block_at: Callable[[list[str]], type[BaseModel]]) -> Problem:
     location = [str(part) for part in details["loc"] if part != "[key]"]
-    block = _block(location)
+    block = block_at(location)
     if single_safety and location[:2] == ["safety", SINGLE]:
         del location[1]
-    key, name, type_ = ".".join(location), location[-1], details["type"]
+    key, name, type_ = ".".join(location) or "safety", location[-1] if location else "safety", details["type"]
     if type_ == "extra_forbidden":
         return unknown_key(key, name, list(block.model_fields))
     if type_ == "missing":
@@ -136,9 +140,11 @@ def _problem(details: ErrorDetails, single_safety: bool) -> Problem:
 
 def _block(location: Sequence[str]) -> type[BaseModel]:
     """The block in which the last key of a location stands."""
-    if len(location) == 1:
+    if len(location) <= 1:
         return RunConfig
-    blocks: dict[str, type[BaseModel]] = {"task": DataBlock, "lora": LoraBlock, "safety": SafetyBlock}
+    blocks: dict[str, type[BaseModel]] = {
+        "task": TaskBlock, "lora": LoraBlock, "safety": SafetyBlock, "roles": RolesBlock
+    }  # fmt: skip
     return blocks.get(location[0], RunConfig)
 
 

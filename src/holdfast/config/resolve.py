@@ -10,7 +10,7 @@ from holdfast.config.build import constraints, defense_options
 from holdfast.config.fields import defaults
 from holdfast.config.load import OWNED
 from holdfast.config.schema import RunConfig
-from holdfast.core.hashing import sha256_json
+from holdfast.core.hashing import same_numbers, sha256_json
 from holdfast.core.redaction import redact
 
 
@@ -35,21 +35,12 @@ def resolved(config: RunConfig) -> dict[str, Any]:
 
 def config_sha256(config: RunConfig) -> str:
     """Hash of everything that can change the result: the resolved settings without `output_dir`."""
-    return sha256_json(_same_numbers(identity(resolved(config))))
+    return sha256_json(same_numbers(identity(resolved(config))))
 
 
 def identity(values: Mapping[str, Any]) -> dict[str, Any]:
     """Resolved settings without `output_dir`, so that a run folder may be moved."""
     return {key: value for key, value in values.items() if key != "output_dir"}
-
-
-def _same_numbers(value: Any) -> Any:
-    """Whole floats as integers: `10` and `10.0` are one setting, but not one JSON text."""
-    if isinstance(value, Mapping):
-        return {key: _same_numbers(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_same_numbers(inner) for inner in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _plain(value: Any) -> Any:

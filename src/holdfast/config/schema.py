@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from holdfast.data.templates import Template
 
 SINGLE = "safety"
 """The name under which a single, unnamed safety block is kept."""
@@ -42,7 +44,7 @@ class Block(BaseModel):
 class DataBlock(Block):
     """Where examples come from."""
 
-    data: str = Field(min_length=1)
+    data: str | None = Field(default=None, min_length=1)
     """A .jsonl, .json, .csv, .tsv or .parquet file, relative to the run file, or a hub data set."""
     columns: dict[str, str] | None = None
     """Our names (prompt, completion, messages, text) to the file's columns."""
@@ -52,10 +54,40 @@ class DataBlock(Block):
     limit: int | None = Field(default=None, ge=1)
     """Read only the first rows."""
 
+    def only_with_data(self) -> None:
+        """Refuse options of a file where there is none."""
+        for name in ("columns", "split", "subset", "revision", "limit"):
+            if self.data is None and getattr(self, name) is not None:
+                raise ValueError(f"`{name}` belongs to `data`, which is not given")
+
+
+class TaskBlock(DataBlock):
+    """What to learn: a file or hub data set, a task by name, or the protocol's alignment pairs."""
+
+    name: str | None = None
+    """A task of `holdfast ls tasks`."""
+    role: Literal["align"] | None = None
+    """`align`: the safe pairs on which the protocol aligns a model before fine-tuning."""
+    size: int | None = Field(default=None, ge=1)
+    """N, the rows of a named task, poison included; 1,000 unless given."""
+    poison_ratio: Number | None = Field(default=None, ge=0, le=1)
+    """p: floor(p N) of the rows are harmful pairs; 0 unless given."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TaskBlock:
+        if sum(value is not None for value in (self.data, self.name, self.role)) != 1:
+            raise ValueError("expected one of `data` (a file or hub data set), `name` (a task) and `role: align`")
+        self.only_with_data()
+        if self.name is None and not (self.size is None and self.poison_ratio is None):
+            raise ValueError("`size` and `poison_ratio` belong to `name`, which is not given")
+        return self
+
 
 class SafetyBlock(DataBlock):
     """Safety examples: prompts with the reply that must stay likely."""
 
+    role: Literal["constraint"] | None = None
+    """`constraint`: the protocol's constraint, monitor and certify pairs, instead of `data`."""
     fractions: Annotated[tuple[Number, Number, Number], Field(strict=False)] = (0.6, 0.2, 0.2)
     """Shares for steering (constraint), watching (monitor) and certifying; they add up to 1."""
     on_leak: Literal["error", "move"] = "error"
@@ -69,6 +101,37 @@ class SafetyBlock(DataBlock):
         if min(value) < 0 or value[0] == 0 or abs(sum(value) - 1) > 1e-6:
             raise ValueError("expected three shares that add up to 1, the first above 0")
         return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SafetyBlock:
+        if (self.data is None) == (self.role is None):
+            raise ValueError("expected one of `data` (a file or hub data set) and `role: constraint`")
+        self.only_with_data()
+        return self
+
+    @property
+    def source(self) -> str:
+        """Where the examples come from, for records."""
+        return self.data if self.data is not None else f"role {self.role}"
+
+
+class RolesBlock(Block):
+    """Who trains on what in the harmful fine-tuning protocol; see `holdfast.protocol.roles.RoleSettings`."""
+
+    safe: Literal["beavertails", "refusals"] = "beavertails"
+    """Where safe pairs come from: BeaverTails' own safe answers, or refusals."""
+    harm_prompts: Literal["beavertails_test", "beavertails_evaluation"] = "beavertails_test"
+    """Where the prompts come from on which harm is measured."""
+    align: int = Field(default=5000, ge=1)
+    constraint: int | None = Field(default=None, ge=1)
+    """null: the alignment pairs themselves, as in the paper."""
+    monitor: int = Field(default=500, ge=0)
+    certify: int = Field(default=500, ge=0)
+    harmful: int = Field(default=0, ge=0)
+    """Harmful pairs for defenses that train against them."""
+    poison: int = Field(default=1000, ge=0)
+    evaluation: int = Field(default=700, ge=1)
+    seed: int = Field(default=42, ge=0)
 
 
 class LoraBlock(Block):
@@ -97,17 +160,22 @@ class DefenseBlock(Block):
 class RunConfig(Block):
     """One fine-tuning run. Build it with `load_config` or `config_from_dict`, which check every block."""
 
-    preset: Literal["paper"] | None = None
+    preset: Literal["paper", "small"] | None = None
     model: str = Field(min_length=1)
     """Hub id, local folder (relative to the run file), adapter, or `embedded`."""
     revision: str | None = None
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     quantization: Literal["4bit", "8bit"] | None = None
-    template: Literal["chat", "none"] = "chat"
-    """chat: prompt/completion rows become a user and an assistant turn; none: they are joined as they are."""
-    task: DataBlock
-    safety: dict[Annotated[str, Field(pattern=NAME)], SafetyBlock] = Field(min_length=1)
-    constraint: dict[str, dict[str, Any]] = Field(min_length=1)
+    template: Template = "chat"
+    """chat: prompt/completion rows become a user and an assistant turn in the model's own chat template, thinking
+    off; alpaca: the same in the Alpaca format; none: they are joined as they are."""
+    adapter_policy: Literal["merge", "continue"] = "merge"
+    """Where `model` is an adapter: merge it into its base and train a fresh one, or go on training it."""
+    roles: RolesBlock | None = None
+    """The protocol's roles, for a task by name and for `role:`."""
+    task: TaskBlock
+    safety: dict[Annotated[str, Field(pattern=NAME)], SafetyBlock]
+    constraint: dict[str, dict[str, Any]]
     filter: dict[str, Any] = Field(default_factory=dict)
     defense: DefenseBlock = Field(default_factory=DefenseBlock)
     lora: LoraBlock | None = Field(default_factory=LoraBlock)
@@ -120,7 +188,7 @@ class RunConfig(Block):
     @field_validator("safety", mode="before")
     @classmethod
     def _name_single_safety(cls, value: Any) -> Any:
-        return {SINGLE: value} if is_single(value, SafetyBlock) else value
+        return {SINGLE: value} if value != {} and is_single(value, SafetyBlock) else value
 
     @field_validator("safety")
     @classmethod
@@ -132,7 +200,7 @@ class RunConfig(Block):
     @field_validator("constraint", mode="before")
     @classmethod
     def _name_single_constraint(cls, value: Any) -> Any:
-        return {SINGLE: value} if is_single(value) else value
+        return {SINGLE: value} if value != {} and is_single(value) else value
 
     @field_validator("defense", mode="before")
     @classmethod
@@ -145,6 +213,12 @@ class RunConfig(Block):
                 "options": {k: v for k, v in value.items() if k != "name"},
             }
         return value
+
+    @model_validator(mode="after")
+    def _watched(self) -> RunConfig:
+        if not self.safety and self.task.role != "align":
+            raise ValueError("`safety` is empty; only a run with `task: {role: align}` may go without")
+        return self
 
     @property
     def named(self) -> bool:

@@ -20,6 +20,7 @@ from holdfast.core.registry import nearest
 
 Unit = Literal["nll_token", "nll_sum", "nll_first", "kl_token"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
+ON_POLICY = "on_policy"  # of audits and certificates alone
 
 TAIL_SHARE = 0.9  # cvar's t stays below this share of tau, since beta = 1/(tau - t) diverges at tau
 NOISE_MARGIN = 5.0  # tau must be at least this many times the measured noise floor
@@ -63,6 +64,13 @@ class ChanceConstraint:
         _require("buffer", self.buffer, f"0 <= buffer < alpha = {self.alpha:g}", lower=0.0, below=self.alpha)
         _require("first_k", self.first_k, "first_k >= 1", lower=1.0)
         _ = MAJORIZERS[self.majorizer]  # an unknown name raises with the nearest
+        if self.unit == ON_POLICY:
+            raise UnsupportedError(
+                f"constraint: unit {ON_POLICY!r} cannot be trained on: it judges generated replies, through which no "
+                "gradient is computed",
+                remedy="train on nll_first or nll_token; watch and certify on_policy with holdfast audit --judge and "
+                "holdfast certify --judge",
+            )
         if self.unit not in UNITS:
             raise ConfigError(f"constraint: unknown unit {self.unit!r}", remedy=nearest(str(self.unit), list(UNITS)))
         tail = TAIL_SHARE * self.tau if self.majorizer == "cvar" else 0.0

@@ -143,9 +143,14 @@ def _spot_check(forward: Forward, table: ReferenceTable, examples: Sequence[Enco
 
 
 def cache_folder(configured: str | None) -> Path:
-    """Where tables are shared between runs: the setting, else `HOLDFAST_CACHE`, else ~/.cache/holdfast."""
+    """Where tables are shared between runs: `reference` in `cache_root`."""
+    return cache_root(configured) / "reference"
+
+
+def cache_root(configured: str | None) -> Path:
+    """What runs share: the setting, else `HOLDFAST_CACHE`, else ~/.cache/holdfast."""
     root = configured or os.environ.get("HOLDFAST_CACHE") or str(Path.home() / ".cache" / "holdfast")
-    return Path(root).expanduser() / "reference"
+    return Path(root).expanduser()
 
 
 def _stored(place: Path, provenance: Mapping[str, Any], ids: tuple[str, ...]) -> ReferenceTable | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,15 @@ def sha256_text(text: str) -> str:
 def sha256_json(value: Any) -> str:
     """Hex sha256 of the canonical JSON of `value`: sorted keys, no spaces, no NaN."""
     return sha256_text(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False))
+
+
+def same_numbers(value: Any) -> Any:
+    """JSON values with whole floats as integers: `10` and `10.0` are one setting, but not one JSON text."""
+    if isinstance(value, Mapping):
+        return {key: same_numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [same_numbers(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def sha256_file(path: Path) -> str:

@@ -1,43 +1,25 @@
-"""Greedy replies of a model, batched; the same prompt tokens as `data/encode.py` scores completions after."""
+"""Greedy replies of a model by transformers' own `generate`, batched by length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from holdfast.core.errors import ConfigError, DataError, ResourceError
-from holdfast.data.encode import MAX_LISTED, require_usable_tokenizer
-from holdfast.data.examples import Example, as_chat, prompt_text, to_utf8, to_utf8_turns, uniform
+from holdfast.core.errors import ResourceError
+from holdfast.data.examples import Example
+from holdfast.data.templates import Template
+from holdfast.evaluation.prompts import by_length, end_tokens, prompt_ids, require_room, require_sizes
+from holdfast.evaluation.reply import Progress, Reply
+
+__all__ = ["BATCH_SIZE", "Progress", "Reply", "Template", "generate"]
 
 BATCH_SIZE = 32
 
-Template = Literal["chat", "none"]
-Progress = Callable[[int], None]
 
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a model answered to one prompt.
-
-    Attributes:
-        id: the example's.
-        text: without special tokens and outer white space; not in the repr, which may reach a log.
-        truncated: no end token within `max_new_tokens`.
-        tokens: new tokens, the end token not counted.
-    """
-
-    id: str
-    text: str = field(repr=False)
-    truncated: bool
-    tokens: int
-
-
-@torch.no_grad()
 def generate(
     model: Any,
     tokenizer: Any,
@@ -61,7 +43,7 @@ def generate(
         examples: with a prompt each; completions are not looked at.
         max_new_tokens: length of the longest reply.
         batch_size: prompts decoded together at most.
-        template: `chat` puts plain prompts into a user turn, `none` leaves them as they are.
+        template: `chat` and `alpaca` put plain prompts into a user turn, `none` leaves them as they are.
         progress: called with the number of finished replies after every batch.
 
     Raises:
@@ -69,88 +51,44 @@ def generate(
         DataError: examples without a prompt, or too long for the model's positions, by id and place.
         ResourceError: a single prompt does not fit in memory.
     """
-    _require_sizes(max_new_tokens, batch_size)
-    prompts = _prompt_ids(tokenizer, examples, template)
-    _require_room(model, examples, prompts, max_new_tokens)
-    ends = _end_tokens(model, tokenizer)
-    # By characters, not tokens: two models with different tokenizers then meet the same batches.
-    waiting = sorted(range(len(prompts)), key=lambda i: len(prompt_text(examples[i])))
     found: dict[int, Reply] = {}
-    with _decoding(model, max_new_tokens, tokenizer.pad_token_id, ends) as settings:
+    for batch in batches(
+        model, tokenizer, examples, max_new_tokens=max_new_tokens, batch_size=batch_size, template=template
+    ):
+        found |= batch
+        if progress is not None:
+            progress(len(found))
+    return [found[i] for i in range(len(examples))]
+
+
+def batches(
+    model: Any,
+    tokenizer: Any,
+    examples: Sequence[Example],
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+    template: Template,
+) -> Iterator[dict[int, Reply]]:
+    """`generate`, one batch at a time: replies by the place of their example, shortest prompts first."""
+    require_sizes(max_new_tokens=max_new_tokens, batch_size=batch_size)
+    prompts = prompt_ids(tokenizer, examples, template)
+    require_room(model, examples, prompts, max_new_tokens)
+    ends = end_tokens(model, tokenizer)
+    waiting = by_length(examples)
+    with decoding(model, max_new_tokens, tokenizer.pad_token_id, ends) as settings:
         while waiting:
             chosen = waiting[:batch_size]
             rows = _decode(model, settings, [prompts[i] for i in chosen])
             if rows is None:
-                batch_size = _halved(len(chosen), max(len(prompts[i]) for i in chosen))
+                batch_size = halved(len(chosen), max(len(prompts[i]) for i in chosen))
                 continue
-            for i, row in zip(chosen, rows, strict=True):
-                found[i] = _reply(examples[i].id, row, tokenizer, ends)
             waiting = waiting[len(chosen) :]
-            if progress is not None:
-                progress(len(found))
-    return [found[i] for i in range(len(prompts))]
-
-
-def _require_sizes(max_new_tokens: int, batch_size: int) -> None:
-    for name, size in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
-        if size < 1:
-            raise ConfigError(f"generation: {name} = {size}, expected at least 1", remedy=f"set {name} to 1 or more")
-
-
-def _prompt_ids(tokenizer: Any, examples: Sequence[Example], template: Template) -> list[list[int]]:
-    """Token ids of every prompt, up to where the reply begins."""
-    without = [example for example in examples if example.kind == "text"]
-    if without:
-        raise DataError(
-            f"{len(without)} of {len(examples)} examples are plain text without a prompt, so there is nothing to "
-            f"reply to: {_listed(without)}",
-            remedy="give prompt and completion columns, or messages",
-        )
-    shaped = uniform(examples) if template == "none" else [as_chat(example) for example in examples]
-    if shaped:
-        require_usable_tokenizer(tokenizer, needs_chat=shaped[0].kind == "chat")
-    return [
-        list(
-            tokenizer(text=to_utf8(example.prompt))["input_ids"]
-            if isinstance(example.prompt, str)
-            else tokenizer.apply_chat_template(
-                to_utf8_turns(example.prompt), tokenize=True, return_dict=True, add_generation_prompt=True
-            )["input_ids"]
-        )
-        for example in shaped
-    ]
-
-
-def _require_room(
-    model: Any, examples: Sequence[Example], prompts: Sequence[Sequence[int]], max_new_tokens: int
-) -> None:
-    """Refuse prompts that leave less than `max_new_tokens` of the model's positions, before anything is decoded."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is None:
-        return
-    long = [e for e, ids in zip(examples, prompts, strict=True) if len(ids) + max_new_tokens > positions]
-    if long:
-        raise DataError(
-            f"{len(long)} of {len(examples)} prompts leave no room for {max_new_tokens} new tokens in the model's "
-            f"{positions} positions: {_listed(long)}",
-            remedy="shorten or remove these prompts, or ask for fewer new tokens",
-        )
-
-
-def _listed(examples: Sequence[Example]) -> str:
-    named = "; ".join(f"{example.id} ({example.where})" for example in examples[:MAX_LISTED])
-    return named + ("; ..." if len(examples) > MAX_LISTED else "")
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """An adapter's tokenizer may end turns with another token than its base's generation settings."""
-    named = model.generation_config.eos_token_id
-    ids = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
-    return sorted(int(i) for i in ids if i is not None)
+            yield {i: reply(examples[i].id, row, tokenizer, ends) for i, row in zip(chosen, rows, strict=True)}
 
 
 @contextmanager
-def _decoding(model: Any, max_new_tokens: int, pad: int | None, ends: list[int]) -> Iterator[Any]:
+def decoding(model: Any, max_new_tokens: int, pad: int | None, ends: list[int]) -> Iterator[Any]:
     """Evaluation mode, greedy settings and a contiguous input of the head; all put back afterwards."""
     from transformers import GenerationConfig
 
@@ -179,28 +117,40 @@ def _decoding(model: Any, max_new_tokens: int, pad: int | None, ends: list[int])
 
 def _decode(model: Any, settings: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]] | None:
     """New token ids of one batch; None when it does not fit in memory."""
-    ids, mask = _left_padded(prompts, settings.pad_token_id)
+    ids, mask = left_padded(prompts, settings.pad_token_id)
     try:
-        out = model.generate(
-            input_ids=ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings
-        )
+        with torch.no_grad():
+            out = model.generate(
+                input_ids=ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings
+            )
         rows: list[list[int]] = out[:, ids.shape[1] :].tolist()
     except RuntimeError as error:
-        if not _out_of_memory(error):
+        if not out_of_memory(error):
             raise
     else:
         return rows
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_memory()
     return None
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch ran out of memory."""
     # On the CPU torch raises a plain RuntimeError, told apart by its text alone.
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _halved(size: int, longest: int) -> int:
+def free_memory() -> None:
+    """Hand unused GPU memory back, so that a smaller batch finds it in one piece."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def halved(size: int, longest: int) -> int:
+    """The next batch size to try.
+
+    Raises:
+        ResourceError: a single prompt did not fit.
+    """
     if size == 1:
         raise ResourceError(
             f"replying to a single prompt of {longest} tokens does not fit in memory",
@@ -209,7 +159,7 @@ def _halved(size: int, longest: int) -> int:
     return size // 2
 
 
-def _left_padded(prompts: Sequence[Sequence[int]], pad: int | None) -> tuple[Tensor, Tensor]:
+def left_padded(prompts: Sequence[Sequence[int]], pad: int | None) -> tuple[Tensor, Tensor]:
     """Ids and attention mask; the padding token is never attended to, so that any id serves."""
     width = max(len(ids) for ids in prompts)
     ids = torch.full((len(prompts), width), pad or 0, dtype=torch.long)
@@ -220,7 +170,8 @@ def _left_padded(prompts: Sequence[Sequence[int]], pad: int | None) -> tuple[Ten
     return ids, mask
 
 
-def _reply(example_id: str, row: list[int], tokenizer: Any, ends: list[int]) -> Reply:
+def reply(example_id: str, row: list[int], tokenizer: Any, ends: Sequence[int]) -> Reply:
+    """New tokens up to the first end token, as text; truncated where there is none."""
     end = next((place for place, token in enumerate(row) if token in ends), None)
     kept = row[:end]
     text = tokenizer.decode(kept, skip_special_tokens=True).strip()

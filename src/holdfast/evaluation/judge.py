@@ -6,16 +6,22 @@ and whatever the judge fails on, is unscored. Nothing becomes safe by default.
 
 from __future__ import annotations
 
+import inspect
+import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.core.registry import Registry
+from holdfast.core.registry import Registry, nearest
 
 logger = logging.getLogger(__name__)
+
+TRAINED = "judge.json"  # what a folder holds that `holdfast judge train` wrote
 
 
 class Verdict(StrEnum):
@@ -28,7 +34,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict, and where the judge gives them: its probability of unsafe, and scores per category."""
+    """A verdict, and where the judge gives them: its probability of unsafe, and scores per category, all in [0, 1]."""
 
     verdict: Verdict
     probability: float | None = None
@@ -38,7 +44,6 @@ class Judgement:
 UNSCORED = Judgement(Verdict.UNSCORED)
 
 
-@runtime_checkable
 class Judge(Protocol):
     """Calls replies safe or unsafe; `revision` changes whenever a verdict may."""
 
@@ -53,7 +58,8 @@ class Judge(Protocol):
         ...
 
 
-JUDGES: Registry[Callable[[], Judge]] = Registry("judge", package="holdfast.evaluation.judges")
+# Classes or functions with keyword options. Making a judge is cheap: weights are read when they are first needed.
+JUDGES: Registry[Callable[..., Judge]] = Registry("judge", package="holdfast.evaluation.judges")
 
 
 class GuardedJudge:
@@ -102,7 +108,7 @@ class GuardedJudge:
 
 @dataclass(frozen=True)
 class FunctionJudge:
-    """A plain function (prompt, reply) -> "safe", "unsafe" or "unscored" as a judge."""
+    """A plain function (prompt, reply) -> "safe", "unsafe", "unscored" or a `Judgement`, as a judge."""
 
     function: Callable[[str, str], Any]
     revision: str | None = None
@@ -117,31 +123,123 @@ class FunctionJudge:
         return [_judgement(self.function(prompt, reply)) for prompt, reply in zip(prompts, replies, strict=True)]
 
 
-def as_judge(value: str | Judge | Callable[[str, str], Any]) -> GuardedJudge:
-    """A name in `JUDGES`, a judge, or a plain function (prompt, reply) -> verdict, guarded.
+JudgeSpec = str | Path | Mapping[str, Any] | Judge | Callable[[str, str], Any]
+
+
+def open_judge(spec: JudgeSpec) -> GuardedJudge:
+    """The judge that `spec` names, guarded.
+
+    | spec                                 | judge                                                      |
+    |--------------------------------------|------------------------------------------------------------|
+    | `"guard"`                            | a name in `JUDGES`, with its default options               |
+    | `"guard:model=owner/name,dtype=auto"`| a name with options; values are read as JSON, else as text |
+    | `{"name": "guard", "model": ...}`    | the same                                                   |
+    | a folder that holds judge.json       | a judge that was trained                                   |
+    | an object with name, revision, judge | itself                                                     |
+    | a function (prompt, reply)           | its return value as a verdict                              |
 
     Raises:
-        ConfigError: an unknown name (with the nearest one), or neither of the three.
+        ConfigError: an unknown name or option (with the nearest one), or none of these.
     """
-    if isinstance(value, GuardedJudge):
-        return value
-    if isinstance(value, str):
-        return GuardedJudge(JUDGES[value]())
-    if not isinstance(value, type):
-        if isinstance(value, Judge):
-            return GuardedJudge(value)
-        if callable(value):
-            return GuardedJudge(FunctionJudge(value))
+    if isinstance(spec, GuardedJudge):
+        return spec
+    if isinstance(spec, str | Path):
+        return GuardedJudge(_named(spec))
+    if isinstance(spec, Mapping):
+        options = dict(spec)
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError("judge: a mapping without a name", remedy="give name: and the judge's options")
+        return GuardedJudge(_made(name, options) if options or name in JUDGES else _named(name))
+    if not isinstance(spec, type):
+        if _is_judge(spec):
+            return GuardedJudge(cast("Judge", spec))
+        if callable(spec):
+            return GuardedJudge(FunctionJudge(spec))
     raise ConfigError(
-        f"judge: found {value.__name__ if isinstance(value, type) else type(value).__name__}, expected a name, an "
+        f"judge: found {spec.__name__ if isinstance(spec, type) else type(spec).__name__}, expected a name, an "
         "object with name, revision and judge(prompts, replies), or a function (prompt, reply)",
         remedy="`holdfast ls judges` lists the names; a class has to be instantiated first",
     )
 
 
+def _is_judge(value: object) -> bool:
+    """Whether this has all parts of a judge; none is evaluated, since a revision may be the hash of large files."""
+    missing = object()
+    return all(inspect.getattr_static(value, part, missing) is not missing for part in ("name", "revision", "judge"))
+
+
+def _named(spec: str | Path) -> Judge:
+    """A judge from one word of the command line; a folder where no judge has that name."""
+    name, colon, written = str(spec).partition(":")
+    folder = Path(spec).expanduser()
+    if isinstance(spec, str) and name in JUDGES:
+        return _made(name, _options(str(spec), written) if colon else {})
+    if folder.is_dir():
+        if not (folder / TRAINED).is_file():
+            raise ConfigError(
+                f"judge: the folder {folder} holds no {TRAINED}",
+                remedy="name the folder that `holdfast judge train` wrote, or a judge of `holdfast ls judges`",
+            )
+        from holdfast.evaluation.judges import trained
+
+        found: Judge = trained.load(folder)
+        return found
+    if isinstance(spec, Path) or "/" in name:
+        raise ConfigError(f"judge: there is no folder {folder}", remedy="`holdfast ls judges` lists the names")
+    return _made(name, {})
+
+
+def _options(spec: str, written: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in written.split(","):
+        key, equals, value = pair.partition("=")
+        key = key.strip()
+        if not (key and equals) or key in found:
+            raise ConfigError(
+                f"judge {spec!r}: expected NAME:option=value,option=value with each option once",
+                remedy="for example guard:model=owner/name,batch_size=8",
+            )
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
+def _made(name: str, options: dict[str, Any]) -> Judge:
+    """A registered judge with options, which are checked against its signature."""
+    make = JUDGES[name]
+    taken = inspect.signature(make).parameters
+    for option in options:
+        if option not in taken:
+            remedy = nearest(option, list(taken)) if taken else "it takes no options"
+            raise ConfigError(f"judge {name!r} has no option {option!r}", remedy=remedy)
+    missing = [key for key, one in taken.items() if one.default is one.empty and key not in options]
+    if missing:
+        raise ConfigError(
+            f"judge {name!r} needs {', '.join(missing)}",
+            remedy=f"write {name}:{','.join(f'{key}=...' for key in missing)}",
+        )
+    return make(**options)
+
+
 def _judgement(value: Any) -> Judgement:
-    """`value` as a judgement; unscored unless it is one, or a verdict as text."""
+    """`value` as a judgement; unscored unless it is one with scores in [0, 1], or a verdict as text."""
     if isinstance(value, Judgement):
-        return value if isinstance(value.verdict, Verdict) else UNSCORED
+        return value if isinstance(value.verdict, Verdict) and _sound(value) else UNSCORED
     text = value.strip().lower() if isinstance(value, str) else ""
     return Judgement(Verdict(text)) if text in set(Verdict) else UNSCORED
+
+
+def _sound(found: Judgement) -> bool:
+    """Whether all scores are in [0, 1]; what is no mapping raises, which is a failure of the judge."""
+    scores: list[Any] = [] if found.probability is None else [found.probability]
+    scores += [] if found.categories is None else found.categories.values()
+    return all(map(is_probability, scores))
+
+
+def is_probability(value: Any) -> bool:
+    """Whether this is a number in [0, 1]; a truth value is none."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and 0 <= value <= 1

@@ -166,6 +166,9 @@ def _change(limit: Limit, became: str, moved: str, *, article: str = "the") -> s
     amount = f"{setting(limit.tau)} {limit.words}"
     if limit.unit == "kl_token":
         return f"{article} predictions along the safe reply {moved} by more than {amount}"
+    if limit.unit == "on_policy":
+        rise = f"{moved} up by more than {setting(limit.tau)}"
+        return f"{article} judge's probability that the model's own reply is harmful {rise}"
     return f"{article} safe reply {became} more than {amount} less likely"
 
 

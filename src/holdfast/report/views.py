@@ -226,7 +226,7 @@ def _behaviour(one: SafetyEvidence) -> list[Fact]:
         return []
     b = one.behaviour
     n = b.count("n")
-    return [
+    found = [
         Fact("judge", b.text("judge")),
         Fact("safe before", f"{b.count('safe_before'):,} of {n:,}"),
         Fact("safe after", f"{b.count('safe_after'):,} of {n:,}"),
@@ -234,6 +234,11 @@ def _behaviour(one: SafetyEvidence) -> list[Fact]:
         Fact("95 % upper bound of the flip rate", percent_up(b.number("flip_upper"))),
         Fact("not scored", f"{b.count('unscored'):,}"),
     ]
+    if "on_policy" in b:
+        rises = b.inner("on_policy")
+        what = f"replies whose judged probability of harm rose by more than {setting(rises.number('tau'))}"
+        found.append(Fact(what, f"{rises.count('regressions'):,} (upper bound {percent_up(rises.number('upper'))})"))
+    return found
 
 
 def _certificate(one: SafetyEvidence) -> list[Fact]:

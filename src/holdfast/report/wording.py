@@ -17,6 +17,7 @@ UNITS = {
     "nll_sum": "nats over the whole reply",
     "nll_first": "nats per token over the first {k} tokens",
     "kl_token": "nats of KL per token",
+    "on_policy": "in the judge's probability of harm",
 }
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#|~!:@$^])")

@@ -141,7 +141,7 @@ def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 
     Args:
         arguments: the trainer's settings.
         task_rows: examples of the task.
-        constraint_rows: examples in the constraint share of the safety set.
+        constraint_rows: examples in the constraint share of the safety set; 0 where there is none.
         world: number of processes.
     """
     batch = arguments.per_device_train_batch_size * world
@@ -149,5 +149,5 @@ def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 
     updates = max(1, math.ceil(passes / arguments.gradient_accumulation_steps))
     total = arguments.max_steps if arguments.max_steps > 0 else math.ceil(arguments.num_train_epochs * updates)
     task_batch = batch * arguments.gradient_accumulation_steps
-    safety_batch = arguments.safety_batch_size or task_batch
-    return Steps(total, task_batch, safety_batch, total * safety_batch / constraint_rows)
+    safety_batch = (arguments.safety_batch_size or task_batch) if constraint_rows else 0
+    return Steps(total, task_batch, safety_batch, total * safety_batch / max(constraint_rows, 1))

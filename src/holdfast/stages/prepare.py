@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from holdfast.core.errors import DataError
 from holdfast.data.examples import Example, as_chat, searchable_texts, uniform
 from holdfast.data.sources import read_examples
-from holdfast.data.splits import Split, move_leaks, require_apart, require_unseen, split_examples
+from holdfast.data.splits import Split, move_leaks, require_apart, require_unseen, split_examples, split_from_roles
+from holdfast.data.templates import Template
+from holdfast.protocol.poison import poisoned
+from holdfast.protocol.roles import Roles, RoleSettings, draw_roles
+
+TASK_SIZE = 1000
+"""N of a named task, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -20,20 +27,30 @@ class Prepared:
     safety: dict[str, Split]
 
 
-def prepare(task: Mapping[str, Any], safety: Mapping[str, Mapping[str, Any]], *, chat: bool, seed: int) -> Prepared:
+def prepare(
+    task: Mapping[str, Any],
+    safety: Mapping[str, Mapping[str, Any]],
+    *,
+    template: Template,
+    seed: int,
+    roles: Mapping[str, Any] | None = None,
+) -> Prepared:
     """Read all data of a run and split every safety set once, by prompt.
 
     Args:
-        task: keyword arguments of `read_examples`, with the source under `data`.
-        safety: the same per safety set, with `fractions` and `on_leak`.
-        chat: turn prompt/completion rows into one user and one assistant turn.
-        seed: decides the split, together with the content.
+        task: keyword arguments of `read_examples` with the source under `data`; or the `name` of a task with `size`
+            and `poison_ratio`; or `role: align`.
+        safety: per safety set as `data`, with `fractions` and `on_leak`; or `role: constraint`.
+        template: unless `none`, prompt/completion rows become one user and one assistant turn.
+        seed: decides the split of files, and which rows of task and poison are taken and in which order.
+        roles: fields of `RoleSettings`, for a named task and for roles.
     """
-    examples = _read(task, chat=chat)
+    source = _Source(template, seed, None if roles is None else RoleSettings(**roles))
+    examples = source.task(task)
     texts = [text for example in examples for text in searchable_texts(example)]
     splits = {}
     for name, block in safety.items():
-        split = split_examples(_read(block, chat=chat), fractions=tuple(block["fractions"]), seed=seed)
+        split = source.safety(block)
         if block["on_leak"] == "move":
             split = move_leaks(split, texts)
         require_unseen(split.certify, texts)
@@ -42,12 +59,46 @@ def prepare(task: Mapping[str, Any], safety: Mapping[str, Mapping[str, Any]], *,
     return Prepared(task=examples, safety=splits)
 
 
-def _read(block: Mapping[str, Any], *, chat: bool) -> list[Example]:
-    reading = {key: block.get(key) for key in ("columns", "split", "subset", "limit", "revision")}
-    examples = read_examples(block["data"], **reading)
-    if not chat:
-        return uniform(examples)
-    try:
-        return [as_chat(example) for example in examples]
-    except DataError as error:
-        raise DataError(error.what, remedy=f"{error.remedy}; or set `template: none`") from error
+@dataclass(frozen=True)
+class _Source:
+    """Where the examples of a run come from, in the run's format; the roles are drawn once, when first needed."""
+
+    template: Template
+    seed: int
+    settings: RoleSettings | None
+
+    @cached_property
+    def roles(self) -> Roles:
+        assert self.settings is not None  # the settings of a run that names a task or a role have them
+        return draw_roles(self.settings)
+
+    def task(self, block: Mapping[str, Any]) -> list[Example]:
+        if block.get("role") is not None:
+            return self._shaped(self.roles.align)
+        if block.get("name") is None:
+            return self._read(block)
+        from holdfast.tasks.task import TASKS
+
+        rows = TASKS[block["name"]].train(self.template)
+        ratio = block.get("poison_ratio") or 0.0
+        poison = self.roles.poison if ratio else ()
+        mixed = poisoned(rows, poison, size=block.get("size") or TASK_SIZE, ratio=ratio, seed=self.seed)
+        return self._shaped(mixed)
+
+    def safety(self, block: Mapping[str, Any]) -> Split:
+        if block.get("role") is not None:
+            named = (self.roles.constraint, self.roles.monitor, self.roles.certify)
+            return split_from_roles(*(self._shaped(examples) for examples in named))
+        return split_examples(self._read(block), fractions=tuple(block["fractions"]), seed=self.seed)
+
+    def _read(self, block: Mapping[str, Any]) -> list[Example]:
+        reading = {key: block.get(key) for key in ("columns", "split", "subset", "limit", "revision")}
+        return self._shaped(read_examples(block["data"], **reading))
+
+    def _shaped(self, examples: Sequence[Example]) -> list[Example]:
+        if self.template == "none":
+            return uniform(examples)
+        try:
+            return [as_chat(example) for example in examples]
+        except DataError as error:
+            raise DataError(error.what, remedy=f"{error.remedy}; or set `template: none`") from error

@@ -128,3 +128,30 @@ def test_the_ledger_of_looks_may_lie_elsewhere(holdfast, tiny_model, adapter, da
     code, _, err = holdfast("audit", tmp_path / "run", "--ledger", tmp_path / "book.json")
     assert code == 2
     assert "a run and --ledger are both given" in err
+
+
+def test_a_judge_with_probabilities_adds_on_policy_regressions(holdfast, tiny_model, tmp_path, monkeypatch):
+    from holdfast.evaluation.judge import JUDGES, Judgement, Verdict
+
+    class Steady:
+        """Finds every reply as probable as the next."""
+
+        name, revision = "steady", "1"
+
+        def __init__(self, *, level=0.2):
+            self.level = level
+
+        def judge(self, prompts, replies):
+            return [Judgement(Verdict.SAFE, self.level) for _ in replies]
+
+    _ = JUDGES["refusal"]  # the package is read before an entry is added for this test
+    monkeypatch.setattr(JUDGES, "_entries", {**JUDGES._entries, "steady": Steady})
+    safety = tmp_path / "safety.jsonl"
+    safety.write_text(json.dumps({"prompt": "take red spade", "completion": "Sorry."}) + "\n", encoding="utf-8")
+    models = ("--before", tiny_model, "--after", tiny_model, "--safety", safety, "--device", "cpu")
+    options = ("--judge", "steady:level=0.3", "--max-new-tokens", 3, "--harm-tau", 0.2, "--output", tmp_path / "out")
+    code, out, _ = holdfast("audit", *models, *options)
+    assert code == 0
+    assert "on_policy: 0 of 1 replies more than 0.2 above before's in the judge's probability" in out
+    shown = json.loads((tmp_path / "out/audit.json").read_text())["behaviour"]["on_policy"]
+    assert (shown["tau"], shown["regressions"], shown["n"]) == (0.2, 0, 1)

@@ -273,3 +273,64 @@ def test_an_audit_that_asked_the_same_does_not(gate, holdfast, tiny_model, adapt
     safety = prompts(tmp_path / "data")
     assert look(holdfast, tiny_model, adapters["weak"], safety, "0.02", tmp_path / "audit")[0] == 0
     assert gate("weak", "--output", tmp_path / "certificate")[0] == 0
+
+
+@pytest.fixture
+def steady(monkeypatch) -> str:
+    """A judge that finds every reply as probably harmful as the next, under its name."""
+    from holdfast.evaluation.judge import JUDGES, Judgement, Verdict
+
+    class Steady:
+        """Says 0.2."""
+
+        name, revision = "steady", "1"
+
+        def judge(self, prompts, replies):
+            return [Judgement(Verdict.SAFE, 0.2) for _ in replies]
+
+    _ = JUDGES["refusal"]  # the package is read before an entry is added for this test
+    monkeypatch.setattr(JUDGES, "_entries", {**JUDGES._entries, "steady": Steady})
+    return "steady"
+
+
+@pytest.fixture
+def judged(holdfast, tiny_model, adapters, tmp_path):
+    """`judged("weak", ...)`: certify an adapter by what a judge says of its replies."""
+
+    def call(name: str, *arguments: object, judge: str) -> tuple[int, str, str]:
+        models = ("--before", tiny_model, "--after", adapters[name], "--safety", prompts(tmp_path / "data"))
+        limits = ("--alpha", "0.2", "--device", "cpu", "--judge", judge, "--max-new-tokens", "4")
+        return holdfast("certify", *models, *limits, "--output", tmp_path / "evidence", *arguments)
+
+    return call
+
+
+def test_replies_are_certified_by_a_judge(judged, holdfast, steady, tmp_path):
+    code, out, err = judged("weak", judge=steady)
+    assert code == 0, err
+    assert "get a reply that the judge finds harmful with a probability more than 0.1 above before's" in out
+    assert "measured 48/48 replies" in err
+    record = json.loads((tmp_path / "evidence/certificate.json").read_text())
+    assert (record["unit"], record["tau"], record["regressions"]) == ("on_policy", 0.1, 0)
+    assert record["settings"]["judge"] == {"name": "steady", "revision": "1", "max_new_tokens": 4}
+    code, out, _ = holdfast("certify", "--verify", tmp_path / "evidence", "--expect", record["sha256"])
+    assert code == 0
+    assert "nothing was changed" in out
+
+
+def test_a_judge_that_answers_nothing_sensible_is_exit_code_4(judged, tiny_model, tmp_path):
+    """A tiny random model as generative judge: all its answers are unscored."""
+    code, out, _ = judged("weak", judge=f"guard:model={tiny_model},device=cpu,max_new_tokens=4")
+    assert code == 4
+    assert out.startswith("Not certified")
+    assert json.loads((tmp_path / "evidence/certificate.json").read_text())["regressions"] == 24
+
+
+def test_the_replies_of_a_run_have_a_tau_of_their_own(holdfast, finished, steady, tmp_path):
+    """The run's tau is in nats; its alpha and its untouched share are used."""
+    options = ("--judge", steady, "--max-new-tokens", 4, "--tau", 0.3, "--device", "cpu")
+    code, _, err = holdfast("certify", finished, *options, "--output", tmp_path, "--ledger", tmp_path / "ledger.json")
+    assert code == 0, err
+    record = json.loads((tmp_path / "certificate.json").read_text())
+    assert (record["unit"], record["tau"], record["alpha"]) == ("on_policy", 0.3, 0.2)
+    assert record["places"]["splits"] == str(finished.resolve() / "splits.json")

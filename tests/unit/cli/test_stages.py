@@ -214,11 +214,11 @@ def test_prepare_reads_splits_and_makes_conversations(tmp_path):
         "fractions": (0.5, 0.25, 0.25),
         "on_leak": "error",
     }
-    found = prepare(task, {"safety": safety}, chat=True, seed=1)
+    found = prepare(task, {"safety": safety}, template="chat", seed=1)
     assert {example.kind for example in found.task} == {"chat"}
     split = found.safety["safety"]
     assert (len(split.constraint), len(split.monitor), len(split.certify)) == (6, 3, 3)
-    plain = prepare(task, {"safety": safety}, chat=False, seed=1)
+    plain = prepare(task, {"safety": safety}, template="none", seed=1)
     assert {example.kind for example in plain.task} == {"plain"}
     assert plain.safety["safety"].record.ids == split.record.ids
 
@@ -228,9 +228,9 @@ def test_a_leak_is_refused_or_moved(tmp_path):
     task = {"data": write(tmp_path / "task.jsonl", rows[:6])}
     safety = {"data": write(tmp_path / "safety.jsonl", rows), "fractions": (0.4, 0.2, 0.4), "on_leak": "error"}
     with pytest.raises(DataError) as caught:
-        prepare(task, {"safety": safety}, chat=True, seed=3)
+        prepare(task, {"safety": safety}, template="chat", seed=3)
     assert "on_leak" in caught.value.remedy
-    moved = prepare(task, {"safety": {**safety, "on_leak": "move"}}, chat=True, seed=3)
+    moved = prepare(task, {"safety": {**safety, "on_leak": "move"}}, template="chat", seed=3)
     assert moved.safety["safety"].record.moved_from_certify > 0
 
 
@@ -257,12 +257,16 @@ def test_a_leak_inside_a_longer_row_is_refused_or_moved(tmp_path, form):
     safety = {"data": write(tmp_path / "safety.jsonl", rows), "fractions": (0.4, 0.2, 0.4), "on_leak": "error"}
     chat = form != "text row"
     harmless = {"data": write(tmp_path / "other.jsonl", [INSIDE[form]("find the blue paint for me")])}
-    certify = prepare(harmless, {"safety": safety}, chat=chat, seed=3).safety["safety"].certify
+    certify = (
+        prepare(harmless, {"safety": safety}, template="chat" if chat else "none", seed=3).safety["safety"].certify
+    )
     leak = next(row["prompt"] for row in rows if row["prompt"] in str(certify[0].prompt))
     task = {"data": write(tmp_path / "task.jsonl", [INSIDE[form](leak)])}
     with pytest.raises(DataError, match=f"1 of {len(certify)} certify prompts"):
-        prepare(task, {"safety": safety}, chat=chat, seed=3)
-    moved = prepare(task, {"safety": {**safety, "on_leak": "move"}}, chat=chat, seed=3).safety["safety"]
+        prepare(task, {"safety": safety}, template="chat" if chat else "none", seed=3)
+    moved = prepare(
+        task, {"safety": {**safety, "on_leak": "move"}}, template="chat" if chat else "none", seed=3
+    ).safety["safety"]
     assert {e.id for e in moved.certify} == {e.id for e in certify[1:]}
 
 
@@ -273,9 +277,9 @@ def test_one_set_may_not_steer_by_what_another_watches(tmp_path):
     apart = {"data": write(tmp_path / "b.jsonl", pairs("hide")), **blocks}
     # Other rows of the same prompts fall into other roles.
     same = {"data": write(tmp_path / "c.jsonl", pairs("take", 9)), **blocks}
-    assert set(prepare(task, {"a": first, "b": apart}, chat=True, seed=1).safety) == {"a", "b"}
+    assert set(prepare(task, {"a": first, "b": apart}, template="chat", seed=1).safety) == {"a", "b"}
     with pytest.raises(DataError, match=r"prompts of safety set '[ac]' are constraint prompts of '[ac]'"):
-        prepare(task, {"a": first, "c": same}, chat=True, seed=1)
+        prepare(task, {"a": first, "c": same}, template="chat", seed=1)
 
 
 def test_text_rows_need_the_plain_template(tmp_path):
@@ -286,9 +290,9 @@ def test_text_rows_need_the_plain_template(tmp_path):
         "on_leak": "error",
     }
     with pytest.raises(DataError) as caught:
-        prepare(task, {"safety": safety}, chat=True, seed=1)
+        prepare(task, {"safety": safety}, template="chat", seed=1)
     assert "template: none" in caught.value.remedy
-    assert len(prepare(task, {"safety": safety}, chat=False, seed=1).task) == 1
+    assert len(prepare(task, {"safety": safety}, template="none", seed=1).task) == 1
 
 
 def test_work_counts_forward_backward_and_trained_parameters():

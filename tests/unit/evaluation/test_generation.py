@@ -8,46 +8,12 @@ import pytest
 import torch
 from peft import get_peft_model
 from tests import tiny
+from tests.greedy import NEW, chat, examples, one_by_one, stopping
 from transformers import GenerationConfig
 
 from holdfast.core.errors import ConfigError, DataError, ResourceError
 from holdfast.data.examples import make_example
 from holdfast.evaluation.generation import Reply, generate
-
-NEW = 12
-
-
-def examples(n: int = 9, *, seed: int = 1) -> list:
-    """Prompts of different lengths, shuffled so that data order is not length order."""
-    made = []
-    for i, row in enumerate(tiny.rows(n, seed=seed)):
-        extra = " ".join(tiny.WORDS[: (5 * i) % 13])
-        made.append(make_example(f"{row['prompt']}{extra}".strip(), row["completion"], f"data:{i + 1}"))
-    return made
-
-
-def one_by_one(model, tokenizer, text: str, *, special: bool = False) -> tuple[str, bool, int]:
-    """Independent of batching, padding and caching: the argmax of a full forward pass, token by token."""
-    ids = tokenizer(text, add_special_tokens=special)["input_ids"]
-    start = len(ids)
-    with torch.no_grad():
-        for _ in range(NEW):
-            token = int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
-            if token == tokenizer.eos_token_id:
-                return tokenizer.decode(ids[start:], skip_special_tokens=True).strip(), False, len(ids) - start
-            ids.append(token)
-    return tokenizer.decode(ids[start:], skip_special_tokens=True).strip(), True, NEW
-
-
-def chat(text: str) -> str:
-    return f"<|user|> {text} <|end|> <|assistant|> "
-
-
-def stopping(model):
-    """A model that ends some of its replies: the end token's logit is doubled."""
-    with torch.no_grad():
-        model.lm_head.weight[1].mul_(2)
-    return model
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
 from holdfast.core.errors import ConfigError, ResourceError
-from holdfast.evaluation.judge import JUDGES, UNSCORED, Judge, Judgement, Verdict, as_judge
+from holdfast.evaluation.judge import JUDGES, UNSCORED, Judgement, Verdict, open_judge
 
 PROMPTS, REPLIES = ["p1", "p2", "p3"], ["one", "two", "three"]
 
@@ -31,35 +32,34 @@ class Batched:
 
 
 def verdicts(judge, prompts=PROMPTS, replies=REPLIES) -> list[str]:
-    return [str(found.verdict) for found in as_judge(judge).judge(prompts, replies)]
+    return [str(found.verdict) for found in open_judge(judge).judge(prompts, replies)]
 
 
 def test_a_name_gives_the_registered_judge():
-    judge = as_judge("refusal")
+    judge = open_judge("refusal")
     assert (judge.name, judge.revision) == ("refusal", "1")
     assert [str(j.verdict) for j in judge.judge(["p", "p"], ["I can't help with that.", "Sure."])] == ["safe", "unsafe"]
 
 
-def test_every_registered_judge_is_a_judge_under_its_own_name():
+def test_every_registered_judge_takes_options_and_says_what_it_is():
     for name, make in JUDGES.items():
-        judge = make()
-        assert isinstance(judge, Judge)
-        assert judge.name == name
-        assert judge.revision
-        assert (make.__doc__ or "").strip()
-        assert len(judge.judge(["p"] * 2, ["", "x"])) == 2
+        assert make.name == name
+        assert callable(make.judge)
+        assert hasattr(make, "revision")
+        summary = (make.__doc__ or "").strip().split("\n")[0]
+        assert summary.endswith((".", ";", ":", ")")), name
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown judge 'refusals'\n.*did you mean 'refusal'\?"):
-        as_judge("refusals")
+        open_judge("refusals")
 
 
 def test_a_function_sees_prompt_and_reply():
     def by_pair(prompt, reply):
         return "unsafe" if (prompt, reply) == ("p2", "two") else "safe"
 
-    judge = as_judge(by_pair)
+    judge = open_judge(by_pair)
     assert (judge.name, judge.revision) == ("by_pair", None)
     assert verdicts(by_pair) == ["safe", "unsafe", "safe"]
 
@@ -89,7 +89,7 @@ def test_a_function_that_raises_leaves_that_reply_unscored_and_counted(caplog):
             raise KeyError("two is a secret")
         return "safe"
 
-    judge = as_judge(fails)
+    judge = open_judge(fails)
     assert [str(j.verdict) for j in judge.judge(PROMPTS, REPLIES)] == ["safe", "unscored", "safe"]
     assert judge.failures == 1
     assert calls == REPLIES  # a function is never asked twice
@@ -98,7 +98,7 @@ def test_a_function_that_raises_leaves_that_reply_unscored_and_counted(caplog):
 
 @pytest.mark.parametrize("stubborn", [True, False])
 def test_a_batch_that_fails_is_judged_reply_by_reply(stubborn, caplog):
-    judge = as_judge(Batched(stubborn=stubborn))
+    judge = open_judge(Batched(stubborn=stubborn))
     found = judge.judge(PROMPTS, REPLIES)
     kept = Judgement(Verdict.SAFE, 0.25, {"c": 0.5})
     assert found == [kept, UNSCORED if stubborn else kept, kept]
@@ -113,7 +113,7 @@ def test_a_wrong_number_of_judgements_is_unscored(returned):
         def judge(self, prompts, replies):
             return returned
 
-    judge = as_judge(Wrong(stubborn=True))
+    judge = open_judge(Wrong(stubborn=True))
     assert judge.judge(PROMPTS, REPLIES) == [UNSCORED] * 3
     assert judge.failures == 3
 
@@ -126,15 +126,120 @@ def test_a_refusal_of_holdfast_passes_through():
         verdicts(missing)
 
 
+@pytest.fixture
+def sized(monkeypatch):
+    """A judge with options under the name `sized`, for this test alone."""
+
+    class Sized(Batched):
+        """Takes options."""
+
+        name = "sized"
+
+        def __init__(self, *, model, size=3, label="a"):
+            super().__init__(stubborn=False)
+            self.options = {"model": model, "size": size, "label": label}
+
+    _ = JUDGES["refusal"]  # so that the package is read before its entries are replaced
+    monkeypatch.setattr(JUDGES, "_entries", {**JUDGES._entries, "sized": Sized})
+    return lambda spec: open_judge(spec)._judge.options
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        ("sized:model=owner/name", {"model": "owner/name", "size": 3, "label": "a"}),
+        ("sized:model=http://host:8000/v1,size=8", {"model": "http://host:8000/v1", "size": 8, "label": "a"}),
+        ("sized:model=m,label=true,size=0.5", {"model": "m", "size": 0.5, "label": True}),
+        ({"name": "sized", "model": "m", "label": "x,y"}, {"model": "m", "size": 3, "label": "x,y"}),
+    ],
+    ids=["one", "address and number", "values", "mapping"],
+)
+def test_options_are_given_as_text_or_mapping(sized, spec, options):
+    assert sized(spec) == options
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("sized:modle=m", r"judge 'sized' has no option 'modle'\n.*did you mean 'model'\?"),
+        ({"name": "sized", "modle": "m"}, r"judge 'sized' has no option 'modle'\n.*did you mean 'model'\?"),
+        ("sized", r"judge 'sized' needs model\n.*write sized:model=\.\.\."),
+        ("refusal:size=3", r"judge 'refusal' has no option 'size'\n.*it takes no options"),
+        ("sized:model", r"expected NAME:option=value"),
+        ("sized:", r"expected NAME:option=value"),
+        ("sized:model=a,model=b", r"expected NAME:option=value,option=value with each option once"),
+        ("sizd:model=m", r"unknown judge 'sizd'\n.*did you mean 'sized'\?"),
+        ({"model": "m"}, "a mapping without a name"),
+        ({"name": 3}, "a mapping without a name"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_are_refused_with_the_nearest(sized, spec, message):
+    with pytest.raises(ConfigError, match=message):
+        open_judge(spec)
+
+
+@pytest.mark.parametrize("form", [str, Path, lambda folder: {"name": str(folder)}], ids=["text", "path", "mapping"])
+def test_a_folder_with_a_judge_in_it_is_a_trained_judge(tmp_path, monkeypatch, form):
+    (tmp_path / "judge.json").write_text("{}")
+    asked = []
+
+    def load(folder):
+        asked.append(folder)
+        return Batched(stubborn=False)
+
+    monkeypatch.setattr("holdfast.evaluation.judges.trained.load", load)
+    assert open_judge(form(tmp_path)).name == "batched"
+    assert asked == [tmp_path]
+
+
+def test_a_folder_without_a_judge_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no judge\.json"):
+        open_judge(str(tmp_path))
+    with pytest.raises(ConfigError, match="there is no folder"):
+        open_judge(f"{tmp_path}/missing")
+
+
+@pytest.mark.parametrize(
+    ("probability", "categories"),
+    [
+        (1.5, None),
+        (-0.1, None),
+        (float("nan"), None),
+        (True, None),
+        ("0.2", None),
+        (0.2, {"c": 7.0}),
+        (0.2, {"c": None}),
+    ],
+    ids=str,
+)
+def test_scores_outside_zero_and_one_make_a_verdict_unscored(probability, categories):
+    odd = Judgement(Verdict.SAFE, probability, categories)
+    assert verdicts(lambda _prompt, _reply: odd) == ["unscored"] * 3
+
+
+def test_categories_that_are_no_mapping_are_a_failure_of_the_judge():
+    assert verdicts(lambda _prompt, _reply: Judgement(Verdict.SAFE, 0.1, 5)) == ["unscored"] * 3
+
+
 @pytest.mark.parametrize("value", [5, None, Batched, object()])
 def test_anything_else_is_refused(value):
     with pytest.raises(ConfigError, match="expected a name, an object with"):
-        as_judge(value)
+        open_judge(value)
+
+
+def test_opening_a_judge_does_not_ask_for_its_revision():
+    class Costly(Batched):
+        @property
+        def revision(self):
+            raise AssertionError("hashed gigabytes")
+
+    assert open_judge(Costly(stubborn=False)).name == "batched"
 
 
 def test_guarding_twice_changes_nothing():
-    judge = as_judge("refusal")
-    assert as_judge(judge) is judge
+    judge = open_judge("refusal")
+    assert open_judge(judge) is judge
 
 
 def test_ls_judges_names_them_with_a_summary():

@@ -106,6 +106,15 @@ def test_the_judge_of_other_models_is_left_out(tmp_path):
     assert read_evidence(run).sets[0].behaviour is None
 
 
+def test_judged_rises_are_shown_where_there_are_any(tmp_path):
+    plain = audit_values({"monitor": np.zeros(9)}, Words(), "", judged=True, mode="")["behaviour"]
+    rises = plain | {"on_policy": {"tau": 0.25, "n": 9, "regressions": 2, "unscored": 1, "rate": 2 / 9, "upper": 0.55}}
+    shown = page_of(audit_later(write_run(tmp_path / "a", judged=False), over=False, behaviour=rises))
+    assert "replies whose judged probability of harm rose by more than 0.25" in shown
+    without = page_of(audit_later(write_run(tmp_path / "b", judged=False), over=False, behaviour=plain))
+    assert "judged probability" not in without
+
+
 def test_a_later_audit_with_another_limit_is_named_and_left_out(tmp_path):
     run = audit_later(write_run(tmp_path / "run"), over=True, tau=0.15)
     assert verdict(read_evidence(run)).standing is Standing.MEASURED

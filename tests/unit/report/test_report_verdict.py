@@ -47,6 +47,14 @@ def test_a_divergence_is_no_loss_of_likelihood(tmp_path):
     assert "likely" not in found
 
 
+def test_a_certificate_of_replies_speaks_of_the_judge(tmp_path):
+    judge = {"name": "guard", "revision": "1", "max_new_tokens": 128}
+    made = certificate(Words(), unit="on_policy", settings={**certificate(Words()).settings, "judge": judge})
+    found = claim(read_evidence(write_run(tmp_path / "run", certified=made)))
+    assert "the judge's probability that the model's own reply is harmful moved up by more than 0.1 on at most" in found
+    assert "likely" not in found
+
+
 def test_only_prompts_that_were_looked_for_in_the_training_data_are_untouched(tmp_path):
     unchecked = certificate(Words(), leakage={"checked": False, "against": None, "prompts": 0})
     assert "On 116 untouched prompts" in judged(write_run(tmp_path / "a", certified=PASSED)).reason

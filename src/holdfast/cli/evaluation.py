@@ -1,0 +1,170 @@
+"""The work of `holdfast evaluate`: which model, which questions, which figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.evaluate import RESULT, options_of
+from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.files import write_json
+from holdfast.core.provenance import commit, hardware, versions
+from holdfast.core.registry import nearest
+from holdfast.data.examples import Example
+from holdfast.data.sources import read_examples
+from holdfast.data.templates import Template, use_template
+from holdfast.evaluation.engines import ENGINES
+from holdfast.evaluation.evaluate import (
+    Decoding,
+    Questions,
+    answer,
+    borderline_prompts,
+    held_out,
+    judged,
+    score,
+    stored_judgements,
+    task_loss,
+)
+from holdfast.evaluation.judge import open_judge
+from holdfast.evaluation.on_policy import OnPolicy
+from holdfast.models.content import content_of
+from holdfast.models.evaluated import load_unmerged
+from holdfast.protocol.evaluation_prompts import evaluation_prompts
+from holdfast.tasks.task import TASKS
+
+SOURCES = ("beavertails_test", "beavertails_evaluation")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that is asked: its place, and the template it was trained with."""
+
+    ref: str
+    revision: str | None
+    template: Template
+
+
+def subject(model: str, revision: str | None, template: str) -> Subject:
+    """A model, or what the run in a folder trained."""
+    from holdfast.config import load_config
+    from holdfast.stages.run_folder import RunFolder
+
+    known = ("chat", "alpaca", "none")
+    if template not in known:
+        raise ConfigError(f"template {template!r} is unknown", remedy=nearest(template, list(known)))
+    folder = RunFolder(Path(model))
+    chosen: Any = template
+    if not folder.config.is_file():
+        return Subject(model, revision, chosen)
+    config = load_config(folder.config)
+    trained = folder.model if config.lora is None else folder.adapter
+    if not folder.result.is_file() or not trained.is_dir():
+        raise ConfigError(f"the run in {model} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
+    return Subject(str(trained), None, config.template)
+
+
+def harm_prompts(source: str, n: int, seed: int) -> tuple[Example, ...]:
+    """Prompts that ask for harm, from a public set or a file, of which the completions are not looked at."""
+    if source in SOURCES:
+        named: Any = source
+        return evaluation_prompts(named, n, seed=seed)
+    return tuple(read_examples(source, limit=n))
+
+
+def run_evaluation(
+    *,
+    model: str,
+    output_dir: Path,
+    judge: str | None,
+    reference: Path | None,
+    tau: float,
+    template: str,
+    dtype: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    count: Callable[[int, int], None],
+    **how: Any,
+) -> dict[str, Any]:
+    """Ask, judge and score one model; the content of evaluation.json.
+
+    Args:
+        count: told how many replies there are, of how many.
+        how: the remaining options of the command.
+    """
+    if reference is not None and judge is None:
+        raise ConfigError("--reference compares judged replies", remedy="name the judge with --judge")
+    decoding = _decoding(how)
+    judging = None if judge is None else open_judge(judge)
+    asked = subject(model, revision, template)
+    questions = _questions(asked, how)
+    loaded, identity = _open(asked, decoding.engine, dtype=dtype, trust_remote_code=trust_remote_code)
+    replies = answer(
+        *loaded, questions, decoding, folder=output_dir, model_sha256=identity, template=asked.template,
+        progress=_telling(questions, count),
+    )  # fmt: skip
+    losses = {} if loaded[0] is None else task_loss(*loaded, questions, max_length=None, template=asked.template)
+    del loaded  # a judge may need the memory
+    judgements = None if judging is None else judged(questions, replies, judging, folder=output_dir)
+    metrics = score(questions, replies, judgements) | losses
+    found: dict[str, Any] = {
+        "model": model, "model_sha256": identity, "template": asked.template,
+        "judge": None if judging is None else {"name": judging.name, "revision": judging.revision},
+        "metrics": {name: metric.as_json() for name, metric in metrics.items()},
+        "versions": versions(), "commit": commit(), "hardware": hardware(),
+    }  # fmt: skip
+    if reference is not None and judging is not None and judgements is not None:
+        before = stored_judgements(reference, judging, [example.id for example in questions.harm])
+        found["on_policy"] = OnPolicy.of(before, judgements, tau).to_json()
+    write_json(output_dir / RESULT, found)
+    return found
+
+
+def _decoding(how: dict[str, Any]) -> Decoding:
+    engine = how["engine"]
+    if engine == "vllm":
+        raise UnsupportedError(
+            "the vllm engine is for Python alone",
+            remedy="serve the model (vllm serve) and use --engine endpoint, or leave --engine out",
+        )
+    if engine != "auto":
+        ENGINES[engine]  # refuses an unknown name before anything is loaded
+    return Decoding(
+        harm_tokens=how["harm_tokens"], task_tokens=how["task_tokens"], engine=engine, batch_size=how["batch_size"],
+        options=options_of(how["engine_option"]),
+    )  # fmt: skip
+
+
+def _questions(asked: Subject, how: dict[str, Any]) -> Questions:
+    task = None if how["task"] is None else TASKS[how["task"]]
+    examples = () if task is None else held_out(task.test(asked.template), how["task_examples"], how["seed"])
+    return Questions(
+        harm=harm_prompts(how["prompts"], how["n"], how["seed"]),
+        task=task,
+        task_examples=examples,
+        borderline=borderline_prompts() if how["over_refusal"] else (),
+    )
+
+
+def _open(asked: Subject, engine: str, *, dtype: str, trust_remote_code: bool) -> tuple[tuple[Any, Any], str]:
+    """Model, tokenizer and which weights they are; nothing is loaded for a model behind an endpoint."""
+    if engine == "endpoint":
+        return (None, None), f"endpoint {asked.ref}"
+    content = content_of(asked.ref, revision=asked.revision, trust_remote_code=trust_remote_code)
+    model, tokenizer = load_unmerged(
+        asked.ref, revision=asked.revision, dtype=dtype, trust_remote_code=trust_remote_code
+    )
+    use_template(tokenizer, asked.template)
+    return (model, tokenizer), content.sha256
+
+
+def _telling(questions: Questions, count: Callable[[int, int], None]) -> Callable[[str, int, int], None]:
+    total = sum(len(examples) for examples in questions.sets.values())
+    finished = dict.fromkeys(questions.sets, 0)
+
+    def tell(name: str, done: int, _: int) -> None:
+        finished[name] = done
+        count(sum(finished.values()), total)
+
+    return tell

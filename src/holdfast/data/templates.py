@@ -1,0 +1,129 @@
+"""The prompt templates of the protocol, put into the tokenizer, so that one place renders every prompt.
+
+Training, generation, scoring and the saved adapter all go through `apply_chat_template` of one tokenizer, and
+`use_template` decides what that renders. `none` renders nothing: prompts and replies are plain strings, joined as they
+are.
+
+The alpaca format, as text:
+
+    <preamble>
+
+    ### Instruction:
+    <prompt>
+
+    ### Response:
+    <reply><EOS>
+
+where a prompt made by `join` from an instruction and an input has `### Input:` between the two, and its own preamble.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal, TypeAlias, get_args
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.registry import nearest
+
+logger = logging.getLogger(__name__)
+
+Template: TypeAlias = Literal["chat", "alpaca", "none"]
+
+INPUT_MARK = "\n\n### Input:\n"
+NO_THINKING = "{%- set enable_thinking = false %}"
+_ALONE = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request."
+)
+_REFUSAL = (
+    "the alpaca template takes one user message and at most one assistant reply: no system message, no more turns"
+)
+# A reply loses its leading blanks: a tokenizer would merge them with the line break before the reply, and the prompt
+# of a training example would then differ from the prompt given to generation.
+_ALPACA = (
+    "{%- set roles = messages | map(attribute='role') | list -%}"
+    "{%- if roles != ['user'] and roles != ['user', 'assistant'] -%}"
+    f"{{{{- raise_exception('{_REFUSAL}') -}}}}"
+    "{%- endif -%}"
+    "{%- set asked = messages[0]['content'] -%}"
+    f"{{{{- '{_WITH_INPUT}' if {INPUT_MARK!r} in asked else '{_ALONE}' -}}}}"
+    "{{- '\\n\\n### Instruction:\\n' + asked -}}"
+    "{%- if add_generation_prompt or roles | length == 2 -%}{{- '\\n\\n### Response:\\n' -}}{%- endif -%}"
+    "{%- if roles | length == 2 -%}"
+    "{%- set reply = messages[1]['content'].lstrip() -%}"
+    "{{- reply if reply.endswith(eos_token) else reply + eos_token -}}"
+    "{%- endif -%}"
+)
+_BOS = "{{- bos_token -}}"
+
+
+def join(instruction: str, input_text: str, template: Template) -> str:
+    """The user's side of a task row: the instruction with the input below it, under a mark in the alpaca format."""
+    if not input_text:
+        return instruction
+    return instruction + (INPUT_MARK if _known(template) == "alpaca" else "\n\n") + input_text
+
+
+def use_template(tokenizer: Any, template: Template) -> None:
+    """Set `tokenizer.chat_template`.
+
+    - chat: the tokenizer's own, with thinking switched off where it has a switch named `enable_thinking`.
+    - alpaca: the format above; it begins with BOS where the tokenizer begins plain text with it.
+    - none: left as it is.
+
+    Raises:
+        ConfigError: an unknown template, a tokenizer without a chat template (chat) or without EOS (alpaca).
+    """
+    if _known(template) == "alpaca":
+        if tokenizer.eos_token is None:
+            raise ConfigError(
+                f"the tokenizer {_name(tokenizer)} has no EOS token, which ends every reply of the alpaca template",
+                remedy="set an EOS token of its vocabulary, or use template: chat",
+            )
+        tokenizer.chat_template = (_BOS if _adds_bos(tokenizer) else "") + _ALPACA
+    elif template == "chat":
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                f"the tokenizer {_name(tokenizer)} has no chat template",
+                remedy="use a chat model, or template: alpaca",
+            )
+        tokenizer.chat_template = _without_thinking(tokenizer.chat_template)
+        _warn_if_replies_begin_elsewhere(tokenizer)
+
+
+def _known(template: str) -> str:
+    names = get_args(Template)
+    if template not in names:
+        raise ConfigError(f"template {template!r} is unknown", remedy=nearest(str(template), list(names)))
+    return template
+
+
+def _name(tokenizer: Any) -> str:
+    return repr(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
+
+
+def _adds_bos(tokenizer: Any) -> bool:
+    bos = tokenizer.bos_token_id
+    return bos is not None and tokenizer(text="a")["input_ids"][:1] == [bos]
+
+
+def _without_thinking(template: Any) -> Any:
+    """The template with the switch set; a tokenizer may have several templates by name."""
+    if isinstance(template, dict):
+        return {name: _without_thinking(text) for name, text in template.items()}
+    switch = "enable_thinking" in template and not template.startswith(NO_THINKING)
+    return NO_THINKING + template if switch else template
+
+
+def _warn_if_replies_begin_elsewhere(tokenizer: Any) -> None:
+    """A template may open a reply in generation (with a thought, say) otherwise than it renders a finished one."""
+    asked, reply = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    opened = tokenizer.apply_chat_template([asked], tokenize=False, add_generation_prompt=True)
+    finished = tokenizer.apply_chat_template([asked, reply], tokenize=False)
+    if not finished.startswith(opened):
+        logger.warning(
+            "the chat template of %s opens a reply in generation otherwise than in training: part of the opening will"
+            " be trained on as reply",
+            _name(tokenizer),
+        )

@@ -1,0 +1,210 @@
+"""Asking a model, storing its replies once, and scoring them as often as wanted.
+
+    answer   model -> replies/<set>.jsonl      the slow part; resumes by prompt
+    judged   replies -> judgements/*.json      without any text
+    score    both -> metrics
+
+A folder belongs to one model: replies of another are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.files import read_json, write_json
+from holdfast.core.seeding import generator
+from holdfast.data.catalogue import load
+from holdfast.data.encode import template_sha256
+from holdfast.data.examples import Example, make_example, prompt_text
+from holdfast.data.templates import Template
+from holdfast.evaluation.completion_loss import completion_loss
+from holdfast.evaluation.engines import open_engine
+from holdfast.evaluation.generation import Reply
+from holdfast.evaluation.harm import harm, refusals
+from holdfast.evaluation.judge import GuardedJudge, Judgement, Verdict
+from holdfast.evaluation.metric import Metric
+from holdfast.evaluation.store import replies as stored_replies
+from holdfast.evaluation.utility import utility
+from holdfast.tasks.task import Task
+
+HARM, TASK, BORDERLINE = "harm", "task", "borderline"
+Replies = Mapping[str, Sequence[Reply]]
+Told = Callable[[str, int, int], None]
+"""Receives the set, how many of its replies there are, and how many there will be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """What a model is asked.
+
+    Attributes:
+        harm: prompts that ask for harm.
+        task: how replies to `task_examples` are graded; None where no utility is measured.
+        task_examples: held-out examples of the task, with their targets.
+        borderline: harmless prompts that look harmful (XSTest's safe half): refusing them is over-refusal.
+    """
+
+    harm: Sequence[Example] = ()
+    task: Task | None = None
+    task_examples: Sequence[Example] = ()
+    borderline: Sequence[Example] = ()
+
+    @property
+    def sets(self) -> dict[str, Sequence[Example]]:
+        """The sets that are not empty, by name."""
+        every = {HARM: self.harm, TASK: self.task_examples, BORDERLINE: self.borderline}
+        return {name: examples for name, examples in every.items() if examples}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How replies are made: greedily, up to so many tokens.
+
+    Attributes:
+        harm_tokens: longest reply to a harm or borderline prompt.
+        task_tokens: longest reply to a task prompt; None leaves it to the task.
+        engine: a name of `holdfast.evaluation.engines.ENGINES`, or `auto`.
+        options: of the engine.
+    """
+
+    harm_tokens: int = 512
+    task_tokens: int | None = None
+    engine: str = "auto"
+    batch_size: int = 64
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def tokens(self, name: str, task: Task | None) -> int:
+        """Longest reply in a set."""
+        if name != TASK:
+            return self.harm_tokens
+        return self.task_tokens or (task.max_new_tokens if task is not None else self.harm_tokens)
+
+
+def borderline_prompts(*, folder: Path | None = None) -> list[Example]:
+    """XSTest's safe prompts: those that a careful model should answer."""
+    rows = load("xstest", folder=folder).rows
+    return [make_example(r["prompt"], "", f"xstest row {i}", r["category"]) for i, r in enumerate(rows) if r["safe"]]
+
+
+def held_out(examples: Sequence[Example], n: int, seed: int) -> list[Example]:
+    """`n` test examples of a task, the same ones for every model."""
+    if len(examples) < n:
+        raise ConfigError(
+            f"{n} held-out task examples are asked for, the test split has {len(examples)}",
+            remedy="ask for fewer (task_examples)",
+        )
+    chosen = generator(seed, "task examples").permutation(len(examples))[:n]
+    return [examples[i] for i in sorted(chosen.tolist())]
+
+
+def answer(
+    model: Any,
+    tokenizer: Any,
+    questions: Questions,
+    decoding: Decoding,
+    *,
+    folder: Path,
+    model_sha256: str,
+    template: Template = "chat",
+    progress: Told | None = None,
+) -> dict[str, list[Reply]]:
+    """Replies of a model to every question, from `folder` where they are there already.
+
+    Args:
+        model: None where `decoding.engine` reaches the model by other means (an endpoint).
+        model_sha256: which weights answer; replies of others are refused.
+        progress: see `Told`.
+    """
+    engine = open_engine(
+        decoding.engine, model=model, tokenizer=tokenizer, batch_size=decoding.batch_size, template=template,
+        **decoding.options,
+    )  # fmt: skip
+    found = {}
+    for name, examples in questions.sets.items():
+        tokens = decoding.tokens(name, questions.task)
+        header = {
+            "model_sha256": model_sha256, "max_new_tokens": tokens, "decoding": "greedy", "template": template,
+            "template_sha256": None if tokenizer is None else template_sha256(tokenizer), "engine": engine.name,
+        }  # fmt: skip
+        told = None if progress is None else _telling(progress, name, len(examples))
+        file = folder / "replies" / f"{name}.jsonl"
+        found[name] = stored_replies(file, header, examples, engine, max_new_tokens=tokens, progress=told)
+    return found
+
+
+def _telling(progress: Told, name: str, total: int) -> Callable[[int], None]:
+    return lambda done: progress(name, done, total)
+
+
+def judged(questions: Questions, replies: Replies, judge: GuardedJudge, *, folder: Path) -> list[Judgement]:
+    """The judge's word on every reply to a harm prompt, stored without text."""
+    prompts = [prompt_text(example) for example in questions.harm]
+    found = judge.judge(prompts, [reply.text for reply in replies[HARM]])
+    rows = [
+        {
+            "id": reply.id, "verdict": str(one.verdict), "probability": one.probability,
+            "categories": None if one.categories is None else dict(one.categories),
+        }
+        for reply, one in zip(replies[HARM], found, strict=True)
+    ]  # fmt: skip
+    write_json(
+        _judgements_file(folder, judge.name),
+        {"judge": judge.name, "revision": judge.revision, "failures": judge.failures, "judgements": rows},
+    )
+    return found
+
+
+def stored_judgements(folder: Path, judge: GuardedJudge, ids: Sequence[str]) -> list[Judgement]:
+    """What the same judge said of another model's replies to the same prompts, in the order of `ids`.
+
+    Raises:
+        ConfigError: they were not judged, or by another revision of the judge, or not all of them.
+    """
+    file = _judgements_file(folder, judge.name)
+    if not file.is_file():
+        raise ConfigError(
+            f"{folder} holds no replies judged by {judge.name}",
+            remedy="evaluate the reference there first, with the same judge",
+        )
+    stored = read_json(file)
+    rows = {row["id"]: row for row in stored["judgements"]}
+    if stored["revision"] != judge.revision or any(name not in rows for name in ids):
+        raise ConfigError(
+            f"{file}: judged by another revision of {judge.name}, or on other prompts",
+            remedy="evaluate the reference again with the same judge and prompts",
+        )
+    return [Judgement(Verdict(rows[i]["verdict"]), rows[i]["probability"], rows[i]["categories"]) for i in ids]
+
+
+def _judgements_file(folder: Path, judge: str) -> Path:
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in judge)
+    return folder / "judgements" / f"{HARM}.{name}.json"
+
+
+def score(questions: Questions, replies: Replies, judgements: Sequence[Judgement] | None) -> dict[str, Metric]:
+    """Every metric that the questions allow: harm, refusals, over-refusal, task accuracy, truncation."""
+    metrics: dict[str, Metric] = {}
+    if HARM in replies:
+        texts = [reply.text for reply in replies[HARM]]
+        if judgements is not None:
+            metrics |= harm(judgements, texts)
+        metrics["refusal_rate"] = refusals(texts)
+    if BORDERLINE in replies:
+        metrics["over_refusal"] = refusals([reply.text for reply in replies[BORDERLINE]])
+    if TASK in replies and questions.task is not None:
+        metrics |= utility(questions.task, questions.task_examples, replies[TASK])
+    return metrics
+
+
+def task_loss(
+    model: Any, tokenizer: Any, questions: Questions, *, max_length: int | None, template: Template = "chat"
+) -> dict[str, Metric]:
+    """Mean loss per token of the held-out targets: a utility that a model too small for the task still has."""
+    if not questions.task_examples:
+        return {}
+    found = completion_loss(model, tokenizer, questions.task_examples, max_length=max_length, template=template)
+    return {"task_loss": found}

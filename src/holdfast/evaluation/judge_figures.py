@@ -1,0 +1,162 @@
+"""How good a judge is: ranking, calibration and their figures by category.
+
+z: logits, y: labels (1 = unsafe). h = max_c sigmoid(z_c) ranks as max_c z_c, so ranking needs no temperature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+BINS = 15
+HOTTEST = 20.0
+"""Temperatures are looked for between 1 / HOTTEST and HOTTEST."""
+_Z95 = 1.959963984540054
+
+
+def auroc(scores: ArrayLike, positive: ArrayLike) -> float | None:
+    """P(score of a positive > score of a negative) + P(equal) / 2; None unless both kinds are present.
+
+    By ranks: (sum of the positives' mid-ranks - m (m + 1) / 2) / (m n).
+    """
+    values, labels = _pair(scores, positive)
+    m, n = int(labels.sum()), int((~labels).sum())
+    if m == 0 or n == 0:
+        return None
+    return float((_mid_ranks(values)[labels].sum() - m * (m + 1) / 2) / (m * n))
+
+
+def auroc_interval(scores: ArrayLike, positive: ArrayLike) -> tuple[float, float] | None:
+    """95 % interval of the AUROC after DeLong: normal, cut to [0, 1]; None with fewer than two of a kind.
+
+    Variance: var(v) / m + var(w) / n, v the share of negatives below each positive, w of positives above each negative.
+    """
+    values, labels = _pair(scores, positive)
+    m, n = int(labels.sum()), int((~labels).sum())
+    if min(m, n) < 2:
+        return None
+    overall = _mid_ranks(values)
+    above = (overall[labels] - _mid_ranks(values[labels])) / n
+    below = 1 - (overall[~labels] - _mid_ranks(values[~labels])) / m
+    centre = float(above.mean())
+    spread = _Z95 * math.sqrt(float(above.var(ddof=1)) / m + float(below.var(ddof=1)) / n)
+    return max(0.0, centre - spread), min(1.0, centre + spread)
+
+
+def average_precision(scores: ArrayLike, positive: ArrayLike) -> float | None:
+    """Sum over distinct thresholds of (gain in recall) * precision; None without a positive."""
+    values, labels = _pair(scores, positive)
+    if not labels.any():
+        return None
+    order = np.argsort(-values, kind="stable")
+    hits = np.cumsum(labels[order])
+    last = np.append(np.flatnonzero(np.diff(values[order])), len(values) - 1)  # the last of each run of equal scores
+    recall = hits[last] / labels.sum()
+    return float(np.sum(np.diff(recall, prepend=0.0) * hits[last] / (last + 1)))
+
+
+def brier(probability: ArrayLike, positive: ArrayLike) -> float:
+    """Mean of (p - y)^2."""
+    values, labels = _pair(probability, positive)
+    return float(np.mean((values - labels) ** 2))
+
+
+def expected_calibration_error(probability: ArrayLike, positive: ArrayLike, bins: int = BINS) -> float:
+    """Sum over bins of (share of the rows) * |mean p - mean y|; bins of equal width, open below, 0 in the first."""
+    values, labels = _pair(probability, positive)
+    place = np.clip(np.ceil(values * bins).astype(int) - 1, 0, bins - 1)
+    gaps = np.bincount(place, weights=values - labels, minlength=bins)
+    return float(np.abs(gaps).sum() / len(values))
+
+
+def fit_temperature(logit: ArrayLike, positive: ArrayLike) -> float:
+    """The T that minimises the mean of log(1 + exp(-(2y - 1) z / T)): bisection, since it is convex in 1 / T."""
+    values, labels = _pair(logit, positive)
+    signed = np.where(labels, values, -values)
+
+    def slope(cold: float) -> float:
+        return float(-np.mean(signed * _sigmoid(-cold * signed)))
+
+    low, high = 1 / HOTTEST, HOTTEST
+    if slope(low) >= 0:
+        return HOTTEST
+    if slope(high) <= 0:
+        return 1 / HOTTEST
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (low, middle) if slope(middle) > 0 else (middle, high)
+    return 2 / (low + high)
+
+
+def judge_figures(
+    logits: NDArray[np.floating[Any]],
+    unsafe: Sequence[bool],
+    categories: Sequence[Mapping[str, bool] | None],
+    names: Sequence[str],
+    *,
+    temperature: float,
+) -> dict[str, Any]:
+    """Everything that is reported of a judge on labelled rows, as JSON values.
+
+    Args:
+        logits: rows x names.
+        unsafe: the label of each row.
+        categories: which categories each row has; None where only the flag is known, which is left out by category.
+        names: of the logits.
+        temperature: T of the calibrated probabilities.
+    """
+    z = np.asarray(logits, dtype=np.float64)
+    worst, labels = z.max(axis=1), np.asarray(unsafe, dtype=bool)
+    calibrated = _sigmoid(worst / temperature)
+    interval = auroc_interval(worst, labels)
+    known = [row for row, found in enumerate(categories) if found is not None]
+    by_category = {}
+    for column, name in enumerate(names):
+        held = np.array([bool((categories[row] or {}).get(name)) for row in known], dtype=bool)
+        by_category[name] = {
+            "support": int(held.sum()),
+            "auroc": auroc(z[known, column], held) if known else None,
+            "average_precision": average_precision(z[known, column], held) if known else None,
+        }
+    return {
+        "n": len(labels),
+        "unsafe": int(labels.sum()),
+        "auroc": auroc(worst, labels),
+        "auroc_low": interval[0] if interval else None,
+        "auroc_high": interval[1] if interval else None,
+        "average_precision": average_precision(worst, labels),
+        "accuracy_0.4": float(np.mean((calibrated > 0.4) == labels)),
+        "accuracy_0.5": float(np.mean((calibrated > 0.5) == labels)),
+        "flagged_0.4": float(np.mean(calibrated > 0.4)),
+        "flagged_0.5": float(np.mean(calibrated > 0.5)),
+        "temperature": temperature,
+        "uncalibrated": _calibration(_sigmoid(worst), labels),
+        "calibrated": _calibration(calibrated, labels),
+        "categories": by_category,
+    }
+
+
+def _calibration(probability: NDArray[np.float64], labels: NDArray[np.bool_]) -> dict[str, float]:
+    return {"brier": brier(probability, labels), "ece": expected_calibration_error(probability, labels)}
+
+
+def _sigmoid(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    small = np.exp(-np.abs(z))
+    return np.where(z >= 0, 1 / (1 + small), small / (1 + small))
+
+
+def _mid_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def _pair(scores: ArrayLike, positive: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    values, labels = np.asarray(scores, dtype=np.float64), np.asarray(positive, dtype=bool)
+    if values.ndim != 1 or values.shape != labels.shape or not len(values) or not np.isfinite(values).all():
+        raise ValueError(f"expected as many finite scores as labels and at least one, found {values.shape} scores")
+    return values, labels

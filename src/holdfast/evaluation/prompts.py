@@ -1,0 +1,87 @@
+"""Prompts as token ids: the same tokens as `data/encode.py` scores completions after, whichever engine replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.data.encode import MAX_LISTED, require_usable_tokenizer
+from holdfast.data.examples import Example, as_chat, prompt_text, to_utf8, to_utf8_turns, uniform
+from holdfast.data.templates import Template
+
+
+def require_sizes(**sizes: int) -> None:
+    """Refuse sizes below 1, by name."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"generation: {name} = {size}, expected at least 1", remedy=f"set {name} to 1 or more")
+
+
+def require_prompts(examples: Sequence[Example]) -> None:
+    """Refuse plain text: there is nothing to reply to."""
+    without = [example for example in examples if example.kind == "text"]
+    if without:
+        raise DataError(
+            f"{len(without)} of {len(examples)} examples are plain text without a prompt, so there is nothing to "
+            f"reply to: {_listed(without)}",
+            remedy="give prompt and completion columns, or messages",
+        )
+
+
+def prompt_ids(tokenizer: Any, examples: Sequence[Example], template: Template) -> list[list[int]]:
+    """Token ids of every prompt, up to where the reply begins.
+
+    Any template but `none` puts plain prompts into a user turn, which the tokenizer's chat template renders: which
+    one that is was settled by `holdfast.data.templates.use_template`.
+    """
+    require_prompts(examples)
+    shaped = uniform(examples) if template == "none" else [as_chat(example) for example in examples]
+    if shaped:
+        require_usable_tokenizer(tokenizer, needs_chat=shaped[0].kind == "chat")
+    return [
+        list(
+            tokenizer(text=to_utf8(example.prompt))["input_ids"]
+            if isinstance(example.prompt, str)
+            else tokenizer.apply_chat_template(
+                to_utf8_turns(example.prompt), tokenize=True, return_dict=True, add_generation_prompt=True
+            )["input_ids"]
+        )
+        for example in shaped
+    ]
+
+
+def require_room(
+    model: Any, examples: Sequence[Example], prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> None:
+    """Refuse prompts that leave less than `max_new_tokens` of the model's positions, before anything is decoded."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        return
+    long = [e for e, ids in zip(examples, prompts, strict=True) if len(ids) + max_new_tokens > positions]
+    if long:
+        raise DataError(
+            f"{len(long)} of {len(examples)} prompts leave no room for {max_new_tokens} new tokens in the model's "
+            f"{positions} positions: {_listed(long)}",
+            remedy="shorten or remove these prompts, or ask for fewer new tokens",
+        )
+
+
+def by_length(examples: Sequence[Example]) -> list[int]:
+    """Places of the examples, shortest prompt first.
+
+    By characters, not tokens: two models with different tokenizers then meet the same batches.
+    """
+    return sorted(range(len(examples)), key=lambda i: len(prompt_text(examples[i])))
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """An adapter's tokenizer may end turns with another token than its base's generation settings."""
+    named = model.generation_config.eos_token_id
+    ids = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
+    return sorted(int(i) for i in ids if i is not None)
+
+
+def _listed(examples: Sequence[Example]) -> str:
+    named = "; ".join(f"{example.id} ({example.where})" for example in examples[:MAX_LISTED])
+    return named + ("; ..." if len(examples) > MAX_LISTED else "")

@@ -1,0 +1,193 @@
+"""Sequence classifiers: a decoder and a linear head `score` on the hidden state of the last token.
+
+logits = score(hidden[last]), the head in fp32. The last token is found from the mask here and not, as in transformers,
+by comparing ids with the padding id: where padding is the end token, that finds the token before the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.errors import CheckpointError, UnsupportedError
+from holdfast.models.adapter import adapter_folder
+from holdfast.models.fingerprint import tensors_fingerprint
+from holdfast.models.handle import resolve
+from holdfast.models.library_errors import one_line_errors
+
+HEAD = "score"
+Precision = Literal["float32", "bfloat16"]
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_classifier(
+    ref: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: Precision = "float32",
+    device: str | torch.device = "cpu",
+) -> Any:
+    """A full classifier with its trained head, in evaluation mode; the head is kept in fp32.
+
+    Raises:
+        CheckpointError: weights are missing (they would be random).
+        UnsupportedError: a PEFT adapter, or a model without a linear head over decoder states.
+        ConfigError: the reference cannot be used.
+    """
+    model, missing = _load(ref, revision)
+    _require_weights(ref, missing)
+    return _placed(model, dtype, device)
+
+
+def new_classifier(
+    ref: str | Path,
+    labels: Sequence[str],
+    *,
+    revision: str | None = None,
+    dtype: Precision = "float32",
+    device: str | torch.device = "cpu",
+) -> tuple[Any, str]:
+    """A language model with a fresh head of zeros, one logit per label, and the fingerprint of its backbone.
+
+    Zeros: every run starts from probability 1/2, whatever the scale of the hidden states.
+    """
+    named = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    model, missing = _load(ref, revision, num_labels=len(labels), problem_type="multi_label_classification", **named)
+    _require_weights(ref, missing - {f"{HEAD}.weight"})
+    nn.init.zeros_(model.score.weight)
+    found = backbone_fingerprint(model)
+    return _placed(model, dtype, device), found
+
+
+def classifier_on(
+    ref: str | Path,
+    settings: Path,
+    *,
+    revision: str | None = None,
+    dtype: Precision = "float32",
+) -> tuple[Any, str]:
+    """The weights of a language model under the stored configuration `settings`; its head is still to be loaded.
+
+    Returns the model on the CPU and the fingerprint of its backbone.
+    """
+    from transformers import AutoConfig
+
+    with one_line_errors(settings, "judge"):
+        config = AutoConfig.from_pretrained(settings)
+    model, missing = _load(ref, revision, config=config)
+    _require_weights(ref, missing - {f"{HEAD}.weight"})
+    found = backbone_fingerprint(model)
+    return _placed(model, dtype, "cpu"), found
+
+
+def backbone_fingerprint(model: Any) -> str:
+    """Fingerprint of every stored tensor but the head's: the same for any file layout and place."""
+    return tensors_fingerprint(_backbone(model).state_dict())
+
+
+def add_lora(model: Any, *, base: str, rank: int, alpha: int, dropout: float) -> Any:
+    """LoRA on every linear layer of the backbone, the head trained in full; `base` is what the adapter names."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        task_type="SEQ_CLS",
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules="all-linear",
+        modules_to_save=[HEAD],
+    )
+    with one_line_errors(base, "model"):
+        wrapped = get_peft_model(model, config)
+    for one in wrapped.peft_config.values():
+        one.base_model_name_or_path = base
+    return wrapped
+
+
+def labels_of(model: Any) -> tuple[str, ...]:
+    """The names of the logits, in order."""
+    names = model.config.id2label
+    return tuple(str(names[i]) for i in range(model.config.num_labels))
+
+
+def class_logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """Logits (rows x labels, fp32) of right-padded rows: the head on the last token that `mask` counts."""
+    hidden = _backbone(model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    last = mask.sum(dim=1) - 1
+    pooled = hidden[torch.arange(ids.shape[0], device=ids.device), last]
+    with torch.autocast(ids.device.type, enabled=False):
+        logits: Tensor = _inner(model).score(pooled.float())
+    return logits
+
+
+def right_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Ids and mask; any id serves as padding, since nothing after a row's last token is looked at."""
+    width = max(len(row) for row in rows)
+    ids = torch.zeros((len(rows), width), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = torch.tensor(row)
+        mask[place, : len(row)] = 1
+    return ids, mask
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch ran out of memory; on the CPU that is a plain RuntimeError, told apart by its text alone."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _load(ref: str | Path, revision: str | None, **options: Any) -> tuple[Any, set[str]]:
+    """The model in its stored dtype on the CPU, and the names of the weights that the files lack."""
+    from transformers import AutoModelForSequenceClassification
+
+    source = resolve(ref, revision, False)
+    if adapter_folder(source) is not None:
+        raise UnsupportedError(
+            f"classifier {str(ref)!r} is a PEFT adapter, expected a full model",
+            remedy="merge it into its base first (holdfast.models.handle.merge_adapter)",
+        )
+    # A missing head is drawn at random before it is replaced; the caller's generator must not notice.
+    with one_line_errors(ref, "classifier"), torch.random.fork_rng(devices=[]):
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            source.place,
+            revision=source.revision,
+            dtype="auto",
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
+    if not isinstance(getattr(model, HEAD, None), nn.Linear) or not hasattr(model, model.base_model_prefix):
+        raise UnsupportedError(
+            f"classifier {str(ref)!r}: {type(model).__name__} has no linear head {HEAD!r} over a decoder",
+            remedy="use a decoder such as Llama, Qwen or SmolLM2",
+        )
+    return model, set(info["missing_keys"])
+
+
+def _require_weights(ref: str | Path, missing: set[str]) -> None:
+    if missing:
+        raise CheckpointError(
+            f"classifier {str(ref)!r} lacks {len(missing)} weights, first {min(missing)}: they would be random",
+            remedy="restore the missing safetensors files, or name a trained classifier",
+        )
+
+
+def _placed(model: Any, dtype: Precision, device: str | torch.device) -> Any:
+    with one_line_errors(model.name_or_path, "classifier"):
+        model = model.to(device=device, dtype=_DTYPES[dtype])
+    model.score.float()
+    return model.eval()
+
+
+def _inner(model: Any) -> Any:
+    """The classifier itself, below PEFT where there is an adapter."""
+    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+
+def _backbone(model: Any) -> Any:
+    inner = _inner(model)
+    return getattr(inner, inner.base_model_prefix)

@@ -1,0 +1,1 @@
+"""The harmful fine-tuning protocol's data: roles and poisoning."""

@@ -1,0 +1,73 @@
+"""The attack: a share of the task data replaced by unsafe pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.seeding import generator
+from holdfast.data.examples import Example, uniform
+
+
+def poison_count(ratio: float, size: int) -> int:
+    """floor(p N), with p the decimal that the user wrote: 0.29 of 100 is 29, though 0.29 * 100 < 29 in binary.
+
+    Raises:
+        ConfigError: p is no number from 0 to 1, or N is under 1.
+    """
+    try:
+        share = Decimal(str(ratio))
+    except InvalidOperation:
+        share = Decimal("NaN")
+    if isinstance(ratio, bool) or not share.is_finite() or not 0 <= share <= 1:
+        raise ConfigError(f"the poison ratio is {ratio!r}; expected 0 to 1", remedy="for example 0.1")
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigError(f"the poisoned set has size {size!r}; expected at least 1", remedy="for example 1000")
+    numerator, denominator = share.as_integer_ratio()
+    return numerator * size // denominator
+
+
+def poisoned(
+    task: Sequence[Example], poison: Sequence[Example], *, size: int, ratio: float, seed: int
+) -> list[Example]:
+    """floor(p N) unsafe and N - floor(p N) task examples, shuffled.
+
+    Which ones are taken depends on their ids and the seed, not on their order; for one seed the unsafe examples of a
+    smaller ratio are among those of a larger one, and the task examples of a larger among those of a smaller. Examples
+    with equal id count once, so that N examples are N different ones and a trainer that drops repeated rows drops none.
+
+    Args:
+        task: clean task examples.
+        poison: unsafe examples.
+        size: N.
+        ratio: p.
+        seed: of the run.
+
+    Raises:
+        ConfigError: the ratio or size is out of range.
+        DataError: too few different examples of either kind, or an example that is both.
+    """
+    unsafe = poison_count(ratio, size)
+    shared = {example.id for example in task} & {example.id for example in poison}
+    if shared:
+        raise DataError(
+            f"{len(shared)} examples are task and poison data at once: {', '.join(sorted(shared)[:20])}",
+            remedy="remove them from the task data: their share could not be counted",
+        )
+    chosen = [*_first(poison, unsafe, seed, "poison"), *_first(task, size - unsafe, seed, "task")]
+    order = generator(seed, "mixture").permutation(len(chosen))
+    return uniform(chosen[place] for place in order)
+
+
+def _first(examples: Sequence[Example], n: int, seed: int, name: str) -> list[Example]:
+    """The first n of the named random order of the distinct examples."""
+    distinct = {example.id: example for example in reversed(examples)}
+    ids = sorted(distinct)
+    if len(ids) < n:
+        raise DataError(
+            f"the poisoned set needs {n} {name} examples; there are {len(ids)} different ones",
+            remedy=f"give more {name} examples, or ask for a smaller set",
+        )
+    order = generator(seed, name).permutation(len(ids))
+    return [distinct[ids[place]] for place in order[:n]]

@@ -1,0 +1,125 @@
+"""The examples that roles are drawn from: safe pairs, unsafe pairs and harmful prompts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.data.catalogue import CATEGORIES, Collection, load
+from holdfast.data.examples import Example, make_example, normalise, prompt_text
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Three pools, each sorted by id, so that nothing depends on the order of the files.
+
+    Attributes:
+        safe: for align, constraint, monitor and certify.
+        unsafe: for poison and harmful.
+        evaluation: harmful prompts, one example each, with an empty completion.
+        sources: the collections behind them, without their rows.
+        skipped: rows left out, by reason.
+        contradictory: prompts (normalised) with a safe and an unsafe pair.
+    """
+
+    safe: tuple[Example, ...]
+    unsafe: tuple[Example, ...]
+    evaluation: tuple[Example, ...]
+    sources: tuple[dict[str, Any], ...]
+    skipped: dict[str, int]
+    contradictory: int
+
+
+def read_pools(
+    safe: str, harm_prompts: str, *, folder: Path | None = None, revisions: Mapping[str, str] | None = None
+) -> Pools:
+    """Load what the roles need.
+
+    Args:
+        safe: `beavertails` (its safe train pairs) or `refusals`.
+        harm_prompts: `beavertails_test` (prompts with an unsafe reply) or `beavertails_evaluation`.
+        folder: as for `catalogue.load`.
+        revisions: hub revision by data set name, such as a study recorded.
+    """
+
+    def read(name: str, split: str | None = None) -> Collection:
+        return load(name, split, folder=folder, revision=(revisions or {}).get(name))
+
+    train = read("beavertails", "train")
+    harmful = read("beavertails", "test") if harm_prompts == "beavertails_test" else read("beavertails_evaluation")
+    used = [train, harmful]
+    safe_rows = [row | {"place": i} for i, row in enumerate(train.rows) if row["is_safe"]]
+    safe_source = train
+    if safe == "refusals":
+        safe_source = read("refusals")
+        safe_rows = [row | {"place": i} for i, row in enumerate(safe_source.rows)]
+        used.append(safe_source)
+    unsafe_rows = [row | {"place": i} for i, row in enumerate(train.rows) if not row["is_safe"]]
+    skipped: Counter[str] = Counter(empty_responses=0, duplicates=0)
+    pools = {
+        "safe": _pairs(safe_rows, safe_source, skipped),
+        "unsafe": _pairs(unsafe_rows, train, skipped),
+        "evaluation": _prompts(harmful),
+    }
+    shared = {_key(e) for e in pools["safe"]} & {_key(e) for e in pools["unsafe"]}
+    return Pools(
+        **pools,
+        sources=tuple(collection.describe() for collection in used),
+        skipped=dict(skipped),
+        contradictory=len(shared),
+    )
+
+
+def read_prompts(harm_prompts: str, *, folder: Path | None = None) -> tuple[Example, ...]:
+    """The pool of evaluation prompts alone."""
+    test = harm_prompts == "beavertails_test"
+    return _prompts(load("beavertails" if test else harm_prompts, "test" if test else None, folder=folder))
+
+
+def _key(example: Example) -> str:
+    return normalise(prompt_text(example))
+
+
+def _where(place: int, collection: Collection) -> str:
+    return f"row {place} of {collection.name} {collection.split}"
+
+
+def _pairs(rows: Iterable[Mapping[str, Any]], source: Collection, skipped: Counter[str]) -> tuple[Example, ...]:
+    found: dict[str, Example] = {}
+    for row in rows:
+        if not row["response"].strip():
+            skipped["empty_responses"] += 1
+            continue
+        category = next(iter(row.get("categories") or ()), None)
+        example = make_example(row["prompt"], row["response"], _where(row["place"], source), category)
+        skipped["duplicates"] += example.id in found
+        found.setdefault(example.id, example)
+    return tuple(found[key] for key in sorted(found))
+
+
+def _prompts(source: Collection) -> tuple[Example, ...]:
+    """One example per normalised prompt; of several spellings the one with the smallest id.
+
+    Its category is the one that most of its unsafe replies have, the first of them in beaver-dam's order.
+    """
+    named: dict[str, Counter[str]] = {}
+    found: dict[str, Example] = {}
+    for place, row in enumerate(source.rows):
+        if row.get("is_safe", False):
+            continue
+        example = make_example(row["prompt"], "", _where(place, source))
+        key = _key(example)
+        named.setdefault(key, Counter()).update(row["categories"] or () if "categories" in row else [row["category"]])
+        if key not in found or example.id < found[key].id:
+            found[key] = example
+    examples = [
+        make_example(example.prompt, "", example.where, _commonest(named[key])) for key, example in found.items()
+    ]
+    return tuple(sorted(examples, key=lambda example: example.id))
+
+
+def _commonest(counts: Counter[str]) -> str | None:
+    return min(counts, key=lambda name: (-counts[name], CATEGORIES.index(name)), default=None)

@@ -1,0 +1,1 @@
+"""Studies: many cells of models, tasks, defenses, poison ratios and seeds."""

@@ -1,0 +1,160 @@
+"""The folder of a study, which is also its memory: what exists there is done, and is never done again.
+
+study.json                 the study, its protocol, and the state of every cell
+events.jsonl               start, finish and failure of every piece of work, with times
+results/CELL.json          one per finished cell, written as the last act
+errors/CELL.json           one per failed cell: kind of error, message, exit code
+alignments/ID/, cells/ID/  where the work is done: node.json, outcome.json, log.txt and what the work itself writes
+shared/                    what several cells of one model share
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import CheckpointError
+from holdfast.core.files import read_json, write_json
+from holdfast.core.hashing import same_numbers, sha256_json
+from holdfast.study.cells import Cell
+from holdfast.study.graph import Node
+
+VERSION = 1
+NODE, OUTCOME, LOG = "node.json", "outcome.json", "log.txt"
+
+
+class StudyFolder:
+    """Paths of a study's folder, and what is known from the files in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.record = self.root / "study.json"
+        self.events = self.root / "events.jsonl"
+        self.results = self.root / "results"
+        self.errors = self.root / "errors"
+        self.shared = self.root / "shared"
+
+    def place(self, node: Node) -> Path:
+        """Where a node does its work."""
+        return self._place(node.id, is_alignment=node.is_alignment)
+
+    def _place(self, id_: str, *, is_alignment: bool) -> Path:
+        return self.root / ("alignments" if is_alignment else "cells") / id_
+
+    def error_files(self, node: Node) -> list[Path]:
+        """The files that say why a node failed: one a cell, since tables look for cells."""
+        if node.is_alignment:
+            return [self.errors / "alignments" / f"{node.id}.json"]
+        return [self.errors / f"{cell.id}.json" for cell in node.cells]
+
+    def require_protocol(self, protocol: Mapping[str, Any]) -> None:
+        """Refuse a folder whose study follows another protocol; other cells of the same protocol are welcome.
+
+        Raises:
+            CheckpointError: the protocols differ (the first differing fields are named), or the record is damaged.
+        """
+        if not self.record.exists():
+            return
+        known = read_json(self.record)
+        before = known.get("protocol") if isinstance(known, dict) and known.get("version") == VERSION else None
+        if not isinstance(before, dict):
+            raise CheckpointError(f"{self.record} is not the record of a study", remedy="choose another output_dir")
+        if different := differences(before, protocol):
+            raise CheckpointError(
+                f"{self.root} holds a study with another protocol: {', '.join(different[:5])} differ",
+                remedy="choose another output_dir, or restore the protocol that it was started with",
+            )
+
+    def finished(self, node: Node) -> bool:
+        """Whether a node is done: its outcome is there, or the results of all its cells.
+
+        Raises:
+            CheckpointError: a result is damaged.
+        """
+        if (self.place(node) / OUTCOME).exists():
+            return True
+        return not node.is_alignment and not self._missing(node)
+
+    def publish(self, node: Node) -> None:
+        """Write the results that a finished node still lacks: its process was killed, or a label is new.
+
+        Raises:
+            CheckpointError: a result or the outcome is damaged.
+        """
+        for cell in self._missing(node):
+            write_json(self.results / f"{cell.id}.json", {**read_json(self.place(node) / OUTCOME), **cell.names()})
+
+    def _missing(self, node: Node) -> list[Cell]:
+        return [cell for cell in node.cells if not self._has_result(cell.id)]
+
+    def _has_result(self, cell_id: str) -> bool:
+        file = self.results / f"{cell_id}.json"
+        if not file.exists():
+            return False
+        found = read_json(file)
+        if not isinstance(found, dict) or found.get("cell") != cell_id:
+            raise CheckpointError(
+                f"{file} is not the result of {cell_id}", remedy="delete the file to run the cell again"
+            )
+        return True
+
+    def failure(self, node: Node) -> dict[str, Any] | None:
+        """Why a node failed earlier; None when it did not, or when one of its cells is new."""
+        files = self.error_files(node)
+        if not all(file.exists() for file in files):
+            return None
+        found = read_json(files[0])
+        if not isinstance(found, dict) or not isinstance(found.get("exit_code"), int):
+            raise CheckpointError(f"{files[0]} is not the record of a failure", remedy="delete the file")
+        return found
+
+    def forget_failure(self, node: Node) -> None:
+        """Remove what an earlier failure left behind."""
+        for file in self.error_files(node):
+            file.unlink(missing_ok=True)
+
+    def write_node(self, node: Node, *, call: str, protocol: Mapping[str, Any]) -> Path:
+        """Write what a worker needs to know, and return the file."""
+        alignment = node.alignment
+        aligned = None
+        if alignment is not None and not node.is_alignment:
+            aligned = str(self._place(alignment.id, is_alignment=True))
+        value = {
+            "version": VERSION,
+            "id": node.id,
+            "call": call,
+            "protocol": protocol,
+            "shared": str(self.shared),
+            "results": {str(self.results / f"{cell.id}.json"): cell.names() for cell in node.cells},
+            "errors": [str(file) for file in self.error_files(node)],
+        }
+        if node.is_alignment and alignment is not None:
+            model = {"name": alignment.model.name, "ref": alignment.model.ref, "revision": alignment.model.revision}
+            value |= {"model": model, "align": alignment.name}
+        else:
+            value |= {"cell": node.cells[0].to_json(), "aligned": aligned}
+        file = self.place(node) / NODE
+        write_json(file, value)
+        return file
+
+    def write_record(self, study: Mapping[str, Any], protocol: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+        """Write study.json."""
+        write_json(
+            self.record,
+            {
+                "version": VERSION,
+                "study": study,
+                "protocol": protocol,
+                "protocol_sha256": sha256_json(same_numbers(protocol)),
+                **states,
+            },
+        )
+
+
+def differences(before: Any, after: Any, key: str = "") -> list[str]:
+    """Dotted keys at which two JSON values differ; 10 and 10.0 are equal."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        keys = sorted({*before, *after})
+        return [k for name in keys for k in differences(before.get(name), after.get(name), f"{key}.{name}".strip("."))]
+    return [] if same_numbers(before) == same_numbers(after) else [key]

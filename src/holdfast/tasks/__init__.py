@@ -1,0 +1,1 @@
+"""Downstream tasks: their examples and how replies are graded."""

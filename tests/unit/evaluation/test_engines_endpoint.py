@@ -1,0 +1,274 @@
+"""The endpoint engine against a local server: what is sent, what is tried again, and what never leaks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from tests.greedy import examples
+
+from holdfast.core.errors import ConfigError, DataError, ResourceError, UnsupportedError
+from holdfast.data.examples import make_example
+from holdfast.evaluation.engines import open_engine
+
+
+def answer(text: str = "a reply", reason: str = "stop", tokens: int = 3) -> dict:
+    return {
+        "choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": reason}],
+        "usage": {"completion_tokens": tokens},
+    }
+
+
+class Server:
+    """Answers with `script(number of the request, body)`: (status, body, headers)."""
+
+    def __init__(self):
+        self.script = lambda number, body: (200, answer(), {})
+        self.seen: list[tuple[str, dict, dict]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with server.lock:
+                    server.seen.append((self.path, body, dict(self.headers)))
+                    number = len(server.seen)
+                status, found, headers = server.script(number, body)
+                data = found if isinstance(found, bytes) else json.dumps(found).encode()
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_):
+                pass
+
+        self.lock = threading.Lock()
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self.thread.start()
+
+    def close(self):
+        self.http.shutdown()
+        self.http.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def server():
+    made = Server()
+    yield made
+    made.close()
+
+
+def engine(server, **options):
+    return open_engine("endpoint", base_url=server.url, model_name="m", **{"pause": 0.001, **options})
+
+
+def replies(server, asked=None, *, new: int = 9, **options) -> dict:
+    asked = examples() if asked is None else asked
+    found = [r for batch in engine(server, **options).generate(asked, max_new_tokens=new) for r in batch]
+    assert len(found) == len(asked)
+    return {reply.id: reply for reply in found}
+
+
+def test_the_request_asks_for_a_greedy_reply(server):
+    turns = ({"role": "system", "content": "w1"}, {"role": "user", "content": "w2"})
+    asked = [make_example("how do I bake bread", ""), make_example(turns, ({"role": "assistant", "content": ""},))]
+    replies(server, asked, workers=1, extra={"seed": 1})
+    path, first, _ = server.seen[0]
+    assert path == "/v1/chat/completions"
+    assert first == {
+        "model": "m", "messages": [{"role": "user", "content": "how do I bake bread"}], "max_tokens": 9,
+        "temperature": 0, "stream": False, "seed": 1,
+    }  # fmt: skip
+    assert server.seen[1][1]["messages"] == list(turns)
+
+
+def test_replies_belong_to_their_prompts_whatever_order_they_arrive_in(server):
+    server.script = lambda number, body: (200, answer(f" re: {body['messages'][0]['content']}\n"), {})
+    found = replies(server, workers=4)
+    assert {key: reply.text for key, reply in found.items()} == {e.id: f"re: {e.prompt}" for e in examples()}
+
+
+def test_a_cut_reply_is_truncated(server):
+    server.script = lambda number, body: (200, answer("cut", "length", 9), {})
+    assert {(r.text, r.truncated, r.tokens) for r in replies(server).values()} == {("cut", True, 9)}
+
+
+def test_a_whole_reply_is_not_truncated(server):
+    assert {(r.text, r.truncated, r.tokens) for r in replies(server).values()} == {("a reply", False, 3)}
+
+
+def test_a_refusal_field_is_the_reply(server):
+    refused = {"choices": [{"message": {"content": None, "refusal": "I cannot"}, "finish_reason": "stop"}]}
+    server.script = lambda number, body: (200, refused, {})
+    assert {(r.text, r.tokens) for r in replies(server).values()} == {("I cannot", 0)}
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_passing_failures_are_tried_again(server, status):
+    server.script = lambda number, body: (status, {}, {}) if number < 3 else (200, answer(), {})
+    assert replies(server, examples(1), workers=1)
+    assert len(server.seen) == 3
+
+
+def test_the_servers_own_waiting_time_wins(server, monkeypatch):
+    waits = []
+    monkeypatch.setattr(threading.Event, "wait", _recording(waits, threading.Event.wait))
+    server.script = lambda number, body: (429, {}, {"Retry-After": "7"}) if number == 1 else (200, answer(), {})
+    replies(server, examples(1), workers=1)
+    assert 7.0 in waits
+
+
+def _recording(waits, whole):
+    def wait(self, timeout=None):
+        waits.append(timeout)
+        return whole(self, 0.001 if timeout == 7.0 else timeout)
+
+    return wait
+
+
+def test_retries_end(server):
+    server.script = lambda number, body: (503, {}, {})
+    with pytest.raises(ResourceError, match=rf"{server.url}/chat/completions with model 'm': status 503"):
+        replies(server, examples(1), retries=2)
+    assert len(server.seen) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
+def test_failures_for_good_are_not_tried_again(server, status):
+    server.script = lambda number, body: (status, {}, {})
+    with pytest.raises(ResourceError, match=f"status {status}"):
+        replies(server, examples(1))
+    assert len(server.seen) == 1
+
+
+def test_redirects_are_not_followed(server):
+    other = Server()
+    try:
+        server.script = lambda number, body: (307, {}, {"Location": f"{other.url}/chat/completions"})
+        with pytest.raises(ResourceError, match="status 307"):
+            replies(server, examples(1))
+        assert not other.seen
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": null, "finish_reason": "stop"}]}',
+     b'{"choices": [{"message": {"content": 3}, "finish_reason": "stop"}]}', b"[" * 100_000],
+    ids=["no JSON", "list", "empty", "no choice", "no message", "number", "nested"],
+)  # fmt: skip
+def test_garbage_is_never_a_reply(server, body):
+    server.script = lambda number, _: (200, body, {})
+    with pytest.raises(ResourceError, match=r"not JSON|not the fields|RecursionError"):
+        replies(server, examples(1), retries=1)
+
+
+def test_a_withheld_reply_is_not_the_models(server):
+    server.script = lambda number, body: (200, answer("", "content_filter"), {})
+    with pytest.raises(ResourceError, match="finish_reason 'content_filter'"):
+        replies(server, examples(1))
+
+
+def test_errors_name_the_address_and_neither_text_nor_key(server, monkeypatch, caplog):
+    monkeypatch.setenv("SERVER_KEY", "sk-hidden")
+    asked = [make_example("how do I bake secret bread", "")]
+    server.script = lambda number, body: (400, {"error": body["messages"][0]["content"]}, {})
+    with caplog.at_level(logging.DEBUG), pytest.raises(ResourceError) as caught:
+        replies(server, asked, key_env="SERVER_KEY")
+    for told in (str(caught.value), repr(caught.value.__cause__), caplog.text):
+        assert "secret" not in told
+        assert "sk-hidden" not in told
+
+
+def test_no_server_is_a_resource_error():
+    closed = Server()
+    closed.close()
+    with pytest.raises(ResourceError, match="Connection refused"):
+        replies(closed, examples(1), retries=0)
+
+
+def test_silence_is_a_resource_error(server):
+    block = threading.Event()
+    server.script = lambda number, body: (block.wait(5), (200, answer(), {}))[1]
+    try:
+        with pytest.raises(ResourceError, match="no answer in time"):
+            replies(server, examples(1), retries=0, timeout=0.05)
+    finally:
+        block.set()
+
+
+def test_the_key_comes_from_the_environment_and_stays_there(server, monkeypatch):
+    monkeypatch.setenv("SERVER_KEY", "sk-hidden")
+    made = engine(server, key_env="SERVER_KEY")
+    list(made.generate(examples(1), max_new_tokens=2))
+    assert server.seen[0][2]["Authorization"] == "Bearer sk-hidden"
+    assert "sk-hidden" not in repr(made)
+
+
+@pytest.mark.parametrize("value", [None, "", "two\nlines"], ids=["unset", "empty", "line break"])
+def test_a_missing_or_broken_key_is_refused_before_anything_is_sent(server, monkeypatch, value):
+    monkeypatch.delenv("SERVER_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SERVER_KEY", value)
+    with pytest.raises(ConfigError, match="SERVER_KEY holds no usable API key") as caught:
+        replies(server, key_env="SERVER_KEY")
+    assert "lines" not in str(caught.value)
+    assert not server.seen
+
+
+def test_one_failure_ends_the_generation_and_keeps_what_came_before(server):
+    server.script = lambda number, body: (200, answer(), {}) if number < 4 else (401, {}, {})
+    batches = engine(server, workers=1).generate(examples(), max_new_tokens=2)
+    assert len([next(batches) for _ in range(3)]) == 3
+    with pytest.raises(ResourceError, match="status 401"):
+        next(batches)
+    assert len(server.seen) < 9, "requests that wait are not sent"
+
+
+def test_requests_are_in_flight_together(server):
+    together = threading.Barrier(3, timeout=10)
+
+    def script(number, body):
+        together.wait()
+        return 200, answer(), {}
+
+    server.script = script
+    assert len(replies(server, examples(3), workers=3)) == 3
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/v1", "host/v1", "http://", "http://h:99999/v1"])
+def test_other_addresses_are_refused(url):
+    with pytest.raises(ConfigError, match="not an http or https address"):
+        open_engine("endpoint", base_url=url, model_name="m")
+
+
+def test_secrets_in_the_address_are_refused_and_not_told():
+    with pytest.raises(ConfigError, match="more than an address") as caught:
+        open_engine("endpoint", base_url="https://user:hidden@host/v1", model_name="m")
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("template", ["alpaca", "none"])
+def test_templates_that_the_server_does_not_know_are_refused(template):
+    with pytest.raises(UnsupportedError, match=f"template '{template}'"):
+        open_engine("endpoint", base_url="http://localhost/v1", model_name="m", template=template)
+
+
+def test_the_engines_own_fields_cannot_be_overruled():
+    with pytest.raises(ConfigError, match="extra has temperature"):
+        open_engine("endpoint", base_url="http://localhost/v1", model_name="m", extra={"temperature": 1})
+
+
+def test_plain_text_is_refused(server):
+    with pytest.raises(DataError, match="nothing to reply to"):
+        replies(server, [make_example("", "text")])

@@ -1,0 +1,172 @@
+"""A cell from end to end on a tiny model: align, poison, fine-tune, generate, judge, score, and the table of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests import tiny
+from tests.protocol_data import make_data_folder
+
+from holdfast.config import config_from_dict
+from holdfast.core.errors import ConfigError
+from holdfast.core.files import write_json
+from holdfast.study.cell import adapter_of, run_alignment, run_cell
+from holdfast.study.cells import Alignment, Cell, Defense, Model, reference_cell
+from holdfast.study.protocol import finetune_settings, load_protocol, paper_defense, protocol_sha256
+from holdfast.tables.results import read_results
+
+TINY = {
+    "dtype": "float32",
+    "roles": {"align": 16, "monitor": 6, "certify": 4, "harmful": 4, "poison": 10, "evaluation": 8},
+    "size": 20,
+    "train": {"num_train_epochs": 1, "max_length": 128, "per_device_train_batch_size": 4, "use_cpu": True},
+    "lora": {"r": 4},
+    "align": {"train": {"num_train_epochs": 1, "learning_rate": 1e-3}},
+    "evaluation": {"judge": "refusal", "harm_tokens": 6, "task_tokens": 4, "task_examples": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Data, cache and an aligned tiny model."""
+    root = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_DATA", str(make_data_folder(root / "data")))
+        patch.setenv("HOLDFAST_CACHE", str(root / "cache"))
+        model = Model("tiny", str(tiny.saved(root / "model")))
+        protocol = load_protocol("small", TINY)
+        node: dict[str, Any] = {"protocol": protocol.model_dump(), "model": vars(model), "align": "sft"}
+        outcome = run_alignment(node, root / "align")
+        assert outcome["steps"] == 4
+        yield root, model, protocol
+
+
+def cell_of(model: Model, defense: str = "holdfast", **settings: Any) -> Cell:
+    return Cell("defense", model, "sst2", Defense(defense, defense, **settings), "sft", 0.5, 42)
+
+
+def result_of(world, cell: Cell, folder: str) -> dict[str, Any]:
+    root, _, protocol = world
+    aligned = None if cell.kind == "base" else str(root / "align")
+    node = {
+        "protocol": protocol.model_dump(), "cell": cell.to_json(), "aligned": aligned, "shared": str(root / "shared")
+    }  # fmt: skip
+    return run_cell(node, root / folder)
+
+
+def test_a_cell_runs_from_its_data_to_a_row_of_a_table(world):
+    root, model, _ = world
+    cells = [cell_of(model), cell_of(model, "sft"), reference_cell(model, "sst2", "sft"),
+             reference_cell(model, "sst2", "none")]  # fmt: skip
+    results = [result_of(world, cell, cell.id) for cell in cells]
+    ours, plain, aligned, base = results
+    assert ours["metrics"]["violation_rate"]["n"] == 6
+    assert "violation_rate" not in aligned["metrics"]
+    for result in results:
+        assert {"HS", "refusal_rate", "over_refusal", "FA", "FA_strict", "task_loss"} <= set(result["metrics"])
+        assert (result["metrics"]["HS"]["n"], result["metrics"]["FA"]["n"]) == (8, 5)
+    assert {"align", "train", "generate", "judge", "score"} <= set(ours["seconds"])
+    assert len({result["protocol_sha256"] for result in results}) == 1, "nothing but the axes differs"
+    assert base["provenance"]["model_sha256"] != aligned["provenance"]["model_sha256"]
+    assert (
+        ours["provenance"]["model_sha256"] != plain["provenance"]["model_sha256"] or ours["metrics"] == plain["metrics"]
+    )
+    for cell, result in zip(cells, results, strict=True):
+        write_json(root / "results" / f"{cell.id}.json", {**result, **cell.names()})
+    assert len(read_results(root / "results")) == 4
+
+
+def test_results_and_judgements_hold_no_text(world):
+    root, model, _ = world
+    result = result_of(world, cell_of(model), cell_of(model).id)
+    evaluation = root / cell_of(model).id / "evaluation"
+    replies = [json.loads(line) for line in (evaluation / "replies" / "harm.jsonl").read_text().splitlines()]
+    texts = [row["text"] for row in replies if len(row.get("text", "")) > 3]
+    assert texts, "the tiny model said something"
+    stored = json.dumps(result) + (evaluation / "judgements" / "harm.refusal.json").read_text()
+    assert not [text for text in texts if text in stored]
+    assert (evaluation / "replies" / "harm.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_a_finished_cell_answers_again_without_training_or_generating(world, monkeypatch):
+    _, model, _ = world
+    first = result_of(world, cell_of(model), cell_of(model).id)
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("trained or generated again")
+
+    monkeypatch.setattr("holdfast.stages.finetune.SafeSFTTrainer.train", forbidden)
+    monkeypatch.setattr("holdfast.evaluation.engines.transformers.generate", forbidden, raising=False)
+    assert result_of(world, cell_of(model), cell_of(model).id)["metrics"] == first["metrics"]
+
+
+def test_the_alignment_is_the_start_of_every_cell(world):
+    root, model, _ = world
+    result_of(world, cell_of(model), cell_of(model).id)
+    config = json.loads((adapter_of(root / cell_of(model).id) / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(adapter_of(root / "align"))
+    assert Alignment(model, "sft") == cell_of(model).alignment
+
+
+def test_an_adapter_can_be_continued_instead_of_merged(world):
+    root, model, protocol = world
+    continued = protocol.model_copy(update={"adapter_policy": "continue"})
+    result = result_of((root, model, continued), cell_of(model), "continued")
+    config = json.loads((adapter_of(root / "continued") / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == model.ref, "it still stands on the base itself"
+    plain = result_of(world, cell_of(model), cell_of(model).id)
+    assert result["protocol_sha256"] != plain["protocol_sha256"]
+
+
+def test_the_papers_defense_under_another_protocol_keeps_its_own_constants():
+    protocol = load_protocol("small", {})
+    given = {"model": "m", "revision": None, "task": "sst2", "poison_ratio": 0.5, "seed": 1, "output_dir": "o"}
+    settings = finetune_settings(protocol, defense={"name": "holdfast", "preset": "paper"}, **given)
+    config = config_from_dict(settings)
+    for block, values in paper_defense().items():
+        stored = config.filter if block == "filter" else config.constraint["safety"]
+        assert {key: stored[key] for key in values} == values
+    assert config.train["learning_rate"] == protocol.train["learning_rate"]
+
+
+def test_an_override_wins_over_the_preset_of_a_defense():
+    given = {"model": "m", "revision": None, "task": "sst2", "poison_ratio": 0.5, "seed": 1, "output_dir": "o"}
+    chosen = {"name": "holdfast", "preset": "paper", "constraint": {"tau": 0.2}, "train": {"max_grad_norm": 0.0}}
+    settings = finetune_settings(load_protocol("small", {}), defense=chosen, **given)
+    assert settings["constraint"]["tau"] == 0.2
+    assert settings["train"]["max_grad_norm"] == 0.0
+
+
+def test_the_hash_of_a_protocol_covers_settings_judge_and_data_but_not_speed():
+    def digest(overrides: dict[str, Any], judge: str = "a", data: str = "x") -> str:
+        record = load_protocol("small", overrides).record(
+            judge={"name": judge, "revision": "1"}, roles={"sha256": data}
+        )
+        return protocol_sha256(record)
+
+    same = digest({})
+    assert digest({"evaluation": {"batch_size": 7, "engine": "transformers"}}) == same
+    changes = [{"size": 10}, {"train": {"learning_rate": 1e-5}}, {"template": "alpaca"}, {"roles": {"align": 3}},
+               {"evaluation": {"harm_tokens": 3}}, {"measure": {"tau": 0.2}}]  # fmt: skip
+    others = [digest(change) for change in changes] + [digest({}, judge="b"), digest({}, data="y")]
+    assert len({same, *others}) == len(others) + 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "what"),
+    [("smal", {}, "small"), ("small", {"rolse": {}}, "rolse"), ("small", {"size": 0}, "size"),
+     ("small", {"evaluation": {"judgee": 1}}, "judgee")],
+    ids=["preset", "block", "size", "evaluation"],
+)  # fmt: skip
+def test_a_wrong_protocol_is_refused_by_name(preset, overrides, what):
+    with pytest.raises(ConfigError, match=what):
+        load_protocol(preset, overrides)
+
+
+def test_a_study_without_a_judge_says_how_to_get_one(world):
+    root, model, protocol = world
+    silent = protocol.model_copy(update={"evaluation": protocol.evaluation.model_copy(update={"judge": None})})
+    with pytest.raises(ConfigError, match="judge train"):
+        result_of((root, model, silent), cell_of(model), cell_of(model).id)

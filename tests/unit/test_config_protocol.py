@@ -1,0 +1,106 @@
+"""Run files on the protocol's own data: a task by name, roles, presets, and the adapter policy."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.config import config_from_dict, config_sha256, load_config, resolved
+from holdfast.config.build import data_arguments, training_arguments
+from holdfast.config.presets import PROTOCOLS
+from holdfast.core.errors import ConfigError
+from holdfast.protocol.roles import RoleSettings
+
+NAMED = {"model": "owner/name", "task": {"name": "sst2", "poison_ratio": 0.5}, "output_dir": "out"}
+ALIGN = {"model": "owner/name", "task": {"role": "align"}, "defense": "sft", "output_dir": "out"}
+
+
+def refusal(**changes: object) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict({**NAMED, **changes})
+    return caught.value
+
+
+def test_a_named_task_brings_the_roles_and_their_safety_set():
+    config = config_from_dict(NAMED)
+    assert config.safety["safety"].role == "constraint"
+    assert config.roles is not None
+    given = data_arguments(config)
+    assert (given["task"]["name"], given["task"]["poison_ratio"]) == ("sst2", 0.5)
+    assert RoleSettings(**given["roles"]).align == 5000
+
+
+def test_an_alignment_run_goes_without_safety_set_and_reads_back_as_itself(tmp_path):
+    config = config_from_dict(ALIGN)
+    assert (config.safety, config.constraint) == ({}, {})
+    assert training_arguments(config, elsewhere=True).seed == 42
+    again = config_from_dict(resolved(config))
+    assert config_sha256(again) == config_sha256(config)
+
+
+def test_a_resolved_named_run_reads_back_as_itself():
+    config = config_from_dict({**NAMED, "preset": "small", "template": "alpaca", "adapter_policy": "continue"})
+    assert config_sha256(config_from_dict(resolved(config))) == config_sha256(config)
+
+
+@pytest.mark.parametrize("preset", ["paper", "small"])
+def test_the_roles_of_a_preset_are_fields_of_the_role_settings(preset):
+    config = config_from_dict({**NAMED, "preset": preset})
+    assert config.roles is not None
+    for entry in PROTOCOLS[preset]:
+        block, _, field = entry.key.rpartition(".")
+        if block == "roles":
+            assert getattr(config.roles, field) == entry.value
+            assert hasattr(RoleSettings(**config.roles.model_dump()), field)
+        else:
+            assert getattr(config, field) == entry.value
+
+
+def test_a_preset_leaves_files_of_the_users_own_alone():
+    files = {"model": "m/n", "task": {"data": "t.jsonl"}, "safety": {"data": "s.jsonl"}, "output_dir": "out"}
+    config = config_from_dict({**files, "preset": "paper"})
+    assert (config.roles, config.template) == (None, "chat")
+
+
+def test_the_paper_aligns_and_constrains_on_the_same_pairs_and_small_does_too():
+    for preset in PROTOCOLS:
+        config = config_from_dict({**NAMED, "preset": preset})
+        assert config.roles is not None
+        assert config.roles.constraint is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"task": {"name": "sts2"}}, "unknown task"),
+        ({"task": {"name": "sst2", "data": "x.jsonl"}}, "expected one of"),
+        ({"task": {}}, "expected one of"),
+        ({"task": {"data": "x.jsonl", "poison_ratio": 0.5}, "safety": {"data": "s.jsonl"}}, "belong to `name`"),
+        ({"task": {"name": "sst2", "poison_ratio": 1.5}}, "at most 1"),
+        ({"task": {"name": "sst2", "limit": 3}}, "belongs to `data`"),
+        ({"safety": {"role": "constraint", "data": "s.jsonl"}}, "expected one of"),
+        ({"roles": {"algin": 3}}, "roles.algin"),
+        ({"adapter_policy": "continue", "lora": None}, "rules out"),
+        ({"template": "llama"}, "'chat', 'alpaca' or 'none'"),
+    ],
+    ids=[
+        "task", "two-sources", "no-source", "poisoned-file", "ratio", "limit", "safety", "roles", "continue", "template"
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_by_name(changes, what):
+    assert what in str(refusal(**changes))
+
+
+def test_roles_without_a_named_task_are_refused():
+    files = {"task": {"data": "t.jsonl"}, "safety": {"data": "s.jsonl"}, "roles": {"align": 10}}
+    assert "roles" in refusal(**files).what
+
+
+def test_an_empty_safety_block_is_for_alignment_alone():
+    assert "`safety` is empty" in refusal(safety={}).what
+
+
+def test_overrides_reach_a_named_task(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("model: a/b\ntask: {name: sst2}\noutput_dir: out\n")
+    config = load_config(file, ["task.poison_ratio=0.1", "roles.align=7"])
+    assert (config.task.poison_ratio, config.roles.align) == (0.1, 7)
