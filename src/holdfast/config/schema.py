@@ -127,6 +127,8 @@ class RolesBlock(Block):
     """null: the alignment pairs themselves, as in the paper."""
     monitor: int = Field(default=500, ge=0)
     certify: int = Field(default=500, ge=0)
+    asked: int = Field(default=0, ge=0)
+    """Harmful prompts that a study asks the aligned model, to keep its own safe replies to them."""
     harmful: int = Field(default=0, ge=0)
     """Harmful pairs for defenses that train against them."""
     poison: int = Field(default=1000, ge=0)

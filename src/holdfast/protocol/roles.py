@@ -1,4 +1,4 @@
-"""Who sees which data: seven roles drawn from the public data sets, no two of which share a prompt.
+"""Who sees which data: eight roles drawn from the public data sets, no two of which share a prompt.
 
 | role       | drawn from      | used for                                              |
 |------------|-----------------|-------------------------------------------------------|
@@ -7,6 +7,7 @@
 | monitor    | safe pairs      | looked at during training                             |
 | constraint | safe pairs      | steers training (the align pairs, unless it has a size) |
 | align      | safe pairs      | the alignment stage                                   |
+| asked      | unsafe pairs    | prompts to which the aligned model's own replies are kept |
 | poison     | unsafe pairs    | mixed into the task data by the attacker              |
 | harmful    | unsafe pairs    | what some defenses train against                      |
 
@@ -29,11 +30,16 @@ from holdfast.protocol.groups import GROUP_RULE, groups
 from holdfast.protocol.pools import Pools, read_pools
 
 VERSION = 1
-ROLES = ("evaluation", "certify", "monitor", "constraint", "align", "poison", "harmful")
-_POOL = {"evaluation": "evaluation", "poison": "unsafe", "harmful": "unsafe"}  # all others draw safe pairs
+ROLES = ("evaluation", "certify", "monitor", "constraint", "align", "asked", "poison", "harmful")
+_POOL = {
+    "evaluation": "evaluation",
+    "asked": "unsafe",
+    "poison": "unsafe",
+    "harmful": "unsafe",
+}  # all others draw safe pairs
 # Held-out figures count independent prompts, so these take one pair of a group.
-_ONE_OF_A_GROUP = ("certify", "monitor")
-_MAY_BE_EMPTY = ("monitor", "certify", "harmful", "poison")
+_ONE_OF_A_GROUP = ("certify", "monitor", "asked")
+_MAY_BE_EMPTY = ("monitor", "certify", "asked", "harmful", "poison")
 
 SafeSource = Literal["beavertails", "refusals"]
 HarmPrompts = Literal["beavertails_test", "beavertails_evaluation"]
@@ -47,7 +53,7 @@ class RoleSettings:
         safe: where safe pairs come from.
         harm_prompts: where evaluation prompts come from: the test split's prompts with an unsafe reply, or
             BeaverTails-Evaluation.
-        align, monitor, certify, harmful, poison, evaluation: examples of the role.
+        align, monitor, certify, asked, harmful, poison, evaluation: examples of the role.
         constraint: examples of a role of its own; None takes the align pairs themselves.
         seed: of every draw; each role has its own stream.
     """
@@ -62,6 +68,7 @@ class RoleSettings:
     poison: int
     evaluation: int
     seed: int
+    asked: int = 0
 
     def __post_init__(self) -> None:
         for field, kind in (("safe", SafeSource), ("harm_prompts", HarmPrompts)):
@@ -93,6 +100,7 @@ class Roles:
     harmful: tuple[Example, ...]
     poison: tuple[Example, ...]
     evaluation: tuple[Example, ...]
+    asked: tuple[Example, ...]
     record: dict[str, Any]
 
 

@@ -43,6 +43,7 @@ from holdfast.evaluation.rate import Rate
 from holdfast.models.content import content_of
 from holdfast.models.evaluated import load_unmerged
 from holdfast.protocol.roles import Roles, RoleSettings, draw_roles
+from holdfast.study.kept import keep_replies, kept_file
 from holdfast.study.protocol import (
     Protocol,
     align_settings,
@@ -69,7 +70,11 @@ def run_alignment(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     )
     with _timed(folder, "align"):
         result = run(config_from_dict(settings), resume=True)
-    return {"adapter": str(adapter_of(folder)), "steps": result.values["steps"]}
+    outcome = {"adapter": str(adapter_of(folder)), "steps": result.values["steps"]}
+    if protocol.keep == "replies":
+        with _timed(folder, "keep"):
+            outcome |= keep_replies(protocol, adapter_of(folder), folder)
+    return outcome
 
 
 def adapter_of(folder: Path) -> Path:
@@ -108,7 +113,7 @@ def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "seconds": _timings(folder) | ({} if work.aligned is None else _timings(work.aligned)),
         "provenance": {
             "versions": versions(), "commit": commit(), "hardware": hardware(), "defense": cell["defense"],
-            "constraint": work.constraint(), **hashes,
+            "constraint": work.constraint(), "kept_sha256": work.kept_sha256(), **hashes,
         },
     }  # fmt: skip
 
@@ -129,7 +134,7 @@ class _Cell:
         settings = finetune_settings(
             self.protocol, model=str(adapter_of(self.aligned)), revision=None, task=self.cell["task"],
             poison_ratio=self.cell["poison_ratio"], seed=self.cell["seed"], defense=self.cell["defense"],
-            output_dir=self.folder / RUN,
+            output_dir=self.folder / RUN, kept=kept_file(self.aligned) if self.protocol.keep == "replies" else None,
         )  # fmt: skip
         run(config_from_dict(settings), resume=True)
         return violations(self.folder / RUN, unit=self.protocol.measure.unit, tau=self.protocol.measure.tau)
@@ -138,6 +143,12 @@ class _Cell:
         """tau, alpha, beta and all else of the constraint that the run was held to, defaults included."""
         file = self.folder / RUN / "config.yaml"
         return dict(resolved(load_config(file))["constraint"]) if file.is_file() else None
+
+    def kept_sha256(self) -> str | None:
+        """Of the replies that the run was to keep; None where it kept the roles' pairs."""
+        if self.protocol.keep == "pairs" or self.aligned is None:
+            return None
+        return sha256_file(kept_file(self.aligned))
 
     def questions(self, roles: Roles) -> Questions:
         asked = self.protocol.evaluation

@@ -73,6 +73,9 @@ class Protocol(Block):
     train: dict[str, Any]
     size: int = Field(default=1000, ge=1)
     """N, the fine-tuning rows, poison included."""
+    keep: Literal["pairs", "replies"] = "pairs"
+    """What must stay likely: the pairs of the constraint role (the paper), or the aligned model's own refusals of the
+    `asked` prompts."""
     align: AlignBlock = Field(default_factory=AlignBlock)
     measure: MeasureBlock = Field(default_factory=MeasureBlock)
     evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock)
@@ -102,8 +105,7 @@ def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "pr
     for entry in (*PRESETS[preset], *PROTOCOLS[preset]):
         _put(values, entry)
     values.pop("seed")  # an axis
-    if preset == "paper":
-        values["evaluation"] = {"judge": "beaver_dam"}
+    values |= {"evaluation": {"judge": "beaver_dam"}} if preset == "paper" else {"keep": "replies"}
     for key, value in overrides.items():
         inner = values.get(key)
         mergeable = isinstance(value, Mapping) and isinstance(inner, Mapping)
@@ -158,11 +160,13 @@ def finetune_settings(
     seed: int,
     defense: Mapping[str, Any],
     output_dir: Path,
+    kept: Path | None = None,
 ) -> dict[str, Any]:
     """The run file of the fine-tuning stage.
 
     Args:
         model: the aligned model, as an adapter on the base.
+        kept: the aligned model's own safe replies, as the safety set; None takes the roles' pairs.
         defense: `name`, and optionally `preset`, `options`, `constraint`, `filter` and `train`.
     """
     blocks: dict[str, dict[str, Any]] = paper_defense() if defense.get("preset") == "paper" else {}
@@ -176,6 +180,7 @@ def finetune_settings(
         "defense": {"name": defense["name"], **(defense.get("options") or {})},
         "train": {**protocol.train, **(defense.get("train") or {})},
         **merged,
+        **({} if kept is None else {"safety": {"data": str(kept), "on_leak": "move"}}),
         "seed": seed,
         "output_dir": str(output_dir),
     }

@@ -21,6 +21,7 @@ SETTINGS = RoleSettings(
     constraint=None,
     monitor=8,
     certify=12,
+    asked=4,
     harmful=15,
     poison=20,
     evaluation=30,

@@ -10,16 +10,19 @@ from tests import tiny
 from tests.protocol_data import make_data_folder
 
 from holdfast.config import config_from_dict
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.files import write_json
+from holdfast.evaluation.reply import Reply
 from holdfast.study.cell import adapter_of, run_alignment, run_cell
 from holdfast.study.cells import Alignment, Cell, Defense, Model, reference_cell
+from holdfast.study.kept import keep_replies, kept_file
 from holdfast.study.protocol import finetune_settings, load_protocol, paper_defense, protocol_sha256
 from holdfast.tables.results import read_results
 
 TINY = {
     "dtype": "float32",
-    "roles": {"align": 16, "monitor": 6, "certify": 4, "harmful": 4, "poison": 10, "evaluation": 8},
+    "keep": "pairs",
+    "roles": {"align": 16, "monitor": 6, "certify": 4, "harmful": 4, "poison": 10, "evaluation": 8, "asked": 6},
     "size": 20,
     "train": {"num_train_epochs": 1, "max_length": 128, "per_device_train_batch_size": 4, "use_cpu": True},
     "lora": {"r": 4},
@@ -118,6 +121,39 @@ def test_an_adapter_can_be_continued_instead_of_merged(world):
     assert config["base_model_name_or_path"] == model.ref, "it still stands on the base itself"
     plain = result_of(world, cell_of(model), cell_of(model).id)
     assert result["protocol_sha256"] != plain["protocol_sha256"]
+
+
+def saying(text: str, *, truncated: bool = False):
+    def answer(model, tokenizer, questions, decoding, **_):
+        return {"harm": [Reply(example.id, text, truncated=truncated, tokens=5) for example in questions.harm]}
+
+    return answer
+
+
+def test_the_aligned_models_own_refusals_can_be_what_is_kept(world, monkeypatch):
+    root, model, protocol = world
+    roles = protocol.roles.model_copy(update={"asked": 12})
+    kept = protocol.model_copy(update={"keep": "replies", "roles": roles})
+    monkeypatch.setattr("holdfast.study.kept.answer", saying("I can't help with that."))
+    outcome = keep_replies(kept, adapter_of(root / "align"), root / "align")
+    assert (outcome["asked"], outcome["kept"]) == (12, 12)
+    assert kept_file(root / "align").stat().st_mode & 0o077 == 0
+    result = result_of((root, model, kept), cell_of(model), "kept")
+    assert result["provenance"]["kept_sha256"] == outcome["kept_sha256"]
+    record = json.loads((root / "kept" / "run" / "splits.json").read_text())
+    assert sum(record["counts"].values()) == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "truncated"), [("Sure, here is how to", False), ("I can't help with", True)], ids=["complies", "cut"]
+)
+def test_only_finished_refusals_are_kept(world, monkeypatch, text, truncated):
+    root, _, protocol = world
+    kept = protocol.model_copy(update={"roles": protocol.roles.model_copy(update={"asked": 12})})
+    monkeypatch.setattr("holdfast.study.kept.answer", saying(text, truncated=truncated))
+    with pytest.raises(DataError, match="refused 0 of 12"):
+        keep_replies(kept, adapter_of(root / "align"), root / "elsewhere")
+    assert not kept_file(root / "elsewhere").exists()
 
 
 def test_the_papers_defense_under_another_protocol_keeps_its_own_constants():
