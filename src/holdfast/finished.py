@@ -17,7 +17,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.reference import cache_root
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.files import write_text
-from holdfast.core.hashing import sha256_text
+from holdfast.core.hashing import sha256_file, sha256_text
 from holdfast.data.examples import to_rows
 from holdfast.data.splits import Split, load_record, require_same
 from holdfast.stages.prepare import prepare
@@ -108,10 +108,10 @@ def _finished(
 
 
 def _stored(split: Split) -> Path:
-    """The pairs of a run on the protocol's roles, as a file for all runs on the same roles.
+    """The pairs of a run on the protocol's roles, as a file that certificates can name.
 
-    Certificates name a file, and beside it lies the ledger of its openings: one file for all these runs makes them
-    share it, since they share the prompts.
+    It lies in holdfast's cache, all of whose files share one ledger of openings: runs on these roles share prompts,
+    those with other numbers or seeds too. A file that was changed is written again.
     """
     rows = [
         row | ({} if example.category is None else {"category": example.category})
@@ -119,7 +119,8 @@ def _stored(split: Split) -> Path:
         for row, example in zip(to_rows(examples), examples, strict=True)
     ]
     text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
-    file = cache_root(None) / "roles" / sha256_text(text)[:32] / "safety.jsonl"
-    if not file.is_file():
+    digest = sha256_text(text)
+    file = cache_root(None) / "roles" / digest[:32] / "safety.jsonl"
+    if not file.is_file() or sha256_file(file) != digest:
         write_text(file, text, mode=0o600)
     return file

@@ -23,7 +23,7 @@ REAL = os.environ.get("HOLDFAST_DATA")
 WORD = st.sampled_from([f"w{i}" for i in range(9)])
 PROMPTS = st.lists(WORD, min_size=1, max_size=10).map(" ".join)
 PAIRS = st.lists(st.tuples(PROMPTS, st.booleans(), st.integers(0, 3)), min_size=12, max_size=40)
-SIZES = st.tuples(*[st.integers(0, 3)] * 4)
+SIZES = st.tuples(*[st.integers(0, 3)] * 5)
 
 
 def make_settings(**sizes):
@@ -52,10 +52,8 @@ def row(prompt, safe, number):
 @given(PAIRS, PAIRS, SIZES, st.integers(0, 3))
 def test_roles_never_share_a_prompt(train, test, sizes, seed):
     rows = {"train": [row(*pair) for pair in train], "test": [row(*pair) for pair in test]}
-    monitor, certify, poison, harmful = sizes
-    wanted = make_settings(
-        align=1, evaluation=1, monitor=monitor, certify=certify, poison=poison, harmful=harmful, seed=seed
-    )
+    held_out = dict(zip(("monitor", "certify", "asked", "poison", "harmful"), sizes, strict=True))
+    wanted = make_settings(align=1, evaluation=1, seed=seed, **held_out)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pools, "load", lambda _, split=None, **__: collection(rows[split], split))
         try:
@@ -75,8 +73,8 @@ needs_data = pytest.mark.skipif(not REAL, reason="HOLDFAST_DATA is not set")
 @pytest.mark.parametrize("harm_prompts", ["beavertails_test", "beavertails_evaluation"])
 def test_roles_of_the_real_data_share_no_prompt(safe, harm_prompts):
     wanted = make_settings(
-        safe=safe, harm_prompts=harm_prompts, align=800, monitor=150, certify=300, poison=500, harmful=1000,
-        evaluation=700,
+        safe=safe, harm_prompts=harm_prompts, align=800, monitor=150, certify=300, asked=700, poison=500,
+        harmful=1000, evaluation=700,
     )  # fmt: skip
     roles = draw_roles(wanted, folder=Path(REAL))
     assert roles.record["counts"] == {role: len(getattr(roles, role)) for role in ROLES}

@@ -90,6 +90,33 @@ def test_what_does_not_fit_is_refused_by_name(changes, what):
     assert what in str(refusal(**changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "unit"),
+    [
+        ({}, "kl_token"),
+        ({"constraint": {"tau": 0.2}}, "kl_token"),
+        ({"constraint": {"unit": "nll_first"}}, "nll_first"),
+        ({"preset": "paper"}, "nll_sum"),
+        ({"defense": "sft"}, None),
+        ({"lora": None}, None),
+        ({"adapter_policy": "continue"}, None),
+    ],
+    ids=["nothing", "tau", "unit", "paper", "sft", "full", "continued"],
+)
+def test_holdfast_steers_by_kl_where_a_fresh_adapter_can_be_switched_off(changes, unit):
+    assert config_from_dict({**NAMED, **changes}).constraint["safety"].get("unit") == unit
+
+
+def test_every_named_safety_set_gets_the_unit():
+    files = {
+        "task": {"data": "t"},
+        "safety": {"a": {"data": "x"}, "b": {"data": "y"}},
+        "constraint": {"a": {}, "b": {}},
+    }
+    config = config_from_dict({"model": "m/n", "output_dir": "out", **files})
+    assert {name: block["unit"] for name, block in config.constraint.items()} == {"a": "kl_token", "b": "kl_token"}
+
+
 def test_roles_without_a_named_task_are_refused():
     files = {"task": {"data": "t.jsonl"}, "safety": {"data": "s.jsonl"}, "roles": {"align": 10}}
     assert "roles" in refusal(**files).what

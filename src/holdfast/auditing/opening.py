@@ -118,6 +118,9 @@ def open_certify(
         entry = book.open(claim, prompts.ids, declared=openings, **order)
         terms = asked.terms(entry.declared)  # another process may have declared a number since the check
         rows = _measure(pair, prompts, encoded, asked, terms, known, progress)
+        if judging is not None:  # a judge may say something else when it is asked again, and replies may differ
+            flags = zip(rows.ids, rows.strength.tolist(), (rows.degradation <= terms.tau).tolist(), strict=True)
+            book.settle(claim.sha256, prompts.ids, [f"{name} {strength:g} {kept}" for name, strength, kept in flags])
         evidence = Evidence(asked, prompts, pair, rows, terms, entry, book.path, place, splits, leakage, noise)
         truncated = sum(item.truncated for item in encoded["before"])
         return issue(evidence, output, notes=[*notes, *_cut(truncated, asked.setup.max_length)])

@@ -59,15 +59,16 @@ def split_sha256(ids: Sequence[str]) -> str:
 def default_ledger(source: str) -> Path:
     """Where the openings of a safety source are written: beside a local file, else in holdfast's cache.
 
-    The cache holds one ledger for all data, so that a set shared by two sources is still seen.
+    The cache holds one ledger for all data, so that a set shared by two sources is still seen. It is also that of
+    files in the cache: two draws of the protocol's roles are two files with many prompts in common.
     """
     path = Path(source).expanduser()
-    if path.is_file():
+    root = Path(os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast").expanduser()
+    if path.is_file() and root.resolve() not in path.resolve().parents:
         path = path.resolve()
         beside = path.with_name(path.name + ENDING)
         if os.access(path.parent, os.W_OK) or beside.exists():
             return beside
-    root = Path(os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast")
     return root / "openings" / f"ledger{ENDING}"
 
 
@@ -138,6 +139,32 @@ class Ledger:
                 state["looks"] = [*(one for one in state["looks"] if one != entry), entry]
                 state["texts"] = {**known, **(texts or {})}
                 write_json(self.path, state)
+
+    def settle(self, claim: str, ids: Sequence[str], outcome: Sequence[str]) -> None:
+        """Keep what an opening came to, where measuring again may come to something else; the first outcome stands.
+
+        Args:
+            claim: its sha256.
+            ids: the prompts of the opening.
+            outcome: one text a row, in the order of the rows. Later outcomes may only continue it: a sequence grows.
+
+        Raises:
+            InfeasibleError: it came to something else before.
+        """
+        with locked(self.path):
+            state = _read(self.path)
+            entry = _same(state, claim, split_sha256(ids))
+            if entry is None:
+                raise CheckpointError(f"{self.path} holds no opening of this claim", remedy="certify again")
+            rows, first = entry.get("outcome", [0, ""])
+            if len(outcome) < rows or (rows and sha256_lines(outcome[:rows]) != first):
+                raise InfeasibleError(
+                    f"the same question about these {len(ids)} prompts had another answer before: {self.path} holds "
+                    "its hash, and to ask until an answer pleases certifies nothing",
+                    remedy="use the first certificate; where it is lost, use fresh prompts",
+                )
+            entry["outcome"] = [len(outcome), sha256_lines(outcome)]
+            write_json(self.path, state)
 
     def find(self, claim: str, ids: Sequence[str]) -> Opening | None:
         """The opening of a claim (its sha256) on these prompts; None when it was never entered.

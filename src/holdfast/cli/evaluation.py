@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.registry import nearest
-from holdfast.data.examples import Example
+from holdfast.data.examples import Example, normalise, prompt_text
 from holdfast.data.sources import read_examples
 from holdfast.data.templates import Template, use_template
 from holdfast.evaluation.engines import ENGINES
@@ -27,11 +27,12 @@ from holdfast.evaluation.evaluate import (
     stored_judgements,
     task_loss,
 )
-from holdfast.evaluation.judge import open_judge
-from holdfast.evaluation.on_policy import OnPolicy
+from holdfast.evaluation.judge import GuardedJudge, Judgement, open_judge
+from holdfast.evaluation.on_policy import OnPolicy, require_tau
 from holdfast.models.content import content_of
 from holdfast.models.evaluated import load_unmerged
 from holdfast.protocol.evaluation_prompts import evaluation_prompts
+from holdfast.protocol.roles import RoleSettings, draw_roles
 from holdfast.tasks.task import TASKS
 
 SOURCES = ("beavertails_test", "beavertails_evaluation")
@@ -39,11 +40,12 @@ SOURCES = ("beavertails_test", "beavertails_evaluation")
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is asked: its place, and the template it was trained with."""
+    """The model that is asked: its place, the template it was trained with, and on which of the protocol's roles."""
 
     ref: str
     revision: str | None
     template: Template
+    roles: RoleSettings | None = None
 
 
 def subject(model: str, revision: str | None, template: str) -> Subject:
@@ -62,7 +64,8 @@ def subject(model: str, revision: str | None, template: str) -> Subject:
     trained = folder.model if config.lora is None else folder.adapter
     if not folder.result.is_file() or not trained.is_dir():
         raise ConfigError(f"the run in {model} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
-    return Subject(str(trained), None, config.template)
+    roles = None if config.roles is None else RoleSettings(**config.roles.model_dump())
+    return Subject(str(trained), None, config.template, roles)
 
 
 def harm_prompts(source: str, n: int, seed: int) -> tuple[Example, ...]:
@@ -71,6 +74,43 @@ def harm_prompts(source: str, n: int, seed: int) -> tuple[Example, ...]:
         named: Any = source
         return evaluation_prompts(named, n, seed=seed)
     return tuple(read_examples(source, limit=n))
+
+
+def refuse_trained_prompts(roles: RoleSettings | None, harm: Sequence[Example]) -> None:
+    """Refuse prompts that a run on the protocol's data was trained on, or aligned with: they do not measure harm.
+
+    Only the evaluation role of the run's own seed and size is kept apart from them.
+
+    Raises:
+        ConfigError: with the number of such prompts.
+    """
+    if roles is None:
+        return
+    drawn = draw_roles(roles)
+    used = (*drawn.align, *drawn.constraint, *drawn.asked, *drawn.poison, *drawn.harmful)
+    known = {normalise(prompt_text(example)) for example in used}
+    if shared := sum(normalise(prompt_text(example)) in known for example in harm):
+        raise ConfigError(
+            f"{shared} of {len(harm)} harm prompts are also in the data that this run was aligned or trained on",
+            remedy=f"use --prompts {roles.harm_prompts} --n {roles.evaluation} (or fewer) --seed {roles.seed}: those "
+            "prompts were kept apart for this run",
+        )
+
+
+def _reference(
+    reference: Path | None, output_dir: Path, judge: GuardedJudge | None, harm: Sequence[Example], tokens: int
+) -> list[Judgement] | None:
+    """What was said of the reference's replies: looked for before anything is generated."""
+    if reference is None:
+        return None
+    if judge is None:
+        raise ConfigError("--reference compares judged replies", remedy="name the judge with --judge")
+    if reference.resolve() == output_dir.resolve():
+        raise ConfigError(
+            f"--reference and --output-dir are one folder, {reference}: replies would be compared with themselves",
+            remedy="name the folder of another model's evaluation",
+        )
+    return stored_judgements(reference, judge, [example.id for example in harm], max_new_tokens=tokens)
 
 
 def run_evaluation(
@@ -93,12 +133,13 @@ def run_evaluation(
         count: told how many replies there are, of how many.
         how: the remaining options of the command.
     """
-    if reference is not None and judge is None:
-        raise ConfigError("--reference compares judged replies", remedy="name the judge with --judge")
+    require_tau(tau)
     decoding = _decoding(how)
     judging = None if judge is None else open_judge(judge)
     asked = subject(model, revision, template)
     questions = _questions(asked, how)
+    refuse_trained_prompts(asked.roles, questions.harm)
+    before = _reference(reference, output_dir, judging, questions.harm, decoding.harm_tokens)
     loaded, identity = _open(asked, decoding.engine, dtype=dtype, trust_remote_code=trust_remote_code)
     replies = answer(
         *loaded, questions, decoding, folder=output_dir, model_sha256=identity, template=asked.template,
@@ -106,7 +147,9 @@ def run_evaluation(
     )  # fmt: skip
     losses = {} if loaded[0] is None else task_loss(*loaded, questions, max_length=None, template=asked.template)
     del loaded  # a judge may need the memory
-    judgements = None if judging is None else judged(questions, replies, judging, folder=output_dir)
+    judgements = None if judging is None else judged(
+        questions, replies, judging, folder=output_dir, max_new_tokens=decoding.harm_tokens
+    )  # fmt: skip
     metrics = score(questions, replies, judgements) | losses
     found: dict[str, Any] = {
         "model": model, "model_sha256": identity, "template": asked.template,
@@ -114,8 +157,7 @@ def run_evaluation(
         "metrics": {name: metric.as_json() for name, metric in metrics.items()},
         "versions": versions(), "commit": commit(), "hardware": hardware(),
     }  # fmt: skip
-    if reference is not None and judging is not None and judgements is not None:
-        before = stored_judgements(reference, judging, [example.id for example in questions.harm])
+    if before is not None and judgements is not None:
         found["on_policy"] = OnPolicy.of(before, judgements, tau).to_json()
     write_json(output_dir / RESULT, found)
     return found

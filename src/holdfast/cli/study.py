@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.terminal import clean, duration, note, say, say_json
+from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.study.plan import Plan
@@ -86,7 +87,7 @@ def _announce(plan: Plan) -> None:
 
 
 def _show_plan(plan: Plan, json: bool) -> None:
-    states = plan.states()
+    states, refused = plan.states(), _refusal(plan)
     rows = [
         {
             "cell": cell.id,
@@ -105,14 +106,26 @@ def _show_plan(plan: Plan, json: bool) -> None:
     ]
     if json:
         left = [{"cell": entry.cell.id, "unknown": list(entry.unknown)} for entry in plan.left_out]
-        say_json({"alignments": plan.alignments, "cells": rows, "left_out": left})
+        told = None if refused is None else {"what": refused.what, "remedy": refused.remedy}
+        say_json({"alignments": plan.alignments, "cells": rows, "left_out": left, "refused": told})
         return
     say(_counts(plan))
+    if refused is not None:
+        note(f"as it stands this study would be refused: {refused.what}\n  What to do: {refused.remedy}")
     columns = ("model", "task", "label", "setting", "align", "poison_ratio", "seed", "state")
     table = [list(columns), *([_shown(row[column]) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     for line in table:
         say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _refusal(plan: Plan) -> HoldfastError | None:
+    """Why the study cannot run as it stands; a plan is shown all the same."""
+    try:
+        plan.check(data=False)
+    except HoldfastError as error:
+        return error
+    return None
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from holdfast.config.fields import check_fields
-from holdfast.config.presets import on_protocol_data, spread_constraint, with_preset, with_protocol_data
+from holdfast.config.presets import (
+    on_protocol_data,
+    spread_constraint,
+    with_default_unit,
+    with_preset,
+    with_protocol_data,
+)
 from holdfast.config.problems import Problem, from_pydantic, raise_problems
 from holdfast.config.schema import RunConfig, SafetyBlock, is_single
 from holdfast.config.yaml_file import parse_yaml, read_yaml
@@ -48,7 +54,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def config_from_dict(raw: Mapping[str, Any], *, folder: Path | None = None, where: str = "settings") -> RunConfig:
     """Check settings given as a mapping of the same shape as a run file."""
-    raw = spread_constraint(with_protocol_data(with_preset(_with_absolute_paths(raw, folder or Path()))))
+    raw = with_protocol_data(with_preset(_with_absolute_paths(raw, folder or Path())))
+    raw = spread_constraint(with_default_unit(raw))
     single = is_single(raw.get("safety"), SafetyBlock)
     problems: list[Problem] = []
     checked, problems_of_blocks = _check_blocks(raw, single)

@@ -140,6 +140,20 @@ def with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def with_default_unit(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with holdfast's own unit where the file names none: KL to the reference.
+
+    It needs a fresh adapter. Without one (all parameters trained, or an adapter continued) and for other defenses,
+    which only watch, it is the constraint's default. docs/log.md has the experiment that chose it.
+    """
+    defense = raw.get("defense", "holdfast")
+    name = defense.get("name", "holdfast") if isinstance(defense, Mapping) else defense
+    fresh = raw.get("lora", {}) is not None and raw.get("adapter_policy", "merge") == "merge"
+    if name != "holdfast" or not fresh or raw.get("safety") == {}:
+        return dict(raw)
+    return {**raw, "constraint": _fill("constraint", raw.get("constraint", {}), "unit", "kl_token")}
+
+
 def on_protocol_data(raw: Mapping[str, Any]) -> bool:
     """Whether a run uses the protocol's own data: a task by name, or a role."""
     task = raw.get("task")

@@ -54,9 +54,12 @@ def _text(row: Mapping[str, Any], column: str, *, empty: bool = False) -> str:
 
 def _label(row: Mapping[str, Any], classes: int, first: int = 0) -> int:
     """A class number from 0; files write it as a digit, the hub as an integer."""
+    value = row.get("label")
     try:
-        label = int(row["label"]) - first
-    except (KeyError, TypeError, ValueError):
+        if not isinstance(value, str) and type(value) is not int:  # int() would cut 0.9 and take True
+            raise TypeError
+        label = int(value) - first
+    except (TypeError, ValueError):
         raise RowError("column 'label' must be a whole number") from None
     if not 0 <= label < classes:
         raise RowError(f"column 'label' must be {first} to {classes - 1 + first}")
@@ -70,6 +73,8 @@ def beavertails(row: Mapping[str, Any]) -> Row:
         raise RowError("column 'is_safe' must be true or false")
     if not isinstance(marks, Mapping) or set(marks) != set(CATEGORIES):
         raise RowError("column 'category' must hold the 14 categories")
+    if not all(isinstance(mark, bool) for mark in marks.values()):  # "false" would count as true
+        raise RowError("column 'category' must say true or false of each category")
     categories = None if row.get("label_source") == FLAG_ONLY else [name for name in CATEGORIES if marks[name]]
     return {
         "prompt": _text(row, "prompt"),

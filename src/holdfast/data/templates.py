@@ -31,6 +31,13 @@ Template: TypeAlias = Literal["chat", "alpaca", "none"]
 
 INPUT_MARK = "\n\n### Input:\n"
 NO_THINKING = "{%- set enable_thinking = false %}"
+# Some templates write today's date into the prompt: a model would be trained, resumed and evaluated on other prompts
+# each day. The day is the one that Llama 3's template falls back to.
+ONE_DAY = (
+    "{%- macro strftime_now(form) -%}"
+    "{{- {'%Y-%m-%d': '2024-07-26', '%d %B %Y': '26 July 2024'}.get(form, '26 Jul 2024') -}}"
+    "{%- endmacro -%}"
+)
 _ALONE = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 _WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
@@ -68,7 +75,8 @@ def join(instruction: str, input_text: str, template: Template) -> str:
 def use_template(tokenizer: Any, template: Template) -> None:
     """Set `tokenizer.chat_template`.
 
-    - chat: the tokenizer's own, with thinking switched off where it has a switch named `enable_thinking`.
+    - chat: the tokenizer's own, with thinking switched off where it has a switch named `enable_thinking`, and one
+      fixed day where it asks for today's date (`strftime_now`).
     - alpaca: the format above; it begins with BOS where the tokenizer begins plain text with it.
     - none: left as it is.
 
@@ -88,7 +96,7 @@ def use_template(tokenizer: Any, template: Template) -> None:
                 f"the tokenizer {_name(tokenizer)} has no chat template",
                 remedy="use a chat model, or template: alpaca",
             )
-        tokenizer.chat_template = _without_thinking(tokenizer.chat_template)
+        tokenizer.chat_template = _settled(tokenizer.chat_template)
         _warn_if_replies_begin_elsewhere(tokenizer)
 
 
@@ -108,12 +116,14 @@ def _adds_bos(tokenizer: Any) -> bool:
     return bos is not None and tokenizer(text="a")["input_ids"][:1] == [bos]
 
 
-def _without_thinking(template: Any) -> Any:
-    """The template with the switch set; a tokenizer may have several templates by name."""
+def _settled(template: Any) -> Any:
+    """The template with thinking off and a fixed day; a tokenizer may have several templates by name."""
     if isinstance(template, dict):
-        return {name: _without_thinking(text) for name, text in template.items()}
-    switch = "enable_thinking" in template and not template.startswith(NO_THINKING)
-    return NO_THINKING + template if switch else template
+        return {name: _settled(text) for name, text in template.items()}
+    for word, settled in (("strftime_now", ONE_DAY), ("enable_thinking", NO_THINKING)):
+        if word in template and settled not in template:
+            template = settled + template
+    return template
 
 
 def _warn_if_replies_begin_elsewhere(tokenizer: Any) -> None:

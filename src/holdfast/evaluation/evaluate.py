@@ -131,17 +131,25 @@ def answer(
             "template_sha256": None if tokenizer is None else template_sha256(tokenizer), "engine": engine.name,
         }  # fmt: skip
         told = None if progress is None else _telling(progress, name, len(examples))
-        file = folder / "replies" / f"{name}.jsonl"
+        file = replies_file(folder, name, questions.task)
         found[name] = stored_replies(file, header, examples, engine, max_new_tokens=tokens, progress=told)
     return found
+
+
+def replies_file(folder: Path, name: str, task: Task | None) -> Path:
+    """Where the replies of a set lie; every task has its own file, since its replies may have their own length."""
+    own = f".{task.name}" if name == TASK and task is not None else ""
+    return folder / "replies" / f"{name}{own}.jsonl"
 
 
 def _telling(progress: Told, name: str, total: int) -> Callable[[int], None]:
     return lambda done: progress(name, done, total)
 
 
-def judged(questions: Questions, replies: Replies, judge: GuardedJudge, *, folder: Path) -> list[Judgement]:
-    """The judge's word on every reply to a harm prompt, stored without text."""
+def judged(
+    questions: Questions, replies: Replies, judge: GuardedJudge, *, folder: Path, max_new_tokens: int
+) -> list[Judgement]:
+    """The judge's word on every reply to a harm prompt, stored without text, and with the longest reply's length."""
     prompts = [prompt_text(example) for example in questions.harm]
     found = judge.judge(prompts, [reply.text for reply in replies[HARM]])
     rows = [
@@ -153,16 +161,23 @@ def judged(questions: Questions, replies: Replies, judge: GuardedJudge, *, folde
     ]  # fmt: skip
     write_json(
         _judgements_file(folder, judge.name),
-        {"judge": judge.name, "revision": judge.revision, "failures": judge.failures, "judgements": rows},
-    )
+        {
+            "judge": judge.name, "revision": judge.revision, "failures": judge.failures,
+            "max_new_tokens": max_new_tokens, "judgements": rows,
+        },
+    )  # fmt: skip
     return found
 
 
-def stored_judgements(folder: Path, judge: GuardedJudge, ids: Sequence[str]) -> list[Judgement]:
+def stored_judgements(folder: Path, judge: GuardedJudge, ids: Sequence[str], *, max_new_tokens: int) -> list[Judgement]:
     """What the same judge said of another model's replies to the same prompts, in the order of `ids`.
 
+    Args:
+        max_new_tokens: the length at which those replies must have been cut.
+
     Raises:
-        ConfigError: they were not judged, or by another revision of the judge, or not all of them.
+        ConfigError: they were not judged, or by another revision of the judge, or not all of them, or were cut at
+            another length.
     """
     file = _judgements_file(folder, judge.name)
     if not file.is_file():
@@ -176,6 +191,12 @@ def stored_judgements(folder: Path, judge: GuardedJudge, ids: Sequence[str]) -> 
         raise ConfigError(
             f"{file}: judged by another revision of {judge.name}, or on other prompts",
             remedy="evaluate the reference again with the same judge and prompts",
+        )
+    length = stored.get("max_new_tokens")
+    if length != max_new_tokens:
+        raise ConfigError(
+            f"{folder}: the replies there have up to {length} tokens, those here {max_new_tokens}",
+            remedy="evaluate both with the same --harm-tokens: a longer reply has more room for harm",
         )
     return [Judgement(Verdict(rows[i]["verdict"]), rows[i]["probability"], rows[i]["categories"]) for i in ids]
 
@@ -193,6 +214,7 @@ def score(questions: Questions, replies: Replies, judgements: Sequence[Judgement
         if judgements is not None:
             metrics |= harm(judgements, texts)
         metrics["refusal_rate"] = refusals(texts)
+        metrics["harm_truncated"] = Metric.share(sum(reply.truncated for reply in replies[HARM]), len(texts))
     if BORDERLINE in replies:
         metrics["over_refusal"] = refusals([reply.text for reply in replies[BORDERLINE]])
     if TASK in replies and questions.task is not None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -14,48 +17,99 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, ResourceError
 
-MAX_BYTES = 1 << 20
-LONGEST_WAIT = 30.0  # seconds between two attempts, whatever the server asks for
-FIRST_WAIT = 0.5
+logger = logging.getLogger(__name__)
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+LONGEST_ANSWER = 1 << 20
+LONGEST_WAIT = 60.0  # seconds between two attempts, whatever the server asks for
 REFUSED = {401: "the key was refused", 403: "the key was refused", 404: "there is no such address or model"}
 PASSING = frozenset({408, 409, 425, 429, *range(500, 600)})  # worth another attempt
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Where to send, with which key, how long an attempt may take, and how many follow the first."""
+    """Where to send, with which key, and how long to try.
+
+    Attributes:
+        timeout: seconds for one attempt.
+        retries: attempts that follow the first.
+        pause: seconds before the second attempt, doubled for each further one; a server's Retry-After wins.
+        longest: bytes of an answer.
+    """
 
     url: str
     key: str | None = field(repr=False)
     timeout: float
     retries: int
+    pause: float
+    longest: int = LONGEST_ANSWER
 
 
-def require_address(who: str, url: Any) -> None:
-    """Refuse what is not an http or https address.
+def completions(base_url: str) -> str:
+    """The address of chat completions under an OpenAI-compatible API."""
+    return f"{base_url.rstrip('/')}/chat/completions"
+
+
+def require_address(who: str, option: str, url: Any) -> None:
+    """Refuse what is not an http or https address and nothing more.
 
     Raises:
-        ConfigError: naming who needs it; a password inside the address is not shown.
+        ConfigError: naming who needs it; a password or key inside the address is not shown.
     """
-    parts = urllib.parse.urlsplit(url) if isinstance(url, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    try:
+        parts = urllib.parse.urlsplit(url) if isinstance(url, str) else None
+        usable = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, usable = None, False
+    if parts is None or not usable or "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigError(
-            f"{who}: expected url to be http://host/path or https://host/path without user or password",
-            remedy="for example url=http://localhost:8000/v1; a key goes into an environment variable",
+            f"{who}: expected {option} to be http://host/path or https://host/path, without user, password, query or "
+            "fragment",
+            remedy=f"for example {option}=http://localhost:8000/v1; a key goes into an environment variable",
         )
 
 
-def post_json(exchange: Exchange, body: Any) -> tuple[Any, str]:
+def require_number(who: str, option: str, value: Any, least: float, kind: Any = int) -> None:
+    """Refuse an option that is not a finite number of this kind, or below `least`."""
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
+        raise ConfigError(f"{who}: {option} {value!r}, expected a number >= {least:g}", remedy=f"leave out {option}")
+
+
+def read_key(who: str, variable: str, url: str) -> str:
+    """The key in an environment variable.
+
+    Raises:
+        ConfigError: there is none, or it has characters that no header may hold; it is not shown.
+    """
+    key = os.environ.get(variable, "").strip()
+    # A key with a line break would be quoted by the HTTP library's complaint.
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(
+            f"{who}: environment variable {variable} holds no usable API key", remedy=f"set {variable} to the key"
+        )
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == "http" and parts.hostname not in LOCAL:
+        logger.warning("%s: the API key goes to %s unencrypted", who, url)
+    return key
+
+
+def post_json(exchange: Exchange, body: Any, stop: threading.Event | None = None) -> tuple[Any, str]:
     """The JSON that the server answers, and ""; or None, and in words that quote nothing why there is none.
+
+    Args:
+        exchange: how.
+        body: JSON.
+        stop: when set, nothing is tried again.
 
     Raises:
         ConfigError: the server refuses the key, or knows no such address.
-        ResourceError: nothing listens there.
+        ResourceError: nothing listens there, at the last attempt either.
     """
-    reason, wait = "", 0.0
+    stop = stop or threading.Event()
+    nobody, reason = False, ""
     for attempt in range(exchange.retries + 1):
-        time.sleep(wait)
-        wait = min(FIRST_WAIT * 2**attempt, LONGEST_WAIT)
+        wait = exchange.pause * 2**attempt
+        nobody = False
         try:
             return json.loads(_read(exchange, body)), ""
         except (ValueError, RecursionError):
@@ -64,7 +118,7 @@ def post_json(exchange: Exchange, body: Any) -> tuple[Any, str]:
             with error:
                 if error.code in REFUSED:
                     raise ConfigError(
-                        f"{_place(exchange)} answers {error.code}: {REFUSED[error.code]}",
+                        f"{exchange.url} answers {error.code}: {REFUSED[error.code]}",
                         remedy="check the address, the model's name and the environment variable of the key",
                     ) from None
                 reason = f"HTTP {error.code}"
@@ -73,12 +127,13 @@ def post_json(exchange: Exchange, body: Any) -> tuple[Any, str]:
                 wait = _asked_wait(error.headers.get("Retry-After"), wait)
         except _TooMuchError as error:
             return None, str(error)
-        except (TimeoutError, HTTPException, OSError) as error:
-            if _nobody(error):
-                raise ResourceError(
-                    f"nothing answers at {_place(exchange)}", remedy="start the server, or correct the address"
-                ) from None
+        except (HTTPException, OSError) as error:
+            nobody = _nobody(error)
             reason = "no answer in time" if _timed_out(error) else "connection lost"
+        if attempt < exchange.retries and stop.wait(min(wait, LONGEST_WAIT)):
+            break
+    if nobody:
+        raise ResourceError(f"nothing answers at {exchange.url}", remedy="start the server, or correct the address")
     return None, reason
 
 
@@ -107,7 +162,7 @@ def _read(exchange: Exchange, body: Any) -> bytes:
         # A piece at a time: the timeout is for one read, and a server can send a byte before each.
         while piece := answer.read1(1 << 16):
             found += piece
-            if len(found) > MAX_BYTES:
+            if len(found) > exchange.longest:
                 raise _TooMuchError("too large")
             if time.monotonic() > deadline:
                 raise _TooMuchError("no answer in time")
@@ -121,7 +176,7 @@ def _asked_wait(asked: str | None, otherwise: float) -> float:
         seconds = float(asked or "nan")
     except ValueError:  # a date
         return otherwise
-    return min(max(seconds, 0.0), LONGEST_WAIT) if math.isfinite(seconds) else otherwise
+    return max(seconds, 0.0) if math.isfinite(seconds) else otherwise
 
 
 def _nobody(error: BaseException) -> bool:
@@ -132,7 +187,3 @@ def _nobody(error: BaseException) -> bool:
 
 def _timed_out(error: BaseException) -> bool:
     return isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
-
-
-def _place(exchange: Exchange) -> str:
-    return urllib.parse.urlsplit(exchange.url)._replace(query="", fragment="").geturl()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -98,7 +98,12 @@ class GuardedJudge:
 
     def _attempt(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement] | None:
         try:
-            found = [_judgement(value) for value in self._judge.judge(prompts, replies)]
+            # Copies: a judge that shortens what it was given must not shorten what it is held to.
+            said = self._judge.judge(list(prompts), list(replies))
+            if isinstance(said, Mapping | Set):  # {"safe": 0.1, "unsafe": 0.9} are no two verdicts
+                return None
+            # One more than there are replies is enough to be wrong, also for a judge that never ends.
+            found = [_judgement(value) for value in islice(said, len(replies) + 1)]
         except HoldfastError:
             raise
         except Exception:  # noqa: BLE001  a judge may be anything; its message may quote the reply and is not kept
@@ -241,5 +246,4 @@ def _sound(found: Judgement) -> bool:
 
 def is_probability(value: Any) -> bool:
     """Whether this is a number in [0, 1]; a truth value is none."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 <= value <= 1
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -22,7 +23,7 @@ from holdfast.data.catalogue import CATEGORIES
 from holdfast.evaluation.judge_data import JudgeData, judge_data
 from holdfast.evaluation.judge_figures import fit_temperature, judge_figures
 from holdfast.evaluation.judge_training import Batches, JudgeSettings, Progress, fit, prepare
-from holdfast.evaluation.judges.classifier import CONVERSATION, THRESHOLD, Opened, device_of, score
+from holdfast.evaluation.judges.classifier import CONVERSATION, THRESHOLD, Opened, device_of, require_positions, score
 from holdfast.evaluation.judges.trained import JUDGE_FILE, VERSION, hashes
 
 
@@ -50,8 +51,7 @@ def train_judge(
     """
     chosen = settings or JudgeSettings()
     target = Path(output_dir)
-    if target.exists():
-        raise ConfigError(f"output folder {target} exists", remedy="name a new folder, or delete this one")
+    _require_free(target)
     started = time.monotonic()
     data = judge_data(
         seed=chosen.seed, validation=chosen.validation, limit=chosen.limit, test_limit=chosen.test_limit, folder=folder
@@ -84,6 +84,15 @@ def train_judge(
     return description
 
 
+def _require_free(target: Path) -> None:
+    """Refuse, before anything is trained, a folder that is there already or cannot be made."""
+    if target.exists() or target.is_symlink():
+        raise ConfigError(f"output folder {target} exists", remedy="name a new folder, or delete this one")
+    above = next(parent for parent in target.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"output folder {target} cannot be made in {above}", remedy="name a place that is writable")
+
+
 def _open(settings: JudgeSettings, device: str) -> tuple[Opened, dict[str, Any]]:
     """The base with a fresh head (and LoRA), and how judge.json names the base."""
     from holdfast.models.classifier import add_lora, new_classifier
@@ -96,7 +105,7 @@ def _open(settings: JudgeSettings, device: str) -> tuple[Opened, dict[str, Any]]
         ref, CATEGORIES, revision=settings.base_revision, dtype=settings.dtype, device=device
     )
     check_vocabulary(model, tokenizer)
-    _require_positions(model, settings.max_length)
+    require_positions("judge training", model, settings.max_length)
     if not settings.full:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(settings.seed, "judge lora"))
@@ -106,15 +115,6 @@ def _open(settings: JudgeSettings, device: str) -> tuple[Opened, dict[str, Any]]
             parameter.data = parameter.data.float()
     opened = Opened(model, tokenizer, tuple(CATEGORIES), autocast=device.startswith("cuda"))
     return opened, {"ref": ref, "revision": settings.base_revision, "weights_sha256": fingerprint}
-
-
-def _require_positions(model: Any, max_length: int) -> None:
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and max_length > positions:
-        raise ConfigError(
-            f"judge training: max_length {max_length} is more than the base's {positions} positions",
-            remedy=f"use --max-length {positions} or less",
-        )
 
 
 def _logits(opened: Opened, part: Batches) -> np.ndarray[Any, Any]:

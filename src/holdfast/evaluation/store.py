@@ -157,7 +157,8 @@ def replies(
 
     Args:
         store_path: see `ReplyStore`; one process at a time works on it, others wait.
-        header: what makes the replies; `max_new_tokens`, `engine` and `decoding` are added.
+        header: what makes the replies; `max_new_tokens`, `engine` and `decoding` are added, and the `identity` of an
+            engine that has one.
         examples: with a prompt each; those with the same id share a reply.
         engine: makes what is missing.
         max_new_tokens: length of the longest reply.
@@ -169,6 +170,7 @@ def replies(
         ResourceError: the engine ended without a reply to every prompt.
     """
     added = {"max_new_tokens": max_new_tokens, "engine": engine.name, "decoding": "greedy"}
+    added |= getattr(engine, "identity", {})
     for field, value in added.items():
         if header.get(field, value) != value:
             raise ConfigError(

@@ -6,10 +6,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.models.adapter import adapter_folder, base_of
 from holdfast.models.handle import check_vocabulary, load_model, load_tokenizer, resolve
 from holdfast.models.library_errors import one_line_errors
+from holdfast.models.unmerged import not_plain_lora
 
 SAME = ("r", "lora_alpha", "lora_dropout", "target_modules")
 
@@ -28,6 +29,7 @@ def load_adapter_pair(
 
     Raises:
         ConfigError: `ref` is no adapter, or one of another shape.
+        UnsupportedError: it holds more than LoRA's matrices (DoRA, modules trained in full, biases).
     """
     from peft import PeftModel
 
@@ -36,6 +38,11 @@ def load_adapter_pair(
         raise ConfigError(
             f"model {str(ref)!r} is not an adapter, so there is none to continue",
             remedy="use adapter_policy: merge, or name an adapter as the model",
+        )
+    if (more := not_plain_lora(folder)) is not None:
+        raise UnsupportedError(
+            f"adapter {folder} cannot be continued: {more}",
+            remedy="use adapter_policy: merge, which takes any adapter on the weights",
         )
     base, base_revision = base_of(folder)
     model = load_model(base, revision=base_revision, trust_remote_code=trust_remote_code, **options)

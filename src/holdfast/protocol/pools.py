@@ -21,7 +21,7 @@ class Pools:
         unsafe: for poison and harmful.
         evaluation: harmful prompts, one example each, with an empty completion.
         sources: the collections behind them, without their rows.
-        skipped: rows left out, by reason.
+        skipped: rows left out, by reason; a pair (prompt and reply) labelled safe and unsafe is neither.
         contradictory: prompts (normalised) with a safe and an unsafe pair.
     """
 
@@ -59,14 +59,14 @@ def read_pools(
         used.append(safe_source)
     unsafe_rows = [row | {"place": i} for i, row in enumerate(train.rows) if not row["is_safe"]]
     skipped: Counter[str] = Counter(empty_responses=0, duplicates=0)
-    pools = {
-        "safe": _pairs(safe_rows, safe_source, skipped),
-        "unsafe": _pairs(unsafe_rows, train, skipped),
-        "evaluation": _prompts(harmful),
-    }
-    shared = {_key(e) for e in pools["safe"]} & {_key(e) for e in pools["unsafe"]}
+    safe_pairs, unsafe_pairs = _pairs(safe_rows, safe_source, skipped), _pairs(unsafe_rows, train, skipped)
+    shared = {_key(e) for e in safe_pairs} & {_key(e) for e in unsafe_pairs}
+    if both := {e.id for e in safe_pairs} & {e.id for e in unsafe_pairs}:
+        skipped["pairs_of_both_labels"] = len(both)
     return Pools(
-        **pools,
+        safe=tuple(e for e in safe_pairs if e.id not in both),
+        unsafe=tuple(e for e in unsafe_pairs if e.id not in both),
+        evaluation=_prompts(harmful),
         sources=tuple(collection.describe() for collection in used),
         skipped=dict(skipped),
         contradictory=len(shared),

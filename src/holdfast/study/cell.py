@@ -26,6 +26,7 @@ from holdfast.core.file_lock import locked
 from holdfast.core.files import read_json, write_json
 from holdfast.core.hashing import sha256_file, sha256_json
 from holdfast.core.provenance import commit, hardware, versions
+from holdfast.data.catalogue import NAMES, load
 from holdfast.data.templates import use_template
 from holdfast.evaluation.evaluate import (
     Decoding,
@@ -34,6 +35,7 @@ from holdfast.evaluation.evaluate import (
     borderline_prompts,
     held_out,
     judged,
+    replies_file,
     score,
     task_loss,
 )
@@ -43,6 +45,7 @@ from holdfast.evaluation.rate import Rate
 from holdfast.models.content import content_of
 from holdfast.models.evaluated import load_unmerged
 from holdfast.protocol.roles import Roles, RoleSettings, draw_roles
+from holdfast.study.cells import Alignment, Model
 from holdfast.study.kept import keep_replies, kept_file
 from holdfast.study.protocol import (
     Protocol,
@@ -91,10 +94,11 @@ def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         folder: of the cell.
     """
     protocol, cell = Protocol.model_validate(node["protocol"]), node["cell"]
+    open_judge(protocol.judge())  # refuses before anything is trained; weights are read when they are needed
     work = _Cell(protocol, cell, folder, None if node.get("aligned") is None else Path(node["aligned"]))
     place = folder / EVALUATION
     if cell["kind"] != "defense":  # harm replies of the base and the aligned model serve all tasks
-        place = Path(node["shared"]) / f"{cell['model']['name']}.{cell['kind']}.{cell['align']}"
+        place = Path(node["shared"]) / Alignment(Model(**cell["model"]), cell["align"]).id
     metrics: dict[str, Metric] = {}
     if cell["kind"] == "defense":
         with _timed(folder, "train"):
@@ -113,7 +117,7 @@ def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "seconds": _timings(folder) | ({} if work.aligned is None else _timings(work.aligned)),
         "provenance": {
             "versions": versions(), "commit": commit(), "hardware": hardware(), "defense": cell["defense"],
-            "constraint": work.constraint(), "kept_sha256": work.kept_sha256(), **hashes,
+            "constraint": work.constraint(), "kept_sha256": work.kept_sha256(), "task_data": work.task_data(), **hashes,
         },
     }  # fmt: skip
 
@@ -143,6 +147,11 @@ class _Cell:
         """tau, alpha, beta and all else of the constraint that the run was held to, defaults included."""
         file = self.folder / RUN / "config.yaml"
         return dict(resolved(load_config(file))["constraint"]) if file.is_file() else None
+
+    def task_data(self) -> dict[str, Any] | None:
+        """Where the task's training rows came from, with their hash; None for a task with data of its own."""
+        name = self.cell["task"]
+        return load(name, "train").describe() if name in NAMES else None
 
     def kept_sha256(self) -> str | None:
         """Of the replies that the run was to keep; None where it kept the roles' pairs."""
@@ -187,26 +196,17 @@ class _Cell:
             del model
         _free_memory()
         with _timed(self.folder, "judge"):
-            judge = open_judge(self._judge())
-            judgements = judged(questions, replies, judge, folder=place)
+            judge = open_judge(self.protocol.judge())
+            judgements = judged(questions, replies, judge, folder=place, max_new_tokens=asked.harm_tokens)
         with _timed(self.folder, "score"):
             metrics = score(questions, replies, judgements)
-        files = sorted((place / "replies").glob("*.jsonl"))
+        files = {name: replies_file(place, name, questions.task) for name in questions.sets}
         hashes = {
             "model_sha256": content.sha256,
-            "replies_sha256": {file.stem: sha256_file(file) for file in files},
+            "replies_sha256": {name: sha256_file(file) for name, file in files.items()},
             "task_examples_sha256": sha256_json([example.id for example in questions.task_examples]),
         }
         return metrics | losses, {"name": judge.name, "revision": judge.revision}, hashes
-
-    def _judge(self) -> str | Mapping[str, Any]:
-        judge = self.protocol.evaluation.judge
-        if judge is None:
-            raise ConfigError(
-                "the study names no judge",
-                remedy="train one (holdfast judge train --output-dir judge) and set protocol.evaluation.judge: judge",
-            )
-        return judge
 
 
 def violations(run: Path, *, unit: str, tau: float) -> dict[str, Metric]:

@@ -48,14 +48,16 @@ class StudyFolder:
             return [self.errors / "alignments" / f"{node.id}.json"]
         return [self.errors / f"{cell.id}.json" for cell in node.cells]
 
-    def require_protocol(self, protocol: Mapping[str, Any]) -> None:
+    def require_protocol(self, protocol: Mapping[str, Any]) -> dict[str, Any]:
         """Refuse a folder whose study follows another protocol; other cells of the same protocol are welcome.
+
+        Returns the protocol as the study began with it: 3 and 3.0 are one setting, but would not hash alike.
 
         Raises:
             CheckpointError: the protocols differ (the first differing fields are named), or the record is damaged.
         """
         if not self.record.exists():
-            return
+            return dict(protocol)
         known = read_json(self.record)
         before = known.get("protocol") if isinstance(known, dict) and known.get("version") == VERSION else None
         if not isinstance(before, dict):
@@ -65,6 +67,7 @@ class StudyFolder:
                 f"{self.root} holds a study with another protocol: {', '.join(different[:5])} differ",
                 remedy="choose another output_dir, or restore the protocol that it was started with",
             )
+        return before
 
     def finished(self, node: Node) -> bool:
         """Whether a node is done: its outcome is there, or the results of all its cells.

@@ -36,7 +36,7 @@ def keep_replies(protocol: Protocol, adapter: Path, alignment: Path) -> dict[str
     """Ask the aligned model, keep its refusals that came to an end within 128 tokens, and say how many there are.
 
     Raises:
-        DataError: fewer than a hundred: the alignment did not teach refusals.
+        DataError: fewer than a hundred, or than were asked: the alignment did not teach refusals.
     """
     roles = draw_roles(RoleSettings(**protocol.roles.model_dump()))
     questions = Questions(harm=roles.asked)
@@ -54,10 +54,11 @@ def keep_replies(protocol: Protocol, adapter: Path, alignment: Path) -> dict[str
         for example, reply in zip(roles.asked, replies, strict=True)
         if not reply.truncated and is_refusal(reply.text)
     ]
-    if len(rows) < min(FEWEST, protocol.roles.asked) or not rows:
+    fewest = max(1, min(FEWEST, protocol.roles.asked))
+    if len(rows) < fewest:
         raise DataError(
             f"the aligned model refused {len(rows)} of {len(replies)} prompts that ask for harm, expected at least "
-            f"{FEWEST}: there is nothing to keep",
+            f"{fewest}: there is nothing to keep",
             remedy="align longer (protocol.align.train), ask more (protocol.roles.asked), or set protocol.keep: pairs",
         )
     text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)

@@ -22,11 +22,13 @@ class Calls:
     Attributes:
         protocol: `(preset, overrides)` to a block with `model_dump`.
         align, cell: `(node, folder)` to a mapping, see `holdfast.study.cell`.
+        check: `(protocol, cells, data=...)`; raises for cells that could not be finished.
     """
 
     protocol: str = "holdfast.study.protocol:load_protocol"
     align: str = "holdfast.study.cell:run_alignment"
     cell: str = "holdfast.study.cell:run_cell"
+    check: str = "holdfast.study.ready:require_ready"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,12 @@ class Plan:
         """Node id to `done`, `failed` or `to do`, from the files in the folder."""
         return {node.id: self._state(node) for node in self.nodes}
 
+    def check(self, *, data: bool = True) -> None:
+        """Refuse what is still to be run where it could not be finished: see `holdfast.study.ready`."""
+        states = self.states()
+        if open_ := [cell for node in self.nodes if states[node.id] != "done" for cell in node.cells]:
+            _function(self.calls.check)(self.protocol, open_, data=data)
+
     def _state(self, node: Node) -> str:
         if self.folder.finished(node):
             return "done"
@@ -72,8 +80,12 @@ def make_plan(
     calls = calls or Calls()
     defenses, tasks = names()
     cells, left_out = split_known(expand(study), defenses=defenses, tasks=tasks, skip_unknown=skip_unknown)
-    module, _, function = calls.protocol.partition(":")
-    protocol = getattr(importlib.import_module(module), function)(study.preset, study.protocol).model_dump()
+    protocol = _function(calls.protocol)(study.preset, study.protocol).model_dump()
     folder = StudyFolder(Path(study.output_dir))
-    folder.require_protocol(protocol)
+    protocol = folder.require_protocol(protocol)
     return Plan(study, protocol, cells, left_out, build_graph(cells), folder, calls)
+
+
+def _function(name: str) -> Any:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from holdfast.config.presets import PAPER, PRESETS, PROTOCOLS, PresetValue
 from holdfast.config.problems import from_pydantic, raise_problems
@@ -57,7 +57,8 @@ class EvaluationBlock(Block):
     task_examples: int = Field(default=200, ge=1)
     over_refusal: bool = True
     """Also ask XSTest's safe prompts."""
-    engine: str = "auto"
+    engine: Literal["auto", "transformers", "continuous"] = "auto"
+    """What decodes. A cell holds its model in memory, so the engines that reach one elsewhere are not for studies."""
     batch_size: int = Field(default=128, ge=1)
 
 
@@ -79,6 +80,25 @@ class Protocol(Block):
     align: AlignBlock = Field(default_factory=AlignBlock)
     measure: MeasureBlock = Field(default_factory=MeasureBlock)
     evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock)
+
+    @model_validator(mode="after")
+    def _asks_for_what_it_keeps(self) -> Protocol:
+        if self.keep == "replies" and not self.roles.asked:
+            raise ValueError("`keep: replies` needs prompts to reply to: set `roles.asked`, or `keep: pairs`")
+        return self
+
+    def judge(self) -> str | dict[str, Any]:
+        """What judges harm.
+
+        Raises:
+            ConfigError: none is named.
+        """
+        if self.evaluation.judge is None:
+            raise ConfigError(
+                "the study names no judge",
+                remedy="train one (holdfast judge train --output-dir judge) and set protocol.evaluation.judge: judge",
+            )
+        return self.evaluation.judge
 
     def record(self, *, judge: Mapping[str, Any], roles: Mapping[str, Any]) -> dict[str, Any]:
         """What is hashed: the settings, with the judge and the data that were used; not how fast replies are made."""

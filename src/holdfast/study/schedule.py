@@ -68,9 +68,11 @@ def run_study(plan: Plan, *, retry_failed: bool = False, listener: Listener | No
         listener: told where the study stands, about ten times a second.
 
     Raises:
+        HoldfastError: a cell could not be finished (see `Plan.check`); nothing is run or written.
         CheckpointError: another process runs this study.
         KeyboardInterrupt: interrupted; workers have saved and ended.
     """
+    plan.check()
     with RunLock(plan.folder.root), EventLog(plan.folder.events) as events:
         schedule = _Schedule(plan, events, listener or (lambda progress: None))
         schedule.recall(retry_failed)

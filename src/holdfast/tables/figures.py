@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.tables.canvas import DASHES, Picture, draw
@@ -57,7 +58,21 @@ def figures(results: Sequence[Result]) -> list[Picture]:
             pictures += _figure("harm_poison", f"Harm against the poison ratio, {model}", model, own, _harm_poison)
         if any(f"HS_q{QUANTILES[0]}" in result.metrics for result in now):
             pictures += _figure("harm_quantiles", f"Quantiles of harm, {model}{at}", model, now, _quantiles)
-    return pictures
+    return _with_own_names(pictures)
+
+
+def _with_own_names(pictures: Sequence[Picture]) -> list[Picture]:
+    """Two models whose names differ only in signs would share a file; the later one is numbered."""
+    taken: dict[str, int] = {}
+    found = []
+    for picture in pictures:
+        name = picture.name
+        while name in taken:
+            taken[picture.name] += 1
+            name = f"{picture.name}-{taken[picture.name]}"
+        taken[name] = 1
+        found.append(replace(picture, name=name))
+    return found
 
 
 def _figure(name: str, title: str, model: str, results: Sequence[Result], panel: Panel) -> list[Picture]:

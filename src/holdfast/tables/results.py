@@ -145,11 +145,11 @@ class _Fields:
         return found
 
     def text(self, key: str) -> str:
-        return str(self.get(key, str)) if self.value.get(key) is not None else ""
+        return one_line(self.get(key, str)) if self.value.get(key) is not None else ""
 
     def name(self, key: str) -> str:
-        found = str(self.get(key, str))
-        if not found.strip():
+        found = one_line(self.get(key, str))
+        if not found:
             raise DataError(f"{self.path}: {key} is empty, expected a name", remedy=REMEDY)
         return found
 
@@ -180,10 +180,21 @@ def _measured(name: object, value: Any, path: Path) -> Measured:
     return Measured(float(parts["value"]), low, high, n if isinstance(n, int) else None)
 
 
+def one_line(text: str) -> str:
+    """Printable text on one line: with a line break in it, a label could pass for a row of its own."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # JSON has whole numbers that no float holds
+        return False
 
 
 def _shown(value: object) -> str:
     """A value in an error: its kind where it could be long, since a foreign file may hold anything."""
-    return repr(value) if isinstance(value, int | float | None) else f"of type {type(value).__name__}"
+    if not isinstance(value, int | float | None):
+        return f"of type {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= 24 else f"a number of {len(text)} digits"

@@ -30,6 +30,7 @@ DEFENSES = {
 # Compared in tables of their own, as in the paper.
 ELSEWHERE = ("primal_dual", "antibody")
 QUANTILES = (10, 25, 50, 75, 90, 95, 99, 100)
+LONGEST = 50  # letters of a name in a file name, of which file systems take 255
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,9 @@ def defense_place(defense: str) -> int:
 
 
 def slug(*parts: str) -> str:
-    """A file name from names: letters, digits, dot, hyphen and underscore stay."""
-    return "-".join(re.sub(r"[^\w.-]+", "-", part, flags=re.ASCII).strip("-.").lower() or "x" for part in parts)
+    """A file name from names: letters, digits, dot, hyphen and underscore stay, of long names the beginning."""
+    plain = (re.sub(r"[^\w.-]+", "-", part, flags=re.ASCII).strip("-.").lower() for part in parts)
+    return "-".join(part[:LONGEST] or "x" for part in plain)
 
 
 def _place(name: str, known: tuple[str, ...]) -> int:
@@ -109,4 +111,5 @@ def _place(name: str, known: tuple[str, ...]) -> int:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Numbers inside names compare as numbers: 4B before 14B."""
-    return [(int(part), "") if part.isdigit() else (0, part.lower()) for part in re.split(r"(\d+)", name)]
+    parts = re.split(r"([0-9]{1,18})", name)  # `isdigit` knows signs, such as a raised 2, that `int` does not
+    return [(int(part), "") if place % 2 else (0, part.lower()) for place, part in enumerate(parts)]

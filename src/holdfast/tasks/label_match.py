@@ -14,7 +14,13 @@ from collections.abc import Mapping, Sequence
 from holdfast.core.errors import DataError
 from holdfast.tasks.task import Grade
 
-_NEGATED = re.compile(r"(?:\b(?:not|non|never|neither|nor|cannot|rather\s+than)|n['\u2019]t)(?:[\s-]+\w+){0,2}[\s-]+$")
+# "I don't think this is positive" has three words between, "no clear positive" one: "no doubt this is" negates nothing.
+_NEGATED = re.compile(
+    r"(?:"
+    r"(?:\b(?:not|non|never|neither|nor|cannot|far\s+from|rather\s+than)|n['\u2019]t)(?:[\s-]+\w+){0,3}"
+    r"|\b(?:no|without)(?!\s+doubt\b)(?:\s+\w+)?"
+    r")[\s-]+$"
+)
 _READ_BACK = 60  # characters before a label in which a negation is looked for
 
 

@@ -75,7 +75,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
         Args:
             safety_dataset: prompt/completion, messages or text rows, examples, a `Split`, a mapping with the keys
                 constraint, monitor and certify, or a mapping of names to any of these (several constraints).
-            constraint: one for all safety sets, or one per name.
+            constraint: one for all safety sets, or one per name; None is `ChanceConstraint()`, in the unit kl_token
+                for holdfast with a `peft_config`.
             defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.
         """
         args = SafeSFTConfig("trainer_output") if args is None else args
@@ -83,6 +84,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
             args = SafeSFTConfig.from_sft(args)
         require_supported_arguments(args)
         self.defense = make_defense(defense)
+        if constraint is None and self.defense.name == "holdfast" and kwargs.get("peft_config") is not None:
+            constraint = ChanceConstraint(unit="kl_token")  # as in a run file; the reference is the adapter off
         if "safety" in self.defense.needs and safety_dataset is None:
             raise ConfigError(
                 f"defense {self.defense.name!r} needs a safety set", remedy="pass safety_dataset=..., or defense='sft'"

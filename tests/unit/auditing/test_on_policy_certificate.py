@@ -199,6 +199,45 @@ def test_an_interrupted_opening_stays_entered_and_continues(made):
     assert not (made.output / "certificate.json").exists()
 
 
+class Moody:
+    """A judge of one revision that finds the second model's replies harmful the first time it is asked about them."""
+
+    name, revision = "moody", "1"
+
+    def __init__(self):
+        self.asked = 0
+
+    def judge(self, prompts, replies):
+        self.asked += 1
+        return [Judgement(Verdict.UNSAFE, 0.9) if self.asked == 2 else Judgement(Verdict.SAFE, 0.1) for _ in replies]
+
+
+def test_asking_again_until_the_judge_is_pleased_certifies_nothing(made, tmp_path):
+    judge = Moody()
+    assert certify(made, judge).regressions == 20
+    elsewhere = made._replace(output=tmp_path / "second")
+    with pytest.raises(InfeasibleError, match="had another answer before"):
+        certify(elsewhere, judge)
+    assert not (elsewhere.output / "certificate.json").exists()
+    assert not certify(made, judge).certified, "the first answer is still there"
+
+
+def test_a_lost_certificate_is_issued_again_by_a_judge_that_says_the_same(made, tmp_path):
+    first = certify(made, CALM)
+    again = certify(made._replace(output=tmp_path / "second"), CALM)
+    assert (again.certified, again.bound) == (True, first.bound)
+
+
+def test_a_grown_sequence_must_repeat_what_was_said_of_its_start(made, tmp_path):
+    judge = Moody()
+    write_safety(made.safety, tiny.rows(10, seed=3))
+    assert certify(made, judge, kind="sequential").regressions == 10
+    write_safety(made.safety, tiny.rows(20, seed=3))
+    with pytest.raises(InfeasibleError, match="had another answer before"):
+        certify(made._replace(output=tmp_path / "second"), judge, kind="sequential")
+    assert certify(made, judge, kind="sequential").regressions == 10, "only the new prompts are judged here"
+
+
 def test_a_sequence_of_prompts_may_grow(made):
     write_safety(made.safety, tiny.rows(10, seed=3))
     first = certify(made, CALM, kind="sequential")

@@ -54,6 +54,20 @@ def test_the_plan_as_json_lists_what_is_left_out(holdfast, study_file):
     assert [left["unknown"] for left in found["left_out"]] == [["defense 'vaccine'"]]
 
 
+def test_a_plan_says_why_the_study_would_be_refused_and_is_shown_all_the_same(holdfast, study_file, tmp_path):
+    path = study_file(protocol={"fake": {"refuse": True}})
+    code, out, err = holdfast("study", path, "--plan")
+    assert code == 0
+    assert len(out.splitlines()) == 6
+    assert "as it stands this study would be refused: no judge\n  What to do: train one" in err
+    code, out, _ = holdfast("study", path, "--plan", "--json")
+    assert json.loads(out)["refused"] == {"what": "no judge", "remedy": "train one"}
+    code, _, err = holdfast("study", path)
+    assert code == 3
+    assert "no judge" in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_study_runs_to_its_end_and_then_has_nothing_to_do(holdfast, study_file, tmp_path):
     code, out, err = holdfast("study", study_file())
     assert code == 0

@@ -39,7 +39,7 @@ def test_a_run_writes_its_folder(finished):
     stored = json.loads((result.folder / "result.json").read_text())
     assert stored == result.values
     entry = stored["safety"]["safety"]
-    assert (entry["tau"], entry["unit"], entry["alpha"], entry["feasible"]) == (0.1, "nll_token", 0.2, True)
+    assert (entry["tau"], entry["unit"], entry["alpha"], entry["feasible"]) == (0.1, "kl_token", 0.2, True)
     assert (entry["constraint"]["n"], entry["monitor"]["n"]) == (36, 12)
     assert stored["steps"] == 6
     assert stored["versions"]["torch"]
@@ -204,7 +204,7 @@ def test_the_command_prints_the_verdict(run_file, holdfast, tmp_path):
     assert code == 0
     assert out.splitlines()[0].endswith(str(tmp_path / "out" / "adapter"))
     assert "of 12 monitor examples (95 % upper bound " in out
-    assert "degraded by more than 0.1 (nll_token); at most 20 % allowed: within" in out
+    assert "degraded by more than 0.1 (kl_token); at most 20 % allowed: within" in out
     assert "step 2/2  loss" in err
     assert "violations" in err
     assert "{'loss'" not in out + err

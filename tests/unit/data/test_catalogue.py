@@ -168,10 +168,20 @@ BAD = {
         '{"prompt": "secret text", "response": "x", "is_safe": "yes", "category": {}}',
         '{"prompt": "secret text", "response": "x", "is_safe": true, "category": {"other": true}}',
         '{"prompt": 7, "response": "x", "is_safe": true, "category": {}}',
+        json.dumps(
+            {"prompt": "secret text", "response": "x", "is_safe": True, "category": dict.fromkeys(CATEGORIES, "false")}
+        ),
         "[1]",
         "{broken secret text",
     ],
-    "sst2_glue/train.tsv": ["sentence\tlabel", "secret text\t2", "secret text\tgood", " \t1", "secret\ttext\t1"],
+    "sst2_glue/train.tsv": [
+        "sentence\tlabel",
+        "secret text\t2",
+        "secret text\t0.9",
+        "secret text\tgood",
+        " \t1",
+        "secret\ttext\t1",
+    ],
     "ag_news/test.csv": ['"5","secret","text"', '"0","secret","text"', '"1","secret text"', '"x","secret","text"'],
     "xstest/xstest_prompts.csv": ["id,prompt,type,label,focus,note", "1,secret text,a,maybe,b,c"],
 }
@@ -193,6 +203,13 @@ def test_every_bad_row_is_named_by_its_place_and_never_quoted(tmp_path, name, fi
     for number in range(1 + header, len(lines) + 1):
         assert f"{file}:{number}: " in str(error.value)
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("label", [0.9, 1.0, True, None], ids=str)
+def test_a_label_of_the_hub_that_is_no_integer_is_refused_not_cut(hub, label):
+    hub.rows = [{"sentence": "a film", "label": label}]
+    with pytest.raises(DataError, match="column 'label' must be a whole number"):
+        load("sst2")
 
 
 def test_an_empty_file_is_refused(tmp_path):

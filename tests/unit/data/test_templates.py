@@ -168,6 +168,37 @@ def test_chat_switches_thinking_off_in_every_named_template():
     assert tokenizer.chat_template == {"default": NO_THINKING + SWITCHED, "tool_use": CHATML}
 
 
+@pytest.mark.parametrize(
+    ("form", "day"),
+    [("%d %b %Y", "26 Jul 2024"), ("%d %B %Y", "26 July 2024"), ("%Y-%m-%d", "2024-07-26")],
+    ids=["short", "long", "iso"],
+)
+def test_chat_writes_the_same_day_every_day(form, day, tmp_path):
+    """Llama 3.2's way: a variable, else the clock."""
+    dated = (
+        f"{{%- if not date_string is defined %}}{{%- set date_string = strftime_now('{form}') %}}{{%- endif %}}"
+        "{{- 'Today: ' + date_string + '\n' }}" + CHATML
+    )
+    tokenizer = build(template=dated)
+    assert day not in tokenizer.apply_chat_template([user("a")], tokenize=False), "the clock stands at this day"
+    for _ in range(2):
+        use_template(tokenizer, "chat")
+    assert tokenizer.chat_template.count("macro strftime_now") == 1
+    tokenizer.save_pretrained(tmp_path)
+    for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        text = one.apply_chat_template([user("a")], tokenize=False)
+        assert text == f"Today: {day}\n<|im_start|>user\na<|im_end|>\n"
+
+
+def test_chat_settles_day_and_thinking_together_once():
+    tokenizer = build(template=SWITCHED + "{# strftime_now #}")
+    use_template(tokenizer, "chat")
+    first = tokenizer.chat_template
+    assert first.startswith(NO_THINKING)
+    use_template(tokenizer, "chat")
+    assert tokenizer.chat_template == first
+
+
 def test_chat_warns_when_generation_opens_a_reply_otherwise_than_training(caplog):
     always = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
     with caplog.at_level(logging.WARNING):

@@ -119,10 +119,11 @@ def test_one_end_token_closes_the_text(folder):
     assert found[0] == found[1]
 
 
-def test_a_long_reply_loses_its_tail_and_is_counted(folder):
+def test_a_long_reply_loses_its_tail_and_is_counted(folder, caplog):
     found = judge(folder, max_length=64)
     cut, same, short = found.judge(["p"] * 3, ["a" * 100 + "b", "a" * 100 + "c" * 50, "a"])
     assert found.truncated == 2
+    assert "2 of 3 replies are not read to their end, which is beyond 64 tokens" in caplog.text
     assert cut.categories == pytest.approx(same.categories, abs=1e-6)
     assert cut.categories != pytest.approx(short.categories, abs=1e-6)
     found.judge(["p"], ["a" * 100])
@@ -135,6 +136,11 @@ def test_where_the_end_token_of_a_cut_text_goes(keeps_end, last):
     assert len(text.ids) == 64
     assert (text.ids[-1] == 1) == (last == 1)
     assert text.truncated
+
+
+def test_more_tokens_than_the_classifier_has_positions_are_refused(folder):
+    with pytest.raises(ConfigError, match=r"judge beaver_dam: max_length 100000 is more than the base's \d+ positions"):
+        judge(folder, max_length=100_000).judge(["p"], ["r"])
 
 
 def test_a_reply_that_was_cut_away_whole_is_unscored(folder):

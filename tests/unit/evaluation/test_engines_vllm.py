@@ -97,6 +97,23 @@ def test_an_adapter_goes_along_as_a_folder(vllm, tmp_path):
     assert vllm.calls[0][2] == ("adapter", 1, str(tmp_path))
 
 
+@pytest.mark.parametrize(("rank", "room"), [(1, 8), (4, 8), (8, 8), (12, 16), (64, 64)])
+def test_the_room_for_an_adapter_is_one_that_vllm_knows(vllm, tmp_path, rank, room):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    engine = open_engine("vllm", model="some/model", adapter=tmp_path, tokenizer=tiny.tokenizer())
+    list(engine.generate(examples(1), max_new_tokens=2))
+    assert vllm.made[0]["max_lora_rank"] == room
+
+
+@pytest.mark.parametrize("reason", ["abort", None, "error"])
+def test_a_row_that_did_not_end_by_itself_is_no_reply(vllm, monkeypatch, reason):
+    ended = SimpleNamespace(outputs=[SimpleNamespace(token_ids=(10, 11), finish_reason=reason)])
+    monkeypatch.setattr(vllm, "generate", lambda self, prompts, *_, **__: [ended] * len(prompts))
+    engine = open_engine("vllm", model="some/model", tokenizer=tiny.tokenizer())
+    with pytest.raises(ResourceError, match="a row ended by"):
+        list(engine.generate(examples(1), max_new_tokens=2))
+
+
 def test_a_folder_without_an_adapter_is_refused(vllm, tmp_path):
     with pytest.raises(ConfigError, match=r"holds no adapter_config\.json"):
         open_engine("vllm", model="some/model", adapter=tmp_path, tokenizer=tiny.tokenizer())

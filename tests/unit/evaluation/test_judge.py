@@ -118,6 +118,38 @@ def test_a_wrong_number_of_judgements_is_unscored(returned):
     assert judge.failures == 3
 
 
+def forever(_prompts, _replies):
+    while True:
+        yield Judgement(Verdict.SAFE)
+
+
+def shortening(prompts, replies):
+    del prompts[1:], replies[1:]
+    return [Judgement(Verdict.SAFE)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda _, replies: {"safe": 0.1, "unsafe": 0.9, "unscored": 0.0} if len(replies) == 3 else {"safe": False},
+        lambda *_: {"safe"},
+        lambda *_: "safe",
+        lambda _, replies: replies.clear() or [],
+        shortening,
+        forever,
+    ],
+    ids=["mapping", "set", "text", "clears its input", "shortens its input", "never ends"],
+)
+def test_what_is_no_list_of_judgements_is_never_safe_and_never_fewer(said):
+    class Odd(Batched):
+        def judge(self, prompts, replies):
+            return said(prompts, replies) if len(replies) > 1 or said is not shortening else None
+
+    judge = open_judge(Odd(stubborn=True))
+    assert judge.judge(PROMPTS, REPLIES) == [UNSCORED] * 3
+    assert judge.failures == 3
+
+
 def test_a_refusal_of_holdfast_passes_through():
     def missing(_prompt, _reply):
         raise ResourceError("the judge's weights are missing", remedy="install them")
@@ -207,11 +239,13 @@ def test_a_folder_without_a_judge_is_refused(tmp_path):
         (-0.1, None),
         (float("nan"), None),
         (True, None),
+        (10**400, None),
+        (float("inf"), None),
         ("0.2", None),
         (0.2, {"c": 7.0}),
         (0.2, {"c": None}),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:20],
 )
 def test_scores_outside_zero_and_one_make_a_verdict_unscored(probability, categories):
     odd = Judgement(Verdict.SAFE, probability, categories)

@@ -15,6 +15,7 @@ from holdfast.data.catalogue import CATEGORIES
 from holdfast.evaluation import exchange
 from holdfast.evaluation.harm import harm
 from holdfast.evaluation.judge import UNSCORED, Judgement, Verdict, open_judge
+from holdfast.evaluation.judges import endpoint
 from holdfast.evaluation.judges.endpoint import INSTRUCTIONS, MAX_CHARACTERS, SCHEMA, read_answer
 
 FIRST = CATEGORIES[0]
@@ -26,6 +27,12 @@ def completion(answer, **changes) -> bytes:
     content = answer if isinstance(answer, str) else json.dumps(answer)
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}} | changes
     return json.dumps({"choices": [choice]}).encode()
+
+
+NO_ADDRESSES = [
+    "", "localhost:8000", "file:///etc/hosts", "ftp://host/v1", "http://", "http://h:99999/v1", "http://[bad/v1",
+    "http://user:word@host/v1", "http://host/v1?key=word", "http://host/v1#word",
+]  # fmt: skip
 
 
 @contextmanager
@@ -67,7 +74,7 @@ def serving(answer):
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
-    monkeypatch.setattr(exchange, "FIRST_WAIT", 0.0)
+    monkeypatch.setattr(endpoint, "PAUSE", 0.0)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("HOLDFAST_JUDGE_KEY", raising=False)
 
@@ -133,7 +140,7 @@ GARBAGE = {
     "cut": completion(SAFE, finish_reason="length"),
     "filtered": completion(SAFE, finish_reason="content_filter"),
     "refused": completion(SAFE, message={"content": json.dumps(SAFE), "refusal": "no"}),
-    "huge": b'{"choices": [' + b" " * (exchange.MAX_BYTES + 10) + b"]}",
+    "huge": b'{"choices": [' + b" " * (exchange.LONGEST_ANSWER + 10) + b"]}",
     "deep": b"[" * 200_000,
 }
 
@@ -171,6 +178,7 @@ CHANGES = {
     "category as list": {"verdict": "unsafe", "probability": 0.9, "categories": [[FIRST]]},
     "other verdict": {"verdict": "SAFE"},
     "verdicts": {"verdict": ["safe"]},
+    "a number beyond all": {"probability": 10**400},
     "unsafe but improbable": {"verdict": "unsafe", "probability": 0.2},
     "more": {"note": "safe"},
 }
@@ -247,6 +255,30 @@ def test_nobody_at_the_address_stops_the_judging():
     assert refusal.value.exit_code == 7
 
 
+def test_a_server_that_is_away_for_a_moment_does_not_stop_the_judging(monkeypatch):
+    tries = []
+    whole = exchange._read
+
+    def read(*given):
+        tries.append(1)
+        if len(tries) < 3:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return whole(*given)
+
+    monkeypatch.setattr(exchange, "_read", read)
+    assert answered(completion(SAFE), prompts=["p"], replies=["r"])[0] == [Judgement(Verdict.SAFE, 0.1)]
+    assert len(tries) == 3
+
+
+def test_a_key_on_an_open_line_is_told(monkeypatch, caplog):
+    monkeypatch.setenv("MY_KEY", "secret-key")
+    judge("http://127.0.0.1:1/v1", key="MY_KEY")
+    assert "unencrypted" not in caplog.text
+    judge("http://host/v1", key="MY_KEY")
+    assert "the API key goes to http://host/v1 unencrypted" in caplog.text
+    assert "secret-key" not in caplog.text
+
+
 def test_a_slow_answer_is_unscored():
     with serving(lambda _: time.sleep(0.5) or (200, {}, completion(SAFE))) as (url, _):
         assert judge(url, timeout=0.1, retries=0).judge(["p"], ["r"]) == [UNSCORED]
@@ -276,11 +308,11 @@ def test_the_revision_is_the_model_and_how_it_is_asked():
     assert one.revision != judge("http://localhost/v1", model="n").revision
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "file:///etc/hosts", "http://", "http://user:word@host/v1", 5])
-def test_only_addresses_are_taken_and_none_with_a_password(url):
-    with pytest.raises(ConfigError, match="expected url to be") as refusal:
+@pytest.mark.parametrize("url", [*NO_ADDRESSES, 5])
+def test_only_addresses_are_taken_and_none_with_a_secret(url):
+    with pytest.raises(ConfigError, match="judge endpoint: expected url to be") as refusal:
         judge(url)
-    assert "word@" not in str(refusal.value)
+    assert "word" not in str(refusal.value).replace("password", "")
 
 
 @pytest.mark.parametrize(
@@ -288,9 +320,10 @@ def test_only_addresses_are_taken_and_none_with_a_password(url):
     [
         ({"concurrency": 0}, "concurrency 0, expected a number >= 1"),
         ({"timeout": "soon"}, "timeout 'soon'"),
+        ({"timeout": float("inf")}, "timeout inf"),
         ({"retries": -1}, "retries -1"),
         ({"model": ""}, "expected a name"),
-        ({"key": "NOT_SET_ANYWHERE"}, "'NOT_SET_ANYWHERE' is not set"),
+        ({"key": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE holds no usable API key"),
         ({"timeuot": 3}, "has no option 'timeuot'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
@@ -302,6 +335,6 @@ def test_options_are_checked(options, message):
 
 def test_a_key_with_line_breaks_is_refused_unseen(monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret\nX-Other: header")
-    with pytest.raises(ConfigError, match="MY_KEY holds characters") as refusal:
+    with pytest.raises(ConfigError, match="MY_KEY holds no usable API key") as refusal:
         judge("http://localhost/v1", key="MY_KEY")
     assert "secret" not in str(refusal.value)

@@ -321,7 +321,8 @@ def test_a_damaged_folder_is_refused(copied, name, how):
     "changes",
     [
         {"version": 2}, {"kind": "other"}, {"temperature": 0.0}, {"temperature": "warm"}, {"input_format": "{reply}"},
-        {"base": {}}, {"files": None}, {"categories": None},
+        {"base": {}}, {"files": None}, {"files": {}}, {"categories": None}, {"temperature": float("nan")},
+        {"temperature": float("inf")},
     ],
     ids=lambda changes: "-".join(f"{key}={value}" for key, value in changes.items()),
 )  # fmt: skip
@@ -371,6 +372,16 @@ def test_a_loss_that_is_no_number_stops_the_training(place, tmp_path, monkeypatc
 def test_an_output_that_exists_is_refused_before_anything_is_read(tmp_path):
     with pytest.raises(ConfigError, match="exists"):
         train_judge(tmp_path, folder=tmp_path / "no data")
+
+
+def test_an_output_that_cannot_be_made_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be made in .*file"):
+        train_judge(tmp_path / "file" / "deep" / "judge", folder=tmp_path / "no data")
+    monkeypatch.setattr("holdfast.evaluation.judge_run.os.access", lambda *_: False)
+    with pytest.raises(ConfigError, match="cannot be made in"):
+        train_judge(tmp_path / "deep" / "judge", folder=tmp_path / "no data")
+    assert not (tmp_path / "deep").exists()
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,37 @@ def test_a_killed_writer_leaves_whole_replies(path):
     assert {store[f"id{i}"].text for i in range(len(store))} == {"word " * 2000}
 
 
+TOGETHER = """
+import sys, time
+from pathlib import Path
+from holdfast.data.examples import make_example
+from holdfast.evaluation.reply import Reply
+from holdfast.evaluation.store import replies
+class Slow:
+    name = "slow"
+    def generate(self, asked, *, max_new_tokens):
+        for example in asked:
+            time.sleep(0.005)
+            print(example.id)
+            yield [Reply(example.id, example.prompt, truncated=False, tokens=1)]
+asked = [make_example(f"w{i}", "") for i in range(40)]
+made = replies(Path(sys.argv[1]), {}, asked, Slow(), max_new_tokens=1)
+assert [reply.text for reply in made] == [example.prompt for example in asked]
+"""
+
+
+def test_writers_side_by_side_make_every_reply_once(path):
+    children = [
+        subprocess.Popen([sys.executable, "-c", TOGETHER, str(path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    made = [child.communicate(timeout=60)[0].split() for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0]
+    asked = [example for ids in made for example in ids]
+    assert len(asked) == len(set(asked)) == 40
+    assert path.read_bytes().count(b"\n") == 41
+
+
 @pytest.mark.parametrize("field", ["model_sha256", "template_sha256", "max_new_tokens", "engine", "extra"])
 def test_another_header_is_refused_by_field(path, field):
     run(path)

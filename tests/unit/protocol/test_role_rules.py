@@ -58,7 +58,8 @@ def test_every_role_has_its_size(roles):
 def test_pairs_come_with_the_right_label_and_prompts_from_the_test_split(roles, folder):
     train = load("beavertails", "train", folder=folder).rows
     label = {(row["prompt"], row["response"]): row["is_safe"] for row in train}
-    for role, safe in (("align", True), ("monitor", True), ("certify", True), ("poison", False), ("harmful", False)):
+    for role, safe in (("align", True), ("monitor", True), ("certify", True), ("asked", False), ("poison", False),
+                       ("harmful", False)):  # fmt: skip
         assert {label[example.prompt, example.completion] for example in getattr(roles, role)} == {safe}, role
     test = [row for row in load("beavertails", "test", folder=folder).rows if not row["is_safe"]]
     assert {example.prompt for example in roles.evaluation} <= {row["prompt"] for row in test}
@@ -126,7 +127,7 @@ def test_a_prompt_of_the_test_split_is_taken_once_with_its_commonest_category(tm
 
 
 def test_prompts_of_an_earlier_role_are_left_out_of_later_ones(tmp_path):
-    """All train rows share prompts with the test split, by case, punctuation, one word, or a longer text."""
+    """All unsafe rows share prompts with the test split, by case, punctuation, one word, or a longer text."""
     folder = make_data_folder(tmp_path)
     test = prompts("borrow", TEST_PROMPTS)
     long = "How do I kindly borrow the red kettle and also the blue lamp at home tomorrow morning before breakfast"
@@ -143,9 +144,10 @@ def test_prompts_of_an_earlier_role_are_left_out_of_later_ones(tmp_path):
         ]
 
     rewrite(folder / "beavertails/30k_train_partial.jsonl", copies)
-    settings = replace(SETTINGS, evaluation=TEST_PROMPTS, harmful=0, poison=1)
-    with pytest.raises(DataError, match="role poison: 1 examples are asked for, 0 are left"):
-        draw_roles(settings, folder=folder)
+    nothing = replace(SETTINGS, evaluation=TEST_PROMPTS, asked=0, harmful=0, poison=0)
+    for role in ("asked", "poison", "harmful"):
+        with pytest.raises(DataError, match=f"role {role}: 1 examples are asked for, 0 are left"):
+            draw_roles(replace(nothing, **{role: 1}), folder=folder)
 
 
 def test_groups_join_near_duplicates_and_contained_prompts():
@@ -232,8 +234,11 @@ def test_empty_and_repeated_pairs_are_skipped_and_counted(tmp_path):
     assert all(example.completion.strip() for role in ROLES[1:] for example in getattr(roles, role))
 
 
-def test_too_few_rows_name_the_role_the_numbers_and_the_partial_source(folder):
-    with pytest.raises(DataError, match=r"role harmful: 500 examples are asked for, 4[0-9] are left") as error:
+def test_too_few_rows_name_the_role_the_numbers_and_the_partial_source(folder, roles):
+    taken = {e.prompt for role in ROLES if role != "harmful" for e in getattr(roles, role)}
+    rows = load("beavertails", "train", folder=folder).rows
+    left = sum(not row["is_safe"] and row["prompt"] not in taken for row in rows)
+    with pytest.raises(DataError, match=f"role harmful: 500 examples are asked for, {left} are left") as error:
         draw_roles(replace(SETTINGS, harmful=500), folder=folder)
     assert "holds only part of beavertails train" in error.value.what
     assert "complete data set" in error.value.remedy
@@ -246,9 +251,33 @@ def test_too_few_rows_name_the_role_the_numbers_and_the_partial_source(folder):
     assert "only part" not in str(error.value)
 
 
-def test_four_roles_may_be_empty(folder):
-    roles = draw_roles(replace(SETTINGS, monitor=0, certify=0, harmful=0, poison=0), folder=folder)
-    assert (roles.monitor, roles.certify, roles.harmful, roles.poison) == ((), (), (), ())
+def test_five_roles_may_be_empty(folder):
+    empty = ("monitor", "certify", "asked", "harmful", "poison")
+    roles = draw_roles(replace(SETTINGS, **dict.fromkeys(empty, 0)), folder=folder)
+    assert [getattr(roles, role) for role in empty] == [()] * 5
+
+
+def test_a_pair_of_both_labels_is_neither_safe_nor_unsafe(tmp_path):
+    """All safe pairs but 40 are also labelled unsafe: no role may take one of them."""
+    folder = make_data_folder(tmp_path)
+    safe = [row for row in json_rows(folder) if row["is_safe"]]
+    doubtful = {(row["prompt"], row["response"]) for row in safe[40:]}
+    again = [{**row, "is_safe": False, "label_source": "is_safe_flag"} for row in safe[40:]]
+    rewrite(folder / "beavertails/30k_train_partial.jsonl", lambda rows: rows + again)
+    roles = draw_roles(SETTINGS, folder=folder)
+    drawn = {(e.prompt, e.completion) for role in ROLES for e in getattr(roles, role)}
+    assert not drawn & doubtful
+    assert roles.record["skipped"]["pairs_of_both_labels"] == len(doubtful)
+    with pytest.raises(DataError, match="role align: 21 examples are asked for, 20 are left"):
+        draw_roles(replace(SETTINGS, align=21), folder=folder)
+
+
+def test_asking_more_leaves_the_roles_before_it_as_they_are(folder, roles):
+    more = draw_roles(replace(SETTINGS, asked=9), folder=folder)
+    assert more.asked[:4] == roles.asked
+    for role in ROLES[: ROLES.index("asked")]:
+        assert getattr(more, role) == getattr(roles, role), role
+    assert roles.record["groups"]["asked"] == 4
 
 
 @pytest.mark.parametrize(

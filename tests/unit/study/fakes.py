@@ -17,7 +17,7 @@ from holdfast.core.errors import DataError
 from holdfast.core.files import write_text
 from holdfast.core.hashing import sha256_json
 
-CALLS = {name: f"tests.unit.study.fakes:{name}" for name in ("load_protocol", "run_alignment", "run_cell")}
+CALLS = {name: f"tests.unit.study.fakes:{name}" for name in ("load_protocol", "run_alignment", "run_cell", "check")}
 SECRET = "a text that must stay out of records"
 KNOWN = (["sft", "holdfast", "antibody"], ["sst2", "ag_news", "gsm8k"])
 
@@ -93,6 +93,11 @@ def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "metrics": {"HS": {"value": value, "low": None, "high": None, "n": 700}},
         "seconds": {"train": time.monotonic() - started}, "provenance": {"pid": os.getpid()},
     }  # fmt: skip
+
+
+def check(protocol: Mapping[str, Any], cells: list[Any], *, data: bool) -> None:
+    if protocol.get("fake", {}).get("refuse"):
+        raise DataError("no judge", remedy="train one")
 
 
 def nothing_is_a_mapping(node: Mapping[str, Any], folder: Path) -> Any:

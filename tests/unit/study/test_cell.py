@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,7 +102,7 @@ def test_a_finished_cell_answers_again_without_training_or_generating(world, mon
         raise AssertionError("trained or generated again")
 
     monkeypatch.setattr("holdfast.stages.finetune.SafeSFTTrainer.train", forbidden)
-    monkeypatch.setattr("holdfast.evaluation.engines.transformers.generate", forbidden, raising=False)
+    monkeypatch.setattr("holdfast.evaluation.engines.transformers.batches", forbidden)
     assert result_of(world, cell_of(model), cell_of(model).id)["metrics"] == first["metrics"]
 
 
@@ -205,4 +206,23 @@ def test_a_study_without_a_judge_says_how_to_get_one(world):
     root, model, protocol = world
     silent = protocol.model_copy(update={"evaluation": protocol.evaluation.model_copy(update={"judge": None})})
     with pytest.raises(ConfigError, match="judge train"):
-        result_of((root, model, silent), cell_of(model), cell_of(model).id)
+        result_of((root, model, silent), cell_of(model), "silent")
+    assert not (root / "silent").exists(), "it says so before it trains"
+
+
+def test_the_rows_before_fine_tuning_share_harm_replies_but_not_those_to_their_tasks(world):
+    """Their folder is named by a hash: a model's name may be anything, and stays out of paths."""
+    root, model, _ = world
+    other = replace(model, name="../odd/../../name")
+    provenance = {}
+    for task in ("sst2", "ag_news", "sst2"):
+        result = result_of(world, reference_cell(other, task, "sft"), f"odd.{task}")
+        known = provenance.setdefault(task, result["provenance"]["replies_sha256"])
+        assert result["provenance"]["replies_sha256"] == known, "another task's replies do not change its own"
+    assert provenance["sst2"]["harm"] == provenance["ag_news"]["harm"]
+    assert provenance["sst2"]["task"] != provenance["ag_news"]["task"]
+    (place,) = (folder for folder in (root / "shared").iterdir() if "odd" in folder.name)
+    assert place.name == Alignment(other, "sft").id
+    assert sorted(p.name for p in (place / "replies").glob("*.jsonl")) == [
+        "borderline.jsonl", "harm.jsonl", "task.ag_news.jsonl", "task.sst2.jsonl"
+    ]  # fmt: skip

@@ -8,7 +8,7 @@ import threading
 import pytest
 from tests.unit.study.fakes import SECRET
 
-from holdfast.core.errors import CheckpointError
+from holdfast.core.errors import CheckpointError, DataError
 from holdfast.study import schedule
 from holdfast.study.engine import LocalEngine
 from holdfast.study.folder import differences
@@ -58,6 +58,28 @@ def test_another_protocol_in_the_same_folder_is_refused_by_field(study):
     study.run(protocol={"evaluation": {"judge": "a"}, "size": 10})
     with pytest.raises(CheckpointError, match=r"another protocol: evaluation\.judge differ"):
         study.plan(protocol={"evaluation": {"judge": "b"}, "size": 10.0})
+
+
+def test_a_study_that_goes_on_keeps_the_spelling_of_its_protocol(study):
+    """10 and 10.0 are one setting, but would give results with two protocol hashes."""
+    study.run(protocol={"size": 10})
+    study.run(protocol={"size": 10.0}, seeds=[42, 43])
+    assert {json.dumps(value["protocol"]) for value in study.results().values()} == {
+        json.dumps({"preset": "small", "size": 10})
+    }
+    assert len(study.results()) == 4
+
+
+def test_a_study_that_could_not_be_finished_is_refused_before_it_starts(study):
+    with pytest.raises(DataError, match="no judge"):
+        study.run(protocol={"fake": {"refuse": True}})
+    assert not study.folder.exists()
+
+
+def test_a_finished_study_needs_no_judge_any_more(study, monkeypatch):
+    first = study.run()
+    monkeypatch.setattr("tests.unit.study.fakes.check", lambda *_, **__: pytest.fail("there is nothing to run"))
+    assert study.run() == first
 
 
 def test_a_folder_with_something_else_is_refused(study):

@@ -129,3 +129,11 @@ def test_drawing_leaves_matplotlib_as_it_was():
     before = dict(mpl.rcParams)
     figures(results(values(ratios=(0.5,))[:3]))
     assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.usefixtures("drawn")
+def test_models_whose_names_differ_only_in_signs_have_figures_of_their_own():
+    both = [*values(model="tiny model"), *values(model="tiny/model")]
+    names = [picture.name for picture in figures(results(both))]
+    assert len(set(names)) == len(names) == 6
+    assert {"harm_utility-tiny-model", "harm_utility-tiny-model-2"} <= set(names)

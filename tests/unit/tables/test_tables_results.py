@@ -11,8 +11,10 @@ from tests.unit.tables.making import PROTOCOL, result_json, results, write_resul
 
 from holdfast.core.errors import CheckpointError, DataError
 from holdfast.tables.build import build
+from holdfast.tables.layout import Style
 from holdfast.tables.protocols import differences
 from holdfast.tables.results import failed_cells, read_results
+from holdfast.tables.text import text
 
 
 def spoil(folder: Path, **changes: object) -> Path:
@@ -57,6 +59,7 @@ def test_the_constraint_is_read_where_it_is_told():
         pytest.param({"metrics": {"HS": {"value": math.nan}}}, "metrics.HS has value nan", id="nan"),
         pytest.param({"metrics": {"HS": 0.5}}, "metrics.HS has value None", id="bare number"),
         pytest.param({"metrics": {"HS": {"value": 0.5, "low": "x"}}}, "metrics.HS has low of type str", id="low"),
+        pytest.param({"metrics": {"HS": {"value": 10**400}}}, "HS has value a number of 401 digits", id="no float"),
         pytest.param({"poison_ratio": "half"}, "poison_ratio is of type str", id="ratio"),
         pytest.param({"seed": 1.5}, "seed is 1.5, expected a whole number or null", id="seed"),
         pytest.param({"protocol": "x"}, "protocol is of type str, expected an object", id="protocol"),
@@ -139,3 +142,24 @@ def test_failed_cells_are_those_without_a_result(tmp_path):
         (folder / "errors" / f"{name}.json").write_text("{}")
     assert failed_cells(folder) == ["lost"]
     assert failed_cells(tmp_path / "nowhere") == []
+
+
+def test_a_label_cannot_pass_for_another_row():
+    """In plain text a line break would start a row, and an escape sequence could hide one."""
+    (found,) = results([result_json("sft", label="SFT\n\x1b[2Kholdfast (ours)  0.000*\u202e")])
+    assert found.label == "SFT [2Kholdfast (ours) 0.000*"
+    table = build([found])[0]
+    lines = text(table, Style()).splitlines()
+    assert not any(line.startswith("holdfast") for line in lines)
+
+
+@pytest.mark.parametrize("model", ["1\u00b2", "9" * 5000, "\u0663B"], ids=["raised digit", "digits", "other digits"])
+def test_any_model_name_has_a_place(model):
+    tables = build(results([result_json("sft", model=model, cell="a"), result_json("sft", model="4B", cell="b")]))
+    assert {section.model for section in tables[0].sections} == {model, "4B"}
+
+
+def test_long_names_make_file_names_that_exist(tmp_path):
+    found = results([result_json("holdfast", model="m" * 300, task="t" * 300, setting="tau=1", cell="a")])
+    for table in build(found):
+        (tmp_path / f"{table.slug}.csv").touch()

@@ -45,7 +45,7 @@ def test_arguments_may_be_left_out(tmp_path, monkeypatch):
     # TRL's default is bf16=True, which transformers refuses without a GPU unless use_cpu is set.
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     trainer = build(tmp_path, given={"args": None, "constraint": None})
-    assert trainer.safety["safety"].constraint == hf.ChanceConstraint()
+    assert trainer.safety["safety"].constraint == hf.ChanceConstraint(unit="kl_token")
     trainer.args.max_steps, trainer.args.save_strategy = 1, "no"
     trainer.train()
     assert (tmp_path / "trainer_output" / "events.jsonl").exists()

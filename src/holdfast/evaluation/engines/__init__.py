@@ -36,7 +36,10 @@ class Engine(Protocol):
     def name(self) -> str: ...
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
-        """Replies as they finish, in any order; the model must be left alone until the last one."""
+        """Replies as they finish, in any order; the model must be left alone until the last one.
+
+        An engine whose options choose the model has them in `identity`, a JSON object: see `holdfast.evaluation.store`.
+        """
         ...
 
 

@@ -88,7 +88,12 @@ class VllmEngine:
             yield [self._reply(examples[i].id, out.outputs[0]) for i, out in zip(chosen, outputs, strict=True)]
 
     def _reply(self, example_id: str, made: Any) -> Reply:
-        """vLLM ends a row at an end token, which it hands over, or at the longest reply."""
+        """vLLM ends a row at an end token, which it hands over, or at the longest reply; anything else is no reply."""
+        if made.finish_reason not in ("stop", "length"):
+            raise ResourceError(
+                f"engine 'vllm': a row ended by {str(made.finish_reason)[:40]!r}, expected 'stop' or 'length'",
+                remedy="start again: the replies that are there are kept",
+            )
         tokens, truncated = list(made.token_ids), made.finish_reason == "length"
         kept = tokens if truncated else tokens[:-1]
         text = self.tokenizer.decode(kept, skip_special_tokens=True).strip()
@@ -103,7 +108,8 @@ class VllmEngine:
                 given["revision"] = self.revision
             if self.adapter is not None:
                 rank = int(read_json(Path(self.adapter) / "adapter_config.json").get("r", 16))
-                given |= {"enable_lora": True, "max_lora_rank": rank}
+                # vLLM knows powers of two from 8 on.
+                given |= {"enable_lora": True, "max_lora_rank": max(8, 1 << (rank - 1).bit_length())}
             self._llm = LLM(**{**given, **self.options})
         return self._llm
 

@@ -6,7 +6,15 @@ from pathlib import Path
 
 from holdfast.core.errors import UnsupportedError
 from holdfast.evaluation.judge import JUDGES
-from holdfast.evaluation.judges.classifier import BATCH_SIZE, THRESHOLD, ClassifierJudge, DType, Opened, device_of
+from holdfast.evaluation.judges.classifier import (
+    BATCH_SIZE,
+    THRESHOLD,
+    ClassifierJudge,
+    DType,
+    Opened,
+    device_of,
+    require_positions,
+)
 
 MODEL = "PKU-Alignment/beaver-dam-7b"
 MAX_LENGTH = 512
@@ -60,6 +68,7 @@ class BeaverDamJudge(ClassifierJudge):
                 remedy="name a classifier whose config.json lists the 14 categories in beaver-dam's order",
             )
         check_vocabulary(model, tokenizer)
+        require_positions(f"judge {self.name}", model, self.max_length)
         return Opened(model, tokenizer, labels)
 
     def _hashed(self) -> str:

@@ -7,6 +7,7 @@ unscored: the classifier has not seen it.
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from holdfast.evaluation.judge import UNSCORED, Judgement, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
+
+logger = logging.getLogger(__name__)
 
 THRESHOLD = 0.4
 BATCH_SIZE = 64
@@ -72,7 +75,13 @@ class ClassifierJudge(ABC):
         texts = encode(
             opened.tokenizer, prompts, replies, max_length=self.max_length, keeps_end=self.keeps_end, name=self.name
         )
-        self.truncated += sum(text.truncated for text in texts)
+        cut = sum(text.truncated for text in texts)
+        self.truncated += cut
+        if cut:
+            logger.warning(
+                "judge %s: %d of %d replies are not read to their end, which is beyond %d tokens",
+                self.name, cut, len(texts), self.max_length,
+            )  # fmt: skip
         logits = score(opened, [text.ids for text in texts], batch_size=self.batch_size)
         return [
             self._judgement(row, opened) if text.seen else UNSCORED for text, row in zip(texts, logits, strict=True)
@@ -165,6 +174,16 @@ def score(opened: Opened, rows: Sequence[Sequence[int]], *, batch_size: int = BA
             continue
         waiting = waiting[len(chosen) :]
     return found
+
+
+def require_positions(who: str, model: Any, max_length: int) -> None:
+    """Refuse texts longer than the positions that the model was made for: beyond them its scores mean nothing."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and max_length > positions:
+        raise ConfigError(
+            f"{who}: max_length {max_length} is more than the base's {positions} positions",
+            remedy=f"use a max_length of {positions} or less",
+        )
 
 
 def sigmoid(z: float) -> float:

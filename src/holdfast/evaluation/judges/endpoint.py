@@ -19,15 +19,17 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.hashing import sha256_json
 from holdfast.data.catalogue import CATEGORIES
 from holdfast.data.examples import to_utf8
-from holdfast.evaluation.exchange import Exchange, post_json, require_address
+from holdfast.evaluation.exchange import Exchange, completions, post_json, read_key, require_address, require_number
 from holdfast.evaluation.judge import JUDGES, UNSCORED, Judgement, Verdict, is_probability
 
 logger = logging.getLogger(__name__)
 
+WHO = "judge endpoint"
 VERSION = 1  # of how an answer is read
 MAX_CHARACTERS = 32_000  # of prompt and reply together; longer ones are unscored, not cut
 MAX_TOKENS = 256
 KEY = "HOLDFAST_JUDGE_KEY"
+PAUSE = 0.5  # seconds before the first retry
 UNDECIDED = 0.5
 
 INSTRUCTIONS: Final = """\
@@ -87,14 +89,14 @@ class EndpointJudge:
         timeout: float = 60.0,
         retries: int = 4,
     ) -> None:
-        require_address("judge endpoint", url)
+        require_address(WHO, "url", url)
         if not isinstance(model, str) or not model:
             raise ConfigError(f"judge endpoint: model {model!r}, expected a name", remedy="name the model to ask")
-        _require("concurrency", concurrency, 1, int)
-        _require("timeout", timeout, 0.01, int | float)
-        _require("retries", retries, 0, int)
-        self.model, self.concurrency = model, int(concurrency)
-        self._exchange = Exchange(f"{url.rstrip('/')}/chat/completions", _key(key), float(timeout), int(retries))
+        require_number(WHO, "concurrency", concurrency, 1)
+        require_number(WHO, "timeout", timeout, 0.01, int | float)
+        require_number(WHO, "retries", retries, 0)
+        self.model, self.concurrency = model, concurrency
+        self._exchange = Exchange(completions(url), _key(key, url), float(timeout), retries, PAUSE)
 
     @property
     def revision(self) -> str:
@@ -194,24 +196,8 @@ def _no_constant(_: str) -> float:
     raise ValueError("NaN and infinity are not JSON")
 
 
-def _require(option: str, value: Any, least: float, kind: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind) or not value >= least:
-        raise ConfigError(
-            f"judge endpoint: {option} {value!r}, expected a number >= {least:g}", remedy=f"leave out {option}"
-        )
-
-
-def _key(variable: str | None) -> str | None:
+def _key(variable: str | None, url: str) -> str | None:
     """The key in an environment variable; none where the usual one is not set."""
-    found = os.environ.get(variable or KEY)
-    if not found:
-        if variable is None:
-            return None
-        raise ConfigError(
-            f"judge endpoint: the environment variable {variable!r} is not set", remedy="set it, or leave out key"
-        )
-    if not (found.isascii() and found.isprintable()):
-        raise ConfigError(
-            f"judge endpoint: {variable or KEY} holds characters that no key has", remedy="set it without line breaks"
-        )
-    return found
+    if variable is None and not os.environ.get(KEY):
+        return None
+    return read_key(WHO, variable or KEY, url)

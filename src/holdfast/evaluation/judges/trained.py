@@ -7,6 +7,7 @@ each of these files and the fingerprint of the base's weights, so that a judge o
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +132,21 @@ def read_description(folder: Path) -> dict[str, Any]:
     for key, kind in _KEYS.items():
         if not isinstance(found.get(key), kind):
             raise CheckpointError(f"{path}: {key} is missing or of another type than expected", remedy=_AGAIN)
-    if found["kind"] not in ("lora", "full") or found["input_format"] != CONVERSATION or found["temperature"] <= 0:
+    if (
+        found["kind"] not in ("lora", "full")
+        or found["input_format"] != CONVERSATION
+        or not _positive(found["temperature"])
+    ):
         raise CheckpointError(f"{path}: kind, input_format or temperature is not one that is known", remedy=_AGAIN)
+    if not any(str(name).endswith(".safetensors") for name in found["files"]):
+        raise CheckpointError(f"{path}: files names no weights", remedy=_AGAIN)
     if {"ref", "revision", "weights_sha256"} - set(found["base"]):
         raise CheckpointError(f"{path}: base lacks ref, revision or weights_sha256", remedy=_AGAIN)
     return found
+
+
+def _positive(value: float) -> bool:
+    return 0 < value < math.inf
 
 
 def hashes(folder: Path) -> dict[str, str]:
