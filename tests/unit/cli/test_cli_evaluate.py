@@ -104,7 +104,7 @@ def test_without_a_judge_only_refusals_are_counted_and_said_so(evaluate, tmp_pat
     assert code == 0
     assert "no --judge" in err
     assert json.loads(out) == stored(tmp_path / "out")
-    assert set(json.loads(out)["metrics"]) == {"refusal_rate"}
+    assert set(json.loads(out)["metrics"]) == {"refusal_rate", "harm_truncated"}
 
 
 def test_replies_are_made_once_and_another_task_or_judge_adds_to_them(evaluate, monkeypatch, tmp_path):
