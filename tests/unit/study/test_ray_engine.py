@@ -12,16 +12,26 @@ import pytest
 
 pytest.importorskip("ray")
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 240
-CODE = """
-import json, sys
+TIMEOUT = 300
+NO_RAY = 42
+CODE = (
+    f"NO_RAY = {NO_RAY}"
+    + """
+import json, signal, sys
 import ray
 from tests.unit.study.fakes import CALLS, KNOWN
 from holdfast.study.plan import Calls, make_plan
 from holdfast.study.schedule import run_study
 from holdfast.study.schema import StudyConfig
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+signal.signal(signal.SIGALRM, lambda *_: sys.exit(NO_RAY))
+signal.alarm(120)
+try:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+except Exception as error:
+    print(type(error).__name__, file=sys.stderr)
+    sys.exit(NO_RAY)
+signal.alarm(0)
 try:
     for argument in sys.argv[1:]:
         study = StudyConfig.model_validate(json.loads(argument))
@@ -30,6 +40,7 @@ try:
 finally:
     ray.shutdown()
 """
+)
 
 
 @pytest.mark.slow
@@ -49,6 +60,8 @@ def test_a_study_on_ray_gives_the_results_of_a_local_one(tmp_path):
         cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "RAY_USAGE_STATS_ENABLED": "0"},
     )  # fmt: skip
+    if done.returncode == NO_RAY:
+        pytest.skip("no Ray can be started on this machine, which says nothing about the engine")
     assert done.returncode == 0, done.stderr[-2000:]
     on_ray, here = (json.loads(line) for line in done.stdout.splitlines()[-2:])
     assert (len(on_ray["done"]), len(on_ray["failed"])) == (3, 3)
