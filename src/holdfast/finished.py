@@ -64,7 +64,8 @@ def finished_sets(run: Path) -> list[FinishedSet]:
     folder = RunFolder(run)
     if not folder.config.is_file():
         raise ConfigError(
-            f"{run} is not a run folder: it has no {folder.config.name}", remedy="name a run's output_dir"
+            f"{run} is not a run folder: it has no {folder.config.name}",
+            remedy="name a run's output_dir; of a study's cell, CELL/run",
         )
     if not folder.result.is_file():
         raise ConfigError(f"the run in {run} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")

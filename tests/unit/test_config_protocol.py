@@ -122,6 +122,11 @@ def test_roles_without_a_named_task_are_refused():
     assert "roles" in refusal(**files).what
 
 
+def test_a_defense_that_needs_a_safety_set_cannot_align():
+    with pytest.raises(ConfigError, match="holdfast needs a safety set"):
+        config_from_dict({key: value for key, value in ALIGN.items() if key != "defense"})
+
+
 def test_an_empty_safety_block_is_for_alignment_alone():
     assert "`safety` is empty" in refusal(safety={}).what
 

@@ -196,6 +196,12 @@ def _check_task(name: str) -> list[Problem]:
     return []
 
 
+def _needs_safety(defense: str) -> bool:
+    from holdfast.trainers.hooks import DEFENSES
+
+    return "safety" in DEFENSES[defense].needs
+
+
 def _check_together(config: RunConfig) -> list[Problem]:
     problems = []
     if set(config.constraint) != set(config.safety):
@@ -216,6 +222,10 @@ def _check_together(config: RunConfig) -> list[Problem]:
         problems.append(Problem("roles", "the task names its own data", "give `task: {name: ...}`, or remove `roles`"))
     if config.task.name is not None:
         problems += _check_task(config.task.name)
+    if not config.safety and _needs_safety(config.defense.name):
+        problems.append(
+            Problem("defense", f"{config.defense.name} needs a safety set, which `role: align` has not", "use sft")
+        )
     if config.quantization is not None and config.lora is None:
         problems.append(
             Problem(

@@ -95,7 +95,7 @@ def held_out(examples: Sequence[Example], n: int, seed: int) -> list[Example]:
     if len(examples) < n:
         raise ConfigError(
             f"{n} held-out task examples are asked for, the test split has {len(examples)}",
-            remedy="ask for fewer (task_examples)",
+            remedy="ask for fewer (--task-examples; in a study evaluation.task_examples)",
         )
     chosen = generator(seed, "task examples").permutation(len(examples))[:n]
     return [examples[i] for i in sorted(chosen.tolist())]

@@ -67,7 +67,7 @@ def _first(examples: Sequence[Example], n: int, seed: int, name: str) -> list[Ex
     if len(ids) < n:
         raise DataError(
             f"the poisoned set needs {n} {name} examples; there are {len(ids)} different ones",
-            remedy=f"give more {name} examples, or ask for a smaller set",
+            remedy=f"give more {name} examples (of poison: roles.poison), or ask for a smaller set (size)",
         )
     order = generator(seed, name).permutation(len(ids))
     return [distinct[ids[place]] for place in order[:n]]

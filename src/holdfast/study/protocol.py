@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from holdfast.config.presets import PAPER, PRESETS, PROTOCOLS, PresetValue
 from holdfast.config.problems import from_pydantic, raise_problems
@@ -77,6 +77,8 @@ class Protocol(Block):
     keep: Literal["pairs", "replies"] = "pairs"
     """What must stay likely: the pairs of the constraint role (the paper), or the aligned model's own refusals of the
     `asked` prompts."""
+    openings: int = Field(default=1, ge=1)
+    """How many cells will be certified on the same certify pairs; changes no figure."""
     align: AlignBlock = Field(default_factory=AlignBlock)
     measure: MeasureBlock = Field(default_factory=MeasureBlock)
     evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock)
@@ -102,7 +104,7 @@ class Protocol(Block):
 
     def record(self, *, judge: Mapping[str, Any], roles: Mapping[str, Any]) -> dict[str, Any]:
         """What is hashed: the settings, with the judge and the data that were used; not how fast replies are made."""
-        values = self.model_dump()
+        values = self.model_dump(exclude={"openings"})
         evaluation = values.pop("evaluation")
         kept = {key: value for key, value in evaluation.items() if key not in ("judge", "engine", "batch_size")}
         return {**values, "evaluation": {**kept, "judge": dict(judge)}, "data": dict(roles)}
@@ -133,8 +135,19 @@ def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "pr
     try:
         return Protocol.model_validate(values)
     except ValidationError as error:
-        raise_problems(from_pydantic(error, single_safety=False), where)
+        raise_problems(from_pydantic(error, single_safety=False, block_at=_block_at), where)
         raise  # unreachable: an invalid block has at least one problem
+
+
+def _block_at(location: list[str]) -> type[BaseModel]:
+    """The block in which the last key of a location stands."""
+    inner = _BLOCKS.get(location[0]) if len(location) > 1 else None
+    return Protocol if inner is None else inner
+
+
+_BLOCKS: dict[str, type[BaseModel]] = {
+    "roles": RolesBlock, "lora": LoraBlock, "align": AlignBlock, "measure": MeasureBlock, "evaluation": EvaluationBlock
+}  # fmt: skip
 
 
 def _put(values: dict[str, Any], entry: PresetValue) -> None:
@@ -200,7 +213,10 @@ def finetune_settings(
         "defense": {"name": defense["name"], **(defense.get("options") or {})},
         "train": {**protocol.train, **(defense.get("train") or {})},
         **merged,
-        **({} if kept is None else {"safety": {"data": str(kept), "on_leak": "move"}}),
+        "safety": {
+            **({"role": "constraint"} if kept is None else {"data": str(kept), "on_leak": "move"}),
+            "openings": protocol.openings,
+        },
         "seed": seed,
         "output_dir": str(output_dir),
     }

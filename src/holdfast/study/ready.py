@@ -14,6 +14,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.evaluation.evaluate import held_out
 from holdfast.evaluation.judge import open_judge
 from holdfast.protocol.poison import poison_count
+from holdfast.protocol.roles import RoleSettings, draw_roles
 from holdfast.study.cells import Alignment, Cell
 from holdfast.study.kept import kept_file
 from holdfast.study.protocol import Protocol, align_settings, finetune_settings
@@ -29,13 +30,13 @@ def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: b
     Args:
         protocol: the fields of a `Protocol`.
         cells: those that are still to be run.
-        data: also read the tasks' held-out splits, which may be downloaded for it.
+        data: also draw the roles and read the tasks' held-out splits, which may be downloaded for it.
 
     Raises:
         ConfigError: no judge, one that cannot be opened, settings that no run accepts, or more poison or held-out
             examples than there are.
         CheckpointError: the judge's folder is damaged.
-        DataError: a task's data cannot be read.
+        DataError: a task's data cannot be read, or the data sets are too small for the roles.
     """
     settings = Protocol.model_validate(protocol)
     _require_judge(settings)
@@ -44,6 +45,8 @@ def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: b
     for cell in cells:
         if cell.kind == "defense":
             _require_run(settings, cell)
+    if data and cells:
+        draw_roles(RoleSettings(**settings.roles.model_dump()))
     for task in dict.fromkeys(cell.task for cell in cells if data):
         held_out(TASKS[task].test(settings.template), settings.evaluation.task_examples, settings.roles.seed)
 

@@ -72,6 +72,8 @@ def read_results(folder: Path) -> list[Result]:
     inside = folder / "results" if (folder / "results").is_dir() else folder
     if not inside.is_dir():
         raise DataError(f"{folder} is not a folder, expected the results of a study", remedy=REMEDY)
+    if (folder / "config.yaml").is_file() and not (folder / "results").is_dir():
+        raise DataError(f"{folder} is the folder of a run, expected the output_dir of a study", remedy=REMEDY)
     found = [parse_result(read_json(path), path) for path in sorted(inside.glob("*.json"))]
     if not found:
         raise DataError(f"{inside} holds no result (*.json)", remedy=REMEDY)

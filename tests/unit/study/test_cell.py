@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,6 +201,21 @@ def test_the_hash_of_a_protocol_covers_settings_judge_and_data_but_not_speed():
 def test_a_wrong_protocol_is_refused_by_name(preset, overrides, what):
     with pytest.raises(ConfigError, match=what):
         load_protocol(preset, overrides)
+
+
+def test_a_wrong_key_is_answered_with_the_keys_of_its_block():
+    with pytest.raises(ConfigError, match="did you mean 'judge'"):
+        load_protocol("small", {"evaluation": {"jugde": "x"}})
+
+
+def test_openings_are_declared_for_every_cell_and_change_no_hash():
+    given = {"model": "m", "revision": None, "task": "sst2", "poison_ratio": 0.5, "seed": 1, "output_dir": "o"}
+    several = load_protocol("small", {"openings": 3})
+    for kept in (None, Path("kept.jsonl")):
+        settings = finetune_settings(several, defense={"name": "sft"}, kept=kept, **given)
+        assert config_from_dict(settings).safety["safety"].openings == 3
+    records = [load_protocol("small", o).record(judge={}, roles={}) for o in ({}, {"openings": 3})]
+    assert protocol_sha256(records[0]) == protocol_sha256(records[1])
 
 
 def test_a_study_without_a_judge_says_how_to_get_one(world):

@@ -17,7 +17,8 @@ from holdfast.study.schedule import run_study
 from holdfast.study.schema import StudyConfig
 
 MODEL = Model("tiny", "embedded")
-GOOD: dict[str, Any] = {"evaluation": {"judge": "refusal", "task_examples": 60}}
+FITTING = {"align": 16, "monitor": 6, "certify": 4, "asked": 6, "harmful": 4, "poison": 10, "evaluation": 8}
+GOOD: dict[str, Any] = {"evaluation": {"judge": "refusal", "task_examples": 60}, "roles": FITTING, "size": 20}
 
 
 @pytest.fixture(autouse=True)
@@ -96,10 +97,14 @@ def test_more_held_out_examples_than_the_task_has_are_refused():
 
 
 def test_more_poison_than_the_role_has_is_refused():
-    roles = {"roles": {"poison": 500}}
-    check(roles, of=cells(0.5))
-    with pytest.raises(ConfigError, match="501 of 1000 rows are to be poison, the poison role has 500"):
-        check(roles, of=cells(0.501))
+    check({}, of=cells(0.5))
+    with pytest.raises(ConfigError, match="11 of 20 rows are to be poison, the poison role has 10"):
+        check({}, of=cells(0.55))
+
+
+def test_roles_that_the_data_cannot_fill_are_refused():
+    with pytest.raises(HoldfastError, match="role evaluation: 5000 examples are asked for"):
+        check({"roles": {**FITTING, "evaluation": 5000}})
 
 
 @pytest.mark.parametrize(
