@@ -40,7 +40,7 @@ def train(
     max_length: Annotated[int, typer.Option(help="Tokens of prompt and reply, in training and judging.")] = 1024,
     harm_weight: Annotated[
         float, typer.Option(help="Weight of the worst category's loss beside the sum over categories.")
-    ] = 1.0,
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the order, LoRA's start and the validation prompts.")] = 0,
     limit: Annotated[int | None, typer.Option(help="Pairs to train and validate on. [default: all]")] = None,
     test_limit: Annotated[int | None, typer.Option(help="Pairs for the figures. [default: all]")] = None,

@@ -3,8 +3,9 @@
 Loss of a pair with logits z over K categories, divided by K throughout: its categories,
 sum_c log(1 + exp(-(2 y_c - 1) z_c)), plus `harm_weight` times its harm, -log h for an unsafe and -log(1 - h) for a safe
 pair, with h = max sigmoid(z_c) over the categories it has (over all where it has none or they are unknown). A pair
-known only as unsafe counts with its harm alone. The second term is there because h is what a judge is read by: by
-categories alone, a pair that may belong to any of three has a low maximum, however surely it is unsafe.
+known only as unsafe counts with its harm alone. The second term, off unless asked for, is there because h is what a
+judge is read by: by categories alone, a pair that may belong to any of three has a low maximum, however surely it is
+unsafe.
 The epoch with the best AUROC on the validation prompts is kept, its temperature is fitted there, and the figures are
 computed once, on the test split, with the weights as they are saved (rounded to bfloat16).
 """
@@ -47,7 +48,7 @@ class JudgeSettings:
         learning_rate: the highest; None for 5e-4 with LoRA, 5e-5 in full.
         rank: of LoRA, with alpha = 2 rank.
         max_length: tokens of a conversation, in training and afterwards in judging.
-        harm_weight: of the pair's harm beside its categories.
+        harm_weight: of the pair's harm beside its categories; above 0 it was never measured on real data.
         validation: share of the prompts that choose the epoch and the temperature.
         dtype: of the frozen weights under LoRA; trained weights are fp32, with bf16 autocast on a GPU.
     """
@@ -61,7 +62,7 @@ class JudgeSettings:
     rank: int = 16
     dropout: float = 0.05
     max_length: int = 1024
-    harm_weight: float = 1.0
+    harm_weight: float = 0.0
     validation: float = 0.1
     seed: int = 0
     limit: int | None = None
