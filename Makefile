@@ -7,11 +7,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: help demo test lint typecheck unit clean
+.PHONY: help demo test lint typecheck unit docs clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
 	@echo "make test   lint, type check and the test suite"
+	@echo "make docs   rewrite the pages of the defenses from their docstrings"
 	@echo "make clean  remove the virtual environment and caches"
 
 demo: $(VENV)/.ready
@@ -28,6 +29,9 @@ typecheck: $(VENV)/.ready
 
 unit: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+docs: $(VENV)/.ready
+	$(BIN)/python -m holdfast.defenses._pages docs
 
 # torch comes first and by its exact version: a CPU build, where one is at hand, then satisfies every later requirement.
 $(VENV)/.ready: pyproject.toml constraints.txt

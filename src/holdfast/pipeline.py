@@ -20,13 +20,15 @@ from holdfast.config.build import (
     peft_config,
     training_arguments,
 )
+from holdfast.core.errors import ConfigError
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.templates import use_template
+from holdfast.models.adapter import adapter_folder
 from holdfast.models.content import ModelContent, content_of
 from holdfast.models.continued import load_adapter_pair
-from holdfast.models.handle import load_pair
+from holdfast.models.handle import load_pair, resolve
 from holdfast.stages.certifiable import certify_note
 from holdfast.stages.finetune import Listener, RoleLosses, build_trainer, measure, summary, train
 from holdfast.stages.interruption import Interruption
@@ -103,6 +105,7 @@ def run(
             defense=defense(config),
             arguments=arguments,
             peft_config=adapter,
+            unaligned=unaligned_of(config, trust_remote_code),
             callbacks=[interruption],
             listeners=listeners if main else (),
         )
@@ -134,6 +137,25 @@ def load_start(config: RunConfig, trust_remote_code: bool) -> tuple[Any, Any, An
         wanted = None
     use_template(tokenizer, config.template)
     return model, tokenizer, wanted
+
+
+def unaligned_of(config: RunConfig, trust_remote_code: bool) -> str | None:
+    """Where the weights before alignment are: as named, or the adapter that `model` is; None where nothing asks.
+
+    Raises:
+        ConfigError: the defense asks, none is named, and the model is no adapter.
+    """
+    if "unaligned" not in defense(config).needed(config.stage):
+        return None
+    if config.unaligned is not None:
+        return config.unaligned
+    folder = adapter_folder(resolve(config.model, config.revision, trust_remote_code))
+    if folder is None:
+        raise ConfigError(
+            f"defense {config.defense.name} needs the weights before alignment, and {config.model} is no adapter",
+            remedy="name the model it was aligned from: `unaligned: owner/base`",
+        )
+    return str(folder)
 
 
 def warn_about_certify(config: RunConfig, data: Prepared) -> None:

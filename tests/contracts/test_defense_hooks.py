@@ -20,7 +20,6 @@ class Toy(Defense):
     """Writes down every call; `extra` and `shift` make two of the hooks visible in the weights."""
 
     name = "toy"
-    stage = "finetune"
     summary = "writes down its calls"
     passes = "1 forward + backward"
 
@@ -43,12 +42,16 @@ class Toy(Defense):
         assert run.optimizer.param_groups
         self.calls.append("attach")
 
-    def choose_batch(self, run, inputs):
+    def choose_batch(self, run, inputs, items):
         self.calls.append("choose_batch")
         self.seen.append(inputs["input_ids"])
-        return inputs
+        return inputs, items
 
-    def micro_step(self, run, backward):
+    def task_loss(self, run, model, inputs, items, default):
+        self.calls.append("task_loss")
+        return default()
+
+    def micro_step(self, run, inputs, backward):
         self.calls.append("micro_step")
         loss = backward()
         self.calls.append("micro_step done")
@@ -95,7 +98,7 @@ class Toy(Defense):
         self.loaded = state
 
 
-MICRO = ["choose_batch", "micro_step", "extra_loss", "micro_step done"]
+MICRO = ["choose_batch", "micro_step", "task_loss", "extra_loss", "micro_step done"]
 
 
 def step(number: int) -> list[str]:
@@ -127,7 +130,7 @@ def test_order_of_calls_with_two_micro_batches_a_step(finished):
 def test_rows_reach_the_event_log_and_the_metrics(finished):
     _, _, trainer, _ = finished
     rows = read(trainer.run_dir / "events.jsonl")
-    assert [row["toy_calls"] for row in rows] == [13, 25]
+    assert [row["toy_calls"] for row in rows] == [15, 29]
     assert {"step", "loss", "learning_rate", "seconds", "event"} <= rows[0].keys()
     assert any("safety/toy_calls" in row for row in trainer.state.log_history)
 
@@ -203,9 +206,9 @@ def test_transform_changes_the_trained_model_once_and_reaches_the_saved_adapter(
 
 def test_choose_batch_replaces_what_is_trained_on(tmp_path):
     class Always(Toy):
-        def choose_batch(self, run, inputs):
+        def choose_batch(self, run, inputs, items):
             self.first = getattr(self, "first", inputs)
-            return dict(self.first)
+            return dict(self.first), items
 
         def extra_loss(self, run, model, inputs):
             self.seen.append(inputs["input_ids"])

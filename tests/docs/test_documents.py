@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 import typer
 
 from holdfast.cli.main import app
@@ -17,7 +16,7 @@ from holdfast.study.protocol import load_protocol
 from tests import tiny
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -129,38 +128,6 @@ def test_run_files_load(path, user_folder):
         missing = "" if "model:" in text else "model: embedded\ntask: {data: task.jsonl}\noutput_dir: runs/x\n"
         file.write_text(missing + text)
         load_config(file)
-
-
-def test_adding_guide_defines_a_defense(user_folder):
-    """Following the guide touches one file, and the defense trains, changes the model, and is found by name."""
-    import holdfast as hf
-    from holdfast.trainers.hooks import DEFENSES
-
-    def weights(model) -> torch.Tensor:
-        return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
-
-    def trained(defense) -> tuple[torch.Tensor, torch.Tensor]:
-        trainer = hf.SafeSFTTrainer(
-            tiny.model(),
-            hf.SafeSFTConfig("out", max_steps=2, use_cpu=True, report_to="none", save_strategy="no"),
-            train_dataset=tiny.dataset(8, seed=1), processing_class=tiny.tokenizer(), peft_config=tiny.lora(),
-            defense=defense,
-        )  # fmt: skip
-        start = weights(trainer.model)
-        trainer.train()
-        assert trainer.state.global_step == 2
-        return start, weights(trainer.model)
-
-    run_block(blocks(ROOT / "docs" / "adding.md", "python")[0], user_folder)
-    try:
-        start, shrunk = trained({"name": "shrink", "strength": 0.5})
-        plain_start, plain = trained("sft")
-        _, without_penalty = trained({"name": "shrink", "strength": 0.0})
-        assert torch.equal(start, plain_start)
-        assert torch.equal(without_penalty, plain)  # so what differs below is the penalty's doing
-        assert not torch.equal(shrunk, plain)
-    finally:
-        DEFENSES._entries.pop("shrink")
 
 
 def test_the_judge_of_the_guide_is_found_and_judges(user_folder):

@@ -122,9 +122,70 @@ def test_roles_without_a_named_task_are_refused():
     assert "roles" in refusal(**files).what
 
 
-def test_a_defense_that_needs_a_safety_set_cannot_align():
-    with pytest.raises(ConfigError, match="holdfast needs a safety set"):
+def test_a_defense_of_fine_tuning_cannot_align():
+    with pytest.raises(ConfigError, match="'holdfast' acts in the finetune stage, this is the align stage"):
         config_from_dict({key: value for key, value in ALIGN.items() if key != "defense"})
+
+
+def test_a_defense_of_alignment_cannot_fine_tune():
+    assert "'booster' acts in the align stage" in refusal(defense="booster").what
+
+
+def test_alignment_on_files_of_ones_own_says_so():
+    files = {"model": "m/n", "task": {"data": "t.jsonl"}, "output_dir": "out", "stage": "align"}
+    config = config_from_dict({**files, "defense": "booster", "harmful": {"data": "h.jsonl"}})
+    assert (config.safety, config.stage) == ({}, "align")
+    assert data_arguments(config)["harmful"]["data"].endswith("h.jsonl")
+    assert training_arguments(config, elsewhere=True).stage == "align"
+    with pytest.raises(ConfigError, match="booster needs harmful pairs"):
+        config_from_dict({**files, "defense": "booster"})
+
+
+def test_the_role_of_alignment_is_not_fine_tuned_on():
+    assert "is the data of `stage: align`" in refusal(**ALIGN, stage="finetune").what
+
+
+def test_harmful_pairs_are_the_protocols_own_unless_given_and_read_only_where_needed():
+    align = {**ALIGN, "roles": {"harmful": 50}}
+    assert data_arguments(config_from_dict({**align, "defense": "booster"}))["harmful"] == {"role": "harmful"}
+    assert data_arguments(config_from_dict(align))["harmful"] is None
+    with pytest.raises(ConfigError, match="booster needs harmful pairs"):
+        config_from_dict({**ALIGN, "defense": "booster", "roles": {"harmful": 0}})
+    with pytest.raises(ConfigError, match="expected one of `data`"):
+        config_from_dict({**align, "defense": "booster", "harmful": {}})
+
+
+@pytest.mark.parametrize("written", ["lisa", {"name": "lisa"}, {"name": "lisa", "rho": 0.5}], ids=str)
+def test_the_papers_constants_of_a_defense_come_with_the_preset(written):
+    from holdfast.defenses.lisa import Lisa
+
+    found = config_from_dict({**NAMED, "preset": "paper", "defense": written}).defense.options
+    mine = {"rho": 0.5} if isinstance(written, dict) and "rho" in written else {}
+    assert found == {**Lisa.paper, **mine}
+    assert "rho" not in config_from_dict({**NAMED, "defense": "lisa"}).defense.options
+
+
+def test_the_papers_constants_of_one_defense_without_the_rest():
+    config = config_from_dict({**NAMED, "defense": {"name": "lisa", "preset": "paper"}})
+    assert (config.defense.options["rho"], config.lora.r) == (0.01, 16)
+    assert "unknown preset 'papre'" in refusal(defense={"name": "lisa", "preset": "papre"}).what
+
+
+def test_the_holdfast_preset_is_that_of_its_class():
+    from holdfast.config.presets import PAPER
+    from holdfast.defenses.holdfast import Holdfast
+
+    stated = {e.key.removeprefix("filter."): e.value for e in PAPER if e.key.startswith("filter.")}
+    assert stated == dict(Holdfast.paper)
+
+
+def test_weights_before_alignment_are_asked_for_where_the_model_is_known_to_be_no_adapter(tmp_path):
+    (tmp_path / "model").mkdir()
+    found = refusal(model=str(tmp_path / "model"), defense="asft")
+    assert "asft needs the weights before alignment" in found.what
+    assert config_from_dict({**NAMED, "defense": "asft", "unaligned": "owner/base"}).unaligned == "owner/base"
+    (tmp_path / "model" / "adapter_config.json").write_text("{}")
+    config_from_dict({**NAMED, "model": str(tmp_path / "model"), "defense": "asft"})
 
 
 def test_an_empty_safety_block_is_for_alignment_alone():

@@ -65,7 +65,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
         task_tokens=task["tokens_median"],
         safety_tokens=sum(entry["tokens_median"] for entry in described.values()),
         checkpointing=arguments.gradient_checkpointing,
-        two="safety" in method.needs,
+        side=int(method.passes.split()[0]) - 1,  # of "3 forward + backward" one is the task's
     )
     return {
         "config_sha256": config_sha256(config),

@@ -62,10 +62,10 @@ def train(
 
 
 def _finish(feasible: bool, defense: str) -> None:
-    """Exit with the code for "infeasible" when a defense that enforces the constraint ended outside it."""
+    """Exit with the code for "infeasible" when a defense that promises the constraint ended outside it."""
     from holdfast.trainers.hooks import DEFENSES
 
-    if not feasible and "safety" in DEFENSES[defense].needs:
+    if not feasible and DEFENSES[defense].constrains:
         raise typer.Exit(InfeasibleError.exit_code)
 
 

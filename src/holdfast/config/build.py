@@ -51,7 +51,17 @@ def data_arguments(config: RunConfig) -> dict[str, Any]:
         "template": config.template,
         "seed": config.seed,
         "roles": None if config.roles is None else config.roles.model_dump(),
+        "harmful": harmful_block(config),
     }
+
+
+def harmful_block(config: RunConfig) -> dict[str, Any] | None:
+    """Where the harmful pairs come from; None for a defense that needs none in this stage."""
+    from holdfast.trainers.hooks import DEFENSES
+
+    if "harmful" not in DEFENSES[config.defense.name].needed(config.stage):
+        return None
+    return {"role": "harmful"} if config.harmful is None else config.harmful.model_dump()
 
 
 def model_options(config: RunConfig, trust_remote_code: bool) -> dict[str, Any]:
@@ -105,6 +115,7 @@ def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> Any:
             **train,
             output_dir=str(folder / "checkpoints"),
             run_dir=str(folder),
+            stage=config.stage,
             seed=config.seed,
             safety_seed=config.seed,
             **shares,

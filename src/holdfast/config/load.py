@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from holdfast.config.fields import check_fields
 from holdfast.config.presets import (
-    on_protocol_data,
     spread_constraint,
     with_default_unit,
     with_preset,
@@ -18,6 +17,7 @@ from holdfast.config.presets import (
 )
 from holdfast.config.problems import Problem, from_pydantic, raise_problems
 from holdfast.config.schema import RunConfig, SafetyBlock, is_single
+from holdfast.config.together import check_together
 from holdfast.config.yaml_file import parse_yaml, read_yaml
 from holdfast.core.errors import ConfigError
 
@@ -30,6 +30,7 @@ OWNED = {
     "safety_fractions": "set `safety.fractions`",
     "on_leak": "set `safety.on_leak`",
     "model_init_kwargs": "set `model`, `revision`, `dtype` and `quantization` at the top of the run file",
+    "stage": "set `stage` at the top of the run file",
     "resume_from_checkpoint": "use `holdfast train --resume`",
     "trust_remote_code": "only `--trust-remote-code` on the command line allows it",
     "hub_token": "put the token into the environment variable HF_TOKEN",
@@ -64,7 +65,7 @@ def config_from_dict(raw: Mapping[str, Any], *, folder: Path | None = None, wher
     except ValidationError as error:
         problems += from_pydantic(error, single)
     else:
-        problems += _check_together(config)
+        problems += check_together(config)
     raise_problems(problems + problems_of_blocks, where)
     return config
 
@@ -109,8 +110,11 @@ def _with_absolute_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]
     changed = {**raw}
     if "model" in raw and raw["model"] != "embedded":
         changed["model"] = locate(raw["model"], suffixes=("/",))
-    if "task" in raw:
-        changed["task"] = block(raw["task"])
+    if isinstance(raw.get("unaligned"), str) and raw["unaligned"] != "embedded":
+        changed["unaligned"] = locate(raw["unaligned"], suffixes=("/",))
+    for key in ("task", "harmful"):
+        if key in raw:
+            changed[key] = block(raw[key])
     safety = raw.get("safety")
     if isinstance(safety, Mapping):
         single = is_single(safety, SafetyBlock)
@@ -152,7 +156,7 @@ def _check_constraints(constraint: Mapping[str, Any], single: bool) -> tuple[dic
 
 
 def _check_defense(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    from holdfast.trainers.hooks import DEFENSES
+    from holdfast.trainers.hooks import DEFENSES, with_paper_constants
 
     written = raw.get("defense", "holdfast")
     name = written.get("name", "holdfast") if isinstance(written, Mapping) else written
@@ -162,6 +166,7 @@ def _check_defense(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
     filter_ = raw.get("filter", {})
     try:
         cls = DEFENSES[name]
+        options = with_paper_constants(cls, options)
     except ConfigError as error:
         return {}, [Problem("defense", error.what, error.remedy)]
     if not isinstance(filter_, Mapping):
@@ -184,54 +189,3 @@ def _construction_problem(cls: Any, values: Mapping[str, Any], key: str) -> list
     except ConfigError as error:
         return [Problem(key, error.what.removeprefix(f"{key}: "), error.remedy)]
     return []
-
-
-def _check_task(name: str) -> list[Problem]:
-    from holdfast.tasks.task import TASKS
-
-    try:
-        TASKS[name]
-    except ConfigError as error:
-        return [Problem("task.name", error.what, error.remedy)]
-    return []
-
-
-def _needs_safety(defense: str) -> bool:
-    from holdfast.trainers.hooks import DEFENSES
-
-    return "safety" in DEFENSES[defense].needs
-
-
-def _check_together(config: RunConfig) -> list[Problem]:
-    problems = []
-    if set(config.constraint) != set(config.safety):
-        problems.append(
-            Problem(
-                "constraint",
-                f"expected the names of the safety sets ({', '.join(config.safety)}),"
-                f" found {', '.join(config.constraint)}",
-                "name them alike, or write one block for all",
-            )
-        )
-    if config.adapter_policy == "continue" and (config.lora is None or config.quantization is not None):
-        what = "`lora: null`" if config.lora is None else f"quantization {config.quantization}"
-        problems.append(
-            Problem("adapter_policy", f"continue goes on training an adapter, which {what} rules out", "use merge")
-        )
-    if config.roles is not None and not on_protocol_data({"task": config.task.model_dump()}):
-        problems.append(Problem("roles", "the task names its own data", "give `task: {name: ...}`, or remove `roles`"))
-    if config.task.name is not None:
-        problems += _check_task(config.task.name)
-    if not config.safety and _needs_safety(config.defense.name):
-        problems.append(
-            Problem("defense", f"{config.defense.name} needs a safety set, which `role: align` has not", "use sft")
-        )
-    if config.quantization is not None and config.lora is None:
-        problems.append(
-            Problem(
-                "lora",
-                "a quantized model cannot be trained in full",
-                "give a `lora` block, or drop quantization",
-            )
-        )
-    return problems

@@ -108,6 +108,8 @@ SMALL_PROTOCOL = (
     PresetValue("roles.evaluation", 700, SETUP),
     PresetValue("roles.seed", 42, SILENT),
 )
+STEERING = ("holdfast", "primal_dual")
+"""Defenses of the chance constraint itself, which are compared in one unit."""
 PRESETS = {"paper": PAPER, "small": SMALL}
 PROTOCOLS = {"paper": PAPER_PROTOCOL, "small": SMALL_PROTOCOL}
 """What a preset adds to a run on the protocol's own data: a task by name, or `role:`."""
@@ -122,7 +124,7 @@ def with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with the preset's values wherever the file is silent.
 
     The filter's values are left out unless the defense is `holdfast`, LoRA's when the file says `lora: null`, and
-    those of the protocol unless its data are used.
+    those of the protocol unless its data are used. `preset: paper` is passed on to another defense.
     """
     preset = str(raw.get("preset"))
     values = PRESETS.get(preset, ())
@@ -131,6 +133,8 @@ def with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
     defense = raw.get("defense", "holdfast")
     name = defense.get("name", "holdfast") if isinstance(defense, Mapping) else defense
     merged = dict(raw)
+    if preset == "paper" and name != "holdfast" and isinstance(name, str):
+        merged["defense"] = {"preset": "paper", **(defense if isinstance(defense, Mapping) else {"name": name})}
     for entry in values:
         block, _, field = entry.key.rpartition(".")
         if not block:
@@ -143,13 +147,14 @@ def with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
 def with_default_unit(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with holdfast's own unit where the file names none: KL to the reference.
 
-    It needs a fresh adapter. Without one (all parameters trained, or an adapter continued) and for other defenses,
-    which only watch, it is the constraint's default. docs/log.md has the experiment that chose it.
+    For `holdfast` and `primal_dual`. It needs a fresh adapter. Without one (all parameters trained, or an adapter
+    continued) and for other defenses, which only watch, it is the constraint's default. docs/log.md has the experiment
+    that chose it.
     """
     defense = raw.get("defense", "holdfast")
     name = defense.get("name", "holdfast") if isinstance(defense, Mapping) else defense
     fresh = raw.get("lora", {}) is not None and raw.get("adapter_policy", "merge") == "merge"
-    if name != "holdfast" or not fresh or raw.get("safety") == {}:
+    if name not in STEERING or not fresh or raw.get("safety") == {}:
         return dict(raw)
     return {**raw, "constraint": _fill("constraint", raw.get("constraint", {}), "unit", "kl_token")}
 
@@ -165,12 +170,13 @@ def with_protocol_data(raw: Mapping[str, Any]) -> dict[str, Any]:
 
     An alignment run has no safety set unless the file gives one: there is nothing yet to be kept.
     """
-    if not on_protocol_data(raw):
-        return dict(raw)
-    filled = {"roles": {}, **raw}
-    if "safety" not in raw:
-        aligning = raw["task"].get("role") == "align"
-        filled["safety"] = {} if aligning else {"role": "constraint"}
+    filled = dict(raw)
+    if on_protocol_data(raw):
+        filled = {"roles": {}, **raw}
+        if raw["task"].get("role") == "align":
+            filled.setdefault("stage", "align")
+    if "safety" not in raw and (filled.get("stage") == "align" or on_protocol_data(raw)):
+        filled["safety"] = {} if filled.get("stage") == "align" else {"role": "constraint"}
     return filled
 
 

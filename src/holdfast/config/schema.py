@@ -115,6 +115,20 @@ class SafetyBlock(DataBlock):
         return self.data if self.data is not None else f"role {self.role}"
 
 
+class HarmfulBlock(DataBlock):
+    """Harmful pairs, for defenses that train against them: prompts with the replies that must become unlikely."""
+
+    role: Literal["harmful"] | None = None
+    """`harmful`: the protocol's own, instead of `data`."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> HarmfulBlock:
+        if (self.data is None) == (self.role is None):
+            raise ValueError("expected one of `data` (a file or hub data set) and `role: harmful`")
+        self.only_with_data()
+        return self
+
+
 class RolesBlock(Block):
     """Who trains on what in the harmful fine-tuning protocol; see `holdfast.protocol.roles.RoleSettings`."""
 
@@ -163,6 +177,8 @@ class RunConfig(Block):
     """One fine-tuning run. Build it with `load_config` or `config_from_dict`, which check every block."""
 
     preset: Literal["paper", "small"] | None = None
+    stage: Literal["align", "finetune"] = "finetune"
+    """What the run is: training on safe pairs (`align`; the default with `task: {role: align}`), or on the task."""
     model: str = Field(min_length=1)
     """Hub id, local folder (relative to the run file), adapter, or `embedded`."""
     revision: str | None = None
@@ -177,6 +193,11 @@ class RunConfig(Block):
     """The protocol's roles, for a task by name and for `role:`."""
     task: TaskBlock
     safety: dict[Annotated[str, Field(pattern=NAME)], SafetyBlock]
+    harmful: HarmfulBlock | None = None
+    """For defenses that need them; on the protocol's data the role `harmful` unless given."""
+    unaligned: str | None = Field(default=None, min_length=1)
+    """The model before alignment (hub id, folder), for defenses that need it; null: where `model` is an adapter, what
+    it was trained on."""
     constraint: dict[str, dict[str, Any]]
     filter: dict[str, Any] = Field(default_factory=dict)
     defense: DefenseBlock = Field(default_factory=DefenseBlock)
@@ -218,8 +239,10 @@ class RunConfig(Block):
 
     @model_validator(mode="after")
     def _watched(self) -> RunConfig:
-        if not self.safety and self.task.role != "align":
-            raise ValueError("`safety` is empty; only a run with `task: {role: align}` may go without")
+        if not self.safety and self.stage != "align":
+            raise ValueError("`safety` is empty; only a run with `stage: align` may go without")
+        if self.task.role == "align" and self.stage != "align":
+            raise ValueError("`task: {role: align}` is the data of `stage: align`")
         return self
 
     @property

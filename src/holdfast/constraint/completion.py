@@ -8,20 +8,33 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from holdfast.constraint.head import TOKEN_CHUNK, Head, causal_lm, token_kl, token_nll
 from holdfast.core.errors import UnsupportedError
 
+__all__ = [
+    "IGNORE",
+    "TOKEN_CHUNK",
+    "CompletionLosses",
+    "Head",
+    "adapter_layers",
+    "adapters_off",
+    "causal_lm",
+    "completion_kl",
+    "completion_losses",
+    "deterministic",
+    "hidden_states",
+    "require_understood_head",
+]
+
 IGNORE = -100
-TOKEN_CHUNK = 512  # completion tokens whose logits exist at one time
 HEAD_TOLERANCE = 2e-3  # nats per token between our head and the model's own, both in float32
 
 
@@ -92,11 +105,6 @@ def adapters_off(model: nn.Module, layers: list[Any] | None = None) -> Iterator[
             layer._disable_adapters = value
 
 
-def causal_lm(model: Any) -> Any:
-    """The transformers model inside PEFT's wrapper, if there is one."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Last hidden states (rows, positions, width), through the model's own forward.
 
@@ -126,66 +134,6 @@ def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     return caught[-1]
 
 
-class Head:
-    """The language-model head in float32, with the model's logit scaling and soft cap."""
-
-    def __init__(self, model: Any) -> None:
-        inner = causal_lm(model)
-        layer = inner.get_output_embeddings()
-        if layer is None or not hasattr(layer, "weight"):
-            raise UnsupportedError(
-                f"{type(inner).__name__} has no output embedding to compute token losses from",
-                remedy="use a causal language model (AutoModelForCausalLM)",
-            )
-        if hasattr(layer, "lora_A"):
-            raise UnsupportedError(
-                "an adapter on the output head: losses are computed from the head's weight, which does not include it",
-                remedy="take the head (lm_head) out of target_modules",
-            )
-        bias = getattr(layer, "bias", None)
-        self.weight, self.bias = _whole(layer.weight), None if bias is None else _whole(bias)
-        text = inner.config.get_text_config()
-        self.cap = getattr(text, "final_logit_softcapping", None)
-        self.scale = _logit_scale(text)
-
-    def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """Log-softmax of the logits, float32, outside autocast."""
-        with torch.autocast(hidden.device.type, enabled=False):
-            logits = _float32_linear(hidden, self.weight, self.bias)
-            if self.scale != 1.0:
-                logits = logits * self.scale
-            if self.cap is not None:
-                logits = self.cap * torch.tanh(logits / self.cap)
-            return torch.log_softmax(logits, dim=-1)
-
-
-def _float32_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`hidden weight^T + bias` in float32.
-
-    Products of bfloat16 numbers are exact in float32, so a GPU may multiply them as they are and sum in float32: the
-    same result as after a conversion, several times faster. That kernel has no derivative.
-    """
-    exact = hidden.dtype == weight.dtype == torch.bfloat16 and bias is None
-    if exact and hidden.is_cuda and hidden.ndim == 2 and not torch.is_grad_enabled():
-        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    return nn.functional.linear(hidden.float(), weight.float(), None if bias is None else bias.float())
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _logit_scale(text_config: Any) -> float:
-    """The factor on the logits: Cohere multiplies, Granite and MiniCPM divide."""
-    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-        if getattr(text_config, name, None) is not None:
-            return float(getattr(text_config, name))
-    scaling = getattr(text_config, "logits_scaling", None)
-    if scaling is None:
-        return 1.0
-    return float(scaling) if text_config.model_type == "hyperclovax" else 1.0 / float(scaling)
-
-
 def _scored(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Next-token labels (rows, positions - 1) and the mask of those that count."""
     labels = batch["labels"][:, 1:]
@@ -197,44 +145,30 @@ def _per_row(values: Tensor, mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=torch.float64, device=mask.device).masked_scatter(mask, values.double())
 
 
-def _in_chunks(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Apply `function` to pieces of at most `TOKEN_CHUNK` tokens, recomputing each piece's logits in the backward."""
-    pieces = list(zip(*(torch.split(t, TOKEN_CHUNK) for t in tensors), strict=True))
-    if len(pieces) == 1:
-        return function(*pieces[0])
-    if torch.is_grad_enabled():
-        return torch.cat([checkpoint(function, *piece, use_reentrant=False) for piece in pieces])
-    return torch.cat([function(*piece) for piece in pieces])
-
-
 def completion_losses(model: Any, batch: Mapping[str, Tensor], first_k: int) -> CompletionLosses:
     """Losses of every row of a right-padded batch (`input_ids`, `attention_mask`, `labels`)."""
     labels, mask = _scored(batch)
     hidden = hidden_states(model, batch)[:, :-1]
-    head = Head(model)
-
-    def token_nll(h: Tensor, y: Tensor) -> Tensor:
-        return -head.log_probabilities(h).gather(-1, y.unsqueeze(-1)).squeeze(-1)
-
-    nll = _per_row(_in_chunks(token_nll, hidden[mask], labels[mask]), mask)
+    nll = _per_row(token_nll(Head(model), hidden[mask], labels[mask]), mask)
     early = mask & (mask.cumsum(1) <= first_k)
     return CompletionLosses(nll.sum(1), mask.sum(1), (nll * early).sum(1), early.sum(1))
 
 
-def completion_kl(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """Mean over the completion of `KL(pi_0 || pi_theta)` per token; pi_0 is the model with its adapters off."""
+def completion_kl(
+    model: Any, batch: Mapping[str, Tensor], reference_model: Callable[[], AbstractContextManager[Any]] | None = None
+) -> Tensor:
+    """Mean over the completion of `KL(pi_0 || pi_theta)` per token.
+
+    Args:
+        reference_model: makes a context in which the model is pi_0; None switches its adapters off.
+    """
     _, mask = _scored(batch)
-    with torch.no_grad(), adapters_off(model):
+    with torch.no_grad(), adapters_off(model) if reference_model is None else reference_model():
         reference = hidden_states(model, batch)[:, :-1][mask]
         head_0 = Head(model)  # a trained copy of the head (modules_to_save) is part of the adapter
-    head = Head(model)
+        head_0.keep()
     hidden = hidden_states(model, batch)[:, :-1][mask]
-
-    def token_kl(h: Tensor, h_0: Tensor) -> Tensor:
-        log_p0 = head_0.log_probabilities(h_0)
-        return (log_p0.exp() * (log_p0 - head.log_probabilities(h))).sum(-1)
-
-    return _per_row(_in_chunks(token_kl, hidden, reference), mask).sum(1) / mask.sum(1)
+    return _per_row(token_kl(Head(model), hidden, head_0, reference), mask).sum(1) / mask.sum(1)
 
 
 @torch.no_grad()

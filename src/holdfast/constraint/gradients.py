@@ -7,7 +7,8 @@ the same scalars and takes the same decision.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -83,6 +84,31 @@ class ParameterSpace:
     def snapshot(self) -> Vector:
         """A copy of the parameters."""
         return [shard(p).clone() for p in self.params]
+
+    @contextmanager
+    def moved(self, direction: Vector, step: float) -> Iterator[None]:
+        """A context in which the parameters are `theta + step direction`; afterwards theta is back bit for bit."""
+        before = self.snapshot()
+        try:
+            for weight, d in zip(self.weights(), direction, strict=True):
+                weight.add_(d, alpha=step)
+            yield
+        finally:
+            self._put(before)
+
+    @contextmanager
+    def exchanged(self, weights: Vector) -> Iterator[None]:
+        """A context in which the parameters are `weights`; afterwards theta is back bit for bit."""
+        before = self.snapshot()
+        try:
+            self._put(weights)
+            yield
+        finally:
+            self._put(before)
+
+    def _put(self, weights: Vector) -> None:
+        for weight, value in zip(self.weights(), weights, strict=True):
+            weight.copy_(value)
 
     def task_gradient(self) -> Vector:
         """`.grad` of every parameter, zero where there is none."""

@@ -122,16 +122,16 @@ def memory(size: Size, config: Any, *, dtype: str, full: bool, rows: int, length
     )
 
 
-def work(size: Size, count: Steps, *, task_tokens: float, safety_tokens: float, checkpointing: bool, two: bool) -> Work:
+def work(size: Size, count: Steps, *, task_tokens: float, safety_tokens: float, checkpointing: bool, side: int) -> Work:
     """Estimate the arithmetic: per token 2 operations a parameter forward, 2 for the activations' gradient, 2 a trained
     parameter for its own, and another 2 forward when activations are recomputed.
 
     Args:
         task_tokens, safety_tokens: tokens per example, padding not counted.
-        two: whether the defense also differentiates the safety batch.
+        side: how often the defense also differentiates a side batch.
     """
     per_token = (4 + 2 * checkpointing) * size.parameters + 2 * size.trainable
-    tokens = count.task_batch * task_tokens + (count.safety_batch * safety_tokens if two else 0)
+    tokens = count.task_batch * task_tokens + side * count.safety_batch * safety_tokens
     return Work(count.steps * tokens * per_token)
 
 

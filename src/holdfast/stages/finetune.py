@@ -48,12 +48,14 @@ def build_trainer(
     defense: Any,
     arguments: Any,
     peft_config: Any,
+    unaligned: Any = None,
     callbacks: Sequence[Any] = (),
     listeners: Sequence[Listener] = (),
 ) -> SafeSFTTrainer:
     """The trainer of one run.
 
     Args:
+        unaligned: where the weights before alignment are, for defenses that need them.
         listeners: see `Listener`; where there are any, they replace the trainer's own progress output.
     """
     trainer = SafeSFTTrainer(
@@ -62,7 +64,9 @@ def build_trainer(
         train_dataset=Dataset.from_list(to_rows(data.task)),
         processing_class=tokenizer,
         peft_config=peft_config,
-        safety_dataset=data.safety,
+        safety_dataset=data.safety or None,
+        harmful_dataset=data.harmful,
+        unaligned=unaligned,
         constraint=dict(constraints),
         defense=defense,
         callbacks=[*callbacks, AnnounceSteps(listeners)],

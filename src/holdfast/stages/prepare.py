@@ -25,6 +25,7 @@ class Prepared:
 
     task: list[Example]
     safety: dict[str, Split]
+    harmful: list[Example] | None = None
 
 
 def prepare(
@@ -34,6 +35,7 @@ def prepare(
     template: Template,
     seed: int,
     roles: Mapping[str, Any] | None = None,
+    harmful: Mapping[str, Any] | None = None,
 ) -> Prepared:
     """Read all data of a run and split every safety set once, by prompt.
 
@@ -44,10 +46,12 @@ def prepare(
         template: unless `none`, prompt/completion rows become one user and one assistant turn.
         seed: decides the split of files, and which rows of task and poison are taken and in which order.
         roles: fields of `RoleSettings`, for a named task and for roles.
+        harmful: where harmful pairs come from, as `task`; or `role: harmful`; None reads none.
     """
     source = _Source(template, seed, None if roles is None else RoleSettings(**roles))
     examples = source.task(task)
-    texts = [text for example in examples for text in searchable_texts(example)]
+    pairs = None if harmful is None else source.harmful(harmful)
+    texts = [text for example in [*examples, *(pairs or [])] for text in searchable_texts(example)]
     splits = {}
     for name, block in safety.items():
         split = source.safety(block)
@@ -56,7 +60,7 @@ def prepare(
         require_unseen(split.certify, texts)
         splits[name] = split
     require_apart(splits)
-    return Prepared(task=examples, safety=splits)
+    return Prepared(task=examples, safety=splits, harmful=pairs)
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,9 @@ class _Source:
             named = (self.roles.constraint, self.roles.monitor, self.roles.certify)
             return split_from_roles(*(self._shaped(examples) for examples in named))
         return split_examples(self._read(block), fractions=tuple(block["fractions"]), seed=self.seed)
+
+    def harmful(self, block: Mapping[str, Any]) -> list[Example]:
+        return self._shaped(self.roles.harmful) if block.get("role") is not None else self._read(block)
 
     def _read(self, block: Mapping[str, Any]) -> list[Example]:
         reading = {key: block.get(key) for key in ("columns", "split", "subset", "limit", "revision")}

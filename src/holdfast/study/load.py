@@ -93,12 +93,30 @@ def _check_entry(entry: DefenseEntry, key: str) -> list[Problem]:
     if twice := sorted(set(entry.filter) & set(entry.options)):
         problems.append(Problem(f"{key}.filter", f"{', '.join(twice)} also in `options`", "keep one of the two"))
     problems += _check_block(entry.constraint, ChanceConstraint, f"{key}.constraint")
+    problems += _check_stage(entry, key)
     if entry.name in DEFENSES and not problems:
         config = DEFENSES[entry.name].Config
         problems += _check_block(entry.options, config, f"{key}.options")
         problems += _check_block(entry.filter, config, f"{key}.filter")
     _, found = check_fields(entry.train, SafeSFTConfig, f"{key}.train", OWNED)
     return problems + found
+
+
+def _check_stage(entry: DefenseEntry, key: str) -> list[Problem]:
+    """An alignment-stage defense is named twice: as the row, and as what aligns its model."""
+    from holdfast.trainers.hooks import DEFENSES
+
+    if entry.align in DEFENSES and "align" not in DEFENSES[entry.align].stages:
+        return [Problem(f"{key}.align", f"{entry.align} does not act in the alignment stage", "use sft")]
+    if entry.name not in DEFENSES or DEFENSES[entry.name].stages != ("align",):
+        return []
+    if entry.align != entry.name:
+        what = f"{entry.name} acts in the alignment stage, but this row's model is aligned by {entry.align}"
+        return [Problem(key, what, f"write {{name: {entry.name}, align: {entry.name}}}")]
+    if entry.options:
+        remedy = f"set protocol.align.options: {{{entry.name}: ...}}, which all rows of that alignment share"
+        return [Problem(f"{key}.options", f"{entry.name} acts in the alignment stage", remedy)]
+    return []
 
 
 def _check_block(values: Mapping[str, Any], cls: Any, key: str) -> list[Problem]:

@@ -37,6 +37,8 @@ class AlignBlock(Block):
     """Put over the protocol's `train`."""
     per_defense: dict[str, dict[str, Any]] = Field(default_factory=lambda: dict(LONGER))
     """Put over that for one alignment-stage defense."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of alignment-stage defenses by name, over the authors' defaults (preset paper: over the paper's)."""
     seed: int = Field(default=42, ge=0)
 
 
@@ -105,6 +107,8 @@ class Protocol(Block):
     def record(self, *, judge: Mapping[str, Any], roles: Mapping[str, Any]) -> dict[str, Any]:
         """What is hashed: the settings, with the judge and the data that were used; not how fast replies are made."""
         values = self.model_dump(exclude={"openings"})
+        if not values["align"]["options"]:
+            del values["align"]["options"]  # protocols without any keep the hash they had before there were such
         evaluation = values.pop("evaluation")
         kept = {key: value for key, value in evaluation.items() if key not in ("judge", "engine", "batch_size")}
         return {**values, "evaluation": {**kept, "judge": dict(judge)}, "data": dict(roles)}
@@ -176,7 +180,7 @@ def align_settings(
     return {
         **_shared(protocol, model, revision),
         "task": {"role": "align"},
-        "defense": defense,
+        "defense": {"name": defense, **_preset(protocol.preset), **protocol.align.options.get(defense, {})},
         "train": train,
         "seed": protocol.align.seed,
         "output_dir": str(output_dir),
@@ -195,7 +199,7 @@ def finetune_settings(
     output_dir: Path,
     kept: Path | None = None,
 ) -> dict[str, Any]:
-    """The run file of the fine-tuning stage.
+    """The run file of the fine-tuning stage; after a defense that acts in alignment alone it is plain SFT.
 
     Args:
         model: the aligned model, as an adapter on the base.
@@ -204,13 +208,18 @@ def finetune_settings(
     """
     blocks: dict[str, dict[str, Any]] = paper_defense() if defense.get("preset") == "paper" else {}
     merged = {key: {**blocks.get(key, {}), **(defense.get(key) or {})} for key in DEFENSE_BLOCKS}
+    chosen = {"name": "sft"} if aligns_only(defense["name"]) else {"name": defense["name"]}
     if defense["name"] != "holdfast":
         merged["filter"] = {}
+        if chosen["name"] == defense["name"]:
+            chosen |= {**_preset(defense.get("preset")), **(defense.get("options") or {})}
+    else:
+        chosen |= defense.get("options") or {}
     return {
         **_shared(protocol, model, revision),
         "adapter_policy": protocol.adapter_policy,
         "task": {"name": task, "size": protocol.size, "poison_ratio": poison_ratio},
-        "defense": {"name": defense["name"], **(defense.get("options") or {})},
+        "defense": chosen,
         "train": {**protocol.train, **(defense.get("train") or {})},
         **merged,
         "safety": {
@@ -220,6 +229,17 @@ def finetune_settings(
         "seed": seed,
         "output_dir": str(output_dir),
     }
+
+
+def aligns_only(defense: str) -> bool:
+    """Whether a defense acts in the alignment stage and no other."""
+    from holdfast.trainers.hooks import DEFENSES
+
+    return DEFENSES[defense].stages == ("align",)
+
+
+def _preset(name: Any) -> dict[str, Any]:
+    return {"preset": "paper"} if name == "paper" else {}
 
 
 def _shared(protocol: Protocol, model: str, revision: str | None) -> dict[str, Any]:

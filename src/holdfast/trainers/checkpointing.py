@@ -51,6 +51,7 @@ class CheckpointMixin:
     defense: Defense
     safety: dict[str, SafetySet]
     is_fsdp_enabled: bool
+    side_fingerprint: Callable[[], dict[str, Any]]
     _theta_0: dict[str, Any]
     _measured: bool
     _measure_reference: Callable[[], None]
@@ -74,6 +75,7 @@ class CheckpointMixin:
             "references": {name: s.reference.sha256 for name, s in self.safety.items() if s.reference is not None},
             "splits": {name: s.split.record.to_json() for name, s in self.safety.items()},
             "processes": world(),
+            **self.side_fingerprint(),
         }
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -139,8 +141,9 @@ class CheckpointMixin:
     def _write_readable(self, folder: Path, weights: dict[str, Any]) -> None:
         """The adapter as PEFT writes it, so that a checkpoint can be loaded like any other."""
         if hasattr(self.model, "peft_config"):
-            # Only rank 0 is here, and it cannot read a sharded model alone.
-            self.model.save_pretrained(str(folder), state_dict=weights if self.is_fsdp_enabled else None)
+            with self.defense.saved_form(self):  # type: ignore[arg-type]
+                # Only rank 0 is here, and it cannot read a sharded model alone.
+                self.model.save_pretrained(str(folder), state_dict=weights if self.is_fsdp_enabled else None)
         self.processing_class.save_pretrained(str(folder))  # type: ignore[attr-defined]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -150,7 +153,8 @@ class CheckpointMixin:
         base too.
         """
         if not self.is_fsdp_enabled:
-            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+            with self.defense.saved_form(self):  # type: ignore[arg-type]
+                super().save_model(output_dir, _internal_call)  # type: ignore[misc]
             return
         state = trainable_weights(self.model) if hasattr(self.model, "peft_config") else all_weights(self.model)
         if self.args.should_save:

@@ -21,6 +21,10 @@ def _is_safety_metric(metric: str | None) -> bool:
 class SafeSFTConfig(SFTConfig):
     """Arguments of `SafeSFTTrainer`; every field of `trl.SFTConfig` is accepted too."""
 
+    stage: str = field(
+        default="finetune",
+        metadata={"help": "What this run is: 'align' (train on safe pairs) or 'finetune' (train on the task)."},
+    )
     safety_batch_size: int | None = field(
         default=None,
         metadata={"help": "Safety examples per optimizer step, over all processes. Default: the task's global batch."},

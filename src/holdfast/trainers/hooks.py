@@ -4,18 +4,25 @@ One optimizer step, in order:
 
     choose_batch   per micro-batch   which rows are trained on
     micro_step     per micro-batch   how one micro-batch becomes gradients (default: forward, backward)
-    extra_loss     per micro-batch   a term added to the task loss
+    task_loss      per micro-batch   the loss of those rows (default: TRL's)
+    extra_loss     per micro-batch   a term added to it
     on_gradient    once              the accumulated, reduced gradient, before clipping
     before_step    once              after clipping, before `optimizer.step`
     after_step     once              after `optimizer.step`
 
-`validate` comes first, `attach` once after the optimizer is made; `transform` once, after training (post-hoc defenses).
-A defense is a small object; it never subclasses the trainer.
+`validate` comes first, `initialise` once the reference is measured (no checkpoint is loaded yet), `attach` when the
+optimizer is made (a resumed run has its weights by then); `transform` once, after training (post-hoc defenses);
+`saved_form` around everything that writes the model. A defense is a small object; it never subclasses the trainer.
+
+Side data are passed over by `run.draw` (which rows this step uses, a pure function of seed and step) and
+`run.side_gradient` (their gradient, micro-batched, dropout off, reduced over ranks, `.grad` and the random state
+untouched), so accumulation, data parallelism and exact resuming are not a defense's concern.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -25,12 +32,22 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.registry import Registry, nearest
 
 if TYPE_CHECKING:
-    from holdfast.constraint.gradients import Vector
+    from holdfast.constraint.gradients import ParameterSpace, Vector
+    from holdfast.constraint.passes import Forward
+    from holdfast.data.encode import Encoded
+    from holdfast.data.examples import Example
     from holdfast.trainers.safety import SafetySet
     from holdfast.trainers.safety_pass import SafetyBatch
+    from holdfast.trainers.side_pass import RowLoss
 
 Inputs = dict[str, Any]
+Items = Tensor | int | None
+"""How many scored tokens the whole step has, by which the task loss is divided; None where the model divides itself."""
 Row = dict[str, Any]
+Stage = Literal["align", "finetune", "posthoc"]
+Need = Literal["safety", "harmful", "unaligned"]
+"""safety: a safety set, of which the constraint share is used; harmful: harmful pairs; unaligned: the weights before
+alignment."""
 
 
 class TrainingRun(Protocol):
@@ -39,14 +56,80 @@ class TrainingRun(Protocol):
     model: Any
     args: Any
     optimizer: Any
+    processing_class: Any
+    train_dataset: Any
+    accelerator: Any
+    current_gradient_accumulation_steps: int
+    """Micro-batches of this step; the last of an epoch may have fewer."""
+
+    @property
+    def stage(self) -> str:
+        """`align` or `finetune`: what this run is."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed."""
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the task data completed, with fractions."""
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+
+    @property
+    def last_micro_batch(self) -> bool:
+        """Whether the optimizer steps after the micro-batch in progress."""
+
+    # -- data --------------------------------------------------------------------------------------------------------
 
     @property
     def safety(self) -> Mapping[str, SafetySet]:
         """Safety sets by name."""
 
     @property
-    def step(self) -> int:
-        """Optimizer steps completed."""
+    def safe(self) -> list[Encoded]:
+        """The constraint examples of all safety sets: the safe pairs a defense may train on. The rest is held out."""
+
+    @property
+    def harmful(self) -> list[Encoded]:
+        """Harmful pairs, for defenses that need them."""
+
+    @property
+    def harmful_examples(self) -> list[Example]:
+        """The same before tokenisation."""
+
+    @property
+    def unaligned(self) -> Any:
+        """Where the weights before alignment are: see `holdfast.models.alignment_shift`."""
+
+    def encode(self, examples: Sequence[Example]) -> list[Encoded]:
+        """Tokenise examples as the run's own are."""
+
+    def draw(self, rows: Sequence[Encoded], name: str, size: int | None = None) -> list[int]:
+        """Positions of this step's global batch of side rows; without `size`, as many as the safety batch has.
+
+        A pure function of seed, name and step: without replacement inside a pass, a new order for every pass.
+        """
+
+    def own_share(self, rows: Sequence[Encoded]) -> tuple[Inputs, Items]:
+        """This process's part, for this micro-batch, of a step's batch of `task_batch` rows; with its scored tokens."""
+
+    @property
+    def task_batch(self) -> int:
+        """Rows of a whole step, over all processes and micro-batches."""
+
+    # -- passes ------------------------------------------------------------------------------------------------------
+
+    def forward_of(self, model: Any) -> Forward:
+        """How this run passes over rows without a gradient: padding, batch size, device, precision."""
+
+    def space(self) -> ParameterSpace:
+        """The trainable parameters as one vector."""
+
+    def side_gradient(self, rows: Sequence[Encoded], loss: RowLoss) -> tuple[Tensor, Vector]:
+        """Each row's loss (float64, on the CPU, of all ranks) and the gradient of their sum, reduced over ranks."""
 
     def safety_batch(self, name: str) -> list[int]:
         """Positions, in the constraint split, of this step's global safety batch."""
@@ -54,15 +137,58 @@ class TrainingRun(Protocol):
     def safety_pass(self, name: str, weight: Callable[[Tensor], Tensor]) -> tuple[SafetyBatch, Vector]:
         """This step's safety batch: degradations of all ranks, and the gradient of `mean_i weight(D)_i`, reduced."""
 
+    def safety_forward(self, name: str) -> Tensor:
+        """Differentiable degradations of this process's share of the safety batch, for a backward joint with the task.
+
+        Only where `joint_backward` allows it.
+        """
+
+    @property
+    def joint_backward(self) -> bool:
+        """Whether `safety_forward` may share the task's backward: not with dropout under gradient checkpointing.
+
+        Layers are then run again in the backward, when dropout is on again. Nor with re-entrant checkpointing under
+        DDP.
+        """
+
+    def at_reference(self) -> AbstractContextManager[None]:
+        """A context in which the model is theta_0: its fresh adapter off, or its first weights put back meanwhile."""
+
+    def keep_theta_0(self) -> None:
+        """Make `at_reference` possible without a fresh adapter too; to be called in `initialise`."""
+
+    def token_share(self, inputs: Inputs, items: Items) -> float:
+        """What the mean loss over this micro-batch's tokens is multiplied by to become its part of the step's loss."""
+
 
 class Defense:
-    """Base of all defenses; the default does nothing, which is plain SFT."""
+    """Base of all defenses; the default does nothing, which is plain SFT.
+
+    Attributes:
+        stages: when it acts.
+        summary: one line for lists.
+        passes: model passes per optimizer step.
+        needs: side data.
+        reference: the publication it implements.
+        fsdp: whether it is supported under FSDP2; where not, such a run is refused.
+        constrains: whether it promises the chance constraint; a run that ends outside it then exits with 4.
+        off: options with which it is plain SFT under a constraint that nothing violates; None where there are none.
+        linear: whether the step depends on the accumulated gradient alone, so that two micro-batches of b rows are one
+            of 2 b. Where not, the docstring defines what a step of several micro-batches is.
+        paper: the constants of *Beyond Average Safety*, where they differ from the authors' defaults; `preset: paper`.
+    """
 
     name: ClassVar[str]
-    stage: ClassVar[Literal["align", "finetune", "posthoc"]]
+    stages: ClassVar[tuple[Stage, ...]] = ("finetune",)
     summary: ClassVar[str]
     passes: ClassVar[str]
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    reference: ClassVar[str] = ""
+    fsdp: ClassVar[bool] = False
+    constrains: ClassVar[bool] = False
+    off: ClassVar[Mapping[str, Any] | None] = {}
+    linear: ClassVar[bool] = True
+    paper: ClassVar[Mapping[str, Any]] = {}
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -71,19 +197,38 @@ class Defense:
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
 
+    @classmethod
+    def needed(cls, stage: str) -> frozenset[Need]:
+        """The side data it needs in a stage; of a defense with two stages not always all of `needs`."""
+        return cls.needs
+
     def validate(self, run: TrainingRun) -> None:
         """Refuse what this defense cannot do with this model, before anything is measured."""
+
+    def initialise(self, run: TrainingRun) -> None:
+        """Once theta_0 is measured, before any checkpoint is loaded: keep it, or change how the model is written."""
 
     def attach(self, run: TrainingRun) -> None:
         """Prepare for training; the optimizer exists and holds the trainable parameters."""
 
-    def choose_batch(self, run: TrainingRun, inputs: Inputs) -> Inputs:
-        """The micro-batch to train on."""
-        return inputs
+    def choose_batch(self, run: TrainingRun, inputs: Inputs, items: Items) -> tuple[Inputs, Items]:
+        """The micro-batch to train on, and the number of scored tokens of the whole step that it is part of."""
+        return inputs, items
 
-    def micro_step(self, run: TrainingRun, backward: Callable[[], Tensor]) -> Tensor:
+    def micro_step(self, run: TrainingRun, inputs: Inputs, backward: Callable[[], Tensor]) -> Tensor:
         """Accumulate the gradient of one micro-batch and return its detached loss."""
         return backward()
+
+    def task_loss(
+        self, run: TrainingRun, model: Any, inputs: Inputs, items: Items, default: Callable[[], Tensor]
+    ) -> Tensor:
+        """The loss of this micro-batch, scaled as its part of the step (see `TrainingRun.token_share`).
+
+        Args:
+            model: as wrapped for data parallelism.
+            default: TRL's loss.
+        """
+        return default()
 
     def extra_loss(self, run: TrainingRun, model: Any, inputs: Inputs) -> Tensor | None:
         """A term added to the task loss of this micro-batch, already scaled for gradient accumulation."""
@@ -99,7 +244,12 @@ class Defense:
         """Right after the optimizer moved them."""
 
     def transform(self, run: TrainingRun) -> None:
-        """Change the trained model once, after training."""
+        """Change the trained model once, after training; also the place to take off hooks."""
+
+    @contextmanager
+    def saved_form(self, run: TrainingRun) -> Iterator[None]:
+        """A context in which the model is what should be written as an ordinary model or adapter."""
+        yield
 
     def row(self) -> Row:
         """What this step adds to its line of `events.jsonl`; also logged as `safety/<key>` where numeric."""
@@ -120,8 +270,17 @@ class Defense:
 DEFENSES: Registry[type[Defense]] = Registry("defense", package="holdfast.defenses")
 
 
+def with_paper_constants(cls: type[Defense], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the paper's constants below them where they say `preset: paper`."""
+    options = dict(options)
+    preset = options.pop("preset", None)
+    if preset not in (None, "paper"):
+        raise ConfigError(f"defense {cls.name!r}: unknown preset {preset!r}", remedy="use paper, or leave it out")
+    return {**cls.paper, **options} if preset else options
+
+
 def make_defense(choice: str | Defense | Mapping[str, Any]) -> Defense:
-    """A defense from its name, from `{"name": ..., option: ...}`, or as it is."""
+    """A defense from its name, from `{"name": ..., option: ...}` (also `preset: "paper"`), or as it is."""
     if isinstance(choice, Defense):
         return choice
     options = {"name": choice} if isinstance(choice, str) else dict(choice)
@@ -130,6 +289,7 @@ def make_defense(choice: str | Defense | Mapping[str, Any]) -> Defense:
             "the defense has no name", remedy="write defense: holdfast, or defense: {name: holdfast, ...}"
         )
     cls = DEFENSES[options.pop("name")]
+    options = with_paper_constants(cls, options)
     known = [f.name for f in fields(cls.Config)]
     for option in options:
         if option not in known:

@@ -88,18 +88,19 @@ def as_split(value: Any, *, name: str, fractions: tuple[float, float, float], se
         return value
     if _is_roles(value):
         roles = {
-            role: _examples(value.get(role, ()), f"{name}/{role}") for role in ("constraint", "monitor", "certify")
+            role: as_examples(value.get(role, ()), f"{name}/{role}") for role in ("constraint", "monitor", "certify")
         }
         return split_from_roles(roles["constraint"], roles["monitor"], roles["certify"])
-    return split_examples(_examples(value, name), fractions=fractions, seed=seed)
+    return split_examples(as_examples(value, name), fractions=fractions, seed=seed)
 
 
-def _examples(value: Any, name: str) -> list[Example]:
+def as_examples(value: Any, name: str) -> list[Example]:
+    """Examples from whatever the user gave: examples, rows or a data set."""
     if isinstance(value, Sequence) and all(isinstance(item, Example) for item in value):
         return list(value)
     if not hasattr(value, "__len__"):
         raise UnsupportedError(
-            f"safety set {name!r} is a stream ({type(value).__name__}): it cannot be split and measured once",
+            f"data set {name!r} is a stream ({type(value).__name__}): it cannot be split and measured once",
             remedy="materialise it, for example with Dataset.from_list(list(stream))",
         )
     return examples_from_rows(value, name=name)

@@ -1,25 +1,22 @@
-"""One safety batch at the current parameters: degradations of every row, and one gradient, without touching `.grad`.
-
-The pass runs on the unwrapped module and reduces its gradient itself, so that DDP's buckets and the task gradient's
-accumulation are left alone. Under FSDP2 the engine reduces, and the task gradient is moved aside meanwhile.
-"""
+"""One safety batch at the current parameters: degradations of every row, and one gradient, without touching `.grad`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from holdfast.constraint.completion import deterministic
 from holdfast.constraint.degradation import degradation
-from holdfast.constraint.gradients import ParameterSpace, Vector, shard
+from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.constraint.passes import Forward
-from holdfast.core.ranks import gather_rows, rank, sum_in_place, world
+from holdfast.core.ranks import gather_rows, rank, world
 from holdfast.data import streams
 from holdfast.trainers.safety import SafetySet
+from holdfast.trainers.side_pass import side_gradient
 
 
 @dataclass(frozen=True)
@@ -43,29 +40,23 @@ def safety_gradient(
     `weight` maps degradations to the per-example terms of the constraint (`phi(D - tau)`), so the mean splits over
     micro-batches and ranks.
     """
-    mine = streams.shard(positions, rank(), world())
-    sharded = any(isinstance(p, DTensor) for p in space.params)
-    # FSDP2 averages over ranks where we need the sum.
-    scale = (world() if sharded else 1) / len(positions)
-    task_gradient = [p.grad for p in space.params]
     found: list[Tensor] = []
-    try:
-        for p in space.params:
-            p.grad = None
-        with deterministic(forward.model):
-            for i in range(0, len(mine), micro_batch):
-                rows = mine[i : i + micro_batch]
-                batch = forward.batch([safety.constraint_set[j] for j in rows])
-                with forward.precision():
-                    d = degradation(forward.model, batch, safety.constraint_reference[rows], safety.constraint)
-                    loss = weight(d).sum() * scale
-                loss.backward()  # type: ignore[no-untyped-call]
-                found.append(d.detach())
-        gradient = [torch.zeros_like(shard(p)) if p.grad is None else shard(p.grad).clone() for p in space.params]
-    finally:
-        for p, grad in zip(space.params, task_gradient, strict=True):
-            p.grad = grad
-    if not sharded:
-        sum_in_place(gradient)
+    reference = safety.constraint_reference[positions]
+
+    def terms(model: Any, batch: dict[str, Tensor], places: list[int]) -> Tensor:
+        d = degradation(model, batch, reference[places], safety.constraint)
+        found.append(d.detach())
+        return weight(d) / len(positions)
+
+    rows = [safety.constraint_set[i] for i in positions]
+    _, gradient = side_gradient(forward, rows, terms, space, micro_batch)
     degradations = gather_rows(torch.cat(found)).double().cpu()
     return SafetyBatch(torch.tensor(positions), degradations), gradient
+
+
+def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) -> Tensor:
+    """Differentiable degradations of this rank's share of the batch, dropout off in the forward."""
+    mine = streams.shard(positions, rank(), world())
+    batch = forward.batch([safety.constraint_set[i] for i in mine])
+    with deterministic(forward.model), forward.precision():
+        return degradation(forward.model, batch, safety.constraint_reference[mine], safety.constraint)

@@ -1,15 +1,16 @@
 """`SafeSFTTrainer`: TRL's `SFTTrainer` with a safety set, a chance constraint and a defense.
 
 Three files override methods of `transformers.Trainer`: this one the training step, `checkpointing` what is saved and
-loaded, `monitoring` what is evaluated and logged. All are cooperative: `ConstrainedMixin` goes in front of `SFTTrainer`
-or any trainer derived from it. What happens at each step is the defense's business (see `hooks`).
+loaded, `monitoring` what is evaluated and logged; `side_data` adds what defenses ask for. All are cooperative:
+`ConstrainedMixin` goes in front of `SFTTrainer` or any trainer derived from it. What happens at each step is the
+defense's business (see `hooks`).
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,12 +19,12 @@ from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.passes import Forward
 from holdfast.constraint.reference import cache_folder
 from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.data.encode import require_usable_tokenizer, template_sha256, tokenizer_sha256
+from holdfast.data.examples import searchable_texts
 from holdfast.data.splits import require_apart
 from holdfast.data.streams import StepStream
 from holdfast.models.fingerprint import (
@@ -35,10 +36,10 @@ from holdfast.models.fingerprint import (
 from holdfast.trainers import safety as safety_sets
 from holdfast.trainers.checkpointing import CheckpointMixin
 from holdfast.trainers.config import SafeSFTConfig
-from holdfast.trainers.hooks import Defense, make_defense
+from holdfast.trainers.hooks import Defense, Items, make_defense
 from holdfast.trainers.monitoring import MonitorMixin, StepRecorder
 from holdfast.trainers.safety import SafetySet
-from holdfast.trainers.safety_pass import SafetyBatch, safety_gradient
+from holdfast.trainers.side_data import SideDataMixin, require_side_data, require_stage
 from holdfast.trainers.support import (
     keep_adapters_in_float32,
     require_supported_arguments,
@@ -50,7 +51,7 @@ from holdfast.trainers.task_prompts import task_prompts
 logger = logging.getLogger(__name__)
 
 
-class ConstrainedMixin(CheckpointMixin, MonitorMixin):
+class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
     """Adds safety sets and a defense to a trainer; put it before `SFTTrainer` among the bases."""
 
     _tag_names: ClassVar[list[str]] = ["trl", "sft", "holdfast"]
@@ -68,6 +69,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
         safety_dataset: Any = None,
         constraint: ChanceConstraint | Mapping[str, ChanceConstraint] | None = None,
         defense: str | Defense | Mapping[str, Any] = "holdfast",
+        harmful_dataset: Any = None,
+        unaligned: Any = None,
         **kwargs: Any,
     ) -> None:
         """Arguments of `SFTTrainer` (by keyword, after `model` and `args`), and:
@@ -78,6 +81,9 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
             constraint: one for all safety sets, or one per name; None is `ChanceConstraint()`, in the unit kl_token
                 for holdfast with a `peft_config`.
             defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.
+            harmful_dataset: harmful pairs, in the formats of `safety_dataset`, for defenses that train against them.
+            unaligned: the weights before alignment, for defenses that need them: a model (its reference or the object),
+                or the folder of the alignment adapter that was merged into `model`.
         """
         args = SafeSFTConfig("trainer_output") if args is None else args
         if not isinstance(args, SafeSFTConfig):
@@ -86,15 +92,17 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
         self.defense = make_defense(defense)
         if constraint is None and self.defense.name == "holdfast" and kwargs.get("peft_config") is not None:
             constraint = ChanceConstraint(unit="kl_token")  # as in a run file; the reference is the adapter off
-        if "safety" in self.defense.needs and safety_dataset is None:
-            raise ConfigError(
-                f"defense {self.defense.name!r} needs a safety set", remedy="pass safety_dataset=..., or defense='sft'"
-            )
+        require_stage(self.defense, args.stage)
+        given = {"safety": safety_dataset, "harmful": harmful_dataset, "unaligned": unaligned}
+        require_side_data(self.defense, args.stage, given)
         if kwargs.get("train_dataset") is None:
             raise ConfigError("no task data to train on", remedy="pass train_dataset=...")
         self.safety: dict[str, SafetySet] = {}
         self._attached_to: Any = None
         prompts = task_prompts(kwargs.get("train_dataset"), kwargs.get("formatting_func"), args.dataset_text_field)
+        if prompts is not None and harmful_dataset is not None:
+            pairs = safety_sets.as_examples(harmful_dataset, "harmful")
+            prompts += [text for example in pairs for text in searchable_texts(example)]
         splits = {} if safety_dataset is None else self._split(safety_dataset, constraint, args, prompts)
         self._require_usable_tokenizer(args, kwargs)
         with self._evaluation_without_task_set(args, kwargs.get("eval_dataset"), bool(splits)):
@@ -113,11 +121,13 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
             for name, (split, c) in splits.items()
         }
         self._streams = {name: self._stream(s) for name, s in self.safety.items()}
+        self._prepare_side_data(harmful_dataset, unaligned)
         self.defense.validate(self)
         self._theta_0 = gather_objects(self._provenance())[0]
         self._measured = False
         if not self.is_fsdp_enabled:  # a sharded model is measured once it is sharded: see `_load_from_checkpoint`
             self._measure_reference()
+        self.defense.initialise(self)
 
     # -- safety sets -----------------------------------------------------------------------------------------------
 
@@ -140,9 +150,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
             require_usable_tokenizer(tokenizer, needs_chat=chat)
 
     def _stream(self, safety: SafetySet) -> StepStream:
-        args = self.args
-        task_batch = args.per_device_train_batch_size * world() * args.gradient_accumulation_steps
-        size = args.safety_batch_size or task_batch
+        size = self.args.safety_batch_size or self.task_batch
         if size % world():
             raise ConfigError(
                 f"safety_batch_size {size} cannot be shared equally by {world()} processes",
@@ -156,7 +164,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
                 size,
                 safety.constraint.alpha,
             )
-        return StepStream(len(safety.constraint_set), size, args.stream_seed, safety.name)
+        return StepStream(len(safety.constraint_set), size, self.args.stream_seed, safety.name)
 
     def forward_of(self, model: Any) -> Forward:
         """How this run measures safety examples."""
@@ -203,33 +211,6 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
                 log=_announce,
             )
 
-    # -- the training run as a defense sees it ---------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps completed."""
-        return int(self.state.global_step)
-
-    def safety_batch(self, name: str) -> list[int]:
-        """This step's global safety batch: a pure function of seed and step, the same for any number of processes."""
-        return self._streams[name].indices(self.step)
-
-    def safety_pass(self, name: str, weight: Callable[[Tensor], Tensor]) -> tuple[SafetyBatch, Vector]:
-        """Degradations of this step's safety batch and the gradient of `mean_i weight(D)_i`."""
-        return safety_gradient(
-            self.forward_of(self.model),
-            self.safety[name],
-            self.safety_batch(name),
-            weight,
-            ParameterSpace(trainable(_raw(self.optimizer))),
-            self._micro_batch,
-        )
-
-    @property
-    def _micro_batch(self) -> int:
-        """Safety rows per process and pass."""
-        return int(self.args.safety_micro_batch_size or self.args.per_device_train_batch_size)
-
     # -- hooks into the Trainer ------------------------------------------------------------------------------------
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -249,25 +230,49 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin):
             raw.register_step_post_hook(lambda *_: self.defense.after_step(self))
         return optimizer
 
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(
+        self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
         """One micro-batch; on the last one of a step also the defense's turn on the whole gradient."""
-        inputs = self.defense.choose_batch(self, inputs)
+        inputs, items = self.defense.choose_batch(self, inputs, num_items_in_batch)
         parent = super().training_step  # type: ignore[misc]
-        loss = self.defense.micro_step(self, lambda: parent(model, inputs, *args, **kwargs))
+        loss = self.defense.micro_step(self, inputs, lambda: parent(model, inputs, items, *args, **kwargs))
         self.recorder.add_loss(loss, float(_raw(self.optimizer).param_groups[0]["lr"]))
+        self._micro += 1
         if self.accelerator.sync_gradients:
+            self._micro = 0
             self.defense.on_gradient(self)
         return loss
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The task loss plus the defense's own term, in training only."""
-        found = super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        """The task loss as the defense has it, plus the defense's own term, in training only."""
+        default = super().compute_loss  # type: ignore[misc]
         if not model.training:
-            return found
+            return default(model, inputs, *args, **kwargs)
+        found: Any = None
+
+        def own() -> Tensor:
+            nonlocal found
+            found = default(model, inputs, *args, **kwargs)
+            loss: Tensor = found[0] if isinstance(found, tuple) else found
+            return loss
+
+        loss = self.defense.task_loss(self, model, inputs, kwargs.get("num_items_in_batch"), own)
         extra = self.defense.extra_loss(self, model, inputs)
-        if extra is None:
-            return found
-        return (found[0] + extra, found[1]) if isinstance(found, tuple) else found + extra
+        if extra is not None:
+            loss = loss + (extra * self._divisor(kwargs.get("num_items_in_batch"))).to(loss)
+        return (loss, found[1]) if isinstance(found, tuple) else loss
+
+    def _divisor(self, items: Items) -> int:
+        """What `Trainer.training_step` divides the micro-batch's loss by: 1 where the loss is scaled for accumulation.
+
+        A defense's own term is scaled already, and is multiplied by this first.
+        """
+        trainer: Any = self
+        scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+        if scaled is None:
+            scaled = (trainer.model_accepts_loss_kwargs and items is not None) or trainer.compute_loss_func is not None
+        return 1 if scaled else int(self.current_gradient_accumulation_steps)
 
 
 def _announce(text: str) -> None:

@@ -15,7 +15,7 @@ from holdfast.auditing.measure import measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.scoring import Batch, losses_of, padding_is_inert
-from holdfast.constraint import completion
+from holdfast.constraint.head import float32_linear
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=50)
 
@@ -71,12 +71,12 @@ def test_the_head_multiplies_in_float32_without_a_gpu():
     torch.manual_seed(0)
     hidden, weight = torch.randn(5, 16).bfloat16(), torch.randn(9, 16).bfloat16()
     with torch.no_grad():
-        found = completion._float32_linear(hidden, weight, None)
+        found = float32_linear(hidden, weight, None)
     assert found.dtype == torch.float32
     exact = hidden.double() @ weight.double().T
     assert np.abs(found.double() - exact).max() < 1e-5
     bias = torch.randn(9).bfloat16()
-    assert np.abs(completion._float32_linear(hidden, weight, bias).double() - exact - bias.double()).max() < 1e-5
+    assert np.abs(float32_linear(hidden, weight, bias).double() - exact - bias.double()).max() < 1e-5
 
 
 def test_padding_without_a_mask_is_noticed_by_what_it_does():

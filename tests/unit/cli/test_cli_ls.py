@@ -26,3 +26,31 @@ def test_listing_the_tasks_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr.strip() == "[]"
+
+
+def test_ls_lists_the_defenses_in_columns(holdfast):
+    code, out, _ = holdfast("ls", "defenses")
+    assert code == 0
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 120
+    names = [line.split()[0] for line in lines[1:] if line and not line.startswith(" ")]
+    code, as_json, _ = holdfast("ls", "defenses", "--json")
+    rows = {row["name"]: row for row in json.loads(as_json)}
+    assert names == list(rows)
+    at = [lines[0].index(word) for word in ("stage", "passes", "side data", "reference")]
+    below = lines[next(i for i, line in enumerate(lines) if line.startswith("booster ")) + 1]
+    cells = [below[a:b].strip() for a, b in zip(at, [*at[1:], None], strict=True)]
+    assert cells == ["align", "3 forward + backward", "harmful", "Huang et al., Booster, ICLR 2025"]
+    booster = rows["booster"]
+    assert (booster["stages"], booster["needs"], booster["fsdp"]) == (["align"], ["harmful"], False)
+    assert booster["options"]["lam"] == booster["paper"]["lam"] == 5.0
+
+
+def test_the_list_of_defenses_says_all_that_the_classes_say(holdfast):
+    from holdfast.trainers.hooks import DEFENSES
+
+    _, out, _ = holdfast("ls", "defenses")
+    words = " ".join(out.split())
+    for name, cls in DEFENSES.items():
+        assert f"{name} {cls.summary}" in words
+        assert all(word in words for word in (*cls.passes.split(), *cls.reference.split(), *cls.stages, *cls.needs))

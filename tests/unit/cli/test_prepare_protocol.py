@@ -1,5 +1,7 @@
 """The data of a run on the protocol: a poisoned task by name, and roles as safety set or as task."""
 
+import json
+
 import pytest
 from tests.protocol_data import make_data_folder
 
@@ -62,6 +64,24 @@ def test_the_safety_set_is_the_roles_of_its_names_and_alignment_trains_on_align(
     for role in ("constraint", "monitor", "certify"):
         assert ids(getattr(found.safety["safety"], role)) == sorted(ids(getattr(roles, role))), role
     assert prepared({"role": "align"}, safety={}).safety == {}
+
+
+def test_harmful_pairs_are_the_role_and_no_certify_prompt(folder):
+    roles = draw_roles(RoleSettings(**ROLES), folder=folder)
+    found = prepare({"role": "align"}, SAFETY, template="none", seed=1, roles=ROLES, harmful={"role": "harmful"})
+    assert ids(found.harmful) == ids(roles.harmful)
+    assert len(found.harmful) == 6
+    assert prepared({"role": "align"}).harmful is None
+
+
+def test_a_certify_prompt_among_harmful_pairs_of_ones_own_is_refused(folder, tmp_path):
+    roles = draw_roles(RoleSettings(**ROLES), folder=folder)
+    row = {"prompt": prompt_text(roles.certify[0]), "completion": "no"}
+    (tmp_path / "h.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match="certify"):
+        prepare(
+            {"role": "align"}, SAFETY, template="chat", seed=1, roles=ROLES, harmful={"data": str(tmp_path / "h.jsonl")}
+        )
 
 
 def test_more_poison_than_the_role_has_is_refused():

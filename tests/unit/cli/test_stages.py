@@ -298,10 +298,12 @@ def test_text_rows_need_the_plain_template(tmp_path):
 def test_work_counts_forward_backward_and_trained_parameters():
     """One step of 2 task and 3 safety rows of 10 tokens; 100 parameters, 4 trained: 50 tokens x (4 x 100 + 2 x 4)."""
     count = Steps(steps=1, task_batch=2, safety_batch=3, safety_epochs=0.1)
-    found = work(Size(100, 4), count, task_tokens=10, safety_tokens=10, checkpointing=False, two=True)
+    found = work(Size(100, 4), count, task_tokens=10, safety_tokens=10, checkpointing=False, side=1)
     assert found.flop == 50 * 408
-    alone = work(Size(100, 4), count, task_tokens=10, safety_tokens=10, checkpointing=True, two=False)
+    alone = work(Size(100, 4), count, task_tokens=10, safety_tokens=10, checkpointing=True, side=0)
     assert alone.flop == 20 * 608
+    three = work(Size(100, 4), count, task_tokens=10, safety_tokens=10, checkpointing=False, side=2)
+    assert three.flop == 80 * 408
 
 
 def test_a_run_over_the_limit_on_either_split_is_not_called_within_it():

@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from tests import tiny
 from tests.unit.constraint.literal import PAD, ROWS, adapted, encoded, forward, literal_nll, move
 
-from holdfast.constraint import completion
+from holdfast.constraint import head
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import (
     adapters_off,
@@ -153,23 +153,29 @@ def test_deterministic_leaves_random_state_and_modes_alone():
     assert [m.training for m in model.modules()] == modes
 
 
+@pytest.mark.parametrize("trained_head", [False, True], ids=["frozen head", "trained head"])
 @pytest.mark.parametrize("unit", ["nll_token", "kl_token"])
-def test_chunks_change_neither_value_nor_gradient(monkeypatch, unit):
+def test_chunks_change_neither_value_nor_gradient(monkeypatch, unit, trained_head):
     batch, c = collate(ROWS, PAD), ChanceConstraint(unit=unit)
+    options = {"modules_to_save": ["lm_head"]} if trained_head else {}
 
     def run() -> tuple[torch.Tensor, list[torch.Tensor]]:
-        model = adapted(trained=0.2).eval()
+        model = adapted(trained=0.2, **options).eval()
         d = degradation(model, batch, torch.zeros(len(ROWS), dtype=torch.float64), c)
         (d * torch.arange(1.0, 6.0)).sum().backward()
         return d.detach(), [p.grad for p in model.parameters() if p.requires_grad]
 
     whole, gradient = run()
-    recomputed = []
-    monkeypatch.setattr(completion, "TOKEN_CHUNK", 4)
-    plain = completion.checkpoint
-    monkeypatch.setattr(completion, "checkpoint", lambda *a, **k: (recomputed.append(1), plain(*a, **k))[1])
+    recomputed, sizes = [], []
+    monkeypatch.setattr(head, "TOKEN_CHUNK", 4)
+    plain, linear = head.checkpoint, head.float32_linear
+    monkeypatch.setattr(head, "checkpoint", lambda *a, **k: (recomputed.append(1), plain(*a, **k))[1])
+    monkeypatch.setattr(head, "float32_linear", lambda h, *a: (sizes.append(len(h)), linear(h, *a))[1])
     pieces, other = run()
-    assert len(recomputed) == 9  # 33 completion tokens
+    assert len(recomputed) == (9 if trained_head else 0)  # 33 completion tokens; a frozen head computes nothing twice
+    assert max(sizes) == 4
+    if not trained_head:
+        assert len(sizes) == 9 * (2 if unit == "kl_token" else 1)
     torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-6)
     for a, b in zip(gradient, other, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6)

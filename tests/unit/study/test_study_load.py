@@ -140,11 +140,26 @@ def test_the_settings_of_the_sensitivity_grid_are_what_they_are_called():
     assert len(works) <= 9  # eleven rows, of which three are one
 
 
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"name": "vaccine"}, "vaccine acts in the alignment stage, but this row's model is aligned by sft"),
+        ({"name": "vaccine", "align": "booster"}, "aligned by booster"),
+        ({"name": "vaccine", "align": "vaccine", "options": {"rho": 3.0}}, "protocol.align.options"),
+        ({"name": "sft", "align": "lisa"}, "lisa does not act in the alignment stage"),
+    ],
+    ids=["not aligned by it", "aligned by another", "options", "align by a fine-tuning defense"],
+)
+def test_an_alignment_stage_defense_is_named_as_what_aligns(entry, words):
+    study = {"models": ["embedded"], "tasks": ["sst2"], "output_dir": "out", "defenses": [entry]}
+    with pytest.raises(ConfigError, match=words):
+        study_from_dict(study)
+
+
 def test_the_paper_study_runs_with_what_this_version_has():
     from holdfast.study.expand import known_names
 
     defenses, tasks = known_names()
     cells = expand(load_study(STUDIES / "paper.yaml"))
-    kept, left = split_known(cells, defenses=defenses, tasks=tasks, skip_unknown=True)
-    assert {"sft", "holdfast"} <= {c.defense.name for c in kept}
-    assert len(kept) + len(left) == len(cells)
+    kept, left = split_known(cells, defenses=defenses, tasks=tasks)
+    assert (len(kept), left) == (len(cells), [])

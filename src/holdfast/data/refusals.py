@@ -1,0 +1,172 @@
+"""Generic refusals, and their tokens after any prompt.
+
+A refusal of `GENERIC` fits every prompt, so that it can stand in for a reply that a model should prefer. `refused` puts
+one in the place of an example's reply; `RefusalTokens` does the same where only token ids are left of an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from holdfast.core.errors import DataError, UnsupportedError
+from holdfast.core.hashing import sha256_json
+from holdfast.data.encode import IGNORE, Encoded, encode_all
+from holdfast.data.examples import Example, make_example
+
+GENERIC: tuple[str, ...] = (
+    "I'm sorry, but I can't help with that.",
+    "I can't assist with this request.",
+    "Sorry, I won't be able to help you with this.",
+    "I'm not able to help with that request.",
+    "I must decline this request.",
+    "No, I can't do that.",
+    "I apologize, but I cannot fulfill this request.",
+    "This is something I can't help with.",
+    "I'm unable to provide that.",
+    "I won't help with this.",
+    "I have to say no to this one.",
+    "My apologies, but that is not something I can do.",
+    "I cannot answer that.",
+    "I don't feel comfortable helping with this.",
+    "Unfortunately, I can't give you an answer to that.",
+    "That is a request I have to turn down.",
+    "I'd rather not take part in this.",
+    "I'm going to decline to answer.",
+    "I can't provide guidance on this topic.",
+    "Sorry, but this goes beyond what I can help with.",
+    "It would not be right for me to help with that.",
+    "I cannot support this request.",
+    "I refuse to help with that.",
+    "I'm afraid I can't do that for you.",
+    "I do not provide this kind of information.",
+    "That's not something I'm willing to help with.",
+    "I am not in a position to assist with this.",
+    "Sorry, I can't share that.",
+    "I need to decline here.",
+    "I can't go along with this.",
+    "This request is one that I can't accept.",
+    "Please understand that I can't help with this.",
+    "I have no answer to offer for this request.",
+    "I can't respond to that in the way you ask.",
+    "I'm sorry, I have to refuse.",
+    "As an assistant, I can't help with this.",
+    "I do not want to contribute to that.",
+    "I will not provide an answer to this.",
+    "Helping with this would be against my principles.",
+    "I can't give advice on that.",
+    "I'm sorry, this is not something I can discuss.",
+    "I would prefer not to answer this.",
+    "I cannot in good conscience help with that.",
+    "Regrettably, I'm unable to assist here.",
+    "I'm sorry, but my answer is no.",
+    "I can't offer any help with this matter.",
+    "That isn't something I can assist you with.",
+    "I won't be giving instructions for that.",
+    "I am sorry, but I cannot continue with this.",
+    "I can't comply with what you're asking.",
+    "Thanks for asking, but I can't help with that.",
+    "I'm not going to help with this request.",
+    "This falls outside of what I can responsibly do.",
+    "I have to pass on this request.",
+    "I can't be of help with that.",
+    "I decline to provide this.",
+    "I'm sorry, I can't say anything about that.",
+    "It's not possible for me to help you with this.",
+    "I cannot do what you ask.",
+    "I'm sorry, but I won't answer that question.",
+)
+
+# Prompts of different last characters: a tokenizer may join those with what a template puts behind them.
+_PROMPTS = ("a", "Is it so?", "One (or 2)", "The end.", "Next:\n", "Say 'x'", "w0 w1")
+_BEFORE = {" ": "Reply:", "": "Reply:\n"}
+
+
+def refused(example: Example, number: int) -> Example:
+    """The example with refusal `number` (counted around the list) in the place of its reply.
+
+    Blanks before a plain reply are kept: they belong to the way prompts are joined with replies.
+
+    Raises:
+        DataError: a text example, which has no prompt.
+    """
+    refusal = GENERIC[number % len(GENERIC)]
+    if example.kind == "text":
+        raise DataError(f"{example.where}: no prompt to refuse", remedy="give prompt and completion, or messages")
+    if isinstance(example.completion, str):
+        blanks = example.completion[: len(example.completion) - len(example.completion.lstrip())]
+        return replace(example, completion=blanks + refusal)
+    return replace(example, completion=({"role": "assistant", "content": refusal},))
+
+
+class RefusalTokens:
+    """Token ids of every refusal as a reply to a prompt of which only the ids are known.
+
+    A chat template renders a reply in the same way after every prompt, and a plain reply is a string put behind the
+    prompt, so the ids of a reply do not depend on the prompt; only on which of three forms the prompt has. It is
+    conversational if it ends with what the template puts before a reply; otherwise plain, and the reply begins with a
+    blank or not, like the row's own.
+
+    Raises:
+        UnsupportedError: a template whose replies depend on the prompt.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.opening: list[int] = []
+        self._chat: list[tuple[int, ...]] = []
+        if tokenizer.chat_template:
+            self.opening = self._common_opening()
+            self._chat = [reply for _, reply in self._split([_chat("a", text) for text in GENERIC])]
+        self._plain = {
+            blank: [reply for _, reply in self._split([make_example(before, blank + text) for text in GENERIC])]
+            for blank, before in (_BEFORE.items() if tokenizer.eos_token else ())
+        }
+
+    def _split(self, examples: Sequence[Example]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Ids of each example's prompt and of its reply."""
+        rows = encode_all(examples, self.tokenizer, max_length=None, role="safety").examples
+        starts = [row.labels.count(IGNORE) for row in rows]
+        return [(row.input_ids[:start], row.input_ids[start:]) for row, start in zip(rows, starts, strict=True)]
+
+    def _common_opening(self) -> list[int]:
+        """The last tokens of every conversational prompt."""
+        rendered = self._split([_chat(prompt, GENERIC[0]) for prompt in _PROMPTS])
+        if len({reply for _, reply in rendered}) > 1:
+            raise UnsupportedError(
+                "a chat template that renders the same reply differently after different prompts",
+                remedy="use another template (template: alpaca), or plain prompts and completions",
+            )
+        backwards = zip(*(reversed(prompt) for prompt, _ in rendered), strict=False)
+        same = 0
+        for tokens in backwards:
+            if len(set(tokens)) > 1:
+                break
+            same += 1
+        return list(rendered[0][0][len(rendered[0][0]) - same :])
+
+    def after(self, prompt: Sequence[int], first: int, max_length: int | None) -> Encoded:
+        """The prompt with its refusal, which is fixed by the sha256 of the prompt's ids.
+
+        Args:
+            prompt: ids before the reply.
+            first: first id of the row's own reply.
+            max_length: the whole is cut to as many ids.
+        """
+        ids = self._form(prompt, first)[int(sha256_json(list(prompt)), 16) % len(GENERIC)]
+        kept = slice(None, max_length)
+        whole, labels = (*prompt, *ids)[kept], (*[IGNORE] * len(prompt), *ids)[kept]
+        return Encoded("", whole, labels, len(whole) < len(prompt) + len(ids))
+
+    def _form(self, prompt: Sequence[int], first: int) -> list[tuple[int, ...]]:
+        """The refusals in the form of this prompt's reply."""
+        if self._chat and (not self._plain or (self.opening and list(prompt[-len(self.opening) :]) == self.opening)):
+            return self._chat
+        before = self.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
+        behind = self.tokenizer.decode([*prompt, first], clean_up_tokenization_spaces=False)[len(before) :]
+        return self._plain[" " if behind[:1] == " " else ""]
+
+
+def _chat(prompt: str, reply: str) -> Example:
+    return make_example(({"role": "user", "content": prompt},), ({"role": "assistant", "content": reply},))

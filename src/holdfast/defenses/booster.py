@@ -1,0 +1,95 @@
+"""Booster: an alignment after which a harmful step gains little.
+
+Paper: Huang et al., *Booster: Tackling Harmful Fine-tuning for Large Language Models via Attenuating Harmful
+Perturbation* (ICLR 2025), equation (1) and Algorithm 1.
+Stage: alignment; fine-tuning is plain afterwards. Side data: harmful pairs. Passes per step: task forward and backward,
+harmful forward and backward twice.
+
+    min_theta  L_safe(theta) + lambda [ L_harm(theta) - L_harm(theta - alpha grad L_harm / norm(grad L_harm)) ]
+
+The moved point's dependence on theta is ignored, as the authors do, which gives the gradient
+
+    g = g_safe + lambda (g_harm(theta) - g_harm(theta')),    theta' = theta - alpha g_harm / (norm(g_harm) + 1e-7)
+
+with both harmful gradients on the same batch and one norm over all trainable parameters. The bracket is what a harmful
+step of length alpha gains; making it small flattens the harmful loss around the aligned model.
+
+Departures from the authors' code:
+* theta is copied and put back, where adding the step again leaves rounding behind;
+* gradients of several micro-batches add up, where the code keeps the last one;
+* the harmful passes run without dropout, so that both see the same function;
+* the harmful batch has the run's batch size, where the code has 10 (`harmful_batch_size`).
+The authors go on training the same adapter in fine-tuning (`adapter_policy: continue`) and state that Booster needs it;
+the paper merges it first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import final
+
+from holdfast.constraint.gradients import Vector
+from holdfast.core.errors import ConfigError
+from holdfast.data.encode import Encoded
+from holdfast.trainers.harmful_step import harmful_step
+from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
+from holdfast.trainers.side_pass import token_mean_nll
+
+
+def harmful_drop(run: TrainingRun, rows: list[Encoded], radius: float) -> tuple[float, Vector, Vector]:
+    """L_harm, its gradient at theta, and its gradient after a normalised step of length `radius` down it."""
+    with harmful_step(run, rows, radius) as (loss, here):
+        _, there = run.side_gradient(rows, token_mean_nll(rows))
+    return loss, here, there
+
+
+@DEFENSES.register("booster")
+@final
+class Booster(Defense):
+    """Attenuates what a harmful step gains."""
+
+    name = "booster"
+    stages = ("align",)
+    summary = "alignment after which a simulated harmful step gains little"
+    passes = "3 forward + backward"
+    needs = frozenset({"harmful"})
+    reference = "Huang et al., Booster, ICLR 2025"
+    off = MappingProxyType({"lam": 0.0})
+    paper = MappingProxyType({"alpha": 0.1, "lam": 5.0})
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The authors' settings.
+
+        Attributes:
+            alpha: length of the simulated harmful step, in all trainable parameters together.
+            lam: lambda, weight of what that step gains; the authors use 25 for GSM8K.
+            harmful_batch_size: harmful pairs per step, over all processes; None: as many as task rows.
+        """
+
+        alpha: float = 0.1
+        lam: float = 5.0
+        harmful_batch_size: int | None = None
+
+        def __post_init__(self) -> None:
+            """Refuse values out of range."""
+            if not self.alpha > 0:
+                raise ConfigError(f"booster: alpha is {self.alpha}, expected above 0", remedy="the authors use 0.1")
+            if not self.lam >= 0:
+                raise ConfigError(f"booster: lam is {self.lam}, expected at least 0", remedy="the authors use 5")
+            if self.harmful_batch_size is not None and self.harmful_batch_size < 1:
+                raise ConfigError("booster: harmful_batch_size is below 1", remedy="use 10, or leave it out")
+
+    config: Config
+
+    def on_gradient(self, run: TrainingRun) -> None:
+        """Add `lambda (g_harm(theta) - g_harm(theta'))` to the gradient of the safe pairs."""
+        size = self.config.harmful_batch_size or run.task_batch
+        rows = [run.harmful[i] for i in run.draw(run.harmful, "harmful", size)]
+        self._loss, here, there = harmful_drop(run, rows, self.config.alpha)
+        run.space().add_to_gradient([here, there], [self.config.lam, -self.config.lam])
+
+    def row(self) -> Row:
+        """The harmful loss at theta."""
+        return {"harmful_loss": self._loss}

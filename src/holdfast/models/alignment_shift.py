@@ -1,0 +1,281 @@
+"""The alignment shift V = W_aligned - W_unaligned of every adapted module: what alignment did to its weights.
+
+The aligned model is the one being fine-tuned. What it was before is given in one of two ways:
+
+* the alignment adapter that was merged into it: V = s B A, kept as its two factors. Exact, and never a dense matrix;
+* a model (hub id, folder, `embedded` or the object): V is a difference in float32, module by module, when it is needed.
+  Where the folder's tensors carry the modules' names, those tensors alone are read, otherwise the model is loaded on
+  the CPU and all but those tensors dropped. bfloat16 keeps 8 significant bits, so entries of V below about |W| / 512
+  are rounding: give the adapter wherever there is one.
+
+Modules are matched by name, weights only; nothing is told apart by its shape or position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
+from holdfast.core.files import read_json
+from holdfast.models.adapter import ADAPTER_WEIGHTS, Source, adapter_folder
+from holdfast.models.fingerprint import has_idle_adapter
+from holdfast.models.handle import load_model, resolve
+from holdfast.models.library_errors import one_line_errors
+from holdfast.models.lora_layers import LoraLayer, lora_layers
+from holdfast.models.unmerged import adapter_settings_of, not_plain_lora
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_EXACT = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_SAFETENSORS_NAMES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+
+
+@dataclass(frozen=True)
+class FactoredShift:
+    """V = left right, of rank k at most; k = 0 where alignment did not touch the module.
+
+    Attributes:
+        left: d_out x k, LoRA's scaling included.
+        right: k x d_in.
+    """
+
+    left: Tensor
+    right: Tensor
+
+
+@dataclass(frozen=True)
+class DenseShift:
+    """V of one module as a difference of two weights, computed when asked for and not kept.
+
+    Attributes:
+        layer: the module, whose base weight is the aligned one.
+        unaligned: reads the weight before alignment.
+    """
+
+    layer: LoraLayer
+    unaligned: Callable[[], Tensor]
+
+    def matrix(self) -> Tensor:
+        """V in float32 on the module's device, d_out x d_in."""
+        aligned = self.layer.base_weight
+        return aligned.float() - self.unaligned().to(aligned.device, torch.float32)
+
+
+Shift = FactoredShift | DenseShift
+
+
+def alignment_shift(layers: Sequence[LoraLayer], unaligned: Any) -> dict[str, Shift]:
+    """V of each of these modules, by name.
+
+    Args:
+        layers: adapted modules of the aligned model.
+        unaligned: folder or hub id of the alignment adapter, or the model before alignment.
+
+    Raises:
+        UnsupportedError: an alignment adapter other than plain LoRA, packed weights, or no module in common.
+        ConfigError: a module is missing before alignment, or has another shape there.
+    """
+    if isinstance(unaligned, nn.Module):
+        return _from_weights(layers, _weights_of(unaligned), type(unaligned).__name__)
+    if not isinstance(unaligned, str | Path):
+        raise ConfigError(
+            f"unaligned is a {type(unaligned).__name__}", remedy="give a folder, a hub id, embedded, or a model object"
+        )
+    source = resolve(unaligned, None, trust_remote_code=False)
+    adapter = adapter_folder(source)
+    if adapter is not None:
+        return _from_adapter(layers, adapter)
+    _refuse_packed(source)
+    stored = _stored_weights(source, [f"{layer.name}.weight" for layer in layers])
+    if stored is not None:
+        return _from_weights(layers, stored, str(unaligned))
+    wanted = {layer.name for layer in layers}
+    loaded = _weights_of(load_model(unaligned))
+    return _from_weights(layers, {name: loaded[name] for name in loaded if name in wanted}, str(unaligned))
+
+
+def starting_shift(model: Any, unaligned: Any, *, defense: str) -> tuple[list[LoraLayer], dict[str, Shift]]:
+    """The adapted modules of a run about to begin, and their V.
+
+    Raises:
+        UnsupportedError: the adapter is not fresh. B A would hold what came before this run, alignment included.
+    """
+    layers = lora_layers(model, defense=defense)
+    if not has_idle_adapter(model):
+        raise UnsupportedError(
+            f"defense {defense!r} on an adapter that is already trained: its B A is not this run's update alone",
+            remedy="merge the adapter first and train a fresh one (adapter_policy: merge)",
+        )
+    return layers, alignment_shift(layers, unaligned)
+
+
+# -- an alignment adapter ----------------------------------------------------------------------------------------------
+
+
+def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]:
+    reason = not_plain_lora(folder)
+    if reason is not None:
+        raise UnsupportedError(
+            f"alignment adapter {folder}: {reason}, so the shift is not s B A",
+            remedy="give the model before alignment instead of the adapter",
+        )
+    settings = adapter_settings_of(folder)
+    found: dict[str, Shift] = {}
+    with _opened(folder / ADAPTER_WEIGHTS) as file:
+        present = set(file.keys())
+        for layer in layers:
+            names = [f"base_model.model.{layer.name}.lora_{factor}.weight" for factor in "BA"]
+            if not present & set(names):
+                found[layer.name] = _no_shift(layer)
+                continue
+            if not present >= set(names):
+                raise CheckpointError(
+                    f"alignment adapter {folder} has one of LoRA's two factors for {layer.name}",
+                    remedy="restore the file from the run that saved the adapter",
+                )
+            left, right = (file.get_tensor(name).float() for name in names)
+            _require_shape(layer, (left.shape[0], right.shape[1]), str(folder))
+            device = layer.B.device
+            scaling = _stored_scaling(settings, layer.name, rank=right.shape[0])
+            found[layer.name] = FactoredShift(scaling * left.to(device), right.to(device))
+    return found
+
+
+def _no_shift(layer: LoraLayer) -> FactoredShift:
+    d_out, d_in = layer.base_weight.shape
+    return FactoredShift(torch.zeros(d_out, 0, device=layer.B.device), torch.zeros(0, d_in, device=layer.B.device))
+
+
+def _stored_scaling(settings: Mapping[str, Any], name: str, rank: int) -> float:
+    """PEFT's s of one module: alpha / r, or alpha / sqrt(r) for rsLoRA, with patterns of module names."""
+    from peft.utils.other import get_pattern_key
+
+    alphas = settings.get("alpha_pattern") or {}
+    alpha = float(alphas.get(get_pattern_key(list(alphas), name), settings["lora_alpha"]))
+    return alpha / (rank**0.5 if settings.get("use_rslora") else rank)
+
+
+# -- a model -----------------------------------------------------------------------------------------------------------
+
+
+def _from_weights(
+    layers: Sequence[LoraLayer], weights: Mapping[str, Tensor] | Mapping[str, _Stored], where: str
+) -> dict[str, Shift]:
+    """Differences to these weights, by module name; shapes and dtypes are checked now, numbers are read later."""
+    missing = [layer.name for layer in layers if layer.name not in weights]
+    if missing:
+        raise ConfigError(
+            f"the model before alignment ({where}) lacks {len(missing)} of {len(layers)} modules, first {missing[0]}",
+            remedy="give the model that was aligned, of the same architecture and class",
+        )
+    found: dict[str, Shift] = {}
+    for layer in layers:
+        weight = weights[layer.name]
+        shape, dtype = (tuple(weight.shape), weight.dtype) if isinstance(weight, Tensor) else weight.header()
+        if dtype not in _EXACT:
+            raise _packed(where)
+        _require_shape(layer, shape, where)
+        found[layer.name] = DenseShift(layer, weight.detach if isinstance(weight, Tensor) else weight)
+    return found
+
+
+def _weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Weights of a model by module name."""
+    if getattr(model, "peft_config", None):
+        raise UnsupportedError(
+            "the model before alignment has an adapter, so that its weights are not the module's weight alone",
+            remedy="merge the adapter, or give the base model",
+        )
+    return {name.removesuffix(".weight"): p for name, p in model.named_parameters() if name.endswith(".weight")}
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in a safetensors file, read when called."""
+
+    path: Path
+    name: str
+
+    def header(self) -> tuple[tuple[int, ...], torch.dtype | None]:
+        """Shape and dtype, without reading the numbers; None for dtypes that hold no plain weights."""
+        with _opened(self.path) as file:
+            part = file.get_slice(self.name)
+            return tuple(part.get_shape()), _SAFETENSORS_NAMES.get(part.get_dtype())
+
+    def __call__(self) -> Tensor:
+        with _opened(self.path) as file:
+            tensor: Tensor = file.get_tensor(self.name)
+            return tensor
+
+
+def _stored_weights(source: Source, names: Sequence[str]) -> dict[str, _Stored] | None:
+    """Where the named tensors are stored, by module name; None where the checkpoint names its tensors differently."""
+    index = _file(source, INDEX)
+    if index is not None:
+        files = read_json(index).get("weight_map", {})
+    else:
+        single = _file(source, SINGLE)
+        if single is None:
+            return None
+        with _opened(single) as file:
+            files = dict.fromkeys(file.keys(), SINGLE)
+    if not set(names) <= set(files):
+        return None
+    paths: dict[str, Path] = {}
+    for file in sorted({files[name] for name in names}):
+        path = _file(source, file)
+        if path is None:
+            raise CheckpointError(f"model {source.place!r} lacks its file {file}", remedy="restore the missing file")
+        paths[file] = path
+    return {name.removesuffix(".weight"): _Stored(paths[files[name]], name) for name in names}
+
+
+def _file(source: Source, name: str) -> Path | None:
+    """One file of a model folder or hub repository; None where it has no such file."""
+    if Path(source.place).is_dir():
+        path = Path(source.place) / name
+        return path if path.is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    with one_line_errors(source.place, "model"):
+        try:
+            return Path(hf_hub_download(source.place, name, revision=source.revision))
+        except EntryNotFoundError:
+            return None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import safe_open
+
+    with one_line_errors(path, "weights"), safe_open(path, framework="pt") as file:
+        yield file
+
+
+def _refuse_packed(source: Source) -> None:
+    config = _file(source, "config.json")
+    if config is not None and read_json(config).get("quantization_config"):
+        raise _packed(source.place)
+
+
+def _packed(where: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the model before alignment ({where}) is quantised: its rounding exceeds the alignment shift",
+        remedy="give it in bfloat16 or float32, or give the alignment adapter",
+    )
+
+
+def _require_shape(layer: LoraLayer, shape: tuple[int, ...], where: str) -> None:
+    expected = tuple(layer.base_weight.shape)
+    if shape != expected:
+        raise ConfigError(
+            f"{layer.name}: the aligned weight is {expected}, before alignment ({where}) {shape}",
+            remedy="give the model, or the alignment adapter, that this model was made from",
+        )

@@ -1,0 +1,101 @@
+"""Token mixers: the modules of a decoder block through which its positions exchange information, found by role.
+
+Softmax attention in most models; linear attention, a state-space module or a short convolution in hybrids. Every block
+must have at least one: a method that acts on "the attention of every block" would otherwise silently skip some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from holdfast.core.errors import UnsupportedError
+
+ROLES = frozenset(
+    {
+        "self_attn", "self_attention", "attention", "attn", "linear_attn",  # attention
+        "mamba", "mixer", "mlstm_layer", "temporal_block", "conv",  # state-space, recurrent and convolutional blocks
+    }
+)  # fmt: skip
+"""Names under which blocks of transformers models hold them."""
+FEED_FORWARD = ("MLP", "MoE")  # Nemotron-H calls these a mixer too
+
+Mixers = Sequence[tuple[str, nn.Module]]
+
+
+def token_mixers(model: Any) -> list[tuple[str, nn.Module]]:
+    """Name (in the model without PEFT's wrapper) and module of every token mixer of the language model, in order.
+
+    A block with two of them side by side (Falcon-H1) gives both.
+
+    Raises:
+        UnsupportedError: no blocks are found, a block has no token mixer, or blocks share one.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kind = type(inner).__name__
+    found = []
+    for position, block in enumerate(_blocks(inner)):
+        mixers = [
+            child
+            for name, child in block.named_children()
+            if name in ROLES and not type(child).__name__.endswith(FEED_FORWARD)
+        ]
+        if not mixers:
+            raise UnsupportedError(
+                f"block {position} of {kind} ({type(block).__name__}) has no token mixer",
+                remedy=f"use a model whose every block has one of {', '.join(sorted(ROLES))}",
+            )
+        found += mixers
+    if len({id(mixer) for mixer in found}) != len(found):
+        raise UnsupportedError(
+            f"blocks of {kind} share a token mixer", remedy="use a model whose blocks have their own"
+        )
+    names = {id(module): name for name, module in inner.named_modules()}
+    return [(names[id(mixer)], mixer) for mixer in found]
+
+
+def _blocks(inner: Any) -> nn.ModuleList:
+    """The decoder blocks of the language tower: the outermost list of as many modules as the text model has layers."""
+    decoder = inner.get_decoder() if hasattr(inner, "get_decoder") else inner
+    config = getattr(inner, "config", None)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None) if config is not None else None
+    lists = [
+        (name.count("."), module)
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == layers
+    ]
+    if not lists:
+        raise UnsupportedError(
+            f"no list of {layers} decoder blocks in {type(inner).__name__}",
+            remedy="use a decoder-only language model of transformers",
+        )
+    return min(lists, key=lambda found: found[0])[1]
+
+
+@contextmanager
+def shifted(mixers: Mixers, shift: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
+    """A context in which `shift(name, hidden)` is added to each mixer's output `hidden` (rows, positions, width).
+
+    It must enclose the backward too: gradient checkpointing runs the layers again there.
+    """
+    handles = []
+
+    def hook(name: str) -> Callable[..., Any]:
+        def add(_module: nn.Module, _arguments: Any, output: Any) -> Any:
+            # The output is the hidden states, or a tuple of which they are the first.
+            if isinstance(output, Tensor):
+                return output + shift(name, output)
+            return (output[0] + shift(name, output[0]), *output[1:])
+
+        return add
+
+    try:
+        for name, module in mixers:
+            handles.append(module.register_forward_hook(hook(name)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

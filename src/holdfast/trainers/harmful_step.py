@@ -1,0 +1,23 @@
+"""A simulated harmful step: what several alignment defenses look one step ahead with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.constraint.gradients import Vector
+from holdfast.data.encode import Encoded
+from holdfast.trainers.hooks import TrainingRun
+from holdfast.trainers.side_pass import token_mean_nll
+
+SMALLEST_NORM = 1e-7
+
+
+@contextmanager
+def harmful_step(run: TrainingRun, rows: list[Encoded], radius: float) -> Iterator[tuple[float, Vector]]:
+    """L_harm and its gradient g at theta; inside, the model is at `theta - radius g / (norm(g) + 1e-7)`."""
+    space = run.space()
+    losses, here = run.side_gradient(rows, token_mean_nll(rows))
+    norm = space.dots([(here, here)])[0] ** 0.5
+    with space.moved(here, -radius / (norm + SMALLEST_NORM)):
+        yield float(losses.sum()), here

@@ -1,0 +1,243 @@
+"""A run of any registered defense on the tiny model, with all it may ask for, and a watch on its hooks."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+import holdfast as hf
+from holdfast.trainers.hooks import DEFENSES, Defense, make_defense
+from tests import tiny
+from tests.unit.trainers.building import COMMON, SLACK
+
+# Adapter scales at which four steps are enough for every constraint to be violated.
+TIGHT = hf.ChanceConstraint(tau=1e-4, alpha=0.2, beta=1e4)
+HARD = {
+    "max_steps": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 2e-2,
+    "optim": "adamw_torch", "weight_decay": 0.1,
+}  # fmt: skip
+"""What every bit must survive: AdamW, weight decay, accumulation (and dropout, which `build` adds)."""
+PLAIN = {"max_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 0.3, "optim": "sgd"}
+"""What arithmetic is compared under: SGD shows the size of a gradient, which Adam hides."""
+DROPOUT = 0.1
+
+
+class Case(NamedTuple):
+    """One defense in one stage."""
+
+    name: str
+    stage: str
+
+    @property
+    def cls(self) -> type[Defense]:
+        return DEFENSES[self.name]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset(self.cls.needed(self.stage))
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.stage}"
+
+
+def stages_of(cls: type[Defense]) -> list[str]:
+    """The stages a run may name: a post-hoc defense follows fine-tuning in one run."""
+    return sorted({"finetune" if stage == "posthoc" else stage for stage in cls.stages})
+
+
+CASES = [Case(name, stage) for name in DEFENSES for stage in stages_of(DEFENSES[name])]
+
+# Where the defaults do not fit a model 32 wide: options that do.
+AT_WORK: dict[str, dict[str, Any]] = {"salora": {"safety_rank": 4, "task_rank": 4}}
+
+# The Trainer collects garbage as every run starts, which takes longer than the run; the libraries are no garbage.
+gc.freeze()
+
+
+@functools.cache
+def dataset(n: int, seed: int, start: str) -> Any:
+    return tiny.dataset(n, seed=seed, start=start)
+
+
+def unaligned_of(model: Any) -> Any:
+    """The model before an alignment that moved its attention projections by matrices of rank 2."""
+    made, draw = copy.deepcopy(model), torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "in_proj_qkv.weight")):
+                out, into = weight.shape
+                shift = torch.randn(out, 2, generator=draw) @ torch.randn(2, into, generator=draw)
+                weight.add_(shift.to(weight.dtype) / 32)
+    return made
+
+
+def side_data(model: Any) -> dict[str, Any]:
+    """Need -> the trainer's argument for it and its value."""
+    return {
+        "safety": ("safety_dataset", dataset(24, 2, "w0")),
+        "harmful": ("harmful_dataset", dataset(16, 5, "w2")),
+        "unaligned": ("unaligned", unaligned_of(model)),
+    }
+
+
+def build(
+    folder: Path,
+    case: Case,
+    options: dict[str, Any] | None = None,
+    *,
+    without: frozenset[str] = frozenset(),
+    model: Any = None,
+    dropout: float = DROPOUT,
+    watch: Watch | None = None,
+    given: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> hf.SafeSFTTrainer:
+    """A trainer of the case.
+
+    Args:
+        options: of the defense; None are those that show it at work.
+        without: side data that are left out.
+        given: further arguments of the trainer, in place of its own.
+        arguments: fields of `SafeSFTConfig`.
+    """
+    model = tiny.model() if model is None else model
+    defense = make_defense({"name": case.name, **(AT_WORK.get(case.name, {}) if options is None else options)})
+    side = {key: value for need, (key, value) in side_data(model).items() if need not in without}
+    args = {**COMMON, "stage": case.stage, "reference_cache": str(folder / "cache"), **arguments}
+    passed = {
+        "processing_class": tiny.tokenizer(), "train_dataset": dataset(24, 1, "w1"),
+        "peft_config": tiny.lora(dropout), "constraint": TIGHT, **side, **(given or {}),
+    }  # fmt: skip
+    made = hf.SafeSFTTrainer if watch is None else watched_trainer(watch)
+    return made(
+        model,
+        hf.SafeSFTConfig(str(folder / "run"), **args),
+        defense=defense if watch is None else watch.over(defense),
+        **{name: value for name, value in passed.items() if value is not None},
+    )
+
+
+def off(case: Case) -> dict[str, Any]:
+    """Options and constraint with which the defense is plain SFT."""
+    return {"options": dict(case.cls.off or {}), "given": {"constraint": SLACK}}
+
+
+def trained(folder: Path, case: Case, *args: Any, **kwargs: Any) -> hf.SafeSFTTrainer:
+    """The same after training."""
+    trainer = build(folder, case, *args, **kwargs)
+    trainer.train()
+    return trainer
+
+
+def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+def hooks_of(model: nn.Module) -> int:
+    """Hooks on all modules and parameters, everywhere torch keeps them, and forwards replaced on one object."""
+    kinds = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
+    total = sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+    total += sum("forward" in vars(module) for module in model.modules())
+    total += sum(len(getattr(p, "_backward_hooks", None) or {}) for p in model.parameters())
+    total += sum(len(getattr(p, "_post_accumulate_grad_hooks", None) or {}) for p in model.parameters())
+    everywhere = [
+        value for name, value in vars(torch_module).items() if name.startswith("_global_") and "hooks" in name
+    ]
+    return total + sum(len(value) for value in everywhere if isinstance(value, dict))
+
+
+# -- watching hooks ----------------------------------------------------------------------------------------------------
+
+RESTORING = ("choose_batch", "micro_step", "task_loss", "extra_loss", "on_gradient", "before_step")
+"""Hooks after which every parameter is what it was."""
+QUIET = ("choose_batch", "extra_loss", "on_gradient", "before_step", "after_step")
+"""Hooks that leave the random state alone: dropout's next mask does not depend on the defense."""
+OTHERS = ("validate", "initialise", "attach", "after_step", "transform", "row", "state_dict")
+SIDE = {
+    "safety": "safety", "safe": "safety", "harmful": "harmful", "harmful_examples": "harmful", "unaligned": "unaligned",
+}  # fmt: skip
+"""What a defense may read of a run -> the need it has then."""
+
+
+class Watch:
+    """Writes down what a defense's hooks leave changed and which side data they read."""
+
+    def __init__(self) -> None:
+        self.left_changed: set[str] = set()
+        self.moved_random_state: set[str] = set()
+        self.reads: set[str] = set()
+        self.called: set[str] = set()
+        self._depth = 0
+
+    @contextmanager
+    def _level(self, depth: int) -> Iterator[None]:
+        before, self._depth = self._depth, depth
+        try:
+            yield
+        finally:
+            self._depth = before
+
+    def read(self, name: str) -> None:
+        """The run's attribute is read; by the defense if one of its hooks is running."""
+        if self._depth and name in SIDE:
+            self.reads.add(SIDE[name])
+
+    def _outside(self, callback: Any) -> Any:
+        """The trainer's own part of a hook (`backward`, `default`): what it reads is not the defense's doing."""
+
+        def called(*args: Any) -> Any:
+            with self._level(0):
+                return callback(*args)
+
+        return called
+
+    def over(self, defense: Defense) -> Defense:
+        """The same defense, watched."""
+        for name in (*RESTORING, *OTHERS):
+            setattr(defense, name, self._watched(name, getattr(defense, name)))
+        return defense
+
+    def _watched(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any) -> Any:
+            self.called.add(name)
+            if name in ("micro_step", "task_loss"):
+                args = (*args[:-1], self._outside(args[-1]))
+            before = snapshot(args[0].model) if name in RESTORING else None
+            random = torch.get_rng_state()
+            with self._level(1):
+                found = hook(*args)
+            if before is not None and not unchanged(args[0].model, before):
+                self.left_changed.add(name)
+            if name in QUIET and not torch.equal(random, torch.get_rng_state()):
+                self.moved_random_state.add(name)
+            return found
+
+        return called
+
+
+def snapshot(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
+    return [(p, p.detach().clone()) for p in model.parameters()]
+
+
+def unchanged(model: nn.Module, before: list[tuple[nn.Parameter, Tensor]]) -> bool:
+    same = [a is b for a, (b, _) in zip(model.parameters(), before, strict=True)]
+    return all(same) and all(torch.equal(p.detach(), value) for p, value in before)
+
+
+def watched_trainer(watch: Watch) -> type[hf.SafeSFTTrainer]:
+    class WatchedTrainer(hf.SafeSFTTrainer):
+        def __getattribute__(self, name: str) -> Any:
+            watch.read(name)
+            return super().__getattribute__(name)
+
+    return WatchedTrainer

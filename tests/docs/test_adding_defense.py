@@ -1,0 +1,91 @@
+"""Following docs/adding.md to the letter: one new file, and the defense is listed, trains from a run file, gets a page
+and is held to the contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "holdfast"
+COMMANDS = """
+import sys
+from holdfast.cli.main import main
+from holdfast.defenses import _pages
+from pathlib import Path
+_pages.write(Path("docs"))
+for words in (["ls", "defenses", "--json"], ["train", "run.yaml"]):
+    sys.argv = ["holdfast", *words]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code in (0, None), (words, end.code)
+"""
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory) -> Path:
+    """A copy of the package with the guide's file in it."""
+    folder = tmp_path_factory.mktemp("extended")
+    package = shutil.copytree(SOURCE, folder / "src" / "holdfast", ignore=shutil.ignore_patterns("__pycache__"))
+    code = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "adding.md").read_text(), flags=re.M | re.S)[0]
+    (package / "defenses" / "shrink.py").write_text(code)
+    return folder
+
+
+def run(extended: Path, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(extended / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    env.pop("PYTEST_XDIST_WORKER", None)
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=env, capture_output=True, text=True, timeout=400, check=False
+    )
+
+
+def test_one_file_is_new_and_none_is_changed(extended):
+    before, after = files(SOURCE), files(extended / "src" / "holdfast")
+    assert set(after) - set(before) == {"defenses/shrink.py"}
+    assert all(after[name] == data for name, data in before.items())
+
+
+def test_it_is_listed_documented_and_trained_from_a_run_file(extended, tmp_path):
+    tiny.saved(tmp_path / "model")
+    for name, seed, start in (("task", 1, "w1"), ("safety", 2, "w0")):
+        lines = [json.dumps(row) for row in tiny.rows(40, seed=seed, start=start)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "run.yaml").write_text(
+        "model: model\ndtype: float32\ntask: {data: task.jsonl}\nsafety: {data: safety.jsonl}\n"
+        "defense: {name: shrink, strength: 0.5}\nlora: {r: 2, alpha: 4, target_modules: [q_proj]}\n"
+        "train: {max_steps: 2, bf16: false, use_cpu: true}\noutput_dir: out\n"
+    )
+    done = run(extended, "-c", COMMANDS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    listed, _ = json.JSONDecoder().raw_decode(done.stdout)
+    assert {"name": "shrink", "needs": [], "options": {"strength": 1e-3}}.items() <= {
+        key: value for row in listed if row["name"] == "shrink" for key, value in row.items()
+    }.items()
+    assert "s, weight of the squared norm." in (tmp_path / "docs" / "defenses" / "shrink.md").read_text()
+    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_the_contract_suite_sees_it_and_it_keeps_the_contract(extended):
+    suite = ["tests/contracts/test_defense_contract.py", "tests/contracts/test_defense_contract_ddp.py"]
+    done = run(extended, "-m", "pytest", *suite, "-k", "shrink", "-q", "-p", "no:cacheprovider", cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", done.stdout).group(1)) >= 20
+    assert "failed" not in done.stdout
+    assert "skipped" not in done.stdout
