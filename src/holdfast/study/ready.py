@@ -22,6 +22,8 @@ from holdfast.tasks.task import TASKS
 
 SOMEWHERE = Path("study")
 """Stands for folders that a run file has to name, and that are not made here."""
+ALIGNED = "aligned/adapter"
+"""Stands for the adapter that a cell starts from, which does not exist yet."""
 
 
 def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: bool = True) -> None:
@@ -79,7 +81,7 @@ def _require_run(settings: Protocol, cell: Cell) -> None:
     assert cell.seed is not None
     kept = kept_file(SOMEWHERE) if settings.keep == "replies" else None
     run = finetune_settings(
-        settings, model="embedded", revision=None, task=cell.task, poison_ratio=cell.poison_ratio, seed=cell.seed,
+        settings, model=ALIGNED, revision=None, task=cell.task, poison_ratio=cell.poison_ratio, seed=cell.seed,
         defense=cell.to_json()["defense"], output_dir=SOMEWHERE, kept=kept,
     )  # fmt: skip
     config_from_dict(run, where=f"cell {cell.id}")

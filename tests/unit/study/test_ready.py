@@ -15,6 +15,7 @@ from holdfast.study.protocol import load_protocol
 from holdfast.study.ready import require_ready
 from holdfast.study.schedule import run_study
 from holdfast.study.schema import StudyConfig
+from holdfast.trainers.hooks import DEFENSES
 
 MODEL = Model("tiny", "embedded")
 FITTING = {"align": 16, "monitor": 6, "certify": 4, "asked": 6, "harmful": 4, "poison": 10, "evaluation": 8}
@@ -38,6 +39,14 @@ def check(changes: dict[str, Any], *, preset: str = "small", of: list[Cell] | No
 def test_what_can_be_run_is_let_through():
     check({})
     check({}, preset="paper")
+
+
+@pytest.mark.parametrize("name", sorted(DEFENSES))
+def test_every_defense_can_be_a_row(name):
+    align = name if DEFENSES[name].stages == ("align",) else "sft"
+    row = Cell("defense", MODEL, "sst2", Defense(name, name), align, 0.5, 42)
+    check({}, of=[reference_cell(MODEL, "sst2", "none"), row])
+    check({}, preset="paper", of=[row], data=False)
 
 
 @pytest.mark.parametrize(
