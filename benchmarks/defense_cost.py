@@ -109,8 +109,9 @@ def measure(shape: str, stage: str, name: str, unit: str, data: Prepared, tokeni
     median = statistics.median(steps)
     return {
         "stage": stage, "defense": name, "setting": f"unit={unit}" if name in UNITS else "",
-        "step_ms": 1e3 * median, "p90_ms": 1e3 * sorted(steps)[int(0.9 * (len(steps) - 1))], "gpu_mb": peak,
-        "samples_per_s": batch / median, "once_ms": {hook: 1e3 * sum(s) for hook, s in spent.items()},
+        "step_ms": 1e3 * median, "p90_ms": 1e3 * statistics.quantiles(steps, n=10, method="inclusive")[-1],
+        "gpu_mb": peak, "samples_per_s": batch / median, "steps_s": steps,
+        "once_ms": {hook: 1e3 * sum(s) for hook, s in spent.items()},
     }  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def result(row: dict[str, Any], shape: str, x_sft: float, protocol: dict[str, An
         "poison_ratio": 0.5 if row["stage"] == "finetune" else 0.0,
         "protocol_sha256": sha256_json(protocol), "protocol": protocol,
         "metrics": {key: {"value": value, "low": None, "high": None, "n": MEASURED} for key, value in metrics.items()},
-        "once_ms": row["once_ms"], "drift": row.get("drift"),
+        "once_ms": row["once_ms"], "steps_s": row["steps_s"], "drift": row.get("drift"),
         "provenance": {"versions": versions(), "commit": commit(), "hardware": hardware()},
     }  # fmt: skip
 

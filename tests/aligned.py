@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
 
+from holdfast.config import RunConfig, config_from_dict
 from holdfast.models.adapter import merge
 from tests import tiny
 
@@ -30,3 +32,28 @@ def adapter(folder: Path, model: Any = None, *, scale: float = 0.3, seed: int = 
 def merged(folder: Path, model: Any = None) -> Any:
     """The model with that adapter merged into it."""
     return merge(tiny.model() if model is None else model, folder)
+
+
+def run_file(folder: Path, **changes: Any) -> RunConfig:
+    """Settings of a run on an aligned model in `folder`: base, alignment adapter on it."""
+    tiny.saved(folder / "base")
+    on(adapter(folder / "alignment"), folder / "base")
+    for name, start in (("task", "w1"), ("safety", "w0")):
+        lines = [json.dumps(row) for row in tiny.rows(40, seed=len(name), start=start)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    values = {
+        "model": str(folder / "alignment"), "dtype": "float32", "output_dir": str(folder / "out"),
+        "task": {"data": str(folder / "task.jsonl")}, "safety": {"data": str(folder / "safety.jsonl")},
+        "constraint": {"alpha": 0.2}, "lora": {"r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]},
+        "defense": {"name": "safelora", "mode": "threshold", "threshold": 1.0},
+        "train": {"max_steps": 2, "per_device_train_batch_size": 2, "learning_rate": 0.05, "use_cpu": True,
+                  "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "steps", "save_steps": 1},
+    }  # fmt: skip
+    return config_from_dict({**values, **changes})
+
+
+def on(folder: Path, base: Path | str) -> Path:
+    """The adapter with this base in its settings."""
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": str(base)}))
+    return folder

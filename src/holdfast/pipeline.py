@@ -25,7 +25,8 @@ from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.templates import use_template
-from holdfast.models.adapter import adapter_folder
+from holdfast.models.adapter import adapter_folder, base_of
+from holdfast.models.alignment_shift import require_merged
 from holdfast.models.content import ModelContent, content_of
 from holdfast.models.continued import load_adapter_pair
 from holdfast.models.handle import load_pair, resolve
@@ -76,8 +77,10 @@ def run(
         KeyboardInterrupt: a signal asked to stop; a checkpoint was saved if training had begun.
     """
     limits, arguments, values = constraints(config), training_arguments(config), resolved(config)
-    for limit in limits.values():
-        limit.require_feasible_start()
+    chosen = defense(config)
+    if chosen.constrains:
+        for limit in limits.values():
+            limit.require_feasible_start()
     folder = RunFolder(Path(config.output_dir))
     main = arguments.process_index == 0
 
@@ -102,7 +105,7 @@ def run(
             tokenizer=tokenizer,
             data=data,
             constraints=limits,
-            defense=defense(config),
+            defense=chosen,
             arguments=arguments,
             peft_config=adapter,
             unaligned=unaligned_of(config, trust_remote_code),
@@ -118,6 +121,7 @@ def run(
         started = time.monotonic()
         measured = measure(trainer)
         result = {"safety": summary(trainer, measured), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
+        result |= {"defense": {"name": chosen.name, "constrains": chosen.constrains}}
         result |= {"config_sha256": config_sha256(config), "trust_remote_code": trust_remote_code}
         result |= {"versions": versions(), "commit": commit(), "hardware": hardware()}
         if main:
@@ -143,11 +147,12 @@ def unaligned_of(config: RunConfig, trust_remote_code: bool) -> str | None:
     """Where the weights before alignment are: as named, or the adapter that `model` is; None where nothing asks.
 
     Raises:
-        ConfigError: the defense asks, none is named, and the model is no adapter.
+        ConfigError: the defense asks, none is named, and the model is no adapter; or the adapter named is not in it.
     """
     if "unaligned" not in defense(config).needed(config.stage):
         return None
     if config.unaligned is not None:
+        require_merged(config.unaligned, config.model)
         return config.unaligned
     folder = adapter_folder(resolve(config.model, config.revision, trust_remote_code))
     if folder is None:
@@ -155,6 +160,12 @@ def unaligned_of(config: RunConfig, trust_remote_code: bool) -> str | None:
             f"defense {config.defense.name} needs the weights before alignment, and {config.model} is no adapter",
             remedy="name the model it was aligned from: `unaligned: owner/base`",
         )
+    below, below_revision = base_of(folder)
+    if adapter_folder(resolve(below, below_revision, trust_remote_code)) is not None:
+        logger.warning(
+            "%s is an adapter on the adapter %s: the last one alone is taken for the alignment; "
+            "where it is not, name the weights before alignment (`unaligned`)", folder, below,
+        )  # fmt: skip
     return str(folder)
 
 

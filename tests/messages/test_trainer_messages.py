@@ -35,6 +35,14 @@ def test_unsupported_arguments(tmp_path, name):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("optim", ["lomo", "adalomo", "galore_adamw_layerwise", "schedule_free_adamw"])
+def test_optimizers_as_the_arguments_hold_them(tmp_path, optim):
+    """TrainingArguments makes an enumeration of the name, whose text is OptimizerNames.LOMO."""
+    with pytest.raises(UnsupportedError) as caught:
+        build(tmp_path, optim=optim)
+    assert f"optimizer {optim}: " in caught.value.what
+
+
 REFUSED_ENGINES = {
     "DeepSpeed": ({"distributed_type": "DEEPSPEED"}, "DeepSpeed"),
     "Megatron": ({"distributed_type": "MEGATRON_LM"}, "MEGATRON_LM"),

@@ -212,6 +212,15 @@ def test_bfloat16_states_get_bfloat16_gradients_under_autocast():
     assert error(ours.grad, d @ weight.double()) < 4e-3
 
 
+@pytest.mark.parametrize("kind", ["nll", "kl"])
+def test_autocast_does_not_reach_a_float32_head(kind):
+    """It would round both factors of the backward's product to bfloat16: errors of 3e-3."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, gradient, expected, literal = compared(made_head(), kind)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    assert error(gradient, literal) < 1e-5
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("kind", ["nll", "kl"])
 def test_the_gpu_s_products_are_as_accurate(kind):

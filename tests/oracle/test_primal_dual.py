@@ -74,7 +74,7 @@ def test_primal_dual_is_its_transcription(tmp_path, accumulation, single):
     assert [row["multiplier"] for row in rows] == pytest.approx([mu for _, mu in seen], rel=1e-4)
     assert [row["g"] for row in rows] == pytest.approx([c - ALPHA for c, _ in seen], abs=1e-5)
     assert [row["value"] for row in rows] == pytest.approx([c - ALPHA + BUFFER for c, _ in seen], abs=1e-5)
-    assert trainer.defense.state_dict()["safety"]["mu"] == pytest.approx(last, rel=1e-4)
+    assert trainer.defense.state_dict()["duals"]["safety"]["mu"] == pytest.approx(last, rel=1e-4)
     assert last > START + 0.5  # it does move
     assert max(c for c, _ in seen) - min(c for c, _ in seen) > 0.01
 
@@ -116,7 +116,7 @@ def test_the_multiplier_is_saved_and_restored(tmp_path):
     again = build(tmp_path / "a", given=given, **options)
     again.train(resume_from_checkpoint=str(tmp_path / "a" / "run" / "checkpoint-2"))
     assert same(weights(whole), weights(again))
-    ours, theirs = (t.defense.state_dict()["safety"] for t in (whole, again))
+    ours, theirs = (t.defense.state_dict()["duals"]["safety"] for t in (whole, again))
     assert (ours["mu"], ours["cvar_t"]) == (theirs["mu"], theirs["cvar_t"])
     assert ours["mu"] != 1.0
     assert ours["cvar_t"] > 0.0

@@ -41,8 +41,9 @@ def check(
         say_json(findings)
     else:
         _show(findings, reveal)
-    for limit in constraints(config).values():
-        limit.require_feasible_start()
+    if findings["defense"]["constrains"]:
+        for limit in constraints(config).values():
+            limit.require_feasible_start()
 
 
 def _show(findings: dict[str, Any], reveal: bool) -> None:
@@ -55,14 +56,20 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
         say(f"  {entry['constraint_text']}")
         start = "holds" if entry["feasible_start"] else "does NOT hold"
         say(f"  feasible start: g + buffer = {entry['start_value']:+.4f} at the unchanged model: it {start}")
+        if not findings["defense"]["constrains"]:
+            say(f"  {findings['defense']['name']} does not enforce this limit: the run is only measured by it")
         say("  not checked here: tau against the model's numerical noise, which is measured when training begins")
         if entry["certify_note"] is not None:
             say(f"  {entry['certify_note']}")
-        if entry["batch_times_alpha"] < 1:
+        if entry["batch_times_alpha"] < 1 and findings["defense"]["constrains"]:
             say(
                 f"  note: a safety batch times alpha is {entry['batch_times_alpha']:.2g}: below 1,"
                 " a single batch cannot resolve the limit"
             )
+    if (harmful := findings["harmful"]) is not None:
+        _show_examples("harmful", f"{harmful['rows']} pairs to train against", harmful, reveal)
+    if findings["unaligned"] is not None:
+        say(f"before alignment: {findings['unaligned']}")
     _show_size(findings)
 
 
@@ -85,10 +92,10 @@ def _show_size(findings: dict[str, Any]) -> None:
         f"memory per device, estimated: {size(memory['total'])} = weights {size(memory['weights'])}"
         f" + training state {size(memory['training_state'])} + activations {size(memory['activations'])}"
     )
-    say(
-        f"{steps['steps']} steps of {steps['task_batch']} task + {steps['safety_batch']} safety examples;"
-        f" the constraint set is passed {steps['safety_epochs']:.1f} times"
-    )
+    side = findings["defense"]["side_batch"]
+    beside = f" + {side['rows']} {side['kind']}" if side else ""
+    passed = f"; the constraint set is passed {steps['safety_epochs']:.1f} times" if "safety" in beside else ""
+    say(f"{steps['steps']} steps of {steps['task_batch']} task{beside} examples{passed}")
     say(
         f"work, estimated: {findings['work']['flop'] / 1e15:.3g} PFLOP;"
         f" {duration(findings['work']['seconds_at_100_tflops'])} at 100 TFLOP/s, without evaluation and saving"

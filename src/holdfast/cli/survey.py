@@ -16,10 +16,10 @@ from holdfast.data.encode import IGNORE, Encoded, encode_all, require_usable_tok
 from holdfast.data.examples import Example
 from holdfast.data.splits import Split
 from holdfast.data.templates import use_template
-from holdfast.models.handle import load_tokenizer
-from holdfast.pipeline import read_data
+from holdfast.models.handle import load_tokenizer, resolve
+from holdfast.pipeline import read_data, unaligned_of
 from holdfast.stages.certifiable import certify_note
-from holdfast.stages.estimate import Size, architecture, memory, model_size, steps, work
+from holdfast.stages.estimate import Side, Size, architecture, memory, model_size, passes_beside, steps, work
 
 SAMPLES = 3
 MASK_WIDTH = 40
@@ -35,6 +35,10 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
         trust_remote_code: let the model repository run its own code.
     """
     arguments = training_arguments(config, elsewhere=True)
+    method = defense(config)
+    unaligned = unaligned_of(config, trust_remote_code)
+    if unaligned is not None:
+        resolve(unaligned, None, trust_remote_code=False)  # refuses a folder that is not there
     data = read_data(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     use_template(tokenizer, config.template)
@@ -48,7 +52,6 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
         world=int(os.environ.get("WORLD_SIZE", "1")),
     )
     limits = constraints(config)
-    method = defense(config)
     task = _Tokens(tokenizer, length, "task", reveal).describe(data.task)
     safety = _Tokens(tokenizer, length, "safety", reveal)
     described = {
@@ -58,25 +61,42 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
         | safety.describe([*split.constraint, *split.monitor, *split.certify])
         for name, split in data.safety.items()
     }
+    harmful = None if data.harmful is None else {"rows": len(data.harmful), **safety.describe(data.harmful)}
     size = _size(config, arguments, task["tokens_max"], trust_remote_code)
+    trained, looked = passes_beside(method.passes, config.stage)
+    kind = _side_kind(method.needed(config.stage), trained + looked)
+    batch = counted.task_batch if kind == "task" else (arguments.safety_batch_size or counted.task_batch)
+    rows = {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}[kind]
     effort = work(
         Size(size["model"]["parameters"], size["model"]["trainable"]),
         counted,
         task_tokens=task["tokens_median"],
-        safety_tokens=sum(entry["tokens_median"] for entry in described.values()),
         checkpointing=arguments.gradient_checkpointing,
-        side=int(method.passes.split()[0]) - 1,  # of "3 forward + backward" one is the task's
+        side=Side(trained, looked, batch, sum(entry["tokens_median"] for entry in rows)),
     )
     return {
         "config_sha256": config_sha256(config),
         "preset": [dataclasses.asdict(entry) for entry in describe_preset(config.preset)] if config.preset else [],
         "task": {"rows": len(data.task), **task},
         "safety": described,
+        "harmful": harmful,
+        "unaligned": unaligned,
         **size,
         "steps": dataclasses.asdict(counted),
         "work": {"flop": effort.flop, "seconds_at_100_tflops": effort.seconds},
-        "defense": {"name": method.name, "passes": method.passes},
+        "defense": {
+            "name": method.name,
+            "stage": config.stage,
+            "passes": method.passes,
+            "side_batch": {"kind": kind, "rows": batch} if kind != "task" else None,
+            "constrains": method.constrains,
+        },
     }
+
+
+def _side_kind(needs: frozenset[str], beside: int) -> str:
+    """What the passes beside the task's are over: without side data, the task's own rows once more."""
+    return next((kind for kind in ("harmful", "safety") if kind in needs and beside), "task")
 
 
 def _roles(split: Split) -> dict[str, Any]:

@@ -38,6 +38,9 @@ def train(
     from holdfast.config import load_config
 
     config = load_config(run, overrides or ())
+    from holdfast.trainers.hooks import DEFENSES
+
+    constrains = DEFENSES[config.defense.name].constrains
     # Only now the slow part: a mistake in the file is reported before torch's models and TRL are loaded.
     from holdfast.pipeline import run as run_pipeline
 
@@ -52,20 +55,20 @@ def train(
         return
     if json:
         say_json({"folder": str(result.folder), **result.values})
-        _finish(result.feasible, config.defense.name)
+        _finish(result.feasible, constrains)
         return
     written = "model" if config.lora is None else "adapter"
     say(f"{result.values['steps']} steps in {duration(result.values['seconds'])}; {result.folder / written}")
     for name, entry in result.values["safety"].items():
         say(describe_entry(entry, name if config.named else ""))
-    _finish(result.feasible, config.defense.name)
+    if result.values["safety"] and not constrains:
+        say(f"{config.defense.name} does not enforce this limit: the model was only measured by it")
+    _finish(result.feasible, constrains)
 
 
-def _finish(feasible: bool, defense: str) -> None:
+def _finish(feasible: bool, constrains: bool) -> None:
     """Exit with the code for "infeasible" when a defense that promises the constraint ended outside it."""
-    from holdfast.trainers.hooks import DEFENSES
-
-    if not feasible and DEFENSES[defense].constrains:
+    if not feasible and constrains:
         raise typer.Exit(InfeasibleError.exit_code)
 
 

@@ -77,7 +77,7 @@ def _check_defense(config: RunConfig) -> list[Problem]:
     except ConfigError as error:
         return [Problem("defense", error.what, error.remedy)]
     needs = cls.needed(config.stage)
-    problems = []
+    problems = _check_fresh_lora(config) if cls.fresh_lora else []
     if "safety" in needs and not config.safety:
         problems.append(Problem("defense", f"{config.defense.name} needs a safety set", "give `safety`, or use sft"))
     if "harmful" in needs and not _has_harmful(config):
@@ -93,6 +93,16 @@ def _check_defense(config: RunConfig) -> list[Problem]:
             )
         )
     return problems
+
+
+def _check_fresh_lora(config: RunConfig) -> list[Problem]:
+    """A defense of LoRA's own factors, told before a model is loaded (or, in a study, aligned) in vain."""
+    what = f"{config.defense.name} needs a LoRA adapter that begins with this run"
+    if config.lora is None:
+        return [Problem("lora", f"{what}, found null", "give a `lora` block, or use another defense")]
+    if config.adapter_policy == "continue":
+        return [Problem("adapter_policy", f"{what}, found continue", "use merge")]
+    return []
 
 
 def _has_harmful(config: RunConfig) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from holdfast.constraint.head import TOKEN_CHUNK, Head, causal_lm, token_kl, token_nll
@@ -68,18 +69,37 @@ def deterministic(model: nn.Module) -> Iterator[None]:
     """Switch off dropout and every other train-time randomness, gradient checkpointing kept.
 
     `model.eval()` would also switch off checkpointing, which transformers ties to the layer's own `training` flag; so
-    checkpointed layers keep that flag while everything inside them is in eval mode. The random state is restored.
+    checkpointed layers keep that flag until their forward begins, where some (XGLM, BioGPT) read it for a dropout of
+    their own; everything inside them is in eval mode. The random state is restored.
     """
     training = [module for module in model.modules() if module.training]
+    checkpointed = [m for m in training if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
+    handles: list[RemovableHandle] = []
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         try:
             for module in training:
-                module.training = isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
+                module.training = False
+            for layer in checkpointed:
+                layer.training = True
+                handles.append(layer.register_forward_pre_hook(_evaluated))
+                handles.append(layer.register_forward_hook(_trained, always_call=True))
             yield
         finally:
+            for handle in handles:
+                handle.remove()
             for module in training:
                 module.training = True
+
+
+def _evaluated(layer: nn.Module, _: Any) -> None:
+    """At the start of a checkpointed layer's forward: no dropout."""
+    layer.training = False
+
+
+def _trained(layer: nn.Module, _: Any, __: Any) -> None:
+    """At its end, also by an exception (a recomputation that has enough stops by one): the flag as it was."""
+    layer.training = True
 
 
 def adapter_layers(model: nn.Module) -> list[Any]:

@@ -52,7 +52,8 @@ class Head:
                 f"{type(inner).__name__} has no output embedding to compute token losses from",
                 remedy="use a causal language model (AutoModelForCausalLM)",
             )
-        if hasattr(layer, "lora_A"):
+        # A tuner's layer around the head; a wrapper with a copy of it (modules_to_save) has that copy's weight.
+        if hasattr(layer, "get_base_layer") and not hasattr(layer, "original_module"):
             raise UnsupportedError(
                 "an adapter on the output head: losses are computed from the head's weight, which does not include it",
                 remedy="take the head (lm_head) out of target_modules",
@@ -95,7 +96,8 @@ class Head:
         """The gradient with respect to the hidden states, float32, from that of the logits (overwritten)."""
         if isinstance(slope, Tensor) or slope != 1.0:
             d_log_softmax.mul_(slope)
-        return float32_product(d_log_softmax, self.weight)
+        with torch.autocast(d_log_softmax.device.type, enabled=False):  # which would round both factors to bfloat16
+            return float32_product(d_log_softmax, self.weight)
 
 
 # -- products with the weight in float32 -------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ GENERIC: tuple[str, ...] = (
 # Prompts of different last characters: a tokenizer may join those with what a template puts behind them.
 _PROMPTS = ("a", "Is it so?", "One (or 2)", "The end.", "Next:\n", "Say 'x'", "w0 w1")
 _BEFORE = {" ": "Reply:", "": "Reply:\n"}
+JOINED = 2
+"""Tokens of blanks that may stand between a template's opening of a reply and the reply."""
 
 
 def refused(example: Example, number: int) -> Example:
@@ -106,7 +108,8 @@ class RefusalTokens:
     A chat template renders a reply in the same way after every prompt, and a plain reply is a string put behind the
     prompt, so the ids of a reply do not depend on the prompt; only on which of three forms the prompt has. It is
     conversational if it ends with what the template puts before a reply; otherwise plain, and the reply begins with a
-    blank or not, like the row's own.
+    blank or not, like the row's own. Where a reply begins with blanks, a tokenizer may join them with the end of what
+    the template puts there: a token of it may then be missing, or blanks may follow, and it is put right first.
 
     Raises:
         UnsupportedError: a template whose replies depend on the prompt.
@@ -115,9 +118,12 @@ class RefusalTokens:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.opening: list[int] = []
+        self._without_blank: list[int] = []
         self._chat: list[tuple[int, ...]] = []
         if tokenizer.chat_template:
             self.opening = self._common_opening()
+            if tokenizer.decode(self.opening[-1:])[-1:].isspace() and tokenizer.decode(self.opening[:-1]).strip():
+                self._without_blank = self.opening[:-1]
             self._chat = [reply for _, reply in self._split([_chat("a", text) for text in GENERIC])]
         self._plain = {
             blank: [reply for _, reply in self._split([make_example(before, blank + text) for text in GENERIC])]
@@ -154,18 +160,36 @@ class RefusalTokens:
             first: first id of the row's own reply.
             max_length: the whole is cut to as many ids.
         """
-        ids = self._form(prompt, first)[int(sha256_json(list(prompt)), 16) % len(GENERIC)]
-        kept = slice(None, max_length)
-        whole, labels = (*prompt, *ids)[kept], (*[IGNORE] * len(prompt), *ids)[kept]
-        return Encoded("", whole, labels, len(whole) < len(prompt) + len(ids))
+        number = int(sha256_json(list(prompt)), 16) % len(GENERIC)
+        settled = self._conversation(prompt)
+        if settled is not None:
+            prompt, ids = settled, self._chat[number]
+        else:
+            ids = self._plain[self._blank(prompt, first)][number]
+        full, kept = (*prompt, *ids), slice(None, max_length)
+        # An opening that was put right may fill `max_length`; one token must be scored all the same.
+        start = len(prompt) if max_length is None else min(len(prompt), max_length - 1)
+        whole, labels = full[kept], (*[IGNORE] * start, *full[start:])[kept]
+        return Encoded("", whole, labels, len(whole) < len(full))
 
-    def _form(self, prompt: Sequence[int], first: int) -> list[tuple[int, ...]]:
-        """The refusals in the form of this prompt's reply."""
-        if self._chat and (not self._plain or (self.opening and list(prompt[-len(self.opening) :]) == self.opening)):
-            return self._chat
+    def _conversation(self, prompt: Sequence[int]) -> Sequence[int] | None:
+        """The prompt with the template's opening of a reply at its end; None if it is plain."""
+        if not self._chat or not self.opening:
+            return None if self._plain else prompt
+        for end in range(len(prompt), max(len(prompt) - JOINED, 0) - 1, -1):
+            if self.tokenizer.decode(prompt[end:]).strip():
+                break
+            for opening in (self.opening, self._without_blank):
+                start = end - len(opening)
+                if opening and start >= 0 and list(prompt[start:end]) == opening:
+                    return (*prompt[:start], *self.opening)
+        return None if self._plain else prompt
+
+    def _blank(self, prompt: Sequence[int], first: int) -> str:
+        """What the row's own reply to a plain prompt begins with."""
         before = self.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
         behind = self.tokenizer.decode([*prompt, first], clean_up_tokenization_spaces=False)[len(before) :]
-        return self._plain[" " if behind[:1] == " " else ""]
+        return " " if behind[:1] == " " else ""
 
 
 def _chat(prompt: str, reply: str) -> Example:

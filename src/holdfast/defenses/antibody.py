@@ -22,7 +22,8 @@ of the prompt; S_i and N_i are the sum of its token losses and their number; no 
     w = softmax_i( (r_i - l_i) / temperature ),    loss = sum_i w_i S_i / sum_i w_i N_i
 
 The micro-batch is that of all processes together. Of several in a step each counts by its scored tokens, as in plain
-SFT, which equal weights reproduce; weights are not compared across them, so 2 x b rows are not one batch of 2b.
+SFT, which equal weights reproduce; weights are not compared across them, so 2 x b rows are not one batch of 2b, and
+micro-batches of one row, in which nothing can be weighted, are refused.
 
 Departures from the authors' code:
 * theta is copied and put back, and g_H is computed once, where the code copies the whole model and computes it twice;
@@ -46,15 +47,17 @@ from typing import Any, Literal, cast, final
 import torch
 from torch import Tensor
 
+from holdfast.constraint.barrier import Event
 from holdfast.constraint.completion import completion_losses, deterministic
 from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
-from holdfast.core.ranks import gather_rows, rank
+from holdfast.core.ranks import gather_rows, rank, world
 from holdfast.data.collate import collate
 from holdfast.data.encode import IGNORE, Encoded
 from holdfast.data.refusals import RefusalTokens, refused
-from holdfast.trainers.harmful_step import harmful_step
+from holdfast.trainers.harmful_step import harmful_batch, harmful_step, require_harmful_step
 from holdfast.trainers.hooks import DEFENSES, Defense, Inputs, Items, Need, Row, TrainingRun
+from holdfast.trainers.nonfinite import NonfiniteWatch
 from holdfast.trainers.side_pass import token_mean_nll
 
 MOMENTUM = 0.99
@@ -149,7 +152,7 @@ class Antibody(Defense):
     def validate(self, run: TrainingRun) -> None:
         """Refuse pairs without a prompt, and task losses that are not the mean over tokens of separate rows."""
         if run.stage == "align":
-            ParameterSpace([p for p in run.model.parameters() if p.requires_grad])
+            require_harmful_step(run, self.config.harmful_batch_size)
             for example in run.harmful_examples if self.config.lambda_ref > 0 else ():
                 refused(example, 0)
         elif self.config.temperature is not None:
@@ -158,6 +161,7 @@ class Antibody(Defense):
     def attach(self, run: TrainingRun) -> None:
         """Tokenise the refusals."""
         self._seen = []
+        self._watch = NonfiniteWatch(self.name)
         if run.stage == "align":
             if self.config.lambda_ref > 0:
                 self._refused = run.encode([refused(e, i) for i, e in enumerate(run.harmful_examples)])
@@ -172,7 +176,7 @@ class Antibody(Defense):
             self._summarise()
             return
         c, space = self.config, run.space()
-        chosen = run.draw(run.harmful, "harmful", c.harmful_batch_size or run.task_batch)
+        chosen = harmful_batch(run, c.harmful_batch_size)
         rows = [run.harmful[i] for i in chosen]
         terms: list[Vector] = []
         with harmful_step(run, rows, c.rho) as (loss, flat):
@@ -181,6 +185,9 @@ class Antibody(Defense):
                 refusals = [self._refused[i] for i in chosen]
                 terms.append(run.side_gradient(refusals, token_mean_nll(refusals))[1])
         torch._foreach_sub_(flat, there)
+        if not self._watch.accepts(run.step, loss, *space.dots([(v, v) for v in (flat, *terms)])):
+            self._row = {"lambda": None, "harmful_loss": None, "event": str(Event.NONFINITE)}
+            return
         weight = self._weight(space, flat)
         space.add_to_gradient([flat, *terms], [weight, c.lambda_ref][: 1 + len(terms)])
         self._row = {"lambda": weight, "harmful_loss": loss}
@@ -251,12 +258,13 @@ class Antibody(Defense):
         return self._row
 
     def state_dict(self) -> dict[str, Any]:
-        """The average of lambda."""
-        return {"lambda": self._lambda}
+        """The average of lambda, and steps without their term."""
+        return {"lambda": self._lambda, **self._watch.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
+        """Restore what `state_dict` returned."""
         self._lambda = state["lambda"]
+        self._watch.load_state_dict(state)
 
 
 def raw_weight(rule: str, eta: float, product: float, flat2: float, safe2: float) -> float:
@@ -284,10 +292,16 @@ def _require_weightable(run: TrainingRun) -> None:
         "a compute_loss_func of its own": trainer.compute_loss_func is not None,
         "an auxiliary loss of the experts' router": trainer.aux_loss_enabled,
         "truncation_mode 'keep_end', which cuts prompts away": args.truncation_mode != "keep_start",
+        "assistant_only_loss, which scores several replies of a row, where one is refused": args.assistant_only_loss,
     }
     for what, found in cases.items():
         if found:
             raise UnsupportedError(f"antibody in the fine-tuning stage with {what}", remedy="switch it off")
+    if args.per_device_train_batch_size * world() < 2:
+        raise UnsupportedError(
+            "antibody in the fine-tuning stage with micro-batches of one row: its weight is 1, as in plain SFT",
+            remedy="raise per_device_train_batch_size (the authors use 16) and lower gradient_accumulation_steps",
+        )
     first: dict[str, Any] = next(iter(trainer.train_dataset), {})
     if "labels" in first and first["labels"][0] != IGNORE:
         raise UnsupportedError("antibody: task rows without a prompt cannot be refused", remedy=NEEDS_PROMPTS)

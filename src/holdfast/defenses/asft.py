@@ -42,7 +42,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.constraint.gradients import ParameterSpace
-from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.core.errors import ConfigError
 from holdfast.models.alignment_projector import Kind, Projector, check_kind, projectors
 from holdfast.models.alignment_shift import starting_shift
 from holdfast.models.lora_layers import LoraLayer
@@ -99,6 +99,7 @@ class AsFT(Defense):
     summary = "penalty on the update outside the direction of alignment"
     passes = "1 forward + backward"
     needs = frozenset({"unaligned"})
+    fresh_lora = True
     reference = "Yang et al., AsFT, 2025"
     off = MappingProxyType({"lam": 0.0})
     paper = MappingProxyType({"lam": 1.0})
@@ -134,7 +135,6 @@ class AsFT(Defense):
         """Compute every C; V is not kept."""
         found = projectors(self._layers, self._shifts, self.config.projector, self.config.rank)
         self._groups = grouped(self._layers, found)
-        self._size = math.fsum(float(group.c.matrix.double().square().sum()) for group in self._groups)
         del self._shifts, self._layers
 
     @torch.no_grad()
@@ -153,18 +153,6 @@ class AsFT(Defense):
         """The penalty without lambda, and its ratio to |B A|_F^2."""
         penalty, plain = self._values.tolist()
         return {"penalty": penalty, "penalty_share": penalty / plain if plain > 0 else None}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The size of C, by which a resumed run knows that V is the same."""
-        return {"size": self._size}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Refuse another V than the run began with."""
-        if not math.isclose(state["size"], self._size, rel_tol=1e-3):
-            raise CheckpointError(
-                f"asft: the maps C have size {self._size:.6g}, the run began with {state['size']:.6g}",
-                remedy="resume with the same unaligned weights, or begin a new run",
-            )
 
 
 def _add(params: Sequence[nn.Parameter], gradients: Tensor, weight: float) -> None:

@@ -18,7 +18,8 @@ Departures from the authors' code:
 * theta is copied and put back, where adding the step again leaves rounding behind;
 * gradients of several micro-batches add up, where the code keeps the last one;
 * the harmful passes run without dropout, so that both see the same function;
-* the harmful batch has the run's batch size, where the code has 10 (`harmful_batch_size`).
+* the harmful batch has the run's batch size, where the code has 10 (`harmful_batch_size`);
+* a harmful loss or gradient that is not finite is left out of its step; more than 3 in 100 steps end the run.
 The authors go on training the same adapter in fine-tuning (`adapter_policy: continue`) and state that Booster needs it;
 the paper merges it first.
 """
@@ -27,13 +28,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import final
+from typing import Any, final
 
+from holdfast.constraint.barrier import Event
 from holdfast.constraint.gradients import Vector
 from holdfast.core.errors import ConfigError
 from holdfast.data.encode import Encoded
-from holdfast.trainers.harmful_step import harmful_step
+from holdfast.trainers.harmful_step import harmful_batch, harmful_step, require_harmful_step
 from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
+from holdfast.trainers.nonfinite import NonfiniteWatch
 from holdfast.trainers.side_pass import token_mean_nll
 
 
@@ -83,13 +86,33 @@ class Booster(Defense):
 
     config: Config
 
+    def validate(self, run: TrainingRun) -> None:
+        """Refuse weights that cannot hold the harmful step, and batches that the processes cannot share."""
+        require_harmful_step(run, self.config.harmful_batch_size)
+
+    def attach(self, run: TrainingRun) -> None:
+        """No step without its term yet."""
+        self._watch = NonfiniteWatch(self.name)
+
     def on_gradient(self, run: TrainingRun) -> None:
         """Add `lambda (g_harm(theta) - g_harm(theta'))` to the gradient of the safe pairs."""
-        size = self.config.harmful_batch_size or run.task_batch
-        rows = [run.harmful[i] for i in run.draw(run.harmful, "harmful", size)]
-        self._loss, here, there = harmful_drop(run, rows, self.config.alpha)
-        run.space().add_to_gradient([here, there], [self.config.lam, -self.config.lam])
+        rows = [run.harmful[i] for i in harmful_batch(run, self.config.harmful_batch_size)]
+        loss, here, there = harmful_drop(run, rows, self.config.alpha)
+        space = run.space()
+        self._row: Row = {"harmful_loss": loss}
+        if not self._watch.accepts(run.step, loss, *space.dots([(here, here), (there, there)])):
+            self._row = {"harmful_loss": None, "event": str(Event.NONFINITE)}
+        elif self.config.lam:  # a gradient of zeros would still move parameters that have none
+            space.add_to_gradient([here, there], [self.config.lam, -self.config.lam])
 
     def row(self) -> Row:
-        """The harmful loss at theta."""
-        return {"harmful_loss": self._loss}
+        """The harmful loss at theta; None and an event where the term was not finite and left out."""
+        return self._row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps without their term."""
+        return self._watch.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._watch.load_state_dict(state)

@@ -21,7 +21,8 @@ Departures from Li and Hoiem:
 * temperature 1, where they soften both distributions;
 * safe pairs, where they have no old data and use the new task's inputs;
 * no dropout in these passes, so that the term is zero at theta_0 and `weight: 0` changes no bit of the run;
-* the logged loss is the task's; `kl` is logged beside it.
+* the logged loss is the task's; `kl` is logged beside it;
+* a term that is not finite is left out of its step (event `nonfinite`); more than 3 in 100 steps end the run.
 The paper, *Beyond Average Safety*, does not have it; there is no preset.
 """
 
@@ -30,11 +31,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import final
+from typing import Any, final
 
+from holdfast.constraint.barrier import Event
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import ConfigError
 from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
+from holdfast.trainers.nonfinite import NonfiniteWatch
 from holdfast.trainers.side_pass import token_mean_kl
 
 
@@ -79,14 +82,32 @@ class KL(Defense):
         """Keep theta_0, where no fresh adapter can be switched off."""
         run.keep_theta_0()
 
+    def attach(self, run: TrainingRun) -> None:
+        """No step without its term yet."""
+        self._watch = NonfiniteWatch(self.name)
+
     def on_gradient(self, run: TrainingRun) -> None:
         """Add `lambda g_KL`."""
         safe = run.safe
         rows = [safe[i] for i in run.draw(safe, "kl")]
         divergences, gradient = run.side_gradient(rows, token_mean_kl(rows, run.at_reference))
-        self._kl = float(divergences.sum())
-        run.space().add_to_gradient([gradient], [self.config.weight])
+        value, weight, space = float(divergences.sum()), self.config.weight, run.space()
+        self._row: Row = {"kl": value}
+        if not weight:  # a gradient of zeros would still move parameters that have none
+            return
+        if self._watch.accepts(run.step, value, space.dots([(gradient, gradient)])[0]):
+            space.add_to_gradient([gradient], [weight])
+        else:
+            self._row = {"kl": None, "event": str(Event.NONFINITE)}
 
     def row(self) -> Row:
-        """The mean divergence per safe token, without its weight."""
-        return {"kl": self._kl}
+        """The mean divergence per safe token, without its weight; None and an event where it was not finite."""
+        return self._row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps without their term."""
+        return self._watch.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._watch.load_state_dict(state)

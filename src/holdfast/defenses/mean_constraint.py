@@ -22,6 +22,7 @@ Majorizer, beta, alpha and buffer of the run's constraint do not enter; violatio
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -97,9 +98,9 @@ class MeanConstraint(FilteredDefense):
 
         def __post_init__(self) -> None:
             """Refuse values out of range."""
-            if self.epsilon is not None and not self.epsilon >= 0:
+            if self.epsilon is not None and not 0 <= self.epsilon < math.inf:
                 raise ConfigError(
-                    f"mean_constraint: epsilon is {self.epsilon}, expected at least 0: the unchanged model has mean 0",
+                    f"mean_constraint: epsilon is {self.epsilon}, expected a number from 0: the unchanged model has 0",
                     remedy="set a positive epsilon, or leave it out for the constraint's tau",
                 )
             check_settings(self.rate, self.space, self.metric, self.trust_region, self.decay)

@@ -17,7 +17,8 @@ Departures from the practice:
 * the safe pairs are a term of their own with a weight, where mixed data leave the balance of each batch to chance and
   to the lengths of the replies;
 * the safe pass runs without dropout, so that `weight: 0` changes no bit of the run;
-* the logged loss is the task's; `safe_loss` is logged beside it.
+* the logged loss is the task's; `safe_loss` is logged beside it;
+* a term that is not finite is left out of its step (event `nonfinite`); more than 3 in 100 steps end the run.
 The paper, *Beyond Average Safety*, does not have it; there is no preset.
 """
 
@@ -26,11 +27,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import final
+from typing import Any, final
 
+from holdfast.constraint.barrier import Event
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import ConfigError
 from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
+from holdfast.trainers.nonfinite import NonfiniteWatch
 from holdfast.trainers.side_pass import token_mean_nll
 
 
@@ -71,14 +74,32 @@ class Mix(Defense):
         """Trainable weights must be float32."""
         ParameterSpace([p for p in run.model.parameters() if p.requires_grad])
 
+    def attach(self, run: TrainingRun) -> None:
+        """No step without its term yet."""
+        self._watch = NonfiniteWatch(self.name)
+
     def on_gradient(self, run: TrainingRun) -> None:
         """Add `lambda g_safe`."""
         safe = run.safe
         rows = [safe[i] for i in run.draw(safe, "mix")]
         losses, gradient = run.side_gradient(rows, token_mean_nll(rows))
-        self._loss = float(losses.sum())
-        run.space().add_to_gradient([gradient], [self.config.weight])
+        value, weight, space = float(losses.sum()), self.config.weight, run.space()
+        self._row: Row = {"safe_loss": value}
+        if not weight:  # a gradient of zeros would still move parameters that have none
+            return
+        if self._watch.accepts(run.step, value, space.dots([(gradient, gradient)])[0]):
+            space.add_to_gradient([gradient], [weight])
+        else:
+            self._row = {"safe_loss": None, "event": str(Event.NONFINITE)}
 
     def row(self) -> Row:
-        """The mean loss of this step's safe tokens, without its weight."""
-        return {"safe_loss": self._loss}
+        """The mean loss of this step's safe tokens, without its weight; None and an event where it was not finite."""
+        return self._row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps without their term."""
+        return self._watch.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._watch.load_state_dict(state)

@@ -16,7 +16,8 @@ No bound is promised: which degradation a weight w leads to is found by trying. 
 a multiplier that never moves.
 
 The safety rows have a pass of their own, in micro-batches and without dropout. The paper states no weight and reports
-no figures for it; 1 is ours. The cvar majorizer's threshold follows the degradations as in `holdfast`.
+no figures for it; 1 is ours. The cvar majorizer's threshold follows the degradations as in `holdfast`. A term that
+is not finite is left out of its step (event `nonfinite`); more than 3 in 100 steps end the run.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from holdfast.constraint.gradients import Vector
 from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import gather_rows
 from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
+from holdfast.trainers.nonfinite import NonfiniteWatch
 from holdfast.trainers.steering import MovingConstraint, batch_figures, one_row, require_float32
 
 Term = Literal["mean", "majorizer"]
@@ -81,11 +83,14 @@ class Penalty(Defense):
         """Take up the constraints."""
         self._moving = {name: MovingConstraint(safety) for name, safety in run.safety.items()}
         self._rows: dict[str, Row] = {}
+        self._watch = NonfiniteWatch(self.name)
 
     def on_gradient(self, run: TrainingRun) -> None:
         """Add `w grad mean_i t(D_i)` of every safety set to the gradient of the task."""
         for name, moving in self._moving.items():
             self._rows[name] = self._add(run, name, moving)
+        if self.config.weight and any(row["event"] is Event.NONFINITE for row in self._rows.values()):
+            self._watch.left_out(run.step)
 
     def _add(self, run: TrainingRun, name: str, moving: MovingConstraint) -> Row:
         c, weight = moving.now, self.config.weight
@@ -121,10 +126,12 @@ class Penalty(Defense):
         return one_row({"event": str(worst)}, each)
 
     def state_dict(self) -> dict[str, Any]:
-        """The cvar thresholds."""
-        return {name: moving.state_dict() for name, moving in self._moving.items()}
+        """The cvar thresholds, and steps without their term."""
+        found = {name: moving.state_dict() for name, moving in self._moving.items()}
+        return {"constraints": found, **self._watch.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         for name, moving in self._moving.items():
-            moving.load_state_dict(state[name])
+            moving.load_state_dict(state["constraints"][name])
+        self._watch.load_state_dict(state)

@@ -27,6 +27,8 @@ Memory: the activations of the task's last micro-batch and of the process's whol
 same time, whatever `safety_micro_batch_size` is. `single_backward=False` gives the same gradient by a second backward,
 in micro-batches; it is also what happens where a shared one would be wrong (see `TrainingRun.joint_backward`). The cvar
 majorizer's threshold follows the degradations as in `holdfast`.
+A term that is not finite is left out of its step; a joint gradient that is not finite voids the step. mu then stays
+(event `nonfinite`); more than 3 such steps in 100 end the run.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from holdfast.constraint.barrier import Event
 from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import gather_rows
 from holdfast.trainers.hooks import DEFENSES, Defense, Inputs, Row, TrainingRun
+from holdfast.trainers.nonfinite import NonfiniteWatch
 from holdfast.trainers.safety import SafetySet
 from holdfast.trainers.steering import MovingConstraint, batch_figures, one_row, require_float32
 
@@ -77,6 +80,10 @@ class _Dual:
         self.row = {**batch_figures(c, self.degradations), "value": self.excess, "multiplier": self.mu}
         self.event = Event.NONFINITE if self.excess is None else Event.ACTIVE if self.mu else Event.INACTIVE
         return self.event is Event.ACTIVE
+
+    def void(self) -> None:
+        """The gradient was not finite: the multiplier does not move by this batch."""
+        self.excess, self.event = None, Event.NONFINITE
 
     def ascend(self, positions: list[int], rate: float, cap: float) -> None:
         """Move the multiplier by the value that was just seen, if it is a number."""
@@ -149,10 +156,11 @@ class PrimalDual(Defense):
         self._duals = {name: _Dual(safety, self.config.start) for name, safety in run.safety.items()}
         self._joint = self.config.single_backward and run.joint_backward
         self._added: Tensor | None = None
+        self._watch = NonfiniteWatch(self.name)
         if self.config.single_backward and not self._joint:
             logger.info(
                 "primal_dual: two backward passes a step instead of one: gradient checkpointing runs the safety rows "
-                "again in the backward, when dropout is on"
+                "again in the backward, when dropout is on (or, re-entrant under DDP, reaches parameters twice)"
             )
 
     def micro_step(self, run: TrainingRun, inputs: Inputs, backward: Callable[[], Tensor]) -> Tensor:
@@ -179,11 +187,27 @@ class PrimalDual(Defense):
 
     def on_gradient(self, run: TrainingRun) -> None:
         """Add the terms where the backward was the task's alone, then move the multipliers."""
+        if self._joint:
+            self._require_finite_gradient(run)
         for name, dual in self._duals.items():
             if not self._joint:
                 self._second_pass(run, name, dual)
             warm = run.epoch >= self.config.warmup_epochs
             dual.ascend(run.safety_batch(name), self.config.dual_rate if warm else 0.0, self.config.cap)
+
+        if any(dual.event is Event.NONFINITE for dual in self._duals.values()):
+            self._watch.left_out(run.step)
+
+    def _require_finite_gradient(self, run: TrainingRun) -> None:
+        """Skip the step where the one gradient of both terms is not finite: they cannot be told apart any more."""
+        if self._added is None:
+            return
+        space = run.space()
+        gradient = space.task_gradient()
+        if not math.isfinite(space.dots([(gradient, gradient)])[0]):
+            space.drop_gradient()
+            for dual in self._duals.values():
+                dual.void()
 
     def _second_pass(self, run: TrainingRun, name: str, dual: _Dual) -> None:
         """`grad += mu grad c` by a backward of its own."""
@@ -192,8 +216,12 @@ class PrimalDual(Defense):
                 dual.look(gather_rows(run.safety_forward(name)))
             return
         batch, gradient = run.safety_pass(name, dual.moving.now.phi)
-        if dual.look(batch.degradations):
-            run.space().add_to_gradient([gradient], [dual.mu])
+        space = run.space()
+        finite = math.isfinite(space.dots([(gradient, gradient)])[0])
+        if dual.look(batch.degradations) and finite:
+            space.add_to_gradient([gradient], [dual.mu])
+        elif not finite:
+            dual.void()
 
     def row(self) -> Row:
         """The multipliers of this step's loss, and the constraints' figures on its safety batch."""
@@ -205,11 +233,13 @@ class PrimalDual(Defense):
         return one_row({"event": str(worst)}, each)
 
     def state_dict(self) -> dict[str, Any]:
-        """The multipliers, and cvar's thresholds."""
-        return {name: {"mu": dual.mu, **dual.moving.state_dict()} for name, dual in self._duals.items()}
+        """The multipliers, cvar's thresholds, and steps without their term."""
+        duals = {name: {"mu": dual.mu, **dual.moving.state_dict()} for name, dual in self._duals.items()}
+        return {"duals": duals, **self._watch.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         for name, dual in self._duals.items():
-            dual.mu = float(state[name]["mu"])
-            dual.moving.load_state_dict(state[name])
+            dual.mu = float(state["duals"][name]["mu"])
+            dual.moving.load_state_dict(state["duals"][name])
+        self._watch.load_state_dict(state)

@@ -15,14 +15,15 @@ count. With g_u the task gradient, g_a the gradient of L_a, one inner product ov
 In a conflict the task part becomes orthogonal to g_a; |c g_a| is at most |g_u|, however large c is. At theta_0 g_a is
 zero, so the first step is plain SFT. theta_0 is the model with its fresh adapter off; without a fresh adapter (a
 continued adapter, full fine-tuning) a copy of its trainable weights is kept. Of a step with several micro-batches, g_u
-is the accumulated gradient, and the safe batch is as large as the task's of the whole step.
+is the accumulated gradient, and the safe batch is as large as the task's of the whole step (or `safety_batch_size`).
 
 Departures from the authors' code:
 * positions: their sum runs over all positions, prompt and padding too, and is divided by the number of reply tokens, so
   that it grows with the padding. Here it runs over the completion; `positions: all` adds the prompt, never padding;
 * gradients of several micro-batches add up, where the code keeps the last one;
 * no dropout in the safe passes, where theirs makes g_a noise at theta_0;
-* inner products are summed in float64, and logits exist for a few hundred tokens at a time.
+* inner products are summed in float64, and logits exist for a few hundred tokens at a time;
+* where L_a or g_a is not finite the step is plain SFT (event `nonfinite`); more than 3 in 100 steps end the run.
 
 The paper, *Beyond Average Safety*, has rho = 1 and all its safe pairs (`guide: null`), where the authors have 100.
 """
@@ -37,12 +38,14 @@ from typing import Any, Literal, final, get_args
 
 from torch import Tensor
 
+from holdfast.constraint.barrier import Event
 from holdfast.constraint.completion import IGNORE, completion_kl
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import ConfigError
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
 from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
+from holdfast.trainers.nonfinite import NonfiniteWatch
 from holdfast.trainers.side_pass import RowLoss, scored_tokens, token_mean_kl
 
 Positions = Literal["completion", "all"]
@@ -119,6 +122,10 @@ class SafeGrad(Defense):
         """Keep theta_0."""
         run.keep_theta_0()
 
+    def attach(self, run: TrainingRun) -> None:
+        """No step without its term yet."""
+        self._watch = NonfiniteWatch(self.name)
+
     def guide(self, run: TrainingRun) -> list[Encoded]:
         """The safe pairs to draw from, over all safety sets, the same in every run with this seed."""
         rows = run.safe
@@ -134,12 +141,24 @@ class SafeGrad(Defense):
         space = run.space()
         task = space.task_gradient()
         inner, square, task_square = space.dots([(task, safe), (safe, safe), (task, task)])
+        value, active = float(losses.sum()), bool(self.config.rho or self.config.project)
+        if active and not self._watch.accepts(run.step, value, square):
+            self._row: Row = {"kl": None, "coefficient": None, "cosine": None, "event": str(Event.NONFINITE)}
+            return
         c = conflict(inner, square) if self.config.project else 0.0
         if self.config.rho != c:
             space.add_to_gradient([safe], [self.config.rho - c])
         lengths = math.sqrt(square * task_square)
-        self._row = {"kl": float(losses.sum()), "coefficient": c, "cosine": inner / lengths if lengths else None}
+        self._row = {"kl": value, "coefficient": c, "cosine": inner / lengths if lengths else None}
 
     def row(self) -> Row:
         """L_a, c, and the cosine of g_u and g_a (None where either is zero)."""
         return self._row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps without their term."""
+        return self._watch.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._watch.load_state_dict(state)

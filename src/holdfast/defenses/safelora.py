@@ -17,8 +17,9 @@ authors' code, so that their thresholds decide alike.
 C is not a projector but shrinks: k equal singular values of V scale what survives by |V|_F / k. With a merged alignment
 adapter of rank 32, an update that knows nothing of V has cos near sqrt(32 / d_out), is mapped at any usual threshold,
 and keeps a few percent of its norm: close to undoing the fine-tuning. `safelora.json` in the run's folder says how many
-modules were mapped and what was kept. `projector="orthogonal"` uses the leading left singular vectors of V instead;
-applying that twice changes nothing more, where `paper` shrinks again.
+modules were mapped and what was kept; checkpoints, and what is measured during training, are of the adapter before
+that. `projector="orthogonal"` uses the leading left singular vectors of V instead; applying that twice changes nothing
+more, where `paper` shrinks again.
 
 Departures from the authors' code:
 * modules are matched by name and A and B told apart by name, where the code goes by position and by which dimension
@@ -167,6 +168,7 @@ class SafeLoRA(Defense):
     summary = "after training, maps updates that point away from alignment onto it"
     passes = "1 forward + backward"
     needs = frozenset({"unaligned"})
+    fresh_lora = True
     reference = "Hsu et al., Safe LoRA, NeurIPS 2024"
     off = MappingProxyType({"mode": "threshold", "threshold": -1.0})
     paper = MappingProxyType({"mode": "threshold", "threshold": 0.5})

@@ -1,7 +1,8 @@
 """SaLoRA: LoRA whose change of the output never enters the directions of the safe replies.
 
 Paper: Li et al., *SaLoRA: Safety-Alignment Preserved Low-Rank Adaptation* (ICLR 2025), and the authors' code.
-Stage: fine-tuning. Passes per step: one forward and backward; before training two forward sweeps over 128 rows each.
+Stage: fine-tuning. Passes per step: one forward and backward; before training one forward sweep over 128 safety pairs
+and one over 128 task rows, both again for every further 4 GiB of sums (Llama-3.1-8B, q, k, v: twice each).
 Side data: safety pairs, for the first sweep.
 
 For every adapted module W, with F = X W^T over its inputs X at the reply tokens:
@@ -11,8 +12,8 @@ For every adapted module W, with F = X W^T over its inputs X at the reply tokens
     A_0      = S^(1/2) Z^T,      B_0 = V_t V_t^T U S^(1/2)
     y        = (W - s C B_0 A_0) x + s C B A x        A, B trained from A_0, B_0;  W and C fixed
 
-At the start this is the given model; afterwards V_s^T (y - W x) = 0 for every x: the outputs change only outside the
-safety directions.
+At the start this is the given model; afterwards V_s^T (y - W x) = 0 for every x, to the rounding of the forward: the
+outputs change only outside the safety directions.
 
 What is trained is one ordinary adapter of rank 2 r on the given W, B' = [P, -P_0] and A' = [A; A_0] with P = C B. Its
 second halves stay fixed, the gradient of P is projected before clipping, and P after the step:
@@ -20,7 +21,8 @@ second halves stay fixed, the gradient of P is projected before clipping, and P 
     grad_P <- C grad_P,    P <- C optimizer(P)
 
 which is the same training: dL/dB = C dL/dP, so B sees this very gradient; and a step -u with decay d takes C B to
-C (d B - u) = C (d P - u), for every optimizer that works element by element (SGD, Adam, AdamW, Lion).
+C (d B - u) = C (d P - u), for every optimizer that works element by element (SGD, Adam, AdamW, Lion). Those that look
+at a whole matrix (Adafactor, GaLore, Apollo, StableAdamW) are refused.
 
 Departures from the authors' code:
 * the base is not touched: its weights in bfloat16 lose nothing, an adapter saved at any time fits the original model
@@ -32,7 +34,8 @@ Departures from the authors' code:
   reply tokens the first layer has fewer than r_s;
 * the task rows are drawn from the run's own.
 r and lora_alpha are those of the run's adapter; the authors use r = 16, lora_alpha = 16 (s = 1) on q_proj and v_proj,
-dropout 0, learning rate 1e-4. The saved adapter has rank 2 r. Memory and time of AdamW's state are those of rank 2 r.
+dropout 0, learning rate 1e-4, weight decay 0. Decay pulls A and B to zero, not back to A_0 and B_0: it takes that part
+out of the given model, here as in the authors' code. The saved adapter has rank 2 r, and so has AdamW's state.
 
 The paper *Beyond Average Safety* describes another method under this name, `salora_gradproj`; so there is no preset.
 """
@@ -59,8 +62,12 @@ from holdfast.models.fingerprint import has_idle_adapter
 from holdfast.models.lora_layers import LoraLayer, lora_layers
 from holdfast.models.lora_rank import multiply_rank
 from holdfast.trainers.hooks import DEFENSES, Defense, TrainingRun
+from holdfast.trainers.support import optimizer_name
 
 logger = logging.getLogger(__name__)
+
+# Their step at one entry depends on the other entries of the matrix, so that C B and B do not take the same one.
+MATRIX_OPTIMIZERS = ("adafactor", "galore", "apollo", "stable_adamw")
 
 
 def outside(directions: Tensor, columns: Tensor) -> Tensor:
@@ -108,6 +115,7 @@ class Salora(Defense):
     summary = "LoRA whose output change stays outside the safe replies' directions"
     passes = "1 forward + backward"
     needs = frozenset({"safety"})
+    fresh_lora = True
     reference = "Li et al., SaLoRA, ICLR 2025"
     off = None  # the initialisation from W's singular vectors is no setting
 
@@ -156,6 +164,12 @@ class Salora(Defense):
             raise UnsupportedError(
                 "defense 'salora' reads single tokenised task rows; these are packed or not tokenised",
                 remedy="set packing=False, without skip_prepare_dataset",
+            )
+        if any(name in optimizer_name(run.args) for name in MATRIX_OPTIMIZERS):
+            raise UnsupportedError(
+                f"defense 'salora' with optimizer {optimizer_name(run.args)}: it looks at whole matrices, and the "
+                "matrices trained here are C B and a fixed half beside it, not B",
+                remedy="use adamw_torch, or another optimizer that works element by element",
             )
         if run.optimizer is not None:
             raise UnsupportedError(

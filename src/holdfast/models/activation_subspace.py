@@ -21,7 +21,7 @@ EXACT_UP_TO = 2048  # rows of a matrix that is decomposed in full; larger ones b
 ITERATIONS = 30
 OVERSAMPLING = 16
 NULL = 1e-10  # squared singular values below this share of the largest are rounding
-MEMORY = 4 * 2**30  # bytes of sums held at one time
+MEMORY = 4 * 2**30  # bytes of one sweep's sums; SaLoRA holds those of two
 
 
 def groups(layers: Sequence[LoraLayer], memory: int = MEMORY) -> Iterator[list[LoraLayer]]:

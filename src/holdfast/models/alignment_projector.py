@@ -80,7 +80,13 @@ def projectors(
             "the alignment shift is zero in every adapted module: there is nothing to anchor to",
             remedy="adapt modules that alignment changed, or give the model as it was before alignment",
         )
-    logger.info("alignment shift of %d modules, zero in %d of them", len(found), zero)
+    if zero:
+        names = [name for name, one in found.items() if one.matrix.shape[-1] == 0]
+        logger.warning(
+            "alignment did not change %d of %d adapted modules, the first %s: C = 0 there, so that their whole update "
+            "counts as outside the alignment direction",
+            zero, len(found), names[0],
+        )  # fmt: skip
     return found
 
 

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.files import read_json
-from holdfast.models.adapter import ADAPTER_WEIGHTS, Source, adapter_folder
+from holdfast.models.adapter import ADAPTER_WEIGHTS, Source, adapter_folder, base_of
+from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.fingerprint import has_idle_adapter
-from holdfast.models.handle import load_model, resolve
+from holdfast.models.handle import EMBEDDED, load_model, resolve
 from holdfast.models.library_errors import one_line_errors
 from holdfast.models.lora_layers import LoraLayer, lora_layers
 from holdfast.models.unmerged import adapter_settings_of, not_plain_lora
@@ -98,6 +99,25 @@ def alignment_shift(layers: Sequence[LoraLayer], unaligned: Any) -> dict[str, Sh
     wanted = {layer.name for layer in layers}
     loaded = _weights_of(load_model(unaligned))
     return _from_weights(layers, {name: loaded[name] for name in loaded if name in wanted}, str(unaligned))
+
+
+def require_merged(unaligned: str, model: str) -> None:
+    """Refuse an alignment adapter whose own base is the model: it is not inside, and V is not what aligned it.
+
+    Only for a model known by its reference: one merged by hand keeps the name of its base.
+    """
+    adapter = adapter_folder(resolve(unaligned, None, trust_remote_code=False))
+    if adapter is not None and _place(base_of(adapter)[0]) == _place(model):
+        raise ConfigError(
+            f"the alignment adapter {unaligned} is not part of the model {model}, which is its base",
+            remedy="fine-tune the aligned model: name the adapter as `model` (it is merged), and leave out `unaligned`",
+        )
+
+
+def _place(ref: str) -> str:
+    """One text for one model; the base that an adapter names need not exist here."""
+    folder = embedded_model_dir() if ref == EMBEDDED else Path(ref).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else ref
 
 
 def starting_shift(model: Any, unaligned: Any, *, defense: str) -> tuple[list[LoraLayer], dict[str, Shift]]:

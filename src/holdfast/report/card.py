@@ -99,7 +99,8 @@ def card_text(evidence: Evidence) -> str:
 
 
 _LIMITS = """\
-- The constraint acts on a minibatch and to first order: it steers, it does not promise the limit at every step.
+- The constraint acts on a minibatch and to first order: it steers, it does not promise the limit at every step. With a
+  defense other than holdfast and primal_dual the limit did not even steer: the figures are a measurement and no more.
 - Constraint and monitor examples were seen during training. Without a certificate, nothing follows for other prompts.
 - A likely safe reply is not a harmless model: judge real replies too.
 - A certificate speaks of prompts like the certified ones, drawn independently, and of one opening of that split.

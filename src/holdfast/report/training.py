@@ -1,4 +1,4 @@
-"""The course of training from events.jsonl: what the filter saw, how hard it pushed, and when."""
+"""The course of training from events.jsonl: what the defense saw of its constraint, how hard it pushed, and when."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from holdfast.report.svg import Scale, Size, element, line, picture, polyline, t
 
 MAX_COLUMNS = 240
 EVENTS = {
-    "inactive": "the optimizer's own step satisfied the barrier and was left alone",
-    "active": "the step was corrected; the barrier holds with equality",
-    "capped": "the correction was cut to the trust region; the barrier holds in part",
+    "inactive": "the constraint asked for nothing: the task's own step was left alone",
+    "active": "the constraint changed the step: a filter corrected it, or a term was added to the loss",
+    "capped": "the same, at the strongest allowed: the filter's trust region, or the multiplier's cap",
     "restoration": "g > 0 and the correction did not fit: the task step was dropped",
     "infeasible": "g > 0 and its gradient is 0: no direction helps, nothing moved",
     "infeasible_start": "the run was allowed to start with g > 0",
-    "nonfinite": "a loss or gradient was not finite; the step was discarded",
+    "nonfinite": "a loss or gradient was not finite: a filter discarded the step, a term in the loss was left out",
 }
+"""What defenses log as `event`, in words true of those with a filter and of those with a term in the loss."""
 ROW = 17
 
 
@@ -40,7 +41,7 @@ class Course:
 
     @property
     def constrained(self) -> bool:
-        """Whether the run logged its constraint at all; plain fine-tuning does not."""
+        """Whether the run logged a constraint at all; plain fine-tuning and most defenses have none."""
         return bool(np.isfinite(self.g).any())
 
     @property
@@ -84,7 +85,7 @@ def training_chart(found: Course, alpha: float, width: int, css: str) -> Markup:
     rates, g, m = found.violation_rate, found.g, found.multiplier
     parts = [
         *_panel(found.steps, rates, "curve rate", x, 22, panel, "violations in the batch", alpha, share=True),
-        *_panel(found.steps, g, "curve value", x, 22 + panel + gap, panel, "g, averaged over recent steps", 0.0),
+        *_panel(found.steps, g, "curve value", x, 22 + panel + gap, panel, "value of the constraint, g", 0.0),
         *_panel(found.steps, m, "curve lambda", x, 22 + 2 * (panel + gap), panel, "multiplier λ", None),
         *_marks(found, kinds, x, strip, size),
     ]  # fmt: skip
@@ -122,7 +123,7 @@ def _panel(
     high = max([float(every.max()) if every.size else 0.0, 0.0 if level is None else level])
     high = high + 0.08 * (high - low) if high > low else low + 1.0
     y = Scale(low, high, top + height, top)
-    parts = [text(title, x.start, top - 8, "panel")]
+    parts = [text(title if every.size else f"{title}: not logged", x.start, top - 8, "panel")]
     for value in ticks(low, high, 3):
         label = percent(value) if share else tick_label(value)
         parts += [line(x.start, y(value), x.end, y(value), "grid"), text(label, x.start - 8, y(value) + 4, "", "end")]

@@ -151,7 +151,7 @@ def _ordered(one: SafetyEvidence) -> list[Figures]:
     return sorted(one.figures, key=lambda f: order.get(f.role, 3))
 
 
-ROLE_WORDS = {"monitor": "held out, watched", "audit": "the examples given", "constraint": "steered training"}
+ROLE_WORDS = {"monitor": "held out, watched", "audit": "the examples given", "constraint": "open to training"}
 
 
 def figure_rows(one: SafetyEvidence) -> list[FigureRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,17 +123,46 @@ def memory(size: Size, config: Any, *, dtype: str, full: bool, rows: int, length
     )
 
 
-def work(size: Size, count: Steps, *, task_tokens: float, safety_tokens: float, checkpointing: bool, side: int) -> Work:
+@dataclass(frozen=True)
+class Side:
+    """What a defense passes over in each step beside the task's own forward and backward.
+
+    Attributes:
+        trained: passes with a backward.
+        looked: passes without.
+        batch: rows of each.
+        tokens: of one row.
+    """
+
+    trained: int
+    looked: int
+    batch: int
+    tokens: float
+
+
+def passes_beside(passes: str, stage: str) -> tuple[int, int]:
+    """Passes with and without a backward beside the task's own, from the words that a defense describes them with.
+
+    Args:
+        passes: such as `3 forward + backward, 1 forward`; by stage as in `align: 4 forward + backward; finetune: ...`.
+    """
+    own = re.search(rf"\b{stage}: ([^;]*)", passes)
+    found = re.findall(r"(\d+) forward( \+)?", own[1] if own else passes)
+    trained = sum(int(n) for n, backward in found if backward)
+    return max(trained - 1, 0), sum(int(n) for n, backward in found if not backward)
+
+
+def work(size: Size, count: Steps, *, task_tokens: float, checkpointing: bool, side: Side) -> Work:
     """Estimate the arithmetic: per token 2 operations a parameter forward, 2 for the activations' gradient, 2 a trained
     parameter for its own, and another 2 forward when activations are recomputed.
 
     Args:
-        task_tokens, safety_tokens: tokens per example, padding not counted.
-        side: how often the defense also differentiates a side batch.
+        task_tokens: tokens per example, padding not counted.
     """
     per_token = (4 + 2 * checkpointing) * size.parameters + 2 * size.trainable
-    tokens = count.task_batch * task_tokens + side * count.safety_batch * safety_tokens
-    return Work(count.steps * tokens * per_token)
+    trained = count.task_batch * task_tokens + side.trained * side.batch * side.tokens
+    looked = side.looked * side.batch * side.tokens
+    return Work(count.steps * (trained * per_token + looked * 2 * size.parameters))
 
 
 def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 1) -> Steps:

@@ -7,7 +7,14 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from holdfast.core.hashing import sha256_json, sha256_lines
+from torch import nn
+
+from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
+from holdfast.models.adapter import ADAPTER_WEIGHTS, adapter_folder
+from holdfast.models.content import content_of
+from holdfast.models.fingerprint import model_fingerprint
+from holdfast.models.handle import resolve
+from holdfast.models.unmerged import adapter_settings_of
 
 # Settings that change neither the trajectory nor what is stored: logging, saving, evaluation, transport. Batches of
 # safety examples per pass, and evaluation on a task set (whose loader draws from the CPU generator), may change its
@@ -44,6 +51,18 @@ def argument_fingerprint(args: Any) -> dict[str, Any]:
         for f in fields(args)
         if f.name not in HARMLESS and not f.name.startswith("_")
     }
+
+
+def unaligned_sha256(unaligned: Any) -> str:
+    """Which weights before alignment these are: of an adapter its own files, without its base, which is not read."""
+    if isinstance(unaligned, nn.Module):
+        return model_fingerprint(unaligned)
+    adapter = adapter_folder(resolve(unaligned, None, trust_remote_code=False))
+    if adapter is None:
+        return content_of(unaligned).sha256
+    place = ("base_model_name_or_path", "revision")
+    settings = {key: value for key, value in adapter_settings_of(adapter).items() if key not in place}
+    return sha256_json([sha256_file(adapter / ADAPTER_WEIGHTS), settings])
 
 
 def dataset_sha256(dataset: Any) -> str:

@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.constraint.gradients import Vector
+from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.data.encode import Encoded
 from holdfast.trainers.hooks import TrainingRun
 from holdfast.trainers.side_pass import token_mean_nll
 
 SMALLEST_NORM = 1e-7
+
+
+def harmful_batch(run: TrainingRun, size: int | None) -> list[int]:
+    """Positions of this step's harmful pairs, of all processes; without `size` as many as task rows."""
+    return run.draw(run.harmful, "harmful", size or run.task_batch)
+
+
+def require_harmful_step(run: TrainingRun, size: int | None) -> None:
+    """Refuse, before anything is measured, weights too coarse for the step, and a batch that cannot be shared.
+
+    Raises:
+        UnsupportedError: trainable weights not in float32 or float64.
+        ConfigError: no trainable weights, or `size` is no multiple of the number of processes.
+    """
+    ParameterSpace([p for p in run.model.parameters() if p.requires_grad])
+    harmful_batch(run, size)
 
 
 @contextmanager

@@ -172,6 +172,7 @@ class Defense:
         reference: the publication it implements.
         fsdp: whether it is supported under FSDP2; where not, such a run is refused.
         constrains: whether it promises the chance constraint; a run that ends outside it then exits with 4.
+        fresh_lora: whether it needs a LoRA adapter that begins with this run (no full fine-tuning, none continued).
         off: options with which it is plain SFT under a constraint that nothing violates; None where there are none.
         linear: whether the step depends on the accumulated gradient alone, so that two micro-batches of b rows are one
             of 2 b. Where not, the docstring defines what a step of several micro-batches is.
@@ -186,6 +187,7 @@ class Defense:
     reference: ClassVar[str] = ""
     fsdp: ClassVar[bool] = False
     constrains: ClassVar[bool] = False
+    fresh_lora: ClassVar[bool] = False
     off: ClassVar[Mapping[str, Any] | None] = {}
     linear: ClassVar[bool] = True
     paper: ClassVar[Mapping[str, Any]] = {}

@@ -154,7 +154,6 @@ def measure(
 ) -> None:
     """Fill in reference losses and noise floor at theta_0, and hold the constraint's refusals against them."""
     constraint, model = safety.constraint, forward.model
-    constraint.require_feasible_start()
     require_unit_supported(model, constraint)
     with deterministic(model), forward.precision():
         require_understood_head(model, forward.batch(safety.constraint_set[:1]))

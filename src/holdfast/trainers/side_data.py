@@ -14,12 +14,13 @@ from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.passes import Forward
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.hashing import sha256_json
-from holdfast.core.ranks import rank, world
+from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.data import streams
 from holdfast.data.collate import collate
 from holdfast.data.encode import IGNORE, Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.models.fingerprint import has_idle_adapter
+from holdfast.trainers.fingerprint import unaligned_sha256
 from holdfast.trainers.hooks import Defense, Inputs, Items
 from holdfast.trainers.safety import SafetySet, as_examples
 from holdfast.trainers.safety_pass import SafetyBatch, safety_forward, safety_gradient
@@ -99,10 +100,21 @@ class SideDataMixin:
         self._idle_start = has_idle_adapter(self.model)
         self._first_weights: list[tuple[nn.Parameter, Tensor]] | None = None
 
+    def _identify_unaligned(self) -> None:
+        """Note which weights before alignment are used: now, since a folder may change while training runs."""
+        self._unaligned_sha256: str | None = None
+        if "unaligned" not in self.defense.needed(self.stage):
+            return
+        self._unaligned_sha256 = gather_objects(unaligned_sha256(self.unaligned) if rank() == 0 else None)[0]
+
     def side_fingerprint(self) -> dict[str, Any]:
         """What a resumed run must share: the side data. Empty for defenses without any."""
-        found: dict[str, Any] = {"harmful": sha256_json([list(e.input_ids) for e in self.harmful])}
-        return found if self.harmful else {}
+        found: dict[str, Any] = {}
+        if self.harmful:
+            found["harmful"] = sha256_json([[list(e.input_ids), list(e.labels)] for e in self.harmful])
+        if self._unaligned_sha256 is not None:
+            found["unaligned"] = self._unaligned_sha256
+        return found
 
     # -- where the run is --------------------------------------------------------------------------------------------
 
@@ -221,9 +233,7 @@ class SideDataMixin:
             return True
         if (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant") and world() > 1:
             return False  # two re-entrant passes reach a parameter one by one, and DDP counts it as ready twice
-        return not any(
-            (isinstance(m, nn.Dropout) and m.p > 0) or _attention_dropout(m) > 0 for m in self.model.modules()
-        )
+        return not any((isinstance(m, nn.Dropout) and m.p > 0) or _own_dropout(m) for m in self.model.modules())
 
     @contextmanager
     def at_reference(self) -> Iterator[None]:
@@ -255,7 +265,6 @@ class SideDataMixin:
         self._first_weights = [(p, p.detach().clone()) for p in self.model.parameters() if p.requires_grad]
 
 
-def _attention_dropout(module: nn.Module) -> float:
-    """The rate of the dropout that attention applies inside its kernel, without a module of its own."""
-    rate = getattr(module, "attention_dropout", 0.0)
-    return float(rate) if isinstance(rate, int | float) else 0.0
+def _own_dropout(module: nn.Module) -> bool:
+    """Whether a module applies dropout without a module of its own: attention in its kernel, OPT's kin in a layer."""
+    return any("drop" in name and isinstance(rate, float) and rate > 0 for name, rate in vars(module).items())

@@ -21,8 +21,14 @@ def _refuse(condition: bool, what: str, remedy: str) -> None:
         raise UnsupportedError(what, remedy=remedy)
 
 
+def optimizer_name(args: Any) -> str:
+    """`optim` as one writes it; the arguments hold an enumeration, whose own text is `OptimizerNames.ADAMW_TORCH`."""
+    return str(getattr(args.optim, "value", args.optim))
+
+
 def require_supported_arguments(args: Any) -> None:
     """Refuse what the arguments alone give away."""
+    optim = optimizer_name(args)
     _refuse(
         bool(args.fp16),
         "fp16 training: gradients carry the loss scale, and an overflow voids the step the filter corrects",
@@ -40,13 +46,13 @@ def require_supported_arguments(args: Any) -> None:
         "launch with `accelerate launch` or `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU",
     )
     _refuse(
-        any(name in str(args.optim) for name in LAYERWISE_OPTIMIZERS),
-        f"optimizer {args.optim}: it updates parameters during the backward pass, before the filter can see the step",
+        any(name in optim for name in LAYERWISE_OPTIMIZERS),
+        f"optimizer {optim}: it updates parameters during the backward pass, before the filter can see the step",
         "use adamw_torch or another optimizer with an ordinary step",
     )
     _refuse(
-        any(name in str(args.optim) for name in SECOND_ITERATE_OPTIMIZERS),
-        f"optimizer {args.optim}: it keeps a second set of weights, and the next step would undo the correction",
+        any(name in optim for name in SECOND_ITERATE_OPTIMIZERS),
+        f"optimizer {optim}: it keeps a second set of weights, and the next step would undo the correction",
         "use adamw_torch with a learning-rate schedule",
     )
     _refuse(

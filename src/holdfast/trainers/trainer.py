@@ -79,7 +79,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
             safety_dataset: prompt/completion, messages or text rows, examples, a `Split`, a mapping with the keys
                 constraint, monitor and certify, or a mapping of names to any of these (several constraints).
             constraint: one for all safety sets, or one per name; None is `ChanceConstraint()`, in the unit kl_token
-                for holdfast with a `peft_config`.
+                for holdfast and primal_dual with a `peft_config`.
             defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.
             harmful_dataset: harmful pairs, in the formats of `safety_dataset`, for defenses that train against them.
             unaligned: the weights before alignment, for defenses that need them: a model (its reference or the object),
@@ -90,7 +90,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
             args = SafeSFTConfig.from_sft(args)
         require_supported_arguments(args)
         self.defense = make_defense(defense)
-        if constraint is None and self.defense.name == "holdfast" and kwargs.get("peft_config") is not None:
+        if constraint is None and self.defense.constrains and kwargs.get("peft_config") is not None:
             constraint = ChanceConstraint(unit="kl_token")  # as in a run file; the reference is the adapter off
         require_stage(self.defense, args.stage)
         given = {"safety": safety_dataset, "harmful": harmful_dataset, "unaligned": unaligned}
@@ -123,6 +123,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
         self._streams = {name: self._stream(s) for name, s in self.safety.items()}
         self._prepare_side_data(harmful_dataset, unaligned)
         self.defense.validate(self)
+        self._identify_unaligned()
         self._theta_0 = gather_objects(self._provenance())[0]
         self._measured = False
         if not self.is_fsdp_enabled:  # a sharded model is measured once it is sharded: see `_load_from_checkpoint`
@@ -156,10 +157,10 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
                 f"safety_batch_size {size} cannot be shared equally by {world()} processes",
                 remedy=f"use a multiple of {world()}",
             )
-        if size * safety.constraint.alpha < 1:
+        if size * safety.constraint.alpha < 1 and self.defense.constrains:
             logger.warning(
                 "%s: %d examples per step with alpha=%g: a single violator exceeds the budget of its batch; "
-                "averaging over steps (estimator ema or table) is what makes the constraint expressible",
+                "averaging over steps (holdfast's estimator ema or table) is what makes the constraint expressible",
                 safety.name,
                 size,
                 safety.constraint.alpha,
@@ -200,6 +201,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
             return
         self._measured = True
         for one in self.safety.values():
+            if self.defense.constrains:
+                one.constraint.require_feasible_start()
             safety_sets.measure(
                 one,
                 self.forward_of(self.model),
@@ -210,6 +213,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
                 micro_batch=self._micro_batch,
                 log=_announce,
             )
+        if self.safety and not self.defense.constrains:
+            _announce(f"defense {self.defense.name!r} does not enforce these limits: the run is only measured by them")
 
     # -- hooks into the Trainer ------------------------------------------------------------------------------------
 

@@ -9,6 +9,13 @@ from safetensors.torch import load_file
 
 from holdfast.cli.survey import MASK_WIDTH, mask_bar
 from holdfast.data.encode import Encoded
+from holdfast.trainers.hooks import DEFENSES
+
+STAGES = [
+    (name, stage)
+    for name, cls in DEFENSES.items()
+    for stage in sorted({"finetune" if s == "posthoc" else s for s in cls.stages})
+]
 
 
 def test_it_describes_the_run(run_file, holdfast, tmp_path):
@@ -114,3 +121,69 @@ def test_check_says_when_the_certify_share_is_too_small(run_file, holdfast):
     assert "  15 certify prompts: none may regress" in out.splitlines()
     _, out, _ = holdfast("check", run_file, "safety.fractions=[0.8, 0.2, 0]")
     assert "  no certify share: this run cannot be certified" in out.splitlines()
+
+
+@pytest.fixture
+def with_side_data(run_file, tmp_path, tiny_model):
+    """A run file with harmful pairs, and the weights before alignment."""
+    rows = [{"prompt": f"break the {i} lock", "completion": f"Unspeakable {i}."} for i in range(7)]
+    (tmp_path / "harmful.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_file.write_text(run_file.read_text() + f"harmful: {{data: harmful.jsonl}}\nunaligned: {tiny_model}\n")
+    return run_file
+
+
+@pytest.mark.parametrize(("name", "stage"), STAGES, ids=[f"{n}-{s}" for n, s in STAGES])
+def test_every_defense_is_described_with_the_side_data_it_reads(with_side_data, holdfast, name, stage, tiny_model):
+    overrides = [f"defense.name={name}", f"stage={stage}", "train.safety_batch_size=8"]
+    code, out, err = holdfast("check", with_side_data, *overrides)
+    assert code == 0
+    assert "Unspeakable" not in out + err
+    cls = DEFENSES[name]
+    needs = cls.needed(stage)
+    assert ("harmful: 7 pairs to train against; " in out) == ("harmful" in needs)
+    assert (f"before alignment: {tiny_model}" in out) == ("unaligned" in needs)
+    assert (f"{name} does not enforce this limit" in out) == (not cls.constrains)
+    assert "a safety batch times alpha" not in out  # 8 x 0.2
+
+
+def beside(out: str) -> str:
+    return next(line for line in out.splitlines() if " steps of 4 task" in line)
+
+
+def test_only_batches_that_the_defense_passes_over_are_named(with_side_data, holdfast):
+    def found(*overrides: str) -> str:
+        return beside(holdfast("check", with_side_data, *overrides)[1])
+
+    assert found("defense=booster", "stage=align") == "6 steps of 4 task + 4 harmful examples"
+    assert found("defense=asft") == found("defense=sft") == "6 steps of 4 task examples"
+    assert found("defense=kl").startswith("6 steps of 4 task + 4 safety examples; the constraint set is passed 0.7")
+
+
+def test_the_work_counts_passes_over_harmful_pairs_without_a_safety_set(with_side_data, holdfast):
+    def flop(name: str) -> float:
+        _, out, _ = holdfast("check", with_side_data, f"defense={name}", "stage=align", "safety={}", "--json")
+        return float(json.loads(out)["work"]["flop"])
+
+    assert flop("vaccine") == 2 * flop("sft")  # twice over the same rows
+    assert flop("antibody") - flop("sft") == pytest.approx(1.5 * (flop("booster") - flop("sft")))  # 3 passes beside, 2
+
+
+def test_weights_before_alignment_that_are_not_there_are_refused(run_file, holdfast):
+    code, _, err = holdfast("check", run_file, "defense=asft", "unaligned=./nowhere")
+    assert code == 2
+    assert "nowhere" in err
+    assert "there is no such folder" in err
+
+
+@pytest.mark.parametrize("name", ["asft", "safelora", "salora"])
+@pytest.mark.parametrize("setting", ["lora=null", "adapter_policy=continue"])
+def test_a_defense_of_loras_factors_is_refused_without_a_fresh_adapter(with_side_data, holdfast, name, setting):
+    code, _, err = holdfast("check", with_side_data, f"defense={name}", setting)
+    assert code == 2
+    assert f"{setting.split('=')[0]}: {name} needs a LoRA adapter that begins with this run" in err
+
+
+def test_a_start_outside_the_limit_stops_only_a_defense_that_enforces_it(run_file, holdfast):
+    for command in ("check", "train"):
+        assert holdfast(command, run_file, "constraint.beta=1")[0] == 4
+    assert holdfast("check", run_file, "constraint.beta=1", "defense=lisa")[0] == 0

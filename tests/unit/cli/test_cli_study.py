@@ -46,12 +46,12 @@ def test_the_plan_counts_alignments_and_cells_and_runs_nothing(holdfast, study_f
 
 
 def test_the_plan_as_json_lists_what_is_left_out(holdfast, study_file):
-    path = study_file(defenses=["sft", "vaccine"], references=False)
+    path = study_file(defenses=["sft", "vacine"], references=False)
     code, out, _ = holdfast("study", path, "--plan", "--skip-unknown", "--json")
     found = json.loads(out)
     assert code == 0
     assert (found["alignments"], len(found["cells"])) == (1, 1)
-    assert [left["unknown"] for left in found["left_out"]] == [["defense 'vaccine'"]]
+    assert [left["unknown"] for left in found["left_out"]] == [["defense 'vacine'"]]
 
 
 def test_a_plan_says_why_the_study_would_be_refused_and_is_shown_all_the_same(holdfast, study_file, tmp_path):

@@ -230,6 +230,25 @@ def test_a_constrained_run_that_ends_outside_its_limit_exits_4(run_file, holdfas
     assert code == 0  # plain SFT promises nothing
 
 
+@pytest.mark.parametrize(("name", "constrains"), [("holdfast", True), ("penalty", False)])
+def test_the_result_says_whether_the_limit_was_enforced_or_only_measured(
+    run_file, holdfast, tmp_path, name, constrains
+):
+    code, out, err = holdfast("train", run_file, f"defense={name}", "train.max_steps=2")
+    assert code == 0
+    assert (f"{name} does not enforce this limit: the model was only measured by it" in out) == (not constrains)
+    assert (f"defense {name!r} does not enforce these limits" in err) == (not constrains)
+    assert ("a single violator exceeds the budget" in err) == constrains  # 4 x 0.2: of no matter to the other
+    stored = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert stored["defense"] == {"name": name, "constrains": constrains}
+
+
+def test_a_baseline_may_start_outside_a_limit_that_it_does_not_enforce(run_file, holdfast):
+    code, out, err = holdfast("train", run_file, "defense=sft", "constraint.beta=1", "train.max_steps=2")
+    assert code == 0, err
+    assert "sft does not enforce this limit" in out
+
+
 def test_json_is_the_only_thing_on_stdout(run_file, holdfast):
     code, out, _ = holdfast("train", run_file, "train.max_steps=1", "--json")
     assert code == 0

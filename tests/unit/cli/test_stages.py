@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from holdfast.cli.train import describe_entry
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
 from holdfast.stages.certifiable import certify_note
-from holdfast.stages.estimate import Size, Steps, memory, steps, work
+from holdfast.stages.estimate import Side, Size, Steps, memory, passes_beside, steps, work
 from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import prepare
 from holdfast.stages.run_folder import RunFolder
@@ -296,14 +296,33 @@ def test_text_rows_need_the_plain_template(tmp_path):
 
 
 def test_work_counts_forward_backward_and_trained_parameters():
-    """One step of 2 task and 3 safety rows of 10 tokens; 100 parameters, 4 trained: 50 tokens x (4 x 100 + 2 x 4)."""
+    """One step of 2 task and 3 side rows of 10 tokens; 100 parameters, 4 trained: 50 tokens x (4 x 100 + 2 x 4)."""
     count = Steps(steps=1, task_batch=2, safety_batch=3, safety_epochs=0.1)
-    found = work(Size(100, 4), count, task_tokens=10, safety_tokens=10, checkpointing=False, side=1)
-    assert found.flop == 50 * 408
-    alone = work(Size(100, 4), count, task_tokens=10, safety_tokens=10, checkpointing=True, side=0)
-    assert alone.flop == 20 * 608
-    three = work(Size(100, 4), count, task_tokens=10, safety_tokens=10, checkpointing=False, side=2)
-    assert three.flop == 80 * 408
+
+    def flop(trained: int, looked: int, checkpointing: bool = False) -> float:
+        side = Side(trained, looked, batch=3, tokens=10)
+        return work(Size(100, 4), count, task_tokens=10, checkpointing=checkpointing, side=side).flop
+
+    assert flop(1, 0) == 50 * 408
+    assert flop(0, 0, checkpointing=True) == 20 * 608
+    assert flop(2, 0) == 80 * 408
+    assert flop(1, 2) == 50 * 408 + 60 * 200
+
+
+@pytest.mark.parametrize(
+    ("passes", "stage", "expected"),
+    [
+        ("1 forward + backward", "finetune", (0, 0)),
+        ("3 forward + backward", "align", (2, 0)),
+        ("2 forward + backward, 1 forward", "finetune", (1, 1)),
+        ("2 forward + 1 backward", "finetune", (1, 0)),
+        ("align: 4 forward + backward; finetune: 1 forward + backward, 2 forward", "align", (3, 0)),
+        ("align: 4 forward + backward; finetune: 1 forward + backward, 2 forward", "finetune", (0, 2)),
+        ("it depends", "finetune", (0, 0)),
+    ],
+)
+def test_passes_are_read_from_a_defenses_words(passes, stage, expected):
+    assert passes_beside(passes, stage) == expected
 
 
 def test_a_run_over_the_limit_on_either_split_is_not_called_within_it():

@@ -7,6 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tests import tiny
 from tests.unit.constraint.literal import PAD, ROWS, adapted, encoded, forward, literal_nll, move
+from transformers import XGLMConfig, XGLMForCausalLM
 
 from holdfast.constraint import head
 from holdfast.constraint.chance import ChanceConstraint
@@ -151,6 +152,31 @@ def test_deterministic_leaves_random_state_and_modes_alone():
         assert not any(m.training for m in model.modules() if isinstance(m, torch.nn.Dropout))
     assert torch.equal(torch.get_rng_state(), before)
     assert [m.training for m in model.modules()] == modes
+
+
+def test_a_checkpointed_layer_s_own_dropout_is_off_in_forward_and_backward():
+    """XGLM's layers apply dropout by their own flag, which must stay up for checkpointing to happen at all."""
+    torch.manual_seed(0)
+    config = XGLMConfig(
+        vocab_size=64, d_model=16, ffn_dim=32, num_layers=2, attention_heads=2, dropout=0.5, layerdrop=0.0
+    )
+    model, batch, found = XGLMForCausalLM(config).train(), collate(ROWS, PAD), []
+    layer, runs = model.model.layers[0], []
+    layer.register_forward_pre_hook(lambda *_: runs.append(1))
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        runs.clear()
+        with deterministic(model):
+            losses = completion_losses(model, batch, 8).total
+            gradient = torch.autograd.grad(losses.sum(), layer.fc1.weight)[0]
+        found.append((losses.detach(), gradient))
+        assert len(runs) == 1 + checkpointing
+        assert all(m.training for m in model.modules())
+    assert len(layer._forward_pre_hooks) == 1
+    assert not layer._forward_hooks
+    for before, after in zip(*found, strict=True):
+        torch.testing.assert_close(before, after, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("trained_head", [False, True], ids=["frozen head", "trained head"])

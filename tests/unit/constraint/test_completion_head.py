@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import VeraConfig, get_peft_model
 from tests import tiny
 from tests.unit.constraint.literal import PAD, ROWS, adapted, encoded, literal_nll, move
 from transformers import (
@@ -97,4 +98,11 @@ def test_a_head_that_does_more_is_refused():
 def test_a_model_without_output_embedding_is_refused():
     model = SimpleNamespace(get_output_embeddings=lambda: None)
     with pytest.raises(UnsupportedError, match="no output embedding"):
+        Head(model)
+
+
+def test_an_adapter_of_any_kind_on_the_head_is_refused():
+    """Its weight is the base's: correct at the start, where no check against the model's own logits finds a gap."""
+    model = get_peft_model(tiny.model(), VeraConfig(r=2, target_modules=["lm_head"]))
+    with pytest.raises(UnsupportedError, match="adapter on the output head"):
         Head(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests import tiny
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from holdfast.core.errors import DataError, UnsupportedError
@@ -96,6 +96,62 @@ def test_ids_after_a_plain_prompt_begin_with_a_blank_like_the_reply(prompt, blan
     found = RefusalTokens(byte_level).after(before, first, None)
     expected = [encode(refused(example, i), byte_level, max_length=None) for i in range(len(GENERIC))]
     assert (found.input_ids, found.labels) in [(row.input_ids, row.labels) for row in expected]
+
+
+TEMPLATES = {
+    "header": "{%- for m in messages %}{{- '<|user|>' + m.role + '<|assistant|>\\n\\n' + m.content + eos_token }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|user|>assistant<|assistant|>\\n\\n' }}{%- endif %}",
+    "thinking": "{%- for m in messages %}{{- '<|' + m.role + '|>\\n' }}"
+    "{%- if m.role == 'assistant' %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+    "{{- m.content + eos_token + '\\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>\\n<think>\\n\\n</think>\\n\\n' }}{%- endif %}",
+}
+
+
+@pytest.fixture(scope="module", params=["gpt2", "lines"])
+def cutting(request):
+    """Two ways to cut text before merging: GPT-2's, and that of Llama 3 and Qwen, which keeps line breaks together."""
+    backend, lines = Tokenizer(models.BPE()), request.param == "lines"
+    rule = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *([pre_tokenizers.Split(Regex(rule), "isolated")] if lines else []),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not lines),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=["<eos>", "<|user|>", "<|assistant|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([*GENERIC, *["a\n\n\nb\n\n c", "<think>\n\n</think>\n\n\n"] * 99], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<eos>")
+
+
+@pytest.mark.parametrize(
+    "reply", ["It is.", " It is.", "\nIt is.", "\n\n It is."], ids=["none", "blank", "line", "more"]
+)
+@pytest.mark.parametrize("template", list(TEMPLATES))
+def test_a_reply_that_begins_with_blanks_does_not_hide_its_conversation(template, reply, cutting):
+    """Its blanks are joined with those that the template puts before a reply."""
+    cutting.chat_template = TEMPLATES[template]
+    tokens = RefusalTokens(cutting)
+    for prompt in PROMPTS:
+        example = make_example(user(prompt), assistant(reply))
+        found = tokens.after(*parts(encode(example, cutting, max_length=None)), None)
+        expected = [encode(refused(example, i), cutting, max_length=None) for i in range(len(GENERIC))]
+        assert (found.input_ids, found.labels) in [(row.input_ids, row.labels) for row in expected]
+
+
+def test_some_token_is_scored_where_the_opening_fills_the_length(cutting):
+    cutting.chat_template = TEMPLATES["header"]
+    for reply in ("It is.", "\nIt is."):
+        before, first = parts(encode(make_example(user("yes"), assistant(reply)), cutting, max_length=None))
+        found = RefusalTokens(cutting).after(before, first, len(before) + 1)
+        assert len(found.input_ids) == len(before) + 1
+        assert found.n_labels >= 1
 
 
 def test_the_choice_depends_on_the_prompt_alone():

@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from tests import aligned, tiny
+from tests.aligned import on, run_file
 from tests.unit.trainers.building import build, same, weights
 
 from holdfast.core.errors import CheckpointError, ConfigError, NumericalError, UnsupportedError
@@ -17,6 +18,7 @@ from holdfast.defenses.asft import AsFT
 from holdfast.defenses.safelora import SafeLoRA, safe_lora
 from holdfast.models.alignment_shift import FactoredShift, alignment_shift
 from holdfast.models.lora_layers import lora_layers
+from holdfast.pipeline import unaligned_of
 from holdfast.trainers.hooks import make_defense
 
 BOTH = ["asft", "safelora"]
@@ -146,9 +148,11 @@ def test_a_strong_penalty_keeps_the_update_small_and_orthogonal_lets_it_grow(tmp
     assert size["paper"] < 0.5 * size["none"]
 
 
-def test_resuming_is_exact_and_refuses_another_shift(tmp_path, alignment):
+@pytest.mark.parametrize("name", BOTH)
+def test_resuming_is_exact_and_refuses_another_shift(tmp_path, alignment, name):
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    defense = {"name": "asft", "lam": 3.0}
+    defense = {"name": name, **({"lam": 3.0} if name == "asft" else {"mode": "threshold", "threshold": 1.0})}
+    on(alignment, "/no/longer/here")  # the factors are all that is read of it
     whole = run(tmp_path / "a", defense, alignment, **options)
     whole.train()
     again = run(tmp_path / "a", defense, alignment, **options)
@@ -156,7 +160,7 @@ def test_resuming_is_exact_and_refuses_another_shift(tmp_path, alignment):
     assert same(weights(whole), weights(again))
     other = aligned.adapter(tmp_path / "other", scale=0.5)
     wrong = run(tmp_path / "a", defense, alignment, given={"unaligned": other}, **options)
-    with pytest.raises(CheckpointError, match="the run began with"):
+    with pytest.raises(CheckpointError, match="belongs to another run: unaligned"):
         wrong.train(resume_from_checkpoint=str(tmp_path / "a" / "run" / "checkpoint-2"))
 
 
@@ -169,6 +173,30 @@ def test_bfloat16_base_autocast_and_checkpointing(tmp_path, alignment):
     assert {w.dtype for w in weights(trainer).values()} == {torch.float32}
     assert all(group.c.matrix.dtype == torch.float32 for group in trainer.defense._groups)
     assert read(trainer.run_dir / "events.jsonl")[-1]["penalty"] > 0
+
+
+# -- which V a run file means ------------------------------------------------------------------------------------------
+
+
+def test_an_alignment_adapter_that_is_not_in_the_model_is_refused(tmp_path):
+    base, adapter = str(tmp_path / "base"), str(tmp_path / "alignment")
+    config = run_file(tmp_path, model=base, unaligned=adapter)
+    with pytest.raises(ConfigError, match="is not part of the model"):
+        unaligned_of(config, trust_remote_code=False)
+    merged_by_hand = run_file(tmp_path, model=str(tiny.saved(tmp_path / "merged")), unaligned=adapter)
+    assert unaligned_of(merged_by_hand, trust_remote_code=False) == adapter
+    on(tmp_path / "alignment", "/no/longer/here")  # trained where the base lay elsewhere
+    assert unaligned_of(merged_by_hand, trust_remote_code=False) == adapter
+
+
+def test_of_an_adapter_on_an_adapter_the_last_one_is_taken_and_said(tmp_path, caplog):
+    config = run_file(tmp_path)
+    assert unaligned_of(config, trust_remote_code=False) == config.model
+    assert "an adapter on the adapter" not in caplog.text
+    task = on(aligned.adapter(tmp_path / "task", seed=3), tmp_path / "alignment")
+    config = run_file(tmp_path, model=str(task))
+    assert unaligned_of(config, trust_remote_code=False) == str(task)
+    assert "an adapter on the adapter" in caplog.text
 
 
 # -- SafeLoRA ----------------------------------------------------------------------------------------------------------

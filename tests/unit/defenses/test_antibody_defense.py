@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 from tests import tiny
 from tests.unit.trainers.building import build, same, weights
 
@@ -86,17 +87,56 @@ def test_harmful_pairs_are_needed_in_alignment_only(tmp_path):
         ({"label_smoothing_factor": 0.1}, "label smoothing"),
         ({"truncation_mode": "keep_end"}, "keep_end"),
         ({"completion_only_loss": False}, "without a prompt"),
+        ({"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}, "micro-batches of one row"),
     ],
-    ids=["padding-free", "packing", "dft", "smoothing", "keep-end", "all-tokens"],
+    ids=["padding-free", "packing", "dft", "smoothing", "keep-end", "all-tokens", "one-row"],
 )
 def test_task_losses_it_cannot_weight_are_refused(tmp_path, options, words):
     with pytest.raises(UnsupportedError, match=words):
         made(tmp_path, harmful=False, **options)
 
 
+def test_several_scored_replies_of_a_row_are_refused(tmp_path):
+    """A refusal of the first would be compared with the mean over all."""
+    words = tiny.tokenizer()
+    words.chat_template = (
+        "{% for m in messages %}<|{{ m['role'] }}|> {% if m['role'] == 'assistant' %}{% generation %}"
+        "{{ m['content'] }} <|end|> {% endgeneration %}{% else %}{{ m['content'] }} <|end|> {% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|> {% endif %}"
+    )
+    turns = [{"role": role, "content": f"w{i} w9"} for i, role in enumerate(("user", "assistant") * 2)]
+    given = {"train_dataset": Dataset.from_list([{"messages": turns}] * 4), "processing_class": words}
+    with pytest.raises(UnsupportedError, match="several replies of a row"):
+        made(tmp_path, given=given, harmful=False, assistant_only_loss=True)
+
+
+@pytest.mark.parametrize("defense", ["booster", "antibody"])
+def test_a_harmful_step_that_cannot_be_made_is_refused_before_training(tmp_path, monkeypatch, defense):
+    whole = {"defense": defense, "peft_config": None, "model": tiny.model(dtype=torch.bfloat16)}
+    with pytest.raises(UnsupportedError, match="trainable parameters in bfloat16"):
+        made(tmp_path / "a", given=whole, **ALIGN)
+    monkeypatch.setattr("holdfast.trainers.side_data.world", lambda: 2)
+    with pytest.raises(ConfigError, match="3 harmful rows cannot be shared equally by 2 processes"):
+        made(tmp_path / "b", given={"defense": {"name": defense, "harmful_batch_size": 3}}, **ALIGN)
+
+
+@pytest.mark.parametrize("defense", ["booster", "antibody"])
+def test_a_batch_larger_than_the_harmful_set_repeats_it(tmp_path, defense):
+    found = []
+    for size in (1, 5):
+        options = {"name": defense, "harmful_batch_size": size}
+        given = {"defense": options, "harmful_dataset": tiny.dataset(1, seed=5, start="w2")}
+        trainer = made(tmp_path / str(size), given=given, optim="sgd", **ALIGN)
+        trainer.train()
+        found.append(weights(trainer))
+    for name, theta in found[0].items():
+        torch.testing.assert_close(found[1][name], theta, rtol=1e-4, atol=1e-6)
+
+
 def test_the_same_is_allowed_where_no_row_is_weighted(tmp_path):
     off = {"name": "antibody", "temperature": None}
-    made(tmp_path / "a", given={"defense": off}, harmful=False, loss_type="dft").train()
+    one_row = {"per_device_train_batch_size": 1}
+    made(tmp_path / "a", given={"defense": off}, harmful=False, loss_type="dft", **one_row).train()
     made(tmp_path / "b", label_smoothing_factor=0.1, **ALIGN)
 
 

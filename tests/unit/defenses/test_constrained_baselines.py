@@ -31,6 +31,7 @@ FRACTIONS = {"safety_fractions": (1.0, 0.0, 0.0)}
     [
         ({"name": "mean_constraint", "epsilon": -0.1}, "epsilon is -0.1"),
         ({"name": "mean_constraint", "epsilon": math.nan}, "epsilon is nan"),
+        ({"name": "mean_constraint", "epsilon": math.inf}, "epsilon is inf"),
         ({"name": "mean_constraint", "rate": 0.0}, "rate is 0.0"),
         ({"name": "mean_constraint", "estimator": "median"}, "unknown estimator 'median'"),
         ({"name": "penalty", "weight": -1.0}, "weight is -1.0"),
@@ -82,7 +83,7 @@ def test_every_safety_set_has_its_own_multiplier(tmp_path):
     assert rows[1]["constraints"]["mild"]["multiplier"] == 0.0
     assert rows[1]["constraints"]["strict"]["multiplier"] == pytest.approx(0.13, abs=1e-5)
     assert rows[1]["event"] == "active"
-    assert set(trainer.defense.state_dict()) == {"mild", "strict"}
+    assert set(trainer.defense.state_dict()["duals"]) == {"mild", "strict"}
 
 
 def test_the_penalties_of_several_safety_sets_add_up(tmp_path):
@@ -132,7 +133,7 @@ def test_a_degradation_that_is_no_number_leaves_the_task_step_alone(tmp_path):
         if defense["name"] != "sft":
             assert [(row["event"], row["g"]) for row in rows] == [("nonfinite", None)] * 2
         if defense["name"] == "primal_dual":
-            assert trainer.defense.state_dict()["safety"]["mu"] == 1.0
+            assert trainer.defense.state_dict()["duals"]["safety"]["mu"] == 1.0
 
 
 def test_reaching_the_cap_is_said_once(tmp_path, caplog):
@@ -142,18 +143,19 @@ def test_reaching_the_cap_is_said_once(tmp_path, caplog):
         trainer, rows = trained(tmp_path, defense, constraint)
     assert [row["multiplier"] for row in rows] == [1.0, 1.05]
     assert rows[0]["event"] == "capped"
-    assert trainer.defense.state_dict()["safety"]["mu"] <= 1.05
+    assert trainer.defense.state_dict()["duals"]["safety"]["mu"] <= 1.05
     assert len([record for record in caplog.records if "reached its cap of 1.05" in record.message]) == 1
 
 
-def test_dropout_inside_attention_rules_a_joint_backward_out(tmp_path):
-    """It has no module of its own; under checkpointing it would be on again in the backward."""
+@pytest.mark.parametrize("attribute", ["attention_dropout", "dropout"])
+def test_dropout_without_a_module_rules_a_joint_backward_out(tmp_path, attribute):
+    """Attention and some layers hold a mere rate; under checkpointing it would be on again in the backward."""
     model = tiny.model()
     trainer = build(tmp_path, given={"model": model, "defense": "primal_dual"}, gradient_checkpointing=True)
     assert trainer.joint_backward
     for module in model.modules():
         if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.1
+            setattr(module, attribute, 0.1)
     assert not trainer.joint_backward
     trainer.args.gradient_checkpointing = False
     assert trainer.joint_backward

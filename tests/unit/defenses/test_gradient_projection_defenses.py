@@ -30,6 +30,7 @@ class Made:
         self.args = SimpleNamespace(stream_seed=0)
         self.safe = [SimpleNamespace(n_labels=1)] * 4
         self.at_reference = None
+        self.step = 0
 
     def space(self) -> ParameterSpace:
         return ParameterSpace(self.params)
@@ -46,6 +47,7 @@ class Made:
 
 def safegrad(made: Made, **options) -> tuple[list[float], dict]:
     defense = SafeGrad(SafeGrad.Config(**options))
+    defense.attach(made)
     defense.on_gradient(made)
     return made.gradient(), defense.row()
 

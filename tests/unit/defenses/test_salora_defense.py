@@ -71,6 +71,12 @@ def test_unsupported_runs_are_refused(tmp_path, changes, word):
     assert word in refusal(tmp_path, **changes)
 
 
+@pytest.mark.parametrize("optim", ["adafactor", "stable_adamw"])
+def test_optimizers_that_look_at_whole_matrices_are_refused(tmp_path, optim):
+    """Six steps of Adafactor on C B end 15 % away from those on B."""
+    assert f"optimizer {optim}" in refusal(tmp_path, options={"optim": optim})
+
+
 def test_an_optimizer_made_before_is_refused(tmp_path):
     model = tiny.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.constraint.barrier import Event
 from holdfast.report.distribution import (
     MAX_POINTS,
     Range,
@@ -21,7 +22,7 @@ from holdfast.report.distribution import (
 )
 from holdfast.report.evidence import Figures, Limit
 from holdfast.report.svg import Scale, Size, element, ticks
-from holdfast.report.training import course, training_chart
+from holdfast.report.training import EVENTS, course, training_chart
 
 LIMIT = Limit(tau=0.1, alpha=0.05, unit="nll_token")
 VALUES = st.lists(st.floats(-1, 3, allow_nan=False), min_size=1, max_size=60)
@@ -136,6 +137,23 @@ def test_a_gap_in_the_log_is_a_gap_in_the_curve():
     chart = training_chart(course(found, "safety"), 0.05, 704, "wide")
     assert chart.count('<polyline class="curve value"') == 2
     assert chart.count('class="mark-nonfinite"') == 2
+
+
+def test_a_panel_without_any_value_says_so_instead_of_showing_an_empty_scale():
+    """`penalty` has no multiplier."""
+    drawn = str(training_chart(course(rows(4, multiplier=None), "safety"), 0.05, 704, "wide"))
+    assert "multiplier λ: not logged" in drawn
+    assert "g: not logged" not in drawn
+
+
+def test_every_event_that_a_defense_can_log_is_explained():
+    assert set(EVENTS) == {str(event) for event in Event}
+
+
+@pytest.mark.parametrize("event", ["active", "capped", "nonfinite"])
+def test_events_shared_by_filters_and_loss_terms_are_explained_for_both(event):
+    assert "filter" in EVENTS[event]
+    assert "term" in EVENTS[event] or "multiplier" in EVENTS[event]
 
 
 def test_plain_fine_tuning_has_no_constraint_to_draw():
