@@ -20,7 +20,9 @@ from holdfast.config.build import (
     peft_config,
     training_arguments,
 )
+from holdfast.core.adapter_card import CARD_MARKER, loading_note
 from holdfast.core.errors import ConfigError
+from holdfast.core.files import write_text
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.encode import template_sha256, tokenizer_sha256
@@ -78,9 +80,8 @@ def run(
     """
     limits, arguments, values = constraints(config), training_arguments(config), resolved(config)
     chosen = defense(config)
-    if chosen.constrains:
-        for limit in limits.values():
-            limit.require_feasible_start()
+    for limit in limits.values() if chosen.constrains else ():
+        limit.require_feasible_start()
     folder = RunFolder(Path(config.output_dir))
     main = arguments.process_index == 0
 
@@ -125,6 +126,7 @@ def run(
         result |= {"config_sha256": config_sha256(config), "trust_remote_code": trust_remote_code}
         result |= {"versions": versions(), "commit": commit(), "hardware": hardware()}
         if main:
+            explain_loading(folder)
             seconds = time.monotonic() - started
             write_audits(config, trainer, measured, before, seconds=seconds, trust_remote_code=trust_remote_code)
             folder.write_result(result)
@@ -167,6 +169,16 @@ def unaligned_of(config: RunConfig, trust_remote_code: bool) -> str | None:
             "where it is not, name the weights before alignment (`unaligned`)", folder, below,
         )  # fmt: skip
     return str(folder)
+
+
+def explain_loading(folder: RunFolder) -> None:
+    """Say beside an adapter on top of an adapter how it is loaded; the card that PEFT wrote names the wrong base."""
+    note = loading_note(folder.adapter)
+    if note is not None:
+        write_text(folder.adapter / "README.md", f"{CARD_MARKER}\n\n# Adapter\n\n{note}\n")
+        logger.warning(
+            "%s stands on another adapter: its README.md says how to load it outside holdfast", folder.adapter
+        )
 
 
 def warn_about_certify(config: RunConfig, data: Prepared) -> None:

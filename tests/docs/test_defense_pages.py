@@ -54,7 +54,7 @@ def test_a_page_has_facts_options_and_the_docstring():
     assert "| `harmful_batch_size` | `null` |  | harmful pairs per step" in page
     assert "\n    min_theta  L_safe(theta) + lambda [" in page
     assert "\n\n* theta is copied and put back" in page
-    assert "(`harmful_batch_size`).\n\nThe authors go on" in page
+    assert "end the run.\n\nThe authors go on" in page
 
 
 def test_no_text_becomes_a_tag_and_no_bar_a_column():

@@ -95,7 +95,8 @@ def _show_size(findings: dict[str, Any]) -> None:
     side = findings["defense"]["side_batch"]
     beside = f" + {side['rows']} {side['kind']}" if side else ""
     passed = f"; the constraint set is passed {steps['safety_epochs']:.1f} times" if "safety" in beside else ""
-    say(f"{steps['steps']} steps of {steps['task_batch']} task{beside} examples{passed}")
+    rate = f"learning rate {findings['learning_rate']:g}"
+    say(f"{steps['steps']} steps of {steps['task_batch']} task{beside} examples, {rate}{passed}")
     say(
         f"work, estimated: {findings['work']['flop'] / 1e15:.3g} PFLOP;"
         f" {duration(findings['work']['seconds_at_100_tflops'])} at 100 TFLOP/s, without evaluation and saving"

@@ -130,7 +130,8 @@ def _require_same_question(first: _Evidence, other: _Evidence) -> None:
     if differing:
         raise CheckpointError(
             f"{first.path} and {other.path} differ in {', '.join(differing)}, expected the same in both",
-            remedy="audit both models against one reference, on the same data, with the same constraint",
+            remedy="audit both models against one reference, on the same data, with the same constraint"
+            + (" (runs: write the same `constraint: {unit: ...}` into both run files)" if "unit" in differing else ""),
         )
 
 

@@ -83,6 +83,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
         "unaligned": unaligned,
         **size,
         "steps": dataclasses.asdict(counted),
+        "learning_rate": arguments.learning_rate,
         "work": {"flop": effort.flop, "seconds_at_100_tflops": effort.seconds},
         "defense": {
             "name": method.name,

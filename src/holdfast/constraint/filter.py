@@ -254,7 +254,7 @@ class SafetyFilter:
 
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
-        nominal = [after - before for after, before in zip(space.weights(), armed.before, strict=True)]
+        nominal = list(torch._foreach_sub(space.weights(), armed.before))
         diagonal = (
             adam_diagonal(space, self.optimizer, self._memory.debiased_moment()) if self.metric == "adam" else None
         )
@@ -284,10 +284,10 @@ class SafetyFilter:
                     return
                 scale = min(1.0, radius / problem.correction_norm(mu))
         mu = mu * scale
-        for i, weight in enumerate(space.weights()):
-            for k, h in enumerate(armed.gradients):
-                if mu[k] != 0.0:
-                    weight.sub_(h[i] if diagonal is None else diagonal[i] * h[i], alpha=float(mu[k]))
+        for k, h in enumerate(armed.gradients):
+            if mu[k] != 0.0:
+                correction = h if diagonal is None else torch._foreach_mul(diagonal, h)
+                torch._foreach_add_(space.weights(), correction, alpha=-float(mu[k]))
         self._report(name, armed, mu.tolist(), problem)
 
     def _radius(self, problem: FilterProblem, before: Vector, space: ParameterSpace) -> float:
@@ -296,8 +296,7 @@ class SafetyFilter:
 
     def _restore(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
-        for weight, before in zip(space.weights(), armed.before, strict=True):
-            weight.copy_(before)
+        torch._foreach_copy_(space.weights(), armed.before)
 
     # -- degenerate cases ----------------------------------------------------------------------------------------
 

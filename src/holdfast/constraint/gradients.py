@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from holdfast.core.errors import ConfigError, UnsupportedError
 
 Vector = list[Tensor]
+BLOCK = 4 * 2**20  # numbers of each vector that are held in float64 at one time
 
 
 def shard(tensor: Tensor) -> Tensor:
@@ -116,11 +117,12 @@ class ParameterSpace:
 
     def add_to_gradient(self, vectors: Sequence[Vector], weights: Sequence[float]) -> None:
         """`.grad += sum_k weights[k] vectors[k]`."""
-        for i, p in enumerate(self.params):
+        for p in self.params:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-            for vector, weight in zip(vectors, weights, strict=True):
-                shard(p.grad).add_(vector[i], alpha=weight)
+        gradient = [shard(p.grad) for p in self.params if p.grad is not None]
+        for vector, weight in zip(vectors, weights, strict=True):
+            torch._foreach_add_(gradient, vector, alpha=weight)
 
     def drop_gradient(self) -> None:
         """Set every `.grad` to None: optimizers skip such parameters, moments and weight decay included."""
@@ -128,16 +130,40 @@ class ParameterSpace:
             p.grad = None
 
     def dots(self, pairs: Sequence[tuple[Vector, Vector]]) -> list[float]:
-        """Inner products of several pairs, with one reduction and one host synchronisation for all."""
+        """Inner products of several pairs, with one reduction and one host synchronisation for all.
+
+        Vectors are joined block by block and multiplied as the rows of one matrix, F F^T in float64, where products of
+        float32 numbers are exact: an adapter has hundreds of small tensors, and a kernel for each of them would take
+        longer than the arithmetic.
+        """
+        vectors = list({id(v): v for pair in pairs for v in pair}.values())
+        place = {id(v): i for i, v in enumerate(vectors)}
         device = shard(self.params[0]).device
-        sums = torch.zeros(2, len(pairs), dtype=torch.float64, device=device)
-        for i, p in enumerate(self.params):
-            row = sums[int(isinstance(p, DTensor))]
-            for j, (a, b) in enumerate(pairs):
-                row[j] += torch.sum(a[i] * b[i], dtype=torch.float64).to(device)
+        gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device=device)
+        for block in self._blocks():
+            rows = [torch.cat([v[i].reshape(-1)[part] for i, part in block]).double() for v in vectors]
+            joined = torch.stack(rows)
+            gram += (joined @ joined.T).to(device)
         if any(isinstance(p, DTensor) for p in self.params):
-            dist.all_reduce(sums[1])
-        return [float(x) for x in sums.sum(0).tolist()]
+            dist.all_reduce(gram)
+        found = gram.tolist()
+        return [float(found[place[id(a)]][place[id(b)]]) for a, b in pairs]
+
+    def _blocks(self) -> Iterator[list[tuple[int, slice]]]:
+        """Stretches of the flattened parameters in groups of at most `BLOCK` numbers on one device, in order."""
+        block: list[tuple[int, slice]] = []
+        held = 0
+        for i, p in enumerate(self.params):
+            local = shard(p)
+            for start in range(0, local.numel(), BLOCK):
+                size = min(BLOCK, local.numel() - start)
+                if block and (held + size > BLOCK or local.device != shard(self.params[block[0][0]]).device):
+                    yield block
+                    block, held = [], 0
+                block.append((i, slice(start, start + size)))
+                held += size
+        if block:
+            yield block
 
     def full(self, vector: Vector) -> Vector:
         """The vector with every shard gathered, on the CPU: what a checkpoint stores. A collective call."""

@@ -43,14 +43,15 @@ class FilterMemory:
         """Update the second moment with this step's raw gradients."""
         if self.safety_moment is None:
             self.safety_moment = space.zeros()
-        for i, moment in enumerate(self.safety_moment):
-            square = torch.stack([h[i] for h in gradients]).square().amax(0)
-            moment.lerp_(square, 1.0 - SAFETY_BETA2)
+        square = torch._foreach_mul(gradients[0], gradients[0])
+        for h in gradients[1:]:
+            torch._foreach_maximum_(square, torch._foreach_mul(h, h))
+        torch._foreach_lerp_(self.safety_moment, square, 1.0 - SAFETY_BETA2)
 
     def debiased_moment(self) -> Vector:
         """`v_safe` as Adam would debias it."""
         assert self.safety_moment is not None
-        return [v / (1.0 - SAFETY_BETA2**self.steps) for v in self.safety_moment]
+        return list(torch._foreach_div(self.safety_moment, 1.0 - SAFETY_BETA2**self.steps))
 
     def fold_gradients(self, space: ParameterSpace, gradients: Sequence[Vector], decay: float) -> list[Vector]:
         """Update the averages and return them debiased, so that the first is the batch's own gradient."""
@@ -62,9 +63,8 @@ class FilterMemory:
                 remedy="pass the same constraints at every step",
             )
         for average, gradient in zip(self.averages, gradients, strict=True):
-            for mean, h in zip(average, gradient, strict=True):
-                mean.lerp_(h, 1.0 - decay)
-        return [[mean / (1.0 - decay**self.steps) for mean in average] for average in self.averages]
+            torch._foreach_lerp_(average, gradient, 1.0 - decay)
+        return [list(torch._foreach_div(average, 1.0 - decay**self.steps)) for average in self.averages]
 
     def fold_norm(self, norm: float) -> None:
         """Update the average length of the optimizer's own steps."""

@@ -47,9 +47,32 @@ def resolve_metric(metric: str, optimizer: torch.optim.Optimizer) -> Literal["id
     return "adam" if metric != "identity" and moments else "identity"
 
 
-def _debiased(state: dict[str, Any], beta2: float) -> Tensor:
-    step = float(state["step"]) if "step" in state else 0.0
-    return shard(state[SECOND_MOMENT]) / (1.0 - beta2**step) if step > 0 else shard(state[SECOND_MOMENT])
+def _steps(states: list[dict[str, Any]]) -> list[float]:
+    """Each parameter's count of optimizer steps, zero where there is none; fused optimizers keep it on the device."""
+    tensors = {i: s["step"] for i, s in enumerate(states) if isinstance(s.get("step"), Tensor)}
+    counts = [0.0 if i in tensors else float(s.get("step", 0.0)) for i, s in enumerate(states)]
+    for device in {t.device for t in tensors.values()}:  # one synchronisation a device
+        places = [i for i, t in tensors.items() if t.device == device]
+        for i, count in zip(places, torch.stack([tensors[i] for i in places]).tolist(), strict=True):
+            counts[i] = float(count)
+    return counts
+
+
+def _second_moments(space: ParameterSpace, optimizer: torch.optim.Optimizer) -> Vector:
+    """Adam's debiased second moments of the task gradient; zero for a parameter that it never stepped.
+
+    Such a parameter has a safety gradient but no task gradient, and so no optimizer state.
+    """
+    beta2 = {id(p): float(group["betas"][1]) for group in optimizer.param_groups for p in group["params"]}
+    states = [optimizer.state.get(p, {}) for p in space.params]
+    moments = [
+        shard(state[SECOND_MOMENT]) if SECOND_MOMENT in state else torch.zeros_like(shard(p))
+        for p, state in zip(space.params, states, strict=True)
+    ]
+    bias = [
+        1.0 - beta2[id(p)] ** step if step > 0 else 1.0 for p, step in zip(space.params, _steps(states), strict=True)
+    ]
+    return list(torch._foreach_div(moments, bias))
 
 
 def adam_diagonal(space: ParameterSpace, optimizer: torch.optim.Optimizer, safety_moment: Vector) -> Vector:
@@ -60,18 +83,13 @@ def adam_diagonal(space: ParameterSpace, optimizer: torch.optim.Optimizer, safet
     """
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     top = max(float(group["lr"]) for group in optimizer.param_groups)
-    denominators: Vector = []
-    for p, v_safe in zip(space.params, safety_moment, strict=True):
-        state = optimizer.state.get(p, {})
-        beta2 = float(group_of[id(p)]["betas"][1])
-        # A parameter with a safety gradient but no task gradient has no optimizer state: its task moment is zero.
-        v = torch.maximum(_debiased(state, beta2), v_safe) if SECOND_MOMENT in state else v_safe
-        denominators.append(v.sqrt())
-    ones = [torch.ones_like(d) for d in denominators]
-    total, count = space.dots([(denominators, ones), (ones, ones)])
-    diagonal: Vector = []
-    for p, denominator in zip(space.params, denominators, strict=True):
-        group = group_of[id(p)]
-        relative_lr = float(group["lr"]) / top if top > 0 else 1.0
-        diagonal.append(relative_lr / (denominator + float(group["eps"]) + RELATIVE_FLOOR * total / count))
-    return diagonal
+    moments = _second_moments(space, optimizer)
+    torch._foreach_maximum_(moments, safety_moment)
+    torch._foreach_sqrt_(moments)
+    ones = [torch.ones_like(d) for d in moments]
+    total, count = space.dots([(moments, ones), (ones, ones)])
+    groups = [group_of[id(p)] for p in space.params]
+    torch._foreach_add_(moments, [float(group["eps"]) + RELATIVE_FLOOR * total / count for group in groups])
+    torch._foreach_reciprocal_(moments)
+    torch._foreach_mul_(moments, [float(group["lr"]) / top if top > 0 else 1.0 for group in groups])
+    return moments

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from holdfast.constraint.barrier import barrier_multipliers
 from holdfast.constraint.gradients import ParameterSpace, Vector
@@ -70,7 +71,7 @@ def measure(
 ) -> FilterProblem:
     """Every inner product of the problem, in one pass over the parameters."""
     hs = gradients
-    scaled = hs if diagonal is None else [[d * x for d, x in zip(diagonal, h, strict=True)] for h in hs]
+    scaled = hs if diagonal is None else [list(torch._foreach_mul(diagonal, h)) for h in hs]
     count = len(hs)
     pairs = [(h, nominal) for h in hs]
     pairs += [(hs[k], scaled[j]) for k in range(count) for j in range(count)]

@@ -55,7 +55,15 @@ output_dir: runs/kl
 
 Options stand beside the name; defaults are the authors'. `preset: paper` takes the constants of the paper *Beyond
 Average Safety*; options written beside it win. In Python: `SafeSFTTrainer(..., defense={{"name": "kl", "preset":
-"paper"}})`, with side data as `safety_dataset=`, `harmful_dataset=` and `unaligned=`.
+"paper"}})`. Side data, by the words of `holdfast ls`:
+
+| needs | run file | Python | what it is |
+|---|---|---|---|
+| safety | `safety:` | `safety_dataset=` | safe pairs; the constraint share is used, the rest stays held out |
+| harmful | `harmful:` | `harmful_dataset=` | prompts with the replies that must become unlikely |
+| unaligned | `unaligned:` | `unaligned=` | the model before alignment; found where `model` is its adapter |
+
+Every fine-tuning run names a safety set, also where the defense needs none: it is what the result is measured on.
 
 ## Stages
 
@@ -70,8 +78,9 @@ defense: booster
 output_dir: runs/aligned
 ```
 
-The run after it names the result as its model, with `sft` or any defense of the fine-tuning stage. Defenses compose
-this way; the paper's appendix has holdfast on a model that Antibody aligned:
+In Python that is `SafeSFTConfig(..., stage="align")` and `SafeSFTTrainer(..., defense="booster",
+harmful_dataset=...)`. The run after it names the result as its model, with `sft` or any defense of the fine-tuning
+stage. Defenses compose this way; the paper's appendix has holdfast on a model that Antibody aligned:
 
 ```yaml
 model: runs/aligned/adapter
@@ -82,7 +91,10 @@ defense: holdfast
 output_dir: runs/finetuned
 ```
 
-Post-hoc defenses act at the end of a fine-tuning run. A new defense: [adding.md](adding.md).
+The adapter of that second run stands on the first: PEFT alone would leave the first one out without an error. Its
+README.md, and the card that `holdfast report` writes, say how to load both; holdfast's own commands do it themselves.
+
+Post-hoc defenses act at the end of a fine-tuning run (`stage: finetune`). A new defense: [adding.md](adding.md).
 """
 
 

@@ -161,6 +161,12 @@ class Lisa(Defense):
 
     def choose_batch(self, run: TrainingRun, inputs: Inputs, items: Items) -> tuple[Inputs, Items]:
         """Safe pairs in an alignment phase, the task's rows otherwise."""
+        if run.step == 0 and self.config.finetune_steps and run.total_steps <= self.config.align_steps:
+            logger.warning(
+                "lisa: all %d steps of this run are alignment steps (align_steps=%d): the task is never trained on",
+                run.total_steps,
+                self.config.align_steps,
+            )
         if self._phases.at(run.step) == "finetune":
             return inputs, items
         # Counted in alignment steps: a pass over the safe pairs goes on where the last alignment phase left it.

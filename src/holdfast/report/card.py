@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from holdfast.core.adapter_card import CARD_MARKER, loading_note
 from holdfast.core.files import write_text
 from holdfast.report.evidence import Evidence, SafetyEvidence
 from holdfast.report.facts import facts
@@ -16,7 +17,7 @@ from holdfast.report.verdict import claim, verdict
 from holdfast.report.views import figure_rows
 from holdfast.report.wording import markdown
 
-MARKER = "<!-- written by holdfast report; edits are overwritten while this line stands -->"
+MARKER = CARD_MARKER
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
@@ -91,6 +92,7 @@ def card_text(evidence: Evidence) -> str:
         "## How it was made",
         "\n".join(f"- {markdown(fact.name)}: {markdown(_public(fact.value))}" for fact in facts(evidence))
         or "Not recorded.",
+        *([note] if (note := loading_note(evidence.folder / "adapter")) else []),
         "## What this does not say",
         _LIMITS,
         "The whole report is in report.html of the run folder.",

@@ -33,6 +33,7 @@ def load_study(path: str | Path, overrides: Sequence[str] = ()) -> StudyConfig:
 
 def study_from_dict(raw: Mapping[str, Any], *, folder: Path | None = None, where: str = "study") -> StudyConfig:
     """Check a study given as a mapping of the same shape as a study file."""
+    raw = _with_options(raw)
     try:
         study = StudyConfig.model_validate(_with_absolute_paths(raw, folder or Path()))
     except ValidationError as error:
@@ -40,6 +41,33 @@ def study_from_dict(raw: Mapping[str, Any], *, folder: Path | None = None, where
         raise  # never reached: pydantic found something
     raise_problems(_check_defenses(study), where)
     return study
+
+
+def _with_options(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The study with options that stand beside a defense's name, as in a run file, moved under `options`."""
+    from dataclasses import fields
+
+    from holdfast.trainers.hooks import DEFENSES
+
+    def entry(value: Any) -> Any:
+        if not isinstance(value, Mapping) or value.get("name") not in DEFENSES:
+            return value
+        own = {f.name for f in fields(DEFENSES[value["name"]].Config)} - set(DefenseEntry.model_fields)
+        beside = {key: inner for key, inner in value.items() if key in own}
+        written = value.get("options", {})
+        if not beside or not isinstance(written, Mapping) or set(beside) & set(written):
+            return value
+        return {**{key: inner for key, inner in value.items() if key not in own}, "options": {**beside, **written}}
+
+    def block(value: Any) -> Any:
+        if not isinstance(value, Mapping) or not isinstance(value.get("defenses"), list):
+            return value
+        return {**value, "defenses": [entry(inner) for inner in value["defenses"]]}
+
+    changed: dict[str, Any] = dict(block(raw))
+    if isinstance(raw.get("grids"), list):
+        changed["grids"] = [block(inner) for inner in raw["grids"]]
+    return changed
 
 
 def _with_absolute_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def test_it_describes_the_run(run_file, holdfast, tmp_path):
     assert "safety: 36 constraint, 12 monitor, 12 certify; " in out
     assert "at most 20% of examples may degrade by more than 0.1" in out
     assert "feasible start: g + buffer = -0.2000 at the unchanged model: it holds" in out
-    assert "6 steps of 4 task + 4 safety examples; the constraint set is passed 0.7 times" in out
+    assert "6 steps of 4 task + 4 safety examples, learning rate 0.001; the constraint set is passed 0.7 times" in out
     assert not (tmp_path / "out").exists()
 
 
@@ -154,9 +154,9 @@ def test_only_batches_that_the_defense_passes_over_are_named(with_side_data, hol
     def found(*overrides: str) -> str:
         return beside(holdfast("check", with_side_data, *overrides)[1])
 
-    assert found("defense=booster", "stage=align") == "6 steps of 4 task + 4 harmful examples"
-    assert found("defense=asft") == found("defense=sft") == "6 steps of 4 task examples"
-    assert found("defense=kl").startswith("6 steps of 4 task + 4 safety examples; the constraint set is passed 0.7")
+    assert found("defense=booster", "stage=align") == "6 steps of 4 task + 4 harmful examples, learning rate 0.001"
+    assert found("defense=asft") == found("defense=sft") == "6 steps of 4 task examples, learning rate 0.001"
+    assert found("defense=kl").startswith("6 steps of 4 task + 4 safety examples, learning rate 0.001; the constraint set")
 
 
 def test_the_work_counts_passes_over_harmful_pairs_without_a_safety_set(with_side_data, holdfast):

@@ -73,6 +73,7 @@ def test_holdfast_composes_with_any_alignment(world):
     result, run = run_of(world, "holdfast", "antibody")
     assert (result["defense"], result["align"]) == ("holdfast", "antibody")
     assert settings_of(run)["model"].endswith("antibody/run/adapter")
+    assert "leave that one out without an error" in (run / "adapter" / "README.md").read_text()
     assert {"HS", "FA", "violation_rate"} <= result["metrics"].keys()
 
 

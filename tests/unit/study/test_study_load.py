@@ -156,6 +156,18 @@ def test_an_alignment_stage_defense_is_named_as_what_aligns(entry, words):
         study_from_dict(study)
 
 
+def test_options_may_stand_beside_the_name_as_in_a_run_file():
+    study = {"models": ["embedded"], "tasks": ["sst2"], "output_dir": "out"}
+    beside = study_from_dict({**study, "defenses": [{"name": "safegrad", "rho": 0.5, "label": "half"}]})
+    under = study_from_dict({**study, "defenses": [{"name": "safegrad", "options": {"rho": 0.5}, "label": "half"}]})
+    assert beside == under
+    assert beside.defenses[0].options == {"rho": 0.5}
+    grid = study_from_dict({**study, "defenses": ["sft"], "grids": [{"defenses": [{"name": "lisa", "guide": 5}]}]})
+    assert grid.grids[0].defenses[0].options == {"guide": 5}
+    with pytest.raises(ConfigError, match="rho"):
+        study_from_dict({**study, "defenses": [{"name": "sft", "rho": 0.5}]})
+
+
 def test_the_paper_study_runs_with_what_this_version_has():
     from holdfast.study.expand import known_names
 

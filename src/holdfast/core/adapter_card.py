@@ -1,0 +1,46 @@
+"""How an adapter that stands on another adapter is loaded: PEFT alone leaves the lower one out without an error."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+CARD_MARKER = "<!-- written by holdfast report; edits are overwritten while this line stands -->"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+
+def adapters_below(adapter: Path) -> list[str]:
+    """What an adapter stands on, from the next adapter down to the base model; empty where it cannot be read."""
+    below: list[str] = []
+    place: Path | None = adapter
+    while place is not None and len(below) < 100:
+        try:
+            base = json.loads((place / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+        except (OSError, ValueError, KeyError, TypeError):
+            break
+        below.append(str(base))
+        place = Path(str(base)) if (Path(str(base)) / "adapter_config.json").is_file() else None
+    return below
+
+
+def loading_note(adapter: Path) -> str | None:
+    """Markdown on how to load an adapter on top of adapters; None where PEFT does it right by itself.
+
+    Folders of this machine are not named: a card is made to be published.
+    """
+    *adapters, base = adapters_below(adapter) or [""]
+    if not adapters:
+        return None
+    name = base if _HUB_ID.fullmatch(base) and not Path(base).exists() else "BASE_MODEL"
+    steps = [f'model = AutoModelForCausalLM.from_pretrained("{name}")']
+    for i in range(len(adapters), 0, -1):
+        which = "ADAPTER_BELOW" if len(adapters) == 1 else f"ADAPTER_BELOW_{i}"
+        steps.append(f'model = PeftModel.from_pretrained(model, "{which}").merge_and_unload()')
+    steps.append('model = PeftModel.from_pretrained(model, "THIS_ADAPTER")')
+    code = "\n".join(["from peft import PeftModel", "from transformers import AutoModelForCausalLM", "", *steps])
+    return (
+        "## Loading it\n\nThis adapter was trained on a model into which another adapter (its alignment) had been "
+        "merged. PEFT's `AutoPeftModelForCausalLM` and a plain `PeftModel.from_pretrained` on the base leave that one "
+        f"out without an error. Merge it first:\n\n```python\n{code}\n```"
+    )

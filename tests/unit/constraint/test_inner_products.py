@@ -1,0 +1,95 @@
+"""Inner products of vectors given tensor by tensor, and what the filter computes from them, against plain loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast.constraint import gradients
+from holdfast.constraint.gradients import ParameterSpace
+from holdfast.constraint.metric import RELATIVE_FLOOR, adam_diagonal
+
+SHAPES = [(3, 4), (7,), (1, 1), (5, 2), (40,), (2, 3, 2)]
+
+
+@pytest.fixture(params=[4 * 2**20, 16, 7, 1], ids=["one block", "several blocks", "split tensors", "single numbers"])
+def space(request, monkeypatch):
+    monkeypatch.setattr(gradients, "BLOCK", request.param)
+    draw = torch.Generator().manual_seed(0)
+    return ParameterSpace([nn.Parameter(torch.randn(shape, generator=draw)) for shape in SHAPES])
+
+
+def vector(seed: int) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=draw) for shape in SHAPES]
+
+
+def plain(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    return math.fsum(
+        x * y
+        for s, t in zip(a, b, strict=True)
+        for x, y in zip(s.double().reshape(-1).tolist(), t.double().reshape(-1).tolist(), strict=True)
+    )
+
+
+def test_all_pairs_at_once(space):
+    a, b, c = vector(1), vector(2), vector(3)
+    pairs = [(a, b), (b, a), (c, c), (a, c), (b, b)]
+    for found, (x, y) in zip(space.dots(pairs), pairs, strict=True):
+        assert found == pytest.approx(plain(x, y), rel=1e-13, abs=1e-13)
+
+
+def test_products_are_not_rounded_to_float32(space):
+    """1 + e and 1 - e are float32 numbers whose product 1 - e^2 is not."""
+    e = 2.0**-20
+    a = [torch.full(shape, 1.0 + e) for shape in SHAPES]
+    b = [torch.full(shape, 1.0 - e) for shape in SHAPES]
+    count = sum(math.prod(shape) for shape in SHAPES)
+    assert space.dots([(a, b)])[0] == pytest.approx(count * (1 - e * e), rel=1e-15)
+
+
+def test_what_is_not_finite_stays_with_its_own_vector(space):
+    a, b, c = vector(1), vector(2), vector(3)
+    b[2].fill_(math.nan)
+    c[0][0, 0] = math.inf
+    found = space.dots([(a, a), (a, b), (a, c), (c, c)])
+    assert found[0] == pytest.approx(plain(a, a))
+    assert not any(map(math.isfinite, found[1:]))
+
+
+def test_gradients_are_added_up_where_there_is_none_too(space):
+    a, b = vector(1), vector(2)
+    space.params[0].grad = torch.ones(SHAPES[0])
+    space.add_to_gradient([a, b], [2.0, -0.5])
+    for i, p in enumerate(space.params):
+        torch.testing.assert_close(p.grad, 2 * a[i] - 0.5 * b[i] + (1.0 if i == 0 else 0.0))
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_the_metric_is_adams_of_each_group(space, fused):
+    """M = lr_p / (sqrt(max(v_task / (1 - beta2^t), v_safe)) + eps + floor); v_task = 0 where it never stepped."""
+    groups = [
+        {"params": space.params[:3], "lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-3},
+        {"params": space.params[3:], "lr": 0.02, "betas": (0.9, 0.999), "eps": 1e-8},
+    ]
+    optimizer = torch.optim.AdamW(groups, fused=fused)
+    for seed in (1, 2):
+        for p, g in zip(space.params, vector(seed), strict=True):
+            p.grad = g
+        space.params[4].grad = None
+        optimizer.step()
+    safe = [v.square() for v in vector(5)]
+    moments = []
+    for p, v_safe in zip(space.params, safe, strict=True):
+        beta2 = 0.99 if any(p is q for q in space.params[:3]) else 0.999
+        task = optimizer.state[p]["exp_avg_sq"] / (1 - beta2**2) if p in optimizer.state else torch.zeros_like(p)
+        moments.append(torch.maximum(task, v_safe).sqrt())
+    mean = sum(float(m.double().sum()) for m in moments) / sum(m.numel() for m in moments)
+    found = adam_diagonal(space, optimizer, safe)
+    assert space.params[4] not in optimizer.state
+    for i, (m, diagonal) in enumerate(zip(moments, found, strict=True)):
+        lr, eps = (1.0, 1e-3) if i < 3 else (0.2, 1e-8)
+        torch.testing.assert_close(diagonal, lr / (m + eps + RELATIVE_FLOOR * mean), rtol=1e-5, atol=0)
