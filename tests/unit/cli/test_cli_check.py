@@ -156,7 +156,7 @@ def test_only_batches_that_the_defense_passes_over_are_named(with_side_data, hol
 
     assert found("defense=booster", "stage=align") == "6 steps of 4 task + 4 harmful examples, learning rate 0.001"
     assert found("defense=asft") == found("defense=sft") == "6 steps of 4 task examples, learning rate 0.001"
-    assert found("defense=kl").startswith("6 steps of 4 task + 4 safety examples, learning rate 0.001; the constraint set")
+    assert found("defense=kl").startswith("6 steps of 4 task + 4 safety examples, learning rate 0.001; the")
 
 
 def test_the_work_counts_passes_over_harmful_pairs_without_a_safety_set(with_side_data, holdfast):
