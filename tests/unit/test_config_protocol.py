@@ -97,11 +97,12 @@ def test_what_does_not_fit_is_refused_by_name(changes, what):
         ({"constraint": {"tau": 0.2}}, "kl_token"),
         ({"constraint": {"unit": "nll_first"}}, "nll_first"),
         ({"preset": "paper"}, "nll_sum"),
-        ({"defense": "sft"}, None),
+        ({"defense": "sft"}, "kl_token"),
+        ({"defense": "mean_constraint"}, "nll_token"),
         ({"lora": None}, None),
         ({"adapter_policy": "continue"}, None),
     ],
-    ids=["nothing", "tau", "unit", "paper", "sft", "full", "continued"],
+    ids=["nothing", "tau", "unit", "paper", "sft", "mean", "full", "continued"],
 )
 def test_holdfast_steers_by_kl_where_a_fresh_adapter_can_be_switched_off(changes, unit):
     assert config_from_dict({**NAMED, **changes}).constraint["safety"].get("unit") == unit

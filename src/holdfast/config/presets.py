@@ -108,8 +108,6 @@ SMALL_PROTOCOL = (
     PresetValue("roles.evaluation", 700, SETUP),
     PresetValue("roles.seed", 42, SILENT),
 )
-STEERING = ("holdfast", "primal_dual")
-"""Defenses of the chance constraint itself, which are compared in one unit."""
 PRESETS = {"paper": PAPER, "small": SMALL}
 PROTOCOLS = {"paper": PAPER_PROTOCOL, "small": SMALL_PROTOCOL}
 """What a preset adds to a run on the protocol's own data: a task by name, or `role:`."""
@@ -145,18 +143,19 @@ def with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_default_unit(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with holdfast's own unit where the file names none: KL to the reference.
+    """The settings with the defense's unit where the file names none: for nearly all of them KL to the reference.
 
-    For `holdfast` and `primal_dual`. It needs a fresh adapter. Without one (all parameters trained, or an adapter
-    continued) and for other defenses, which only watch, it is the constraint's default. docs/log.md has the experiment
-    that chose it.
+    So runs of different defenses are measured alike. KL needs a fresh adapter; without one (all parameters trained, or
+    an adapter continued) it is the constraint's default. docs/log.md has the experiment that chose it.
     """
+    from holdfast.trainers.hooks import DEFENSES
+
     defense = raw.get("defense", "holdfast")
     name = defense.get("name", "holdfast") if isinstance(defense, Mapping) else defense
     fresh = raw.get("lora", {}) is not None and raw.get("adapter_policy", "merge") == "merge"
-    if name not in STEERING or not fresh or raw.get("safety") == {}:
+    if not isinstance(name, str) or name not in DEFENSES or not fresh or raw.get("safety") == {}:
         return dict(raw)
-    return {**raw, "constraint": _fill("constraint", raw.get("constraint", {}), "unit", "kl_token")}
+    return {**raw, "constraint": _fill("constraint", raw.get("constraint", {}), "unit", DEFENSES[name].unit)}
 
 
 def on_protocol_data(raw: Mapping[str, Any]) -> bool:

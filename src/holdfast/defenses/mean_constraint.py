@@ -72,6 +72,7 @@ class MeanConstraint(FilteredDefense):
     summary = "average degradation bounded at every step by the same filter (equation 4)"
     passes = "2 forward + backward"
     needs = frozenset({"safety"})
+    unit = "nll_token"  # the paper's degradation is that of the log-likelihood
     reference = "Beyond Average Safety, equation (4)"
 
     @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,7 @@ class Penalty(Defense):
     summary = "average degradation as a term of fixed weight in the loss"
     passes = "2 forward + backward"
     needs = frozenset({"safety"})
+    unit = "nll_token"  # the paper's degradation is that of the log-likelihood
     reference = "Beyond Average Safety, section 2"
     off = MappingProxyType({"weight": 0.0})
 

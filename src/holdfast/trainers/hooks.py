@@ -32,6 +32,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.registry import Registry, nearest
 
 if TYPE_CHECKING:
+    from holdfast.constraint.chance import Unit
     from holdfast.constraint.gradients import ParameterSpace, Vector
     from holdfast.constraint.passes import Forward
     from holdfast.data.encode import Encoded
@@ -173,6 +174,7 @@ class Defense:
         fsdp: whether it is supported under FSDP2; where not, such a run is refused.
         constrains: whether it promises the chance constraint; a run that ends outside it then exits with 4.
         fresh_lora: whether it needs a LoRA adapter that begins with this run (no full fine-tuning, none continued).
+        unit: in which a run with a fresh adapter is measured, and steered where the defense does that, by default.
         off: options with which it is plain SFT under a constraint that nothing violates; None where there are none.
         linear: whether the step depends on the accumulated gradient alone, so that two micro-batches of b rows are one
             of 2 b. Where not, the docstring defines what a step of several micro-batches is.
@@ -188,6 +190,7 @@ class Defense:
     fsdp: ClassVar[bool] = False
     constrains: ClassVar[bool] = False
     fresh_lora: ClassVar[bool] = False
+    unit: ClassVar[Unit] = "kl_token"
     off: ClassVar[Mapping[str, Any] | None] = {}
     linear: ClassVar[bool] = True
     paper: ClassVar[Mapping[str, Any]] = {}

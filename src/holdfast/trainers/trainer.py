@@ -78,8 +78,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
         Args:
             safety_dataset: prompt/completion, messages or text rows, examples, a `Split`, a mapping with the keys
                 constraint, monitor and certify, or a mapping of names to any of these (several constraints).
-            constraint: one for all safety sets, or one per name; None is `ChanceConstraint()`, in the unit kl_token
-                for holdfast and primal_dual with a `peft_config`.
+            constraint: one for all safety sets, or one per name; None is `ChanceConstraint()`, with a
+                `peft_config` in the defense's unit (kl_token for nearly all).
             defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.
             harmful_dataset: harmful pairs, in the formats of `safety_dataset`, for defenses that train against them.
             unaligned: the weights before alignment, for defenses that need them: a model (its reference or the object),
@@ -90,8 +90,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
             args = SafeSFTConfig.from_sft(args)
         require_supported_arguments(args)
         self.defense = make_defense(defense)
-        if constraint is None and self.defense.constrains and kwargs.get("peft_config") is not None:
-            constraint = ChanceConstraint(unit="kl_token")  # as in a run file; the reference is the adapter off
+        if constraint is None and kwargs.get("peft_config") is not None:
+            constraint = ChanceConstraint(unit=self.defense.unit)  # as in a run file
         require_stage(self.defense, args.stage)
         given = {"safety": safety_dataset, "harmful": harmful_dataset, "unaligned": unaligned}
         require_side_data(self.defense, args.stage, given)

@@ -77,7 +77,8 @@ def test_without_a_safety_set_sft_runs_and_holdfast_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("defense", "unit"), [("holdfast", "kl_token"), ("primal_dual", "kl_token"), ("sft", "nll_token")]
+    ("defense", "unit"),
+    [("holdfast", "kl_token"), ("primal_dual", "kl_token"), ("sft", "kl_token"), ("penalty", "nll_token")],
 )
 def test_the_default_unit_is_that_of_a_run_file(tmp_path, defense, unit):
     made = build(tmp_path, given={"defense": defense, "constraint": None})
