@@ -95,7 +95,7 @@ def run(
             return RunResult(folder.path, finished)
         data = read_data(config)
         if main:
-            warn_about_certify(config, data)
+            warn_about_data(config, data)
         model, tokenizer, adapter = load_start(config, trust_remote_code)
         if main:
             # Now, not at the end: a folder may change while training runs.
@@ -181,8 +181,12 @@ def explain_loading(folder: RunFolder) -> None:
         )
 
 
-def warn_about_certify(config: RunConfig, data: Prepared) -> None:
-    """Log which safety sets will not, or only just, be able to certify the run."""
+def warn_about_data(config: RunConfig, data: Prepared) -> None:
+    """Log which data are given and not used, and which safety sets cannot, or only just, certify the run."""
+    unused = {"harmful": config.harmful is not None and data.harmful is None}
+    unused["unaligned"] = config.unaligned is not None and "unaligned" not in defense(config).needed(config.stage)
+    for key in (key for key, given in unused.items() if given):
+        logger.warning("`%s` is given, and %s does not use it in this stage", key, config.defense.name)
     for name, limit in constraints(config).items():
         record, openings = data.safety[name].record, config.safety[name].openings
         if (found := certify_note(record, alpha=limit.alpha, openings=openings)) is not None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 CARD_MARKER = "<!-- written by holdfast report; edits are overwritten while this line stands -->"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 def adapters_below(adapter: Path) -> list[str]:
@@ -32,7 +32,7 @@ def loading_note(adapter: Path) -> str | None:
     *adapters, base = adapters_below(adapter) or [""]
     if not adapters:
         return None
-    name = base if _HUB_ID.fullmatch(base) and not Path(base).exists() else "BASE_MODEL"
+    name = base if HUB_ID.fullmatch(base) and not Path(base).exists() else "BASE_MODEL"
     steps = [f'model = AutoModelForCausalLM.from_pretrained("{name}")']
     for i in range(len(adapters), 0, -1):
         which = "ADAPTER_BELOW" if len(adapters) == 1 else f"ADAPTER_BELOW_{i}"

@@ -28,16 +28,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, final
+from typing import final
 
-from holdfast.constraint.barrier import Event
 from holdfast.constraint.gradients import Vector
 from holdfast.core.errors import ConfigError
 from holdfast.data.encode import Encoded
 from holdfast.trainers.harmful_step import harmful_batch, harmful_step, require_harmful_step
-from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
-from holdfast.trainers.nonfinite import NonfiniteWatch
+from holdfast.trainers.hooks import DEFENSES, TrainingRun
 from holdfast.trainers.side_pass import token_mean_nll
+from holdfast.trainers.side_term import LEFT_OUT, SideTermDefense
 
 
 def harmful_drop(run: TrainingRun, rows: list[Encoded], radius: float) -> tuple[float, Vector, Vector]:
@@ -49,7 +48,7 @@ def harmful_drop(run: TrainingRun, rows: list[Encoded], radius: float) -> tuple[
 
 @DEFENSES.register("booster")
 @final
-class Booster(Defense):
+class Booster(SideTermDefense):
     """Attenuates what a harmful step gains."""
 
     name = "booster"
@@ -90,29 +89,13 @@ class Booster(Defense):
         """Refuse weights that cannot hold the harmful step, and batches that the processes cannot share."""
         require_harmful_step(run, self.config.harmful_batch_size)
 
-    def attach(self, run: TrainingRun) -> None:
-        """No step without its term yet."""
-        self._watch = NonfiniteWatch(self.name)
-
     def on_gradient(self, run: TrainingRun) -> None:
         """Add `lambda (g_harm(theta) - g_harm(theta'))` to the gradient of the safe pairs."""
         rows = [run.harmful[i] for i in harmful_batch(run, self.config.harmful_batch_size)]
         loss, here, there = harmful_drop(run, rows, self.config.alpha)
         space = run.space()
-        self._row: Row = {"harmful_loss": loss}
+        self._row = {"harmful_loss": loss}
         if not self._watch.accepts(run.step, loss, *space.dots([(here, here), (there, there)])):
-            self._row = {"harmful_loss": None, "event": str(Event.NONFINITE)}
+            self._row = {"harmful_loss": None, **LEFT_OUT}
         elif self.config.lam:  # a gradient of zeros would still move parameters that have none
             space.add_to_gradient([here, there], [self.config.lam, -self.config.lam])
-
-    def row(self) -> Row:
-        """The harmful loss at theta; None and an event where the term was not finite and left out."""
-        return self._row
-
-    def state_dict(self) -> dict[str, Any]:
-        """Steps without their term."""
-        return self._watch.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._watch.load_state_dict(state)

@@ -36,13 +36,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, final
 
-from holdfast.constraint.gradients import ParameterSpace, Vector
+from holdfast.constraint.gradients import Vector
 from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import rank
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
 from holdfast.data.streams import StepStream
 from holdfast.trainers.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
+from holdfast.trainers.support import require_float32
 
 logger = logging.getLogger(__name__)
 Phase = Literal["align", "finetune"]
@@ -150,7 +151,7 @@ class Lisa(Defense):
     def validate(self, run: TrainingRun) -> None:
         """Trainable weights must be float32 where the proximal term is computed from them."""
         if self.config.rho:
-            ParameterSpace([p for p in run.model.parameters() if p.requires_grad])
+            require_float32(run.model)
 
     def attach(self, run: TrainingRun) -> None:
         """Choose the safe pairs."""

@@ -25,21 +25,21 @@ The paper, *Beyond Average Safety*, does not have it; there is no preset.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, final
+from typing import final
 
-from holdfast.constraint.barrier import Event
-from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import ConfigError
-from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
-from holdfast.trainers.nonfinite import NonfiniteWatch
-from holdfast.trainers.side_pass import token_mean_nll
+from holdfast.data.encode import Encoded
+from holdfast.trainers.hooks import DEFENSES, TrainingRun
+from holdfast.trainers.side_pass import RowLoss, token_mean_nll
+from holdfast.trainers.side_term import SafeTermDefense
 
 
 @DEFENSES.register("mix")
 @final
-class Mix(Defense):
+class Mix(SafeTermDefense):
     """Adds the loss of safe pairs."""
 
     name = "mix"
@@ -48,6 +48,7 @@ class Mix(Defense):
     passes = "2 forward + backward"
     needs = frozenset({"safety"})
     reference = "Bianchi et al., Safety-Tuned LLaMAs, ICLR 2024"
+    figure = "safe_loss"
     off = MappingProxyType({"weight": 0.0})
 
     @dataclass(frozen=True, kw_only=True)
@@ -70,36 +71,6 @@ class Mix(Defense):
 
     config: Config
 
-    def validate(self, run: TrainingRun) -> None:
-        """Trainable weights must be float32."""
-        ParameterSpace([p for p in run.model.parameters() if p.requires_grad])
-
-    def attach(self, run: TrainingRun) -> None:
-        """No step without its term yet."""
-        self._watch = NonfiniteWatch(self.name)
-
-    def on_gradient(self, run: TrainingRun) -> None:
-        """Add `lambda g_safe`."""
-        safe = run.safe
-        rows = [safe[i] for i in run.draw(safe, "mix")]
-        losses, gradient = run.side_gradient(rows, token_mean_nll(rows))
-        value, weight, space = float(losses.sum()), self.config.weight, run.space()
-        self._row: Row = {"safe_loss": value}
-        if not weight:  # a gradient of zeros would still move parameters that have none
-            return
-        if self._watch.accepts(run.step, value, space.dots([(gradient, gradient)])[0]):
-            space.add_to_gradient([gradient], [weight])
-        else:
-            self._row = {"safe_loss": None, "event": str(Event.NONFINITE)}
-
-    def row(self) -> Row:
-        """The mean loss of this step's safe tokens, without its weight; None and an event where it was not finite."""
-        return self._row
-
-    def state_dict(self) -> dict[str, Any]:
-        """Steps without their term."""
-        return self._watch.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._watch.load_state_dict(state)
+    def loss(self, run: TrainingRun, rows: Sequence[Encoded]) -> RowLoss:
+        """The mean loss of the safe tokens."""
+        return token_mean_nll(rows)

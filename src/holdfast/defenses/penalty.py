@@ -36,7 +36,8 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import gather_rows
 from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
 from holdfast.trainers.nonfinite import NonfiniteWatch
-from holdfast.trainers.steering import MovingConstraint, batch_figures, one_row, require_float32
+from holdfast.trainers.steering import MovingConstraint, batch_figures, one_row
+from holdfast.trainers.support import require_float32
 
 Term = Literal["mean", "majorizer"]
 
@@ -78,7 +79,7 @@ class Penalty(Defense):
 
     def validate(self, run: TrainingRun) -> None:
         """Trainable weights must be float32."""
-        require_float32(run)
+        require_float32(run.model)
 
     def attach(self, run: TrainingRun) -> None:
         """Take up the constraints."""

@@ -49,7 +49,8 @@ from holdfast.core.ranks import gather_rows
 from holdfast.trainers.hooks import DEFENSES, Defense, Inputs, Row, TrainingRun
 from holdfast.trainers.nonfinite import NonfiniteWatch
 from holdfast.trainers.safety import SafetySet
-from holdfast.trainers.steering import MovingConstraint, batch_figures, one_row, require_float32
+from holdfast.trainers.steering import MovingConstraint, batch_figures, one_row
+from holdfast.trainers.support import require_float32
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class PrimalDual(Defense):
 
     def validate(self, run: TrainingRun) -> None:
         """Trainable weights must be float32."""
-        require_float32(run)
+        require_float32(run.model)
 
     def attach(self, run: TrainingRun) -> None:
         """One multiplier per constraint."""

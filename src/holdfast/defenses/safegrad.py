@@ -38,15 +38,13 @@ from typing import Any, Literal, final, get_args
 
 from torch import Tensor
 
-from holdfast.constraint.barrier import Event
 from holdfast.constraint.completion import IGNORE, completion_kl
-from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import ConfigError
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
-from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
-from holdfast.trainers.nonfinite import NonfiniteWatch
+from holdfast.trainers.hooks import DEFENSES, TrainingRun
 from holdfast.trainers.side_pass import RowLoss, scored_tokens, token_mean_kl
+from holdfast.trainers.side_term import LEFT_OUT, SideTermDefense
 
 Positions = Literal["completion", "all"]
 SMALLEST_SQUARE = 1e-9
@@ -71,7 +69,7 @@ def kl_everywhere(rows: Sequence[Encoded], reference: Callable[[], Any]) -> RowL
 
 @DEFENSES.register("safegrad")
 @final
-class SafeGrad(Defense):
+class SafeGrad(SideTermDefense):
     """Projects the task gradient where it conflicts with staying near theta_0 on safe pairs."""
 
     name = "safegrad"
@@ -114,17 +112,9 @@ class SafeGrad(Defense):
 
     config: Config
 
-    def validate(self, run: TrainingRun) -> None:
-        """Trainable weights must be float32."""
-        ParameterSpace([p for p in run.model.parameters() if p.requires_grad])
-
     def initialise(self, run: TrainingRun) -> None:
         """Keep theta_0."""
         run.keep_theta_0()
-
-    def attach(self, run: TrainingRun) -> None:
-        """No step without its term yet."""
-        self._watch = NonfiniteWatch(self.name)
 
     def guide(self, run: TrainingRun) -> list[Encoded]:
         """The safe pairs to draw from, over all safety sets, the same in every run with this seed."""
@@ -143,22 +133,10 @@ class SafeGrad(Defense):
         inner, square, task_square = space.dots([(task, safe), (safe, safe), (task, task)])
         value, active = float(losses.sum()), bool(self.config.rho or self.config.project)
         if active and not self._watch.accepts(run.step, value, square):
-            self._row: Row = {"kl": None, "coefficient": None, "cosine": None, "event": str(Event.NONFINITE)}
+            self._row = {"kl": None, "coefficient": None, "cosine": None, **LEFT_OUT}
             return
         c = conflict(inner, square) if self.config.project else 0.0
         if self.config.rho != c:
             space.add_to_gradient([safe], [self.config.rho - c])
         lengths = math.sqrt(square * task_square)
         self._row = {"kl": value, "coefficient": c, "cosine": inner / lengths if lengths else None}
-
-    def row(self) -> Row:
-        """L_a, c, and the cosine of g_u and g_a (None where either is zero)."""
-        return self._row
-
-    def state_dict(self) -> dict[str, Any]:
-        """Steps without their term."""
-        return self._watch.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._watch.load_state_dict(state)

@@ -52,7 +52,6 @@ from datasets import Dataset
 from torch import Tensor
 
 from holdfast.constraint.completion import deterministic, hidden_states
-from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.core.seeding import generator
@@ -62,7 +61,7 @@ from holdfast.models.fingerprint import has_idle_adapter
 from holdfast.models.lora_layers import LoraLayer, lora_layers
 from holdfast.models.lora_rank import multiply_rank
 from holdfast.trainers.hooks import DEFENSES, Defense, TrainingRun
-from holdfast.trainers.support import optimizer_name
+from holdfast.trainers.support import optimizer_name, require_float32
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +146,7 @@ class Salora(Defense):
     def validate(self, run: TrainingRun) -> None:
         """One fresh, plain LoRA adapter in float32; task rows that can be looked up; ranks below the modules' sizes."""
         layers = lora_layers(run.model, defense=self.name)
-        ParameterSpace([p for p in run.model.parameters() if p.requires_grad])
+        require_float32(run.model)
         if not has_idle_adapter(run.model):
             raise UnsupportedError(
                 "defense 'salora' sets LoRA's factors itself; this adapter already changes the model",

@@ -34,13 +34,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from holdfast.constraint.gradients import ParameterSpace, Vector
+from holdfast.constraint.gradients import Vector
 from holdfast.core.errors import ConfigError, NumericalError
 from holdfast.core.ranks import world
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
 from holdfast.trainers.hooks import DEFENSES, Defense, Row, TrainingRun
 from holdfast.trainers.side_pass import RowLoss, token_mean_nll
+from holdfast.trainers.support import require_float32
 
 
 def safety_direction(run: TrainingRun, rows: Sequence[Encoded]) -> Vector:
@@ -107,7 +108,7 @@ class SaLoRAGradientProjection(Defense):
 
     def validate(self, run: TrainingRun) -> None:
         """Trainable weights must be float32."""
-        ParameterSpace([p for p in run.model.parameters() if p.requires_grad])
+        require_float32(run.model)
 
     def initialise(self, run: TrainingRun) -> None:
         """Forget a direction found for another model."""

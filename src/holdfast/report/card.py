@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from holdfast.core.adapter_card import CARD_MARKER, loading_note
+from holdfast.core.adapter_card import CARD_MARKER, HUB_ID, loading_note
 from holdfast.core.files import write_text
 from holdfast.report.evidence import Evidence, SafetyEvidence
 from holdfast.report.facts import facts
@@ -18,7 +18,6 @@ from holdfast.report.views import figure_rows
 from holdfast.report.wording import markdown
 
 MARKER = CARD_MARKER
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _FENCED = re.compile(r"^```.*?^```\s*$", re.DOTALL | re.MULTILINE)

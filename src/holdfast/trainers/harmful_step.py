@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.constraint.gradients import ParameterSpace, Vector
+from holdfast.constraint.gradients import Vector
 from holdfast.data.encode import Encoded
 from holdfast.trainers.hooks import TrainingRun
 from holdfast.trainers.side_pass import token_mean_nll
+from holdfast.trainers.support import require_float32
 
 SMALLEST_NORM = 1e-7
 
@@ -25,7 +26,7 @@ def require_harmful_step(run: TrainingRun, size: int | None) -> None:
         UnsupportedError: trainable weights not in float32 or float64.
         ConfigError: no trainable weights, or `size` is no multiple of the number of processes.
     """
-    ParameterSpace([p for p in run.model.parameters() if p.requires_grad])
+    require_float32(run.model)
     harmful_batch(run, size)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.constraint.completion import adapters_off
+from holdfast.constraint.completion import adapters_off, deterministic, require_understood_head
 from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.passes import Forward
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
@@ -92,6 +92,9 @@ class SideDataMixin:
                 self.processing_class, needs_chat=any(e.kind == "chat" for e in self.harmful_examples)
             )
             self.harmful = self.encode(self.harmful_examples)
+            forward = self.forward_of(self.model)  # an alignment run has no safety set with which this is looked at
+            with deterministic(self.model), forward.precision():
+                require_understood_head(self.model, forward.batch(self.harmful[:1]))
         if self.is_fsdp_enabled and not self.defense.fsdp:
             raise UnsupportedError(
                 f"defense {self.defense.name!r} under FSDP2: its algebra on sharded weights is not implemented",

@@ -12,9 +12,10 @@ from holdfast.constraint.barrier import Event
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.estimators import Estimator, TailThreshold, make_estimator
 from holdfast.constraint.filter import SafetyFilter
-from holdfast.constraint.gradients import ParameterSpace, Vector
+from holdfast.constraint.gradients import Vector
 from holdfast.trainers.hooks import Defense, Row, TrainingRun
 from holdfast.trainers.safety import SafetySet
+from holdfast.trainers.support import require_float32
 
 
 class MovingConstraint:
@@ -120,7 +121,7 @@ class FilteredDefense(Defense):
 
     def validate(self, run: TrainingRun) -> None:
         """Trainable weights must be float32: in bfloat16 the applied step is mostly rounding."""
-        require_float32(run)
+        require_float32(run.model)
 
     def attach(self, run: TrainingRun) -> None:
         """Make the filter on the optimizer and one estimator per constraint."""
@@ -178,11 +179,6 @@ class FilteredDefense(Defense):
         self._filter.load_state_dict(state["filter"])
         for name, steering in self._steering.items():
             steering.load_state_dict(state["steering"][name])
-
-
-def require_float32(run: TrainingRun) -> None:
-    """Refuse trainable weights below float32."""
-    ParameterSpace([p for p in run.model.parameters() if p.requires_grad])
 
 
 def one_row(common: Row, each: dict[str, Row]) -> Row:

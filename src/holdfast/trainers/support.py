@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import UnsupportedError
 
 LAYERWISE_OPTIMIZERS = ("lomo", "adalomo", "layerwise")
@@ -107,6 +108,11 @@ def require_supported_model(model: Any, *, vision: bool) -> None:
             f"{config.peft_type}: virtual tokens shift every position of the sequence",
             "use LoRA",
         )
+
+
+def require_float32(model: Any) -> None:
+    """Refuse trainable weights below float32, in which the sum of two gradients' steps is mostly rounding."""
+    ParameterSpace([p for p in model.parameters() if p.requires_grad])
 
 
 def keep_adapters_in_float32(model: Any) -> int:
