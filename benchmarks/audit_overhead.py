@@ -96,13 +96,14 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
             rows = random_rows(options.n, options.length, pair.tokenizer, spread=options.spread)
             stream = open_stream(rows, template="chat")
             windows = Windows({"audit": stream}, pair, max_length=None)
-            encoded = [windows.encode(examples, "before") for _, _, examples in windows.examples()]
+            rows_encoded = [item for window in windows.ahead("before") for item in window.encoded]
+            encoded = [rows_encoded[i : i + windows.size] for i in range(0, len(rows_encoded), windows.size)]
             budget = options.batch_tokens or token_budget(pair.models[0], pair.device)
             measurer = Measurer(pair, first_k=8, kl=True, batch_tokens=budget)
             measurer.check_both(encoded[0][0])
             runs: dict[str, Callable[[], Any]] = {
                 "bare": lambda: bare_passes(pair, encoded, budget),
-                "measure": lambda: [measurer.both(window) for window in encoded],
+                "measure": lambda: measured(measurer, encoded),
                 "audit": lambda: audit_roles(pair, {"audit": stream}, ChanceConstraint(), How(batch_tokens=budget)),
             }
             for run in runs.values():  # warm-up
@@ -119,6 +120,12 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
                 "scored_tokens": sum(item.n_labels for window in encoded for item in window),
                 "batch_tokens": budget, "device": str(pair.device), "weights": pair.dtype,
             }  # fmt: skip
+
+
+def measured(measurer: Measurer, encoded: list[list[Encoded]]) -> list[Any]:
+    """Every window's losses; all are handed to the device before the first is waited for."""
+    waiting = [measurer.launch("both", window) for window in encoded]
+    return [collect() for collect in waiting]
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from torch.nn.modules import module as torch_module
 
 import holdfast as hf
 from holdfast.trainers.hooks import DEFENSES, Defense, make_defense
+from holdfast.trainers.steering import FilteredDefense
 from tests import tiny
 from tests.unit.trainers.building import COMMON, SLACK
 
@@ -32,10 +33,11 @@ DROPOUT = 0.1
 
 
 class Case(NamedTuple):
-    """One defense in one stage."""
+    """One defense in one stage; `step` is how its gradients are computed (on a CPU `auto` is two passes)."""
 
     name: str
     stage: str
+    step: str = "auto"
 
     @property
     def cls(self) -> type[Defense]:
@@ -46,7 +48,7 @@ class Case(NamedTuple):
         return frozenset(self.cls.needed(self.stage))
 
     def __str__(self) -> str:
-        return f"{self.name}-{self.stage}"
+        return f"{self.name}-{self.stage}" + ("" if self.step == "auto" else f"-{self.step}")
 
 
 def stages_of(cls: type[Defense]) -> list[str]:
@@ -54,7 +56,15 @@ def stages_of(cls: type[Defense]) -> list[str]:
     return sorted({"finetune" if stage == "posthoc" else stage for stage in cls.stages})
 
 
-CASES = [Case(name, stage) for name in DEFENSES for stage in stages_of(DEFENSES[name])]
+def cases_of(name: str) -> list[Case]:
+    """A defense in all its stages, and where its constraints' rows can go with the task's also in fused steps."""
+    made = [Case(name, stage) for stage in stages_of(DEFENSES[name])]
+    if issubclass(DEFENSES[name], FilteredDefense):
+        made += [Case(name, case.stage, "fused") for case in made]
+    return made
+
+
+CASES = [case for name in DEFENSES for case in cases_of(name)]
 
 # Where the defaults do not fit a model 32 wide: options that do.
 AT_WORK: dict[str, dict[str, Any]] = {"salora": {"safety_rank": 4, "task_rank": 4}}
@@ -112,7 +122,7 @@ def build(
     model = tiny.model() if model is None else model
     defense = make_defense({"name": case.name, **(AT_WORK.get(case.name, {}) if options is None else options)})
     side = {key: value for need, (key, value) in side_data(model).items() if need not in without}
-    args = {**COMMON, "stage": case.stage, "reference_cache": str(folder / "cache"), **arguments}
+    args = {**COMMON, "stage": case.stage, "step": case.step, "reference_cache": str(folder / "cache"), **arguments}
     passed = {
         "processing_class": tiny.tokenizer(), "train_dataset": dataset(24, 1, "w1"),
         "peft_config": tiny.lora(dropout), "constraint": TIGHT, **side, **(given or {}),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from tests.distributed import worker
+from tests.distributed import fused_cases, worker
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = 2
@@ -71,6 +71,16 @@ def one_process(runs) -> dict[str, Any]:
     with FileLock(runs / "one.lock"):
         if not stored.exists():
             torch.save(worker.in_one_process(runs / "one"), stored)
+    return torch.load(stored, weights_only=True)
+
+
+@pytest.fixture(scope="session")
+def one_process_fused(runs) -> dict[str, Any]:
+    """The reference of the fused layouts."""
+    stored = runs / "one-fused.pt"
+    with FileLock(runs / "one-fused.lock"):
+        if not stored.exists():
+            torch.save(fused_cases.fused(runs / "one-fused"), stored)
     return torch.load(stored, weights_only=True)
 
 

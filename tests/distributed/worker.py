@@ -177,8 +177,12 @@ def in_one_process(folder: Path) -> dict[str, Record]:
 
 
 def under_ddp(folder: Path) -> dict[str, Any]:
+    from tests.distributed import fused_cases
+
     p = PROBLEMS
     return {
+        "fused": fused_cases.fused(folder / "fused"),
+        "two_pass": fused_cases.two_pass(folder / "two_pass"),
         "sgd": run(folder / "sgd", **p["sgd"]),
         "adam": run(folder / "adam", **p["adam"], gradient_checkpointing=True),
         "full": run(folder / "full", **p["full"]),
@@ -191,8 +195,11 @@ def under_ddp(folder: Path) -> dict[str, Any]:
 
 
 def under_fsdp2(folder: Path) -> dict[str, Any]:
+    from tests.distributed import fused_cases
+
     p = PROBLEMS
     return {
+        "fused": fused_cases.sharded(folder / "fused"),
         "sgd": run(folder / "sgd", **p["sgd"], **fsdp2()),
         "adam": run(
             folder / "adam", **p["adam"], **fsdp2(state_dict_type="SHARDED_STATE_DICT", reshard_after_forward=False)

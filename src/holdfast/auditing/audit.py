@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.auditing.ahead import FIRST
 from holdfast.auditing.certify_prompts import prompt_hashes
 from holdfast.auditing.finishing import summary_of, write_audit
 from holdfast.auditing.judging import Judging
@@ -233,7 +234,7 @@ def _binding(windows: Windows, constraint: ChanceConstraint, how: How, kl: bool)
         "template": pair.tokenizers.template_sha256, "chat": {role: s.chat for role, s in streams.items()},
         "data": {role: stream.sha256 for role, stream in streams.items()}, "unit": constraint.unit,
         "tau": constraint.tau, "alpha": constraint.alpha, "first_k": constraint.first_k,
-        "max_length": how.max_length, "kl": kl, "batch_tokens": how.batch_tokens, "window": windows.size,
+        "max_length": how.max_length, "kl": kl, "batch_tokens": how.batch_tokens, "window": [FIRST, windows.size],
         "judge": _judge(how.judge), "versions": versions(),
         "max_new_tokens": how.max_new_tokens if how.judge else None,
     } | ({"harm_tau": how.harm_tau} if how.judge else {})  # fmt: skip

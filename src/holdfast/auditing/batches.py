@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from holdfast.constraint.completion import TOKEN_CHUNK, causal_lm
+from holdfast.core.errors import ResourceError
 from holdfast.core.seeding import generator
 
 CPU_TOKENS = 4096
@@ -59,3 +60,22 @@ def token_budget(model: Any, device: torch.device) -> int:
     head = 6 * 4 * TOKEN_CHUNK * int(config.vocab_size)
     per_token = 4 * (16 * width + 4 * inner)
     return max(FEWEST_TOKENS, min(MOST_TOKENS, int((_SHARE * free - head) / per_token)))
+
+
+def smaller_budget(error: RuntimeError, budget: int, *, rows: int) -> int:
+    """Half the budget after running out of memory; any other error is raised again.
+
+    Raises:
+        ResourceError: the batch that failed had a single row.
+    """
+    # CPU allocations fail with a plain RuntimeError.
+    if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        raise error
+    if rows == 1:
+        raise ResourceError(
+            "out of memory with a single example in the batch",
+            remedy="lower max_length, load in bfloat16, or use a larger device",
+        ) from error
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return budget // 2

@@ -5,24 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.auditing.batches import batches, token_budget
+from holdfast.auditing.batches import batches, smaller_budget, token_budget
 from holdfast.auditing.pair import NAMES, Name, Pair
-from holdfast.auditing.scoring import Batch, States, losses_and_kl, losses_of, padding_is_inert
+from holdfast.auditing.scoring import losses_and_kl, padding_is_inert
 from holdfast.constraint.chance import UNITS
 from holdfast.constraint.completion import causal_lm, deterministic, require_understood_head
-from holdfast.core.errors import ConfigError, ResourceError, UnsupportedError
+from holdfast.constraint.scoring import Batch, States, losses_of
+from holdfast.constraint.transfer import OnHost
+from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.registry import nearest
 from holdfast.data.collate import collate
 from holdfast.data.encode import Encoded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]
+PassName = Literal["both", "before", "after"]
+Count = Callable[[int], None]
+Collect = Callable[[], dict[str, Array]]
+Gap = Callable[[float], None]
+"""Called when a forward was handed to the device and runs there, with the share of the examples handed over so far."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +94,34 @@ class Measurer:
         """Whether a batch goes through both models before the next one is made."""
         return (self.pair.together or self.kl) and not self.pair.tokenizers.own
 
-    def both(self, encoded: Sequence[Encoded], progress: Callable[[int], None] | None = None) -> dict[str, Array]:
-        """Losses under both models, and the KL, each batch through both."""
+    def launch(
+        self, name: PassName, encoded: Sequence[Encoded], count: Count | None = None, gap: Gap | None = None
+    ) -> Collect:
+        """Hand all examples to the device; what comes back waits for the results.
+
+        Under `both` each batch goes through both models: losses of both, and the KL. Otherwise losses of one.
+        """
+        return self._both(encoded, count, gap) if name == "both" else self._side(name, encoded, count, gap)
+
+    def _both(self, encoded: Sequence[Encoded], count: Count | None, gap: Gap | None) -> Collect:
         pair = self.pair
         pair.hold()
         if self.kl:
             _require_one_vocabulary(pair)
         if pair.mode == "one model":
-            found = self.side("before", encoded, progress)
-            zero = {"kl": np.zeros(len(encoded))} if self.kl else {}
-            return found | {f"{k.removesuffix('_before')}_after": v for k, v in found.items()} | zero
+            one = self._side("before", encoded, count, gap)
 
-        def run(batch: Batch) -> Tensor:
+            def twice() -> dict[str, Array]:
+                found = one()
+                zero = {"kl": np.zeros(len(encoded))} if self.kl else {}
+                return found | {f"{k.removesuffix('_before')}_after": v for k, v in found.items()} | zero
+
+            return twice
+
+        def run(batch: Batch, between: Callable[[], None]) -> Tensor:
             with pair.on("before") as model:
                 before = States.of(model, batch) if self.kl else losses_of(model, batch)
+            between()
             with pair.on("after") as model:
                 after = States.of(model, batch) if self.kl else losses_of(model, batch)
             if isinstance(before, Tensor) or isinstance(after, Tensor):
@@ -109,21 +131,22 @@ class Measurer:
         with ExitStack() as stack:
             for model in pair.models:
                 stack.enter_context(deterministic(model))
-            found_rows = self._over(encoded, pair.tokenizers.before.pad_token_id, run, progress)
+            rows = self._over(encoded, pair.tokenizers.before.pad_token_id, run, count, gap)
         names = ("nll_before", "first_before", "nll_after", "first_after", "kl")
-        columns = dict(zip(names, found_rows, strict=False))
-        if "kl" in columns:
-            columns["kl"] = columns["kl"] / np.array([item.n_labels for item in encoded])
-        return columns
 
-    def side(
-        self, name: Name, encoded: Sequence[Encoded], progress: Callable[[int], None] | None = None
-    ) -> dict[str, Array]:
-        """Losses under one model."""
+        def collect() -> dict[str, Array]:
+            columns = dict(zip(names, rows(), strict=False))
+            if "kl" in columns:
+                columns["kl"] = columns["kl"] / np.array([item.n_labels for item in encoded])
+            return columns
+
+        return collect
+
+    def _side(self, name: Name, encoded: Sequence[Encoded], count: Count | None, gap: Gap | None) -> Collect:
         tokenizer = self.pair.tokenizers.before if name == "before" else self.pair.tokenizers.after
         with self.pair.on(name) as model, deterministic(model):
-            total, first = self._over(encoded, tokenizer.pad_token_id, lambda b: losses_of(model, b), progress)
-        return {f"nll_{name}": total, f"first_{name}": first}
+            rows = self._over(encoded, tokenizer.pad_token_id, lambda b, _: losses_of(model, b), count, gap)
+        return lambda: dict(zip((f"nll_{name}", f"first_{name}"), rows(), strict=True))
 
     def check(self, name: Name, example: Encoded) -> None:
         """Refuse a side whose own logits are not what we compute, and see whether it needs an attention mask."""
@@ -132,8 +155,8 @@ class Measurer:
         try:
             with self.pair.on(name) as model, deterministic(model):
                 batch = {key: tensor.to(device) for key, tensor in collate([example], 0).items()}
-                require_understood_head(model, batch)
-                self.masked = not padding_is_inert(model, example, pad_token_id=pad, device=device)
+                alone = require_understood_head(model, batch)
+                self.masked = not padding_is_inert(model, example, pad_token_id=pad, device=device, alone=alone)
         except RuntimeError as error:
             smaller_budget(error, len(example.input_ids), rows=1)
 
@@ -153,42 +176,52 @@ class Measurer:
         self,
         encoded: Sequence[Encoded],
         pad_token_id: int,
-        run: Callable[[Batch], Tensor],
-        progress: Callable[[int], None] | None,
-    ) -> Array:
-        """`run` on every batch; its rows for every example, in the order given, copied to the host once.
+        run: Callable[[Batch, Callable[[], None]], Tensor],
+        count: Count | None,
+        gap: Gap | None,
+    ) -> Callable[[], Array]:
+        """`run` on every batch; a function that waits for its rows, for every example in the order given.
 
         Out of memory, the rest is tried again in batches of half the tokens.
         """
-        device = self.pair.device
         lengths = [len(item.input_ids) for item in encoded]
         todo = batches(lengths, self._budget())
-        done: list[tuple[list[int], Tensor]] = []
+        order: list[int] = []
+        found: list[Tensor] = []
+        batching: Any = {"pad_token_id": pad_token_id, "first_k": self.first_k, "device": self.pair.device}
+
+        def tell(extra: float) -> None:
+            if gap is not None:
+                gap((len(order) + extra) / len(encoded))
+
         while todo:
             positions = todo[0]
             try:
-                rows = [encoded[i] for i in positions]
-                batch = Batch.of(
-                    rows, pad_token_id=pad_token_id, first_k=self.first_k, device=device, masked=self.masked
-                )
-                done.append((positions, run(batch)))
+                batch = Batch.of([encoded[i] for i in positions], masked=self.masked, **batching)
+                found.append(run(batch, partial(tell, len(positions) / 2)))
             except RuntimeError as error:
                 self.batch_tokens = smaller_budget(error, self._budget(), rows=len(positions))
                 left = sorted(i for positions in todo for i in positions)
                 todo = [[left[i] for i in chosen] for chosen in batches([lengths[i] for i in left], self._budget())]
                 continue
-            todo.pop(0)
-            if progress is not None:
-                progress(len(positions))
-        values = torch.cat([columns for _, columns in done], dim=1).cpu().numpy()
-        found = np.empty_like(values)
-        found[:, [i for positions, _ in done for i in positions]] = values
-        return found
+            order += todo.pop(0)
+            if count is not None:
+                count(len(positions))
+            tell(0)
+        values = OnHost(torch.cat(found, dim=1))
+        return lambda: _in_order(values.get().numpy(), order)
 
     def _budget(self) -> int:
         if self.batch_tokens is None:
             self.batch_tokens = token_budget(self.pair.models[-1], self.pair.device)
         return self.batch_tokens
+
+
+def _in_order(values: Array, order: list[int]) -> Array:
+    """Columns that came in `order`, sorted."""
+    found = np.empty_like(values)
+    found[:, order] = values
+    return found
 
 
 def kl_wanted(pair: Pair, kl: bool | None) -> bool:
@@ -215,25 +248,6 @@ def _require_one_vocabulary(pair: Pair) -> None:
             f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows",
             remedy="use unit nll_token without kl",
         )
-
-
-def smaller_budget(error: RuntimeError, budget: int, *, rows: int) -> int:
-    """Half the budget after running out of memory; any other error is raised again.
-
-    Raises:
-        ResourceError: the batch that failed had a single row.
-    """
-    # CPU allocations fail with a plain RuntimeError.
-    if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
-        raise error
-    if rows == 1:
-        raise ResourceError(
-            "out of memory with a single example in the batch",
-            remedy="lower max_length, load in bfloat16, or use a larger device",
-        ) from error
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return budget // 2
 
 
 def measure_pair(
@@ -264,12 +278,12 @@ def measure_pair(
     count = _counter(progress, 2 * len(sides["before"]))
     if measurer.joint:
         measurer.check_both(sides["before"][0])
-        columns = measurer.both(sides["before"], lambda n: count(2 * n))
+        columns = measurer.launch("both", sides["before"], lambda n: count(2 * n))()
     else:
         columns = {}
         for name, _ in pair.sides():
             measurer.check(name, sides[name][0])
-            columns |= measurer.side(name, sides[name], count)
+            columns |= measurer.launch(name, sides[name], count)()
     labels = np.array([item.n_labels for item in sides["before"]])
     return Measured(tokens=labels, first_tokens=np.minimum(labels, first_k), own=pair.tokenizers.own, **columns)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.auditing.batches import FEWEST_TOKENS, batches, shuffled_batches, token_budget
-from holdfast.auditing.measure import Measured, smaller_budget
+from holdfast.auditing.batches import FEWEST_TOKENS, batches, shuffled_batches, smaller_budget, token_budget
+from holdfast.auditing.measure import Measured
 from holdfast.auditing.pair import Pair
-from holdfast.auditing.scoring import Batch, States, losses_and_kl
+from holdfast.auditing.scoring import losses_and_kl
 from holdfast.constraint.completion import Head, deterministic
+from holdfast.constraint.scoring import Batch, States, losses_of
+from holdfast.constraint.transfer import OnHost
 from holdfast.data.encode import Encoded
 
 QUANTILE = 0.99
@@ -36,8 +39,7 @@ def noise_floor(
     Twice the same model: once sorted by length as in an audit, once with random neighbours in smaller batches. Other
     padding and other kernels move each loss a little, more so in bfloat16.
     """
-    chosen = sorted(range(len(encoded)), key=lambda i: encoded[i].id)[:SAMPLE]
-    rows = [encoded[i] for i in chosen]
+    rows = _sample(encoded)
     lengths = [len(row.input_ids) for row in rows]
     pad = pair.tokenizers.before.pad_token_id
     with pair.on("before") as model, deterministic(model):
@@ -52,8 +54,70 @@ def noise_floor(
                 budget = smaller_budget(error, budget, rows=max(map(len, plans[0])))
                 plans = [batches(lengths, budget), shuffled_batches(lengths, budget // 2, seed)]
         found = _compared(rows, first, again, Head(model), batching)
+    return _quantile(found, unit)
+
+
+@dataclass(frozen=True)
+class SecondPass:
+    """Losses of a sample under `before`, in another composition than the audit's own, on their way to the host.
+
+    Attributes:
+        ids: of the examples, with their scored `tokens` and how many of these are among the first k.
+    """
+
+    ids: tuple[str, ...]
+    tokens: np.ndarray[Any, np.dtype[Any]]
+    first_tokens: np.ndarray[Any, np.dtype[Any]]
+    losses: OnHost
+    order: tuple[int, ...]
+
+    def floor(self, first: Mapping[str, tuple[float, float]], unit: str) -> float:
+        """The 99 % quantile of |D| of `before` against itself; `first`: the audit's total and first-k loss by id."""
+        again = self.losses.get().numpy()[:, np.argsort(self.order)]
+        total, early = np.array([first[name] for name in self.ids]).T
+        same = Measured(
+            tokens=self.tokens, first_tokens=self.first_tokens, nll_before=total, nll_after=again[0],
+            first_before=early, first_after=again[1],
+        )  # fmt: skip
+        return _quantile(same, unit)
+
+
+@torch.no_grad()
+def second_pass(
+    pair: Pair,
+    encoded: Sequence[Encoded],
+    *,
+    first_k: int,
+    batch_tokens: int | None = None,
+    masked: bool = True,
+    seed: int = 0,
+) -> SecondPass:
+    """Run at most 64 examples through `before` with random neighbours in smaller batches; nothing is waited for."""
+    rows = _sample(encoded)
+    lengths = [len(row.input_ids) for row in rows]
+    batching = {"pad_token_id": pair.tokenizers.before.pad_token_id, "first_k": first_k, "device": pair.device}
+    with pair.on("before") as model, deterministic(model):
+        budget = min(batch_tokens or token_budget(model, pair.device), max(FEWEST_TOKENS, sum(lengths)))
+        while True:
+            plan = shuffled_batches(lengths, budget // 2, seed)
+            try:
+                made = (Batch.of([rows[i] for i in positions], masked=masked, **batching) for positions in plan)
+                losses = OnHost(torch.cat([losses_of(model, batch) for batch in made], dim=1))
+                break
+            except RuntimeError as error:
+                budget = smaller_budget(error, budget, rows=max(map(len, plan)))
+    tokens = np.array([row.n_labels for row in rows])
+    order = tuple(i for positions in plan for i in positions)
+    return SecondPass(tuple(row.id for row in rows), tokens, np.minimum(tokens, first_k), losses, order)
+
+
+def _sample(encoded: Sequence[Encoded]) -> list[Encoded]:
+    return sorted(encoded, key=lambda item: item.id)[:SAMPLE]
+
+
+def _quantile(same: Measured, unit: str) -> float:
     # In the quantile a NaN would hide what the others say; the audit itself counts such examples.
-    return float(np.nanquantile(np.abs(found.degradation(unit)), QUANTILE))
+    return float(np.nanquantile(np.abs(same.degradation(unit)), QUANTILE))
 
 
 def _hidden(model: Any, rows: Sequence[Encoded], plan: list[list[int]], batching: dict[str, Any]) -> Tensor:

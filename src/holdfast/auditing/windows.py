@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from holdfast.auditing.measure import Measured, Measurer, Progress
-from holdfast.auditing.noise import noise_floor
+from holdfast.auditing.ahead import Ahead, Window, layout
+from holdfast.auditing.measure import Collect, Measured, Measurer, PassName, Progress
+from holdfast.auditing.noise import SecondPass, noise_floor, second_pass
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.parts import Parts
 from holdfast.auditing.summary import UNITS
@@ -32,18 +34,14 @@ class Windows:
     def __init__(self, streams: Mapping[str, ExampleStream], pair: Pair, *, max_length: int | None) -> None:
         self.streams, self.pair, self.max_length = streams, pair, max_length
         self.size = WINDOW
-        self.count = sum(-(-stream.n // self.size) for stream in streams.values())
+        self.count = len(layout(streams, self.size))
         self.n = sum(stream.n for stream in streams.values())
         for tokenizer in {id(t): t for t in (pair.tokenizers.before, pair.tokenizers.after)}.values():
             require_usable_tokenizer(tokenizer, needs_chat=any(stream.chat for stream in streams.values()))
 
-    def examples(self) -> Iterator[tuple[int, str, list[Example]]]:
-        """Every window with its number and role."""
-        number = 0
-        for role, stream in self.streams.items():
-            for window in stream.windows(self.size):
-                yield number, role, window
-                number += 1
+    def ahead(self, name: Name, wanted: Callable[[int], bool] = lambda _: True) -> Ahead:
+        """All windows as one side reads them; those that are not wanted without tokens."""
+        return Ahead(self.streams, self.size, lambda examples: self.encode(examples, name), wanted)
 
     def encode(self, examples: list[Example], name: Name) -> list[Encoded]:
         """Tokens for one side."""
@@ -53,10 +51,10 @@ class Windows:
         except DataError as error:
             raise DataError(error.what, remedy="raise max_length, or shorten or remove these examples") from None
 
-    def sample(self, name: Name) -> list[Encoded]:
-        """The examples for the noise floor, as one side reads them."""
+    def sample(self, name: Name, most: int | None = None) -> list[Encoded]:
+        """The examples with the smallest ids, as one side reads them; `most` of them, or all there are."""
         chosen = sorted((e for stream in self.streams.values() for e in stream.sample), key=lambda e: e.id)
-        return self.encode(chosen, name)
+        return self.encode(chosen[:most], name)
 
 
 def measure_windows(
@@ -71,65 +69,110 @@ def measure_windows(
     """Measure every window that has no part yet; in one pass for both models, or in one for each."""
     pair = windows.pair
     measurer = Measurer(pair, first_k=constraint.first_k, kl=kl, batch_tokens=batch_tokens)
-    names: tuple[Any, ...] = ("both",) if measurer.joint else NAMES
+    names: tuple[PassName, ...] = ("both",) if measurer.joint else NAMES
     count = _Count(progress, 2 * windows.n)
     for name in names:
-        if parts.done(name, windows.count) < windows.count:
-            _begin(windows.sample(_side(name)), parts, measurer, name, constraint, batch_tokens)
-        _pass(windows, parts, measurer, name, count, batch_tokens)
+        _Pass(windows, parts, measurer, name, constraint).run(count, batch_tokens)
         if not pair.together:
-            pair.release(name)
+            pair.release(_side(name))
 
 
 def _side(name: str) -> Name:
     return "after" if name == "after" else "before"
 
 
-def _begin(
-    sample: list[Encoded],
-    parts: Parts,
-    measurer: Measurer,
-    name: str,
-    constraint: ChanceConstraint,
-    batch_tokens: int | None,
-) -> None:
-    """Check the models of a pass on one example, and measure the noise floor."""
-    if name == "both":
-        measurer.check_both(sample[0])
-    else:
-        measurer.check(_side(name), sample[0])
-    if name != "after" and parts.noise() is None:
-        settings: dict[str, Any] = {"first_k": constraint.first_k, "batch_tokens": batch_tokens}
-        parts.write_noise(noise_floor(measurer.pair, sample, constraint.unit, masked=measurer.masked, **settings))
+class _Pass:
+    """One pass over the data: through both models, or through one.
 
+    A window's results are stored when the next one has been launched, so the device has work throughout.
+    """
 
-def _pass(
-    windows: Windows, parts: Parts, measurer: Measurer, name: str, count: _Count, batch_tokens: int | None
-) -> None:
-    """One pass over the data; windows that were measured before are skipped, with their batch budget."""
-    measurer.batch_tokens = batch_tokens
-    for number, role, examples in windows.examples():
-        if parts.has(name, number):
-            measurer.batch_tokens = int(parts.facts(name, number)["batch_tokens"])
-            count((2 if name == "both" else 1) * len(examples))
-            continue
-        encoded = windows.encode(examples, _side(name))
-        if name == "both":
-            columns = measurer.both(encoded, lambda n: count(2 * n))
+    def __init__(
+        self, windows: Windows, parts: Parts, measurer: Measurer, name: PassName, constraint: ChanceConstraint
+    ) -> None:
+        self.windows, self.parts, self.measurer, self.name = windows, parts, measurer, name
+        self.constraint = constraint
+        self.again: SecondPass | None = None
+
+    def run(self, count: _Count, batch_tokens: int | None) -> None:
+        """Measure the windows that have no part yet, and the noise floor with the first of them."""
+        windows, parts, measurer, name = self.windows, self.parts, self.measurer, self.name
+        noise = name != "after" and parts.noise() is None
+        ahead = windows.ahead(_side(name), lambda number: not parts.has(name, number))
+        if noise or parts.done(name, windows.count) < windows.count:
+            self._check()
+        measurer.batch_tokens = batch_tokens
+        factor = 2 if name == "both" else 1
+        waiting: Callable[[], None] | None = None
+        for window in ahead:
+            if parts.has(name, window.number):  # measured before an interruption; its budget is kept
+                measurer.batch_tokens = int(parts.facts(name, window.number)["batch_tokens"])
+                count(factor * window.size)
+                continue
+            collect = measurer.launch(name, window.encoded, lambda n: count(factor * n), ahead.advance)
+            if noise and self.again is None:
+                self._launch_noise(batch_tokens)
+            if waiting is not None:
+                waiting()
+            facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
+            waiting = partial(self._store, window, collect, facts)
+        if waiting is not None:
+            waiting()
+        if noise:
+            self._write_noise(batch_tokens)
+
+    def _check(self) -> None:
+        """Hold the models of this pass against one example."""
+        example = self.windows.sample(_side(self.name), 1)[0]
+        if self.name == "both":
+            self.measurer.check_both(example)
         else:
-            columns = measurer.side(_side(name), encoded, count)
-        described = _described(examples, encoded, role, measurer.first_k) if name != "after" else {}
+            self.measurer.check(_side(self.name), example)
+
+    def _store(self, window: Window, collect: Collect, facts: dict[str, Any]) -> None:
+        """Wait for a window's results and write its part."""
+        encoded = window.encoded
+        described = _described(window, self.measurer.first_k) if self.name != "after" else {}
         truncated = {"truncated": np.array([item.truncated for item in encoded])}
-        facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
-        parts.write(name, number, {**described, **truncated, **columns}, facts)
+        self.parts.write(self.name, window.number, {**described, **truncated, **collect()}, facts)
+
+    def _launch_noise(self, batch_tokens: int | None) -> None:
+        if self.constraint.unit == "kl_token":  # compares distributions, which the windows do not keep
+            return
+        sample = self.windows.sample("before")
+        settings: dict[str, Any] = {"first_k": self.constraint.first_k, "batch_tokens": batch_tokens}
+        self.again = second_pass(self.measurer.pair, sample, masked=self.measurer.masked, **settings)
+
+    def _write_noise(self, batch_tokens: int | None) -> None:
+        """The noise floor: the windows' own losses against a second pass over a sample of them."""
+        if self.again is None:
+            self._launch_noise(batch_tokens)
+        unit = self.constraint.unit
+        if self.again is not None:
+            found = self.again.floor(self._stored_losses(self.again), unit)
+        else:
+            settings: dict[str, Any] = {"first_k": self.constraint.first_k, "batch_tokens": batch_tokens}
+            sample = self.windows.sample("before")
+            found = noise_floor(self.measurer.pair, sample, unit, masked=self.measurer.masked, **settings)
+        self.parts.write_noise(found)
+
+    def _stored_losses(self, again: SecondPass) -> dict[str, tuple[float, float]]:
+        """Total and first-k loss of `before` of the second pass's examples, by id."""
+        wanted = set(again.ids)
+        found: dict[str, tuple[float, float]] = {}
+        for number in range(self.windows.count):
+            columns = self.parts.read(self.name, number)
+            rows = zip(columns["id"], columns["nll_before"], columns["first_before"], strict=True)
+            found |= {name: (total, first) for name, total, first in rows if name in wanted}
+        return found
 
 
-def _described(examples: list[Example], encoded: list[Encoded], role: str, first_k: int) -> dict[str, Any]:
-    tokens = np.array([item.n_labels for item in encoded], dtype=np.int32)
+def _described(window: Window, first_k: int) -> dict[str, Any]:
+    tokens = np.array([item.n_labels for item in window.encoded], dtype=np.int32)
     return {
-        "id": [example.id for example in examples],
-        "role": [role] * len(examples),
-        "category": [example.category for example in examples],
+        "id": [example.id for example in window.examples],
+        "role": [window.role] * window.size,
+        "category": [example.category for example in window.examples],
         "tokens": tokens,
         "first_tokens": np.minimum(tokens, first_k).astype(np.int32),
     }

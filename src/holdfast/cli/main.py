@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.audit import audit
+from holdfast.cli.bench import bench
 from holdfast.cli.certify import certify
 from holdfast.cli.check import check
 from holdfast.cli.compare import compare
@@ -44,6 +45,7 @@ app.command()(report)
 app.command()(plan)
 app.command()(compare)
 app.command()(study)
+app.command()(bench)
 app.command()(ls)
 app.add_typer(judge, name="judge")
 

@@ -66,6 +66,8 @@ def _check_value(key: str, value: Any, hint: Any) -> tuple[Any, Problem | None]:
         value = number(value)
     if value is False and "one of no," in expected:
         value = "no"  # YAML 1.1 reads `save_strategy: no` as false
+    elif isinstance(value, bool) and "on, off" in expected:
+        value = "on" if value else "off"  # and `screening: on` as true
     adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
     try:
         # YAML has lists only, so a tuple may be given as one; everything else must be of its own kind.

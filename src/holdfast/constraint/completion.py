@@ -7,7 +7,7 @@ off, and each example's sum is taken in float64 so that padding and batch compos
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,7 @@ __all__ = [
     "completion_kl",
     "completion_losses",
     "deterministic",
+    "evaluating",
     "hidden_states",
     "require_understood_head",
 ]
@@ -66,30 +67,39 @@ class CompletionLosses:
 
 @contextmanager
 def deterministic(model: nn.Module) -> Iterator[None]:
-    """Switch off dropout and every other train-time randomness, gradient checkpointing kept.
+    """Switch off dropout and every other train-time randomness, checkpointing kept; the random state is restored."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices), evaluating(model):
+        yield
+
+
+@contextmanager
+def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Iterator[None]:
+    """Every module in eval mode, gradient checkpointing kept.
 
     `model.eval()` would also switch off checkpointing, which transformers ties to the layer's own `training` flag; so
     checkpointed layers keep that flag until their forward begins, where some (XGLM, BioGPT) read it for a dropout of
-    their own; everything inside them is in eval mode. The random state is restored.
+    their own; everything inside them is in eval mode.
+
+    Args:
+        modules: the model's, for callers that come often; walking through it takes milliseconds.
     """
-    training = [module for module in model.modules() if module.training]
+    training = [module for module in (model.modules() if modules is None else modules) if module.training]
     checkpointed = [m for m in training if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
     handles: list[RemovableHandle] = []
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        try:
-            for module in training:
-                module.training = False
-            for layer in checkpointed:
-                layer.training = True
-                handles.append(layer.register_forward_pre_hook(_evaluated))
-                handles.append(layer.register_forward_hook(_trained, always_call=True))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            for module in training:
-                module.training = True
+    try:
+        for module in training:
+            module.training = False
+        for layer in checkpointed:
+            layer.training = True
+            handles.append(layer.register_forward_pre_hook(_evaluated))
+            handles.append(layer.register_forward_hook(_trained, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in training:
+            module.training = True
 
 
 def _evaluated(layer: nn.Module, _: Any) -> None:
@@ -137,6 +147,8 @@ def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     caught: list[Tensor] = []
     handle = inner.base_model.register_forward_hook(lambda _m, _a, out: caught.append(out[0]))
     arguments: dict[str, Any] = {"use_cache": False}
+    if "position_ids" in batch:  # packed rows
+        arguments["position_ids"] = batch["position_ids"]
     if "logits_to_keep" in inspect.signature(inner.forward).parameters:
         # No position: the model's own head is not needed, and on one position per row it costs as much as half the
         # layers.
@@ -192,10 +204,10 @@ def completion_kl(
 
 
 @torch.no_grad()
-def require_understood_head(model: Any, batch: Mapping[str, Tensor]) -> None:
+def require_understood_head(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Refuse a model whose logits are not `head(hidden)`: our losses would not be its losses.
 
-    Compares one row with the logits that the model itself returns.
+    Compares one row with the logits that the model itself returns, and returns that row's mean loss.
     """
     row = {name: tensor[:1] for name, tensor in batch.items()}
     labels, mask = _scored(row)
@@ -214,3 +226,4 @@ def require_understood_head(model: Any, batch: Mapping[str, Tensor]) -> None:
             f"{gap:.3g} nats per token",
             remedy="report this architecture; its head does more than a linear map, scaling and soft cap",
         )
+    return ours

@@ -10,9 +10,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
@@ -37,6 +38,14 @@ def degradation(model: Any, batch: Mapping[str, Tensor], reference: Tensor, cons
         return completion_kl(model, batch)
     losses = completion_losses(model, batch, constraint.first_k)
     return in_unit(losses, constraint) - reference.to(losses.total)
+
+
+def slope(weight: Callable[[Tensor], Tensor], degradations: Tensor) -> Tensor:
+    """`d weight(D)_i / d D_i`; zero where a row's term is flat, and with it the row's gradient."""
+    with torch.enable_grad():
+        d = degradations.detach().requires_grad_()
+        terms = weight(d)
+        return torch.autograd.grad(terms.sum(), d)[0] if terms.requires_grad else torch.zeros_like(d)
 
 
 def require_unit_supported(model: Any, constraint: ChanceConstraint) -> None:

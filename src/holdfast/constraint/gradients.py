@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -44,6 +45,25 @@ def trainable(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     Looked up at each use, never kept: FSDP2 exchanges the parameter objects after the optimizer is made.
     """
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _blocks(vector: Vector) -> Iterator[slice]:
+    """Stretches of consecutive tensors on one device, of at most `BLOCK` numbers unless a single one has more."""
+    start, held = 0, 0
+    for i, x in enumerate(vector):
+        if i > start and (held + x.numel() > BLOCK or x.device != vector[start].device):
+            yield slice(start, i)
+            start, held = i, 0
+        held += x.numel()
+    yield slice(start, len(vector))
+
+
+def _joined(tensors: Vector) -> Tensor:
+    """The numbers of several tensors in a row; of a single one without a copy."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1)
+    flat: Tensor = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+    return flat
 
 
 class ParameterSpace:
@@ -83,16 +103,15 @@ class ParameterSpace:
         return [shard(p) for p in self.params]
 
     def snapshot(self) -> Vector:
-        """A copy of the parameters."""
-        return [shard(p).clone() for p in self.params]
+        """A copy of the parameters, in a few kernels."""
+        return list(torch._foreach_mul(self.weights(), 1.0))
 
     @contextmanager
     def moved(self, direction: Vector, step: float) -> Iterator[None]:
         """A context in which the parameters are `theta + step direction`; afterwards theta is back bit for bit."""
         before = self.snapshot()
         try:
-            for weight, d in zip(self.weights(), direction, strict=True):
-                weight.add_(d, alpha=step)
+            torch._foreach_add_(self.weights(), direction, alpha=step)
             yield
         finally:
             self._put(before)
@@ -108,8 +127,7 @@ class ParameterSpace:
             self._put(before)
 
     def _put(self, weights: Vector) -> None:
-        for weight, value in zip(self.weights(), weights, strict=True):
-            weight.copy_(value)
+        torch._foreach_copy_(self.weights(), weights)
 
     def task_gradient(self) -> Vector:
         """`.grad` of every parameter, zero where there is none."""
@@ -138,32 +156,16 @@ class ParameterSpace:
         """
         vectors = list({id(v): v for pair in pairs for v in pair}.values())
         place = {id(v): i for i, v in enumerate(vectors)}
-        device = shard(self.params[0]).device
+        device = vectors[0][0].device
         gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device=device)
-        for block in self._blocks():
-            rows = [torch.cat([v[i].reshape(-1)[part] for i, part in block]).double() for v in vectors]
-            joined = torch.stack(rows)
-            gram += (joined @ joined.T).to(device)
+        for block in _blocks(vectors[0]):
+            for rows in zip(*(torch.split(_joined(v[block]), BLOCK) for v in vectors), strict=True):
+                joined = torch.stack(rows).double()
+                gram += (joined @ joined.T).to(device)
         if any(isinstance(p, DTensor) for p in self.params):
             dist.all_reduce(gram)
         found = gram.tolist()
         return [float(found[place[id(a)]][place[id(b)]]) for a, b in pairs]
-
-    def _blocks(self) -> Iterator[list[tuple[int, slice]]]:
-        """Stretches of the flattened parameters in groups of at most `BLOCK` numbers on one device, in order."""
-        block: list[tuple[int, slice]] = []
-        held = 0
-        for i, p in enumerate(self.params):
-            local = shard(p)
-            for start in range(0, local.numel(), BLOCK):
-                size = min(BLOCK, local.numel() - start)
-                if block and (held + size > BLOCK or local.device != shard(self.params[block[0][0]]).device):
-                    yield block
-                    block, held = [], 0
-                block.append((i, slice(start, start + size)))
-                held += size
-        if block:
-            yield block
 
     def full(self, vector: Vector) -> Vector:
         """The vector with every shard gathered, on the CPU: what a checkpoint stores. A collective call."""

@@ -12,7 +12,7 @@ incoming number of each token. A trained head needs its own gradient: its logits
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -179,14 +179,7 @@ def token_nll(head: Head, hidden: Tensor, targets: Tensor) -> Tensor:
     def value(h: Tensor, y: Tensor) -> Tensor:
         return -head.log_probabilities(h).gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
-    def value_and_gradient(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        log_p, slope = head.with_slope(h)
-        loss = -log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-        d = log_p.exp_()
-        d.scatter_add_(-1, y.unsqueeze(-1), d.new_full((len(y), 1), -1.0))
-        return loss, head.to_hidden(d, slope)
-
-    return _over_chunks(head, value, value_and_gradient, hidden, targets)
+    return _over_chunks(head, value, nll_and_gradient(head), hidden, targets)
 
 
 def token_kl(head: Head, hidden: Tensor, head_0: Head, hidden_0: Tensor) -> Tensor:
@@ -197,7 +190,52 @@ def token_kl(head: Head, hidden: Tensor, head_0: Head, hidden_0: Tensor) -> Tens
             log_p0 = head_0.log_probabilities(h_0)
         return (log_p0.exp() * (log_p0 - head.log_probabilities(h))).sum(-1)
 
-    def value_and_gradient(h: Tensor, h_0: Tensor) -> tuple[Tensor, Tensor]:
+    return _over_chunks(head, value, kl_and_gradient(head, head_0), hidden, hidden_0)
+
+
+def nll_and_gradient(head: Head) -> ValueAndGradient:
+    """NLL of targets, and its gradient by the hidden states."""
+
+    def found(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        log_p, slope = head.with_slope(h)
+        return _nll_of(head, log_p, slope, y)
+
+    return found
+
+
+class TokenStatistics(NamedTuple):
+    """NLL of every target, its gradient by the hidden state, entropy, and whether the target is the likeliest token."""
+
+    values: Tensor
+    gradients: Tensor
+    entropy: Tensor
+    top1: Tensor
+
+
+@torch.no_grad()
+def nll_with_statistics(head: Head, hidden: Tensor, targets: Tensor) -> TokenStatistics:
+    """As `nll_and_gradient`, with what TRL logs of the task's tokens."""
+    found = []
+    for h, y in _pieces(hidden, targets):
+        log_p, slope = head.with_slope(h)
+        entropy = -torch.linalg.vecdot(log_p.exp(), log_p)
+        top1 = log_p.argmax(-1) == y
+        found.append((*_nll_of(head, log_p, slope, y), entropy, top1))
+    return TokenStatistics(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
+def _nll_of(head: Head, log_p: Tensor, slope: Tensor | float, y: Tensor) -> tuple[Tensor, Tensor]:
+    """From log-probabilities, which are overwritten."""
+    loss = -log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    d = log_p.exp_()
+    d.scatter_add_(-1, y.unsqueeze(-1), d.new_full((len(y), 1), -1.0))
+    return loss, head.to_hidden(d, slope)
+
+
+def kl_and_gradient(head: Head, head_0: Head) -> ValueAndGradient:
+    """KL from the reference's distribution, and its gradient by the hidden states."""
+
+    def found(h: Tensor, h_0: Tensor) -> tuple[Tensor, Tensor]:
         # In place: these are the largest tensors of the whole pass.
         log_p0 = head_0.log_probabilities(h_0)
         log_p, slope = head.with_slope(h)
@@ -205,7 +243,14 @@ def token_kl(head: Head, hidden: Tensor, head_0: Head, hidden_0: Tensor) -> Tens
         kl = log_p0.sub_(log_p).mul_(p_0).sum(-1)
         return kl, head.to_hidden(log_p.exp_().sub_(p_0), slope)
 
-    return _over_chunks(head, value, value_and_gradient, hidden, hidden_0)
+    return found
+
+
+@torch.no_grad()
+def over_pieces(fused: ValueAndGradient, hidden: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (tokens) and gradients (tokens, width) of all tokens, `TOKEN_CHUNK` at a time."""
+    values, gradients = zip(*(fused(*piece) for piece in _pieces(hidden, other)), strict=True)
+    return torch.cat(values), torch.cat(gradients)
 
 
 Value = Callable[[Tensor, Tensor], Tensor]
@@ -238,10 +283,10 @@ class FusedTokenLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, other: Tensor, fused: ValueAndGradient) -> Tensor:
         """`fused(hidden piece, other piece)` gives the losses and their gradients, one row a token."""
-        losses, gradients = zip(*(fused(*piece) for piece in _pieces(hidden, other)), strict=True)
-        ctx.save_for_backward(torch.cat(gradients))
+        losses, gradients = over_pieces(fused, hidden, other)
+        ctx.save_for_backward(gradients)
         ctx.dtype = hidden.dtype
-        return torch.cat(losses)
+        return losses
 
     @staticmethod
     @once_differentiable

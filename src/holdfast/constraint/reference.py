@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class ReferenceTable:
     losses: CompletionLosses
     provenance: Mapping[str, Any]
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Hash of ids, losses and provenance."""
         columns = [getattr(self.losses, name).tolist() for name in COLUMNS]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
 
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import SFTConfig
 
 from holdfast.core.errors import ConfigError
 
+_Step = Literal["auto", "two_pass", "fused"]
+_Switch = Literal["auto", "on", "off"]
 LOWER_IS_BETTER = ("_violation_rate", "_violation_upper", "_cvar", "_g")
 
 
@@ -42,6 +45,23 @@ class SafeSFTConfig(SFTConfig):
     safety_seed: int | None = field(
         default=None, metadata={"help": "Seed of the safety split and stream. Default: seed."}
     )
+    step: _Step = field(
+        default="auto",
+        metadata={
+            "help": "How holdfast computes the task's and the constraint's gradients: 'fused' in one pass over both, "
+            "'two_pass' one after the other (the reference), 'auto' fused on a GPU where the model allows it."
+        },
+    )
+    step_graphs: _Switch = field(
+        default="auto", metadata={"help": "Record the fused step as CUDA graphs; 'auto' where it is possible."}
+    )
+    screening: _Switch = field(
+        default="auto",
+        metadata={
+            "help": "Look at the safety rows before the fused step, and leave out those whose gradient is zero (the "
+            "same step); 'auto' while most are."
+        },
+    )
     on_leak: str = field(
         default="error",
         metadata={
@@ -72,6 +92,11 @@ class SafeSFTConfig(SFTConfig):
         super().__post_init__()
         if self.on_leak not in ("error", "move"):
             raise ConfigError(f"on_leak is {self.on_leak!r}", remedy="use 'error' or 'move'")
+        for name, hint in (("step", _Step), ("step_graphs", _Switch), ("screening", _Switch)):
+            if getattr(self, name) not in get_args(hint):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(get_args(hint))}"
+                )
         for name in ("safety_batch_size", "safety_micro_batch_size", "safety_eval_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:

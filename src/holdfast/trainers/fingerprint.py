@@ -17,8 +17,9 @@ from holdfast.models.handle import resolve
 from holdfast.models.unmerged import adapter_settings_of
 
 # Settings that change neither the trajectory nor what is stored: logging, saving, evaluation, transport. Batches of
-# safety examples per pass, and evaluation on a task set (whose loader draws from the CPU generator), may change its
-# last bits: they are left free, since they are what one changes after running out of memory.
+# safety examples per pass, the path that computes a step (step, step_graphs, screening), and evaluation on a task set
+# (whose loader draws from the CPU generator) may change its last bits, and dropout's masks: they are left free, since
+# they are what one changes after running out of memory, or on another machine.
 HARMLESS = frozenset(
     """output_dir run_dir run_name report_to logging_dir logging_strategy logging_first_step logging_steps
     logging_nan_inf_filter log_level log_level_replica log_on_each_node disable_tqdm include_num_input_tokens_seen
@@ -30,7 +31,7 @@ HARMLESS = frozenset(
     dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers
     dataset_num_proc resume_from_checkpoint restore_callback_states_from_checkpoint reference_cache
     project trackio_space_id debug skip_memory_metrics ddp_timeout ddp_backend local_rank deepspeed_plugin
-    safety_micro_batch_size""".split()  # noqa: SIM905  (a list literal would take a line per name)
+    safety_micro_batch_size step step_graphs screening""".split()  # noqa: SIM905  (a list literal would take a line per name)
 )
 
 

@@ -60,6 +60,8 @@ class TrainingRun(Protocol):
     processing_class: Any
     train_dataset: Any
     accelerator: Any
+    items: Items
+    """Of the micro-batch in progress."""
     current_gradient_accumulation_steps: int
     """Micro-batches of this step; the last of an epoch may have fewer."""
 
@@ -143,6 +145,15 @@ class TrainingRun(Protocol):
 
         Only where `joint_backward` allows it.
         """
+
+    @property
+    def joint(self) -> bool:
+        """Whether this run's micro-batches can be passed over together with the constraints' rows."""
+
+    def joint_micro_step(
+        self, inputs: Inputs, items: Items, weights: Mapping[str, Callable[[Tensor], Tensor]], *, screen: bool = False
+    ) -> Tensor:
+        """One micro-batch and its part of every safety batch in one pass; `safety_pass` then knows the results."""
 
     @property
     def joint_backward(self) -> bool:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from holdfast.constraint.completion import deterministic
-from holdfast.constraint.degradation import degradation
+from holdfast.constraint.degradation import degradation, slope
 from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.constraint.passes import Forward
 from holdfast.core.ranks import gather_rows, rank, world
@@ -38,14 +39,19 @@ def safety_gradient(
     """Degradations of the batch and the gradient of `mean_i weight(D)_i` over all its rows.
 
     `weight` maps degradations to the per-example terms of the constraint (`phi(D - tau)`), so the mean splits over
-    micro-batches and ranks.
+    micro-batches and ranks. A micro-batch in which no term has a slope gets no backward (but under FSDP2): its
+    gradient is zero.
     """
     found: list[Tensor] = []
+    # FSDP2 frees what a forward gathered in its backward, which must therefore come.
+    sharded = any(isinstance(p, DTensor) for p in space.params)
     reference = safety.constraint_reference[positions]
 
     def terms(model: Any, batch: dict[str, Tensor], places: list[int]) -> Tensor:
         d = degradation(model, batch, reference[places], safety.constraint)
         found.append(d.detach())
+        if not sharded and not bool(slope(weight, d).any()):
+            d = d.detach()
         return weight(d) / len(positions)
 
     rows = [safety.constraint_set[i] for i in positions]

@@ -76,6 +76,7 @@ class SideDataMixin:
     safety: dict[str, SafetySet]
     forward_of: Callable[[Any], Forward]
     current_gradient_accumulation_steps: int
+    joint_result: Callable[[str], tuple[SafetyBatch, Vector] | None]
     _streams: dict[str, streams.StepStream]
 
     def _prepare_side_data(self, harmful: Any, unaligned: Any) -> None:
@@ -216,6 +217,9 @@ class SideDataMixin:
 
     def safety_pass(self, name: str, weight: Callable[[Tensor], Tensor]) -> tuple[SafetyBatch, Vector]:
         """Degradations of this step's safety batch and the gradient of `mean_i weight(D)_i`."""
+        found = self.joint_result(name)
+        if found is not None:
+            return found
         return safety_gradient(
             self.forward_of(self.model),
             self.safety[name],

@@ -44,7 +44,8 @@ def side_gradient(
                 batch = forward.batch([rows[j] for j in positions])
                 with forward.precision():
                     values = loss(forward.model, batch, positions)
-                (values.sum() * scale).backward()  # type: ignore[no-untyped-call]
+                if values.requires_grad:
+                    (values.sum() * scale).backward()  # type: ignore[no-untyped-call]
                 found.append(values.detach())
         gradient = [torch.zeros_like(shard(p)) if p.grad is None else shard(p.grad).clone() for p in space.params]
     finally:

@@ -37,6 +37,7 @@ from holdfast.trainers import safety as safety_sets
 from holdfast.trainers.checkpointing import CheckpointMixin
 from holdfast.trainers.config import SafeSFTConfig
 from holdfast.trainers.hooks import Defense, Items, make_defense
+from holdfast.trainers.joint_step import JointStepMixin
 from holdfast.trainers.monitoring import MonitorMixin, StepRecorder
 from holdfast.trainers.safety import SafetySet
 from holdfast.trainers.side_data import SideDataMixin, require_side_data, require_stage
@@ -51,7 +52,7 @@ from holdfast.trainers.task_prompts import task_prompts
 logger = logging.getLogger(__name__)
 
 
-class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
+class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMixin):
     """Adds safety sets and a defense to a trainer; put it before `SFTTrainer` among the bases."""
 
     _tag_names: ClassVar[list[str]] = ["trl", "sft", "holdfast"]
@@ -99,6 +100,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
             raise ConfigError("no task data to train on", remedy="pass train_dataset=...")
         self.safety: dict[str, SafetySet] = {}
         self._attached_to: Any = None
+        self._flops_per_token: int | None = None
         prompts = task_prompts(kwargs.get("train_dataset"), kwargs.get("formatting_func"), args.dataset_text_field)
         if prompts is not None and harmful_dataset is not None:
             pairs = safety_sets.as_examples(harmful_dataset, "harmful")
@@ -241,12 +243,14 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
         """One micro-batch; on the last one of a step also the defense's turn on the whole gradient."""
         inputs, items = self.defense.choose_batch(self, inputs, num_items_in_batch)
         parent = super().training_step  # type: ignore[misc]
+        self.items = items
         loss = self.defense.micro_step(self, inputs, lambda: parent(model, inputs, items, *args, **kwargs))
         self.recorder.add_loss(loss, float(_raw(self.optimizer).param_groups[0]["lr"]))
         self._micro += 1
         if self.accelerator.sync_gradients:
             self._micro = 0
             self.defense.on_gradient(self)
+            self._joint_step = None
         return loss
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -267,6 +271,13 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, SideDataMixin):
         if extra is not None:
             loss = loss + (extra * self._divisor(kwargs.get("num_items_in_batch"))).to(loss)
         return (loss, found[1]) if isinstance(found, tuple) else loss
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """As the Trainer's, whose count of the parameters is made once: that walk can outlast a small model's step."""
+        numbers = int(inputs["input_ids"].numel())
+        if self._flops_per_token is None:
+            self._flops_per_token = int(super().floating_point_ops(inputs)) // numbers  # type: ignore[misc]
+        return self._flops_per_token * numbers
 
     def _divisor(self, items: Items) -> int:
         """What `Trainer.training_step` divides the micro-batch's loss by: 1 where the loss is scaled for accumulation.

@@ -201,7 +201,7 @@ def test_a_finished_audit_is_returned_and_never_overwritten(base, adapter, data,
     out = tmp_path / "out"
     first = run(base, adapter, data, output=out)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
-    monkeypatch.setattr(windowing.Measurer, "both", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(windowing.Measurer, "launch", lambda *_: pytest.fail("measured again"))
     assert run(base, adapter, data, output=out) == first
     with pytest.raises(ConfigError, match="holds the audit of other") as refused:
         run(base, adapter, data, output=out, constraint=ChanceConstraint(tau=0.2))
@@ -279,7 +279,7 @@ def test_refusals_leave_no_folder(base, adapter, data, tmp_path):
 
 
 def test_tau_inside_the_noise_is_warned_about(base, adapter, data, caplog, monkeypatch):
-    monkeypatch.setattr(windowing, "noise_floor", lambda *_, **__: 0.02)
+    monkeypatch.setattr(windowing.SecondPass, "floor", lambda *_: 0.02)
     with caplog.at_level("WARNING"):
         found = run(base, adapter, data)
     assert "tau = 0.05 is inside the numerical noise: the unchanged model moves by 0.02" in caplog.text

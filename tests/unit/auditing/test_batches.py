@@ -14,8 +14,9 @@ from holdfast.auditing.batches import CPU_TOKENS, batches, shuffled_batches, tok
 from holdfast.auditing.measure import measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import open_pair
-from holdfast.auditing.scoring import Batch, losses_of, padding_is_inert
+from holdfast.auditing.scoring import padding_is_inert
 from holdfast.constraint.head import float32_linear
+from holdfast.constraint.scoring import Batch, losses_of
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=50)
 

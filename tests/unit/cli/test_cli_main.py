@@ -14,7 +14,7 @@ from holdfast.cli.main import app, main
 from holdfast.core import errors
 
 HEAVY = ("torch", "trl", "transformers", "peft", "datasets", "numpy", "scipy")
-COMMANDS = ("check", "train", "study", "ls")
+COMMANDS = ("check", "train", "study", "bench", "ls")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])

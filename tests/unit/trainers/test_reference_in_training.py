@@ -11,22 +11,22 @@ from tests import tiny
 from tests.unit.trainers.building import SLACK, build, safety
 
 import holdfast as hf
-from holdfast.constraint import passes
+from holdfast.constraint.passes import Forward
 from holdfast.constraint.reference import ReferenceTable
 from holdfast.core.errors import CheckpointError, DataError, InfeasibleError, UnsupportedError
 
 
 @pytest.fixture
 def passes_made(monkeypatch):
-    """How many rows each forward over completions saw, in order."""
+    """How many examples each pass for losses saw, in order."""
     seen: list[int] = []
-    inner = passes.completion_losses
+    inner = Forward.losses
 
-    def spy(model, batch, first_k):
-        seen.append(len(batch["input_ids"]))
-        return inner(model, batch, first_k)
+    def spy(self, examples, first_k):
+        seen.append(len(examples))
+        return inner(self, examples, first_k)
 
-    monkeypatch.setattr(passes, "completion_losses", spy)
+    monkeypatch.setattr(Forward, "losses", spy)
     return seen
 
 

@@ -1,0 +1,120 @@
+"""Windows of examples, the next one read and encoded a piece at a time while the device works on the one before.
+
+On a fast GPU encoding takes a quarter of the time of the forward passes. A thread does not hide it: what it holds of
+the interpreter's lock, the launching of kernels waits for. A launch, however, returns before its kernels have run, and
+in the gap until the device needs more the host encodes the same share of the next window as it has handed over of this
+one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from holdfast.data.encode import Encoded
+from holdfast.data.examples import Example
+from holdfast.data.stream import ExampleStream
+
+FIRST = 128
+
+
+@dataclass
+class Window:
+    """Some examples of one role.
+
+    Attributes:
+        encoded: their tokens; stays empty where they are not wanted.
+    """
+
+    number: int
+    role: str
+    size: int
+    examples: list[Example] = field(default_factory=list)
+    encoded: list[Encoded] = field(default_factory=list)
+
+
+def layout(streams: Mapping[str, ExampleStream], size: int) -> list[tuple[str, int]]:
+    """Role and size of every window: `size`, after a few smaller ones at the start, where the device has to wait."""
+    found = []
+    following = min(FIRST, size)
+    for role, stream in streams.items():
+        left = stream.n
+        while left:
+            found.append((role, min(following, left)))
+            left -= found[-1][1]
+            following = min(2 * following, size)
+    return found
+
+
+class Ahead:
+    """The windows in order; `take` gives one, `advance` works on the one after it.
+
+    Args:
+        streams: the examples by role.
+        size: of a window.
+        encode: tokens of examples.
+        wanted: whether a window is to be encoded; examples of others are read only.
+    """
+
+    def __init__(
+        self,
+        streams: Mapping[str, ExampleStream],
+        size: int,
+        encode: Callable[[list[Example]], list[Encoded]],
+        wanted: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        self._streams, self._encode, self._wanted = streams, encode, wanted
+        self._layout = layout(streams, size)
+        self._reading: Iterator[Example] = iter(())
+        self._next: Window | None = None
+        self._error: Exception | None = None
+        self._begin(0)
+
+    def __iter__(self) -> Iterator[Window]:
+        """Every window."""
+        while (window := self.take()) is not None:
+            yield window
+
+    def take(self) -> Window | None:
+        """The next window, finished; None after the last. A fault of its data is raised here."""
+        window = self._next
+        if window is None:
+            return None
+        self.advance(1.0)
+        if self._error is not None:
+            raise self._error
+        self._begin(window.number + 1)
+        return window
+
+    def advance(self, share: float) -> None:
+        """Read and encode up to this share of the next window; its faults wait until it is taken."""
+        if self._next is None or self._error is not None:
+            return
+        window = self._next
+        missing = min(window.size, math.ceil(share * window.size)) - len(window.examples)
+        if missing <= 0:
+            return
+        try:
+            more = list(islice(self._reading, missing))
+            if self._wanted(window.number):
+                window.encoded += self._encode(more)
+            window.examples += more
+            if len(window.examples) == window.size and self._ends_role(window):
+                next(self._reading, None)  # where the stream sees whether its source has changed
+        except Exception as error:  # noqa: BLE001  (raised by `take`)
+            self._error = error
+
+    def _begin(self, number: int) -> None:
+        if number == len(self._layout):
+            self._next = None
+            return
+        role, size = self._layout[number]
+        if number == 0 or self._layout[number - 1][0] != role:
+            self._reading = iter(self._streams[role])
+        self._next = Window(number, role, size)
+
+    def _ends_role(self, window: Window) -> bool:
+        following = window.number + 1
+        return following == len(self._layout) or self._layout[following][0] != window.role

@@ -1,0 +1,145 @@
+"""What to measure: shapes, paths, data and sizes of one benchmark, and the list of its measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from holdfast.bench.shapes import SHAPES
+from holdfast.core.errors import ConfigError
+
+BASELINE = "trl_sft"
+PATHS = {
+    BASELINE: "trl.SFTTrainer at its defaults, no packing",
+    "sft": "SafeSFTTrainer without a constraint",
+    "two_pass": "task and safety batch one after the other",
+    "fused": "both gradients from one pass",
+    "holdfast": "one pass, CUDA graphs and exact screening: everything on",
+}
+SWEEPS = {
+    "batch": (2, 5, 10, 20, 40),
+    "length": (64, 128, 256, 512),
+    "rank": (4, 8, 16, 32, 64, 128),
+    "safety_batch": (2, 5, 10, 20, 40),
+}
+SWEPT_PATHS = (BASELINE, "two_pass", "holdfast")
+UNITS = ("nll_token", "nll_sum", "nll_first", "kl_token")
+TASKS = ("sst2", "ag_news", "gsm8k")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training to be measured.
+
+    Attributes:
+        length: tokens of every row; None takes the data set's own lengths.
+        sweep: the setting that is varied, "" outside a sweep; `value` is what it is set to.
+    """
+
+    shape: str
+    path: str
+    checkpointing: bool
+    batch: int
+    safety_batch: int
+    rank: int
+    steps: int
+    warm_up: int
+    task: str
+    seed: int
+    tau: float = 0.1
+    unit: str = "nll_token"
+    length: int | None = None
+    sweep: str = ""
+    value: int | None = None
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """Rows of one group differ in their path alone, and are compared."""
+        return self.shape, self.checkpointing, self.sweep, self.value
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One benchmark; refused where it cannot be measured.
+
+    Attributes:
+        checkpointing: gradient checkpointing on (True), off, or both in turn.
+        paths: names of `PATHS`; empty takes all, in a sweep those of `SWEPT_PATHS`.
+        checkpointed_paths: those of them to measure with checkpointing too; empty takes the same.
+        sweep: a name of `SWEEPS`, or "".
+        values: of the sweep; empty takes those of `SWEEPS`.
+        unit: of the constraint.
+        tau: of the constraint; a tiny one (1e-6) makes the filter correct nearly every step.
+        cudnn: leave cuDNN's attention on.
+        reference: measure the reference pass too.
+    """
+
+    shapes: tuple[str, ...]
+    task: str = "sst2"
+    paths: tuple[str, ...] = ()
+    steps: int = 25
+    warm_up: int = 5
+    checkpointing: tuple[bool, ...] = (True, False)
+    checkpointed_paths: tuple[str, ...] = ()
+    batch: int = 10
+    safety_batch: int = 10
+    rank: int = 32
+    tau: float = 0.1
+    unit: str = "nll_token"
+    sweep: str = ""
+    values: tuple[int, ...] = ()
+    cudnn: bool = False
+    reference: bool = True
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        _require_known("--shape", self.shapes, SHAPES)
+        _require_known("--task", [self.task], TASKS)
+        _require_known("--paths", self.paths, PATHS)
+        _require_known("--checkpointed-paths", self.checkpointed_paths, PATHS)
+        _require_known("--unit", [self.unit], UNITS)
+        _require_known("--sweep", [self.sweep] if self.sweep else [], SWEEPS)
+        if not self.shapes:
+            raise ConfigError("no shape to measure", remedy=f"give --shape, one of {', '.join(SHAPES)}")
+        if self.values and not self.sweep:
+            raise ConfigError("--values without --sweep", remedy=f"add --sweep, one of {', '.join(SWEEPS)}")
+        if not self.tau > 0:
+            raise ConfigError(f"--tau is {self.tau:g}, expected more than 0", remedy="for example 0.1")
+        sizes = {"--steps": self.steps, "--batch": self.batch, "--safety-batch": self.safety_batch, "--rank": self.rank}
+        shortest = 3 if self.sweep == "length" else 1  # a row has a prompt, a reply and EOS
+        limits = [(name, value, 1) for name, value in sizes.items()]
+        limits += [("--warm-up", self.warm_up, 0), *(("--values", value, shortest) for value in self.values)]
+        for name, value, least in limits:
+            if value < least:
+                raise ConfigError(f"{name} is {value}, expected at least {least}", remedy="set a larger number")
+
+    def cells(self, shape: str) -> list[Cell]:
+        """Every measurement of a shape, in order; the paths of one group follow one another."""
+        first = Cell(
+            shape=shape, path=BASELINE, checkpointing=True, batch=self.batch, safety_batch=self.safety_batch,
+            rank=self.rank, steps=self.steps, warm_up=self.warm_up, task=self.task, seed=self.seed,
+            tau=self.tau, unit=self.unit,
+        )  # fmt: skip
+        varied = [first]
+        if self.sweep:
+            values = self.values or SWEEPS[self.sweep]
+            changes: list[dict[str, Any]] = [{self.sweep: v, "sweep": self.sweep, "value": v} for v in values]
+            varied = [replace(first, **change) for change in changes]
+        paths = self.paths or (SWEPT_PATHS if self.sweep else tuple(PATHS))
+        return [
+            replace(cell, path=path, checkpointing=checkpointing)
+            for checkpointing in self.checkpointing
+            for cell in varied
+            for path in (self.checkpointed_paths or paths if checkpointing else paths)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as JSON values."""
+        return asdict(self)
+
+
+def _require_known(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ConfigError(f"{option}: unknown {', '.join(unknown)}", remedy=f"use {', '.join(known)}")

@@ -1,0 +1,1 @@
+"""One pass for the task's and the constraints' gradients: packed rows, grouped LoRA gradients, recorded kernels."""

@@ -1,0 +1,159 @@
+"""The layers of a model between token ids and last hidden states, run over packed rows, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from holdfast.constraint.completion import adapter_layers, adapters_off, causal_lm, evaluating, hidden_states
+from holdfast.fused.grouped_lora import GroupedAdapter
+from holdfast.fused.packed_rows import CURRENT, Groups, Layout, lay_out
+from holdfast.fused.row_mixing import has_varlen, mixing_rows
+
+GradientOf = Callable[[Tensor], Tensor]
+"""From hidden states (tokens, width) to the gradient of a loss by them."""
+
+
+class Body:
+    """A model's layers, with one gradient of the adapter for every group of rows.
+
+    Args:
+        adapter: the model's LoRA layers.
+        mixers: its token mixers other than attention.
+        precision: the autocast context of training.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        adapter: GroupedAdapter,
+        mixers: Sequence[nn.Module],
+        *,
+        device: torch.device,
+        precision: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.model, self.adapter, self.device, self.precision = model, adapter, device, precision
+        self._mixers = list(mixers)
+        self._config = causal_lm(model).config.get_text_config()
+        self._adapter_layers = adapter_layers(model)
+        self.modules = list(model.modules())
+        self._checkpointed = [m for m in self.modules if getattr(m, "gradient_checkpointing", False)]
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether layers are run again in the backward."""
+        return bool(self._checkpointed)
+
+    @property
+    def training(self) -> bool:
+        """Whether every module is in training mode, in which alone layers are checkpointed."""
+        return all(module.training for module in self.modules)
+
+    @cached_property
+    def pads(self) -> bool:
+        """Whether rows are padded where tokens meet: other mixers than attention, or no kernel for packed rows."""
+        config = self._config
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        like = torch.empty(0, 1, width, device=self.device, dtype=self.dtype)
+        return bool(self._mixers) or not has_varlen(like)
+
+    @property
+    def width(self) -> int:
+        """Of the hidden states."""
+        return int(self._config.hidden_size)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """In which products are computed: autocast's, or the model's own."""
+        kind = self.device.type
+        with self.precision():
+            if torch.is_autocast_enabled(kind):
+                return torch.get_autocast_dtype(kind)
+        found: torch.dtype = causal_lm(self.model).dtype
+        return found
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Everything that makes the model's forward keep to packed rows; must enclose forward and backward."""
+        with ExitStack() as stack:
+            stack.enter_context(evaluating(self.model, self.modules))
+            stack.enter_context(mixing_rows(self._config, self._mixers))
+            stack.enter_context(self.adapter.installed())
+            stack.enter_context(self.without_reentry())
+            try:
+                yield
+            finally:
+                CURRENT.layout, CURRENT.dropout = None, False
+
+    def forward(self, layout: Layout, *, adapters: bool = True, dropout: bool = False) -> Tensor:
+        """Hidden states (tokens, width).
+
+        Args:
+            dropout: of the adapter, on the tokens of group 0; constraints and references are measured without.
+        """
+        CURRENT.layout, CURRENT.dropout = layout, dropout
+        batch = {"input_ids": layout.input_ids, "position_ids": layout.position_ids}
+        off: AbstractContextManager[Any] = nullcontext() if adapters else adapters_off(self.model, self._adapter_layers)
+        with self.precision(), off:
+            return hidden_states(self.model, batch)[0]
+
+    def backward(self, hidden: Tensor, gradient: Tensor) -> list[list[Tensor]]:
+        """For every group the gradients of the adapter's parameters, in their order."""
+        counts = [len(self.adapter.parameters)] * self.adapter.count
+        leaves = [leaf for g in range(self.adapter.count) for leaf in self.adapter.leaves(g)]
+        found = torch.autograd.grad(hidden, leaves, gradient)
+        return [list(part) for part in _split(found, counts)]
+
+    @contextmanager
+    def without_reentry(self) -> Iterator[None]:
+        """Checkpoint without re-entering autograd: re-entrant checkpoints give no gradients on request.
+
+        The random state is kept for the second run only where there is dropout, since reading it cannot be recorded.
+        """
+        function = partial(checkpoint, use_reentrant=False, preserve_rng_state=self.adapter.dropout > 0)
+        before = [(m, m.__dict__.get("_gradient_checkpointing_func")) for m in self._checkpointed]
+        try:
+            for module, given in before:
+                if given is not None:
+                    module._gradient_checkpointing_func = function
+            yield
+        finally:
+            for module, given in before:
+                if given is not None:
+                    module._gradient_checkpointing_func = given
+
+
+def _split(tensors: Sequence[Tensor], counts: Sequence[int]) -> Iterator[Sequence[Tensor]]:
+    start = 0
+    for count in counts:
+        yield tensors[start : start + count]
+        start += count
+
+
+class EagerPasses:
+    """Passes whose kernels are launched one by one."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+
+    @torch.no_grad()
+    def states(self, groups: Groups, *, adapters: bool = True) -> Tensor:
+        """Hidden states of all rows, laid end to end."""
+        layout = lay_out(groups).to(self.body.device)
+        self.body.adapter.refresh()
+        with self.body.running():
+            return self.body.forward(layout, adapters=adapters)
+
+    def gradients(self, groups: Groups, gradient_of: GradientOf) -> list[list[Tensor]]:
+        """Forward, the loss's gradient by the hidden states, backward: every group's gradient."""
+        layout = lay_out(groups).to(self.body.device)
+        self.body.adapter.refresh()
+        with self.body.running():
+            hidden = self.body.forward(layout, dropout=True)
+            return self.body.backward(hidden, gradient_of(hidden.detach()))

@@ -1,0 +1,215 @@
+"""Task and safety rows through the model once: the task's gradient, each constraint's, and every degradation.
+
+    hidden = layers(all rows)          d_t = gradient of token t's loss by its hidden state (computed with the loss)
+    task:        c_t = share of the token in the step's loss
+    constraint:  c_t = d mean_i weight(D_i) / d (loss of token t), from the rows' degradations D_i
+    backward from c_t d_t; LoRA's gradients are summed group by group.
+
+The model's head is never part of the backward, and a vocabulary of any size exists for a few hundred tokens at a time.
+
+Screening: a constraint's term is flat where its majorizer is, and such a row's gradient is zero. With `screen` the
+safety rows are passed over once without a gradient, and only those with a slope join the task: the same step, cheaper
+when most rows are inactive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.constraint.completion import CompletionLosses, Head, adapters_off
+from holdfast.constraint.degradation import in_unit, slope
+from holdfast.constraint.head import kl_and_gradient, nll_and_gradient, nll_with_statistics, over_pieces
+from holdfast.data.encode import Encoded
+from holdfast.fused.body import Body, GradientOf
+from holdfast.fused.packed_rows import Groups, Row, encoded_rows
+from holdfast.fused.reference_states import ReferenceStates
+from holdfast.fused.scored_tokens import Scored, scored
+
+
+class Passes(Protocol):
+    """How the layers are run: kernel by kernel, or recorded."""
+
+    body: Body
+
+    def states(self, groups: Groups, *, adapters: bool = True) -> Tensor: ...
+
+    def gradients(self, groups: Groups, gradient_of: GradientOf) -> list[list[Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class Term:
+    """One constraint's part of a pass.
+
+    Attributes:
+        rows: this process's rows of this micro-batch.
+        reference: their losses at theta_0, in the constraint's unit.
+        weight: from degradations to the terms whose mean is constrained.
+        total: rows of the whole step, over all processes.
+    """
+
+    rows: Sequence[Encoded]
+    reference: Tensor
+    constraint: ChanceConstraint
+    weight: Callable[[Tensor], Tensor]
+    total: int
+
+
+@dataclass
+class Found:
+    """What a pass measured; tensors on the device.
+
+    Attributes:
+        loss: the task's, scaled as given.
+        entropy, correct: sums over the task's scored tokens.
+        degradations: of every term's rows, float64.
+        gradients: the task's and then every term's, each in the order of the adapter's parameters.
+    """
+
+    loss: Tensor
+    entropy: Tensor
+    correct: Tensor
+    degradations: dict[str, Tensor]
+    gradients: list[list[Tensor]]
+
+
+@dataclass
+class _Measured:
+    """A term's tokens in a pass: values, their gradients by the hidden states, degradations, slope by each value."""
+
+    degradations: Tensor
+    slope: Tensor
+    gradients: Tensor
+
+
+class JointPass:
+    """One pass over the rows of the task and of all constraints.
+
+    Args:
+        kept: the reference's states of all rows of kl_token sets; None passes over them at every step.
+    """
+
+    def __init__(self, model: Any, passes: Passes, device: torch.device, kept: ReferenceStates | None = None) -> None:
+        self.model, self.passes, self.device, self.kept = model, passes, device, kept
+
+    def run(self, task: Sequence[Row], scale: Tensor, terms: Mapping[str, Term], *, screen: bool = False) -> Found:
+        """Degradations, loss and gradients.
+
+        Args:
+            task: the micro-batch's rows.
+            scale: what the sum of the task's token losses is multiplied by.
+        """
+        places = {name: scored([encoded_rows(term.rows)])[0] for name, term in terms.items()}
+        references = {name: self._reference(term) for name, term in terms.items()}
+        known: dict[str, Tensor] = {}
+        if screen and any(term.rows for term in terms.values()):
+            known = self._screened(terms, references)
+            terms, references = self._active(terms, references, known, places)
+        found = Found(scale, scale, scale, {}, [])
+        rows = [list(task), *(encoded_rows(term.rows) for term in terms.values())]
+        parts = [part.to(self.device) for part in scored(rows)]
+
+        @torch.no_grad()
+        def gradient_of(hidden: Tensor) -> Tensor:
+            gradient = torch.zeros_like(hidden)
+            head = Head(self.model)
+            self._task(found, head, hidden, gradient, parts[0], scale)
+            for (name, term), part in zip(terms.items(), parts[1:], strict=True):
+                if term.rows:
+                    one = self._term(term, head, hidden, part, references[name])
+                    found.degradations[name] = one.degradations
+                    gradient.index_copy_(0, part.at, (one.gradients * one.slope.unsqueeze(1)).to(gradient.dtype))
+            return gradient
+
+        found.gradients = self.passes.gradients(rows, gradient_of)
+        none = torch.zeros(0, dtype=torch.float64, device=self.device)
+        found.degradations = {name: known.get(name, found.degradations.get(name, none)) for name in terms}
+        return found
+
+    @staticmethod
+    def _task(found: Found, head: Head, hidden: Tensor, gradient: Tensor, part: Scored, scale: Tensor) -> None:
+        """Write the task's part of the gradient, and its figures."""
+        if not len(part.at):
+            found.loss = found.entropy = found.correct = 0.0 * scale
+            return
+        one = nll_with_statistics(head, hidden.index_select(0, part.at), part.targets)
+        found.loss = (one.values.sum() * scale).detach()
+        found.entropy, found.correct = one.entropy.sum(), one.top1.sum()
+        gradient.index_copy_(0, part.at, (one.gradients * scale).to(gradient.dtype))
+
+    def _term(self, term: Term, head: Head, hidden: Tensor, part: Scored, reference: Tensor | None) -> _Measured:
+        """Degradations of a term's rows, and d (its part of the constraint) / d (loss of each token)."""
+        states = hidden.index_select(0, part.at)
+        if reference is None:
+            values, gradients = over_pieces(nll_and_gradient(head), states, part.targets)
+        else:
+            values, gradients = over_pieces(kl_and_gradient(head, self._head_0()), states, reference)
+        with torch.enable_grad():
+            values.requires_grad_()
+            degradations = self._degradations(term, part, values)
+            (slope,) = torch.autograd.grad((term.weight(degradations) / term.total).sum(), values)
+        return _Measured(degradations.detach(), slope, gradients)
+
+    def _degradations(self, term: Term, part: Scored, values: Tensor) -> Tensor:
+        c, counts = term.constraint, part.counts
+        total = part.per_row(values)
+        if c.unit == "kl_token":
+            return total / counts
+        losses = CompletionLosses(total, counts, part.per_row(values, c.first_k), counts.clamp(max=c.first_k))
+        return in_unit(losses, c) - term.reference.to(total, non_blocking=True)
+
+    # -- the reference's distribution (kl_token) ---------------------------------------------------------------------
+
+    def _head_0(self) -> Head:
+        with adapters_off(self.model):
+            return Head(self.model)
+
+    def _reference(self, term: Term) -> Tensor | None:
+        """Hidden states of the scored tokens with the adapter off; None where the unit does not look at them."""
+        if term.constraint.unit != "kl_token" or not term.rows:
+            return None
+        if self.kept is not None:
+            return self.kept(term.rows)
+        rows = [encoded_rows(term.rows)]
+        hidden = self.passes.states(rows, adapters=False)
+        return hidden.index_select(0, scored(rows)[0].to(self.device).at)
+
+    # -- screening ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _screened(self, terms: Mapping[str, Term], references: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """Degradations of all terms' rows, by one pass without a gradient."""
+        rows = [encoded_rows(term.rows) for term in terms.values()]
+        hidden, head = self.passes.states(rows), Head(self.model)
+        found = {}
+        for (name, term), part in zip(terms.items(), scored(rows), strict=True):
+            if term.rows:
+                found[name] = self._term(term, head, hidden, part.to(self.device), references[name]).degradations
+        return found
+
+    def _active(
+        self,
+        terms: Mapping[str, Term],
+        references: Mapping[str, Tensor | None],
+        known: Mapping[str, Tensor],
+        places: Mapping[str, Scored],
+    ) -> tuple[dict[str, Term], dict[str, Tensor | None]]:
+        """The terms with only those rows whose weight has a slope."""
+        kept: dict[str, Term] = {}
+        states: dict[str, Tensor | None] = {}
+        slopes = {name: slope(terms[name].weight, d) for name, d in known.items()}
+        for name, term in terms.items():
+            on = (slopes[name] != 0).tolist() if name in slopes else []
+            at = [i for i, active in enumerate(on) if active]
+            kept[name] = Term([term.rows[i] for i in at], term.reference[at], term.constraint, term.weight, term.total)
+            states[name] = references[name]
+            if references[name] is not None:
+                part = places[name]
+                mine = torch.tensor(on)[part.cell // part.width].nonzero().squeeze(1)
+                states[name] = references[name].index_select(0, mine.to(self.device))  # type: ignore[union-attr]
+        return kept, states

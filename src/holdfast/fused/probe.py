@@ -1,0 +1,212 @@
+"""Packed rows tried on a model before a run relies on them: names do not tell how a model's tokens meet.
+
+A few rows go through the model packed, and each by itself. Equal must be, token by token, the hidden states, and group
+by group the adapter's gradients; a row must not feel another one's tokens; and the model must be the same function in
+training as in evaluation, since the fused step runs it in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
+
+from holdfast.constraint.completion import causal_lm, deterministic, hidden_states
+from holdfast.core.errors import UnsupportedError
+from holdfast.data.collate import collate
+from holdfast.data.encode import Encoded
+from holdfast.fused.body import Body, EagerPasses
+from holdfast.fused.packed_rows import encoded_rows, lay_out
+
+# Relative differences, by whether all is computed in float32: of rounding, and of numbers that should not change.
+TOLERANCE = {True: 1e-3, False: 0.05}
+UNCHANGED = {True: 1e-5, False: 5e-3}
+NOISE = 4.0  # what rounding may be, in multiples of what padding changes
+LARGEST_NOISE = 10.0  # and at most, in multiples of the tolerance
+SAME_FUNCTION = "the model is another function in training than in evaluation"
+
+Found = tuple[Tensor, list[list[Tensor]]]
+"""Hidden states (tokens, width) and every group's gradient."""
+
+
+def strange(passes: EagerPasses, rows: Sequence[Encoded], pad_token_id: int) -> str | None:
+    """Why packed rows are not the model's own rows; None when both give the same."""
+    groups = [list(rows[g :: passes.body.adapter.count]) for g in range(passes.body.adapter.count)]
+    probe = _Probe(passes.body, groups, pad_token_id)
+    try:
+        with torch.random.fork_rng(devices=_devices(passes.body)):
+            return probe.problem()
+    except UnsupportedError as error:
+        return str(error.what)
+    except torch.OutOfMemoryError:
+        return "there is not enough memory to try packed rows"
+    except (TypeError, RuntimeError, ValueError, AttributeError, IndexError, KeyError, AssertionError) as error:
+        return f"packed rows fail: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+
+
+def _devices(body: Body) -> list[int]:
+    return [torch.cuda.current_device()] if body.device.type == "cuda" else []
+
+
+class _Probe:
+    """The passes over one choice of rows, dealt to the adapter's groups."""
+
+    def __init__(self, body: Body, groups: Sequence[Sequence[Encoded]], pad_token_id: int) -> None:
+        self.body, self.groups, self.pad_token_id = body, groups, pad_token_id
+        self.rows = [row for group in groups for row in group]
+        kind = body.device.type
+        with body.precision():
+            exact = causal_lm(body.model).dtype == torch.float32 and not torch.is_autocast_enabled(kind)
+        self.tolerance, self.unchanged = TOLERANCE[exact], UNCHANGED[exact]
+
+    def problem(self) -> str | None:
+        packed = self._packed()
+        if not self._alone_in_its_row():
+            return "a row's hidden states change with those packed beside it"
+        seed = _seed(packed[0])
+        alone, padded = self._own(seed, [[row] for row in self.rows]), self._own(seed, [self.rows])
+        for what, gap, noise in (
+            ("hidden states", _worst(packed[0], alone[0]), _worst(padded[0], alone[0])),
+            ("gradients", _farthest(packed[1], alone[1]), _farthest(padded[1], alone[1])),
+        ):
+            if not gap <= min(max(self.tolerance, NOISE * noise), LARGEST_NOISE * self.tolerance):
+                return f"packed rows give other {what} (by {gap:.2g} relative)"
+        return None if self._trains_as_it_evaluates() else SAME_FUNCTION
+
+    def _packed(self) -> Found:
+        layout = lay_out([encoded_rows(group) for group in self.groups]).to(self.body.device)
+        with self.body.running(), torch.enable_grad():
+            hidden = self.body.forward(layout)
+            return hidden.detach().float(), self.body.backward(hidden, _seed(hidden.detach()))
+
+    @torch.no_grad()
+    def _alone_in_its_row(self) -> bool:
+        """Whether exchanging the tokens of every second row leaves the others as they were."""
+        pool = [token for row in self.rows for token in row.input_ids]
+        rows, kept = [], []
+        for i, row in enumerate(self.rows):
+            ids = row.input_ids if i % 2 else tuple(pool[(k * 7 + 3) % len(pool)] for k in range(len(row.input_ids)))
+            rows.append((ids, row.labels))
+            kept += [bool(i % 2)] * len(ids)
+        with self.body.running():
+            before, after = (
+                self.body.forward(lay_out([some]).to(self.body.device)).float()
+                for some in (encoded_rows(self.rows), rows)
+            )
+        same = torch.tensor(kept, device=before.device)
+        return not any(kept) or _worst(after[same], before[same]) <= self.unchanged
+
+    def _own(self, seed: Tensor, batches: Sequence[Sequence[Encoded]]) -> Found:
+        """By the model's own forward, in batches of the rows in their order."""
+        body = self.body
+        sums = [[torch.zeros_like(p) for p in body.adapter.parameters] for _ in self.groups]
+        states, start, at = [], 0, 0
+        group_of = [g for g, group in enumerate(self.groups) for _ in group]
+        for rows in batches:
+            # Until the backward is done: checkpoints run the layers again there.
+            with deterministic(body.model), body.without_reentry(), torch.enable_grad():
+                hidden = self._states(rows)
+                for g in sorted(set(group_of[at : at + len(rows)])):
+                    mine = [group_of[at + i] == g for i, row in enumerate(rows) for _ in row.input_ids]
+                    part = seed[start : start + len(hidden)] * torch.tensor(mine, device=seed.device)[:, None]
+                    found = torch.autograd.grad(
+                        hidden, body.adapter.parameters, part.to(hidden.dtype), allow_unused=True, retain_graph=True
+                    )
+                    sums[g] = [total if x is None else total + x for total, x in zip(sums[g], found, strict=True)]
+            states.append(hidden.detach().float())
+            start, at = start + len(hidden), at + len(rows)
+        return torch.cat(states), sums
+
+    def _states(self, rows: Sequence[Encoded]) -> Tensor:
+        body = self.body
+        batch = {name: tensor.to(body.device) for name, tensor in collate(rows, self.pad_token_id).items()}
+        real = batch["attention_mask"].bool()
+        with body.precision():
+            return hidden_states(body.model, batch)[real]
+
+    @torch.no_grad()
+    def _trains_as_it_evaluates(self) -> bool:
+        with deterministic(self.body.model), self.body.without_reentry():
+            evaluated = self._states(self.rows).float()
+            with _training(self.body):
+                trained = self._states(self.rows).float()
+        return _worst(trained, evaluated) <= self.unchanged
+
+
+@contextmanager
+def _training(body: Body) -> Iterator[None]:
+    """Every module in training mode but LoRA's own dropout, which the fused step knows."""
+    own = {id(m) for layer in body.adapter.layers for m in layer.module.lora_dropout.modules()}
+    before = [(module, module.training) for module in body.modules]
+    try:
+        for module, _ in before:
+            module.training = id(module) not in own or not isinstance(module, _DropoutNd)
+        yield
+    finally:
+        for module, was in before:
+            module.training = was
+
+
+def _seed(hidden: Tensor) -> Tensor:
+    """Some gradient, different for every token: its hidden state's sign, rotated by one place."""
+    found: Tensor = torch.sign(hidden).roll(1, -1) / float(hidden.shape[-1]) ** 0.5
+    return found
+
+
+def _worst(found: Tensor, expected: Tensor) -> float:
+    """The largest difference of a token, relative to its size."""
+    size = expected.norm(dim=-1)
+    gaps: Tensor = (found - expected).norm(dim=-1) / size.clamp(min=1e-2 * float(size.mean()) + 1e-12)
+    return float(gaps.max())
+
+
+def _farthest(found: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]]) -> float:
+    """The largest difference of a parameter's gradient in any group, relative to its size.
+
+    Gradients far smaller than the largest of their group are rounding and count by that.
+    """
+    gaps = []
+    for xs, ys in zip(found, expected, strict=True):
+        largest = max(float(y.norm()) for y in ys)
+        for x, y in zip(xs, ys, strict=True):
+            gaps.append(float((x - y).norm()) / max(float(y.norm()), 0.05 * largest, 1e-12))
+    return max(gaps)
+
+
+# -- which rows --------------------------------------------------------------------------------------------------------
+
+
+def probe_rows(examples: Sequence[Encoded], config: Any, longest: int | None, count: int = 4) -> list[Encoded]:
+    """A few rows of different lengths, on which packing is tried, and one beyond the model's windows.
+
+    Args:
+        config: the text model's; attention windows and chunks change nothing for rows that they hold.
+        longest: the longest row the run may have; None where nothing bounds it.
+    """
+    ordered = sorted(examples, key=lambda e: len(e.input_ids))
+    at = sorted({round(i * (len(ordered) - 1) / max(count - 1, 1)) for i in range(count)})
+    found = [ordered[i] for i in at]
+    while len(found) < 3:  # of a very small set; rows only differ in their lengths
+        found.append(_stretched(found, max(2, len(found[-1].input_ids) // 2)))
+    bound = min(n for n in (longest, getattr(config, "max_position_embeddings", None), 1 << 30) if n)
+    beyond = [window + 1 + window // 8 for window in windows(config) if window < bound]
+    if beyond and max(beyond) > len(found[-1].input_ids):
+        found.append(_stretched(found, min(bound, max(beyond))))
+    return found
+
+
+def windows(config: Any) -> list[int]:
+    """Lengths in a config at which attention or another mixer may change what it does."""
+    named = [n for name, n in vars(config).items() if "window" in name or "chunk" in name]
+    return sorted({n for n in named if type(n) is int and n > 1})
+
+
+def _stretched(rows: Sequence[Encoded], length: int) -> Encoded:
+    """A row of any length from the tokens of others."""
+    pool = [token for row in rows for token in row.input_ids]
+    ids = tuple(pool[i % len(pool)] for i in range(length))
+    return Encoded("probe", ids, ids, False)

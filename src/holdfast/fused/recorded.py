@@ -1,0 +1,210 @@
+"""The layers' passes as CUDA graphs: recorded once for every size of batch, launched together from then on.
+
+A small model's step is a few thousand kernels that take less time to run than to launch. Batches are filled up to one
+of few sizes (at most an eighth more tokens), so that a run needs a handful of recordings; the head, which depends on
+how many tokens are scored, stays outside.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.fused.body import Body, EagerPasses, GradientOf
+from holdfast.fused.packed_rows import SEGMENTS, Groups, Layout, Sizes, lay_out, sizes
+
+logger = logging.getLogger(__name__)
+
+MAX_TOKENS = 16_384  # beyond that a launch is short against its kernel, and recordings would keep much memory
+MAX_RECORDINGS = 32
+WARM_UPS = 2
+TOLERANCE = 0.05  # between a recording and the pass it was made of, relative; rounding alone is far below
+
+
+def rounded(groups: Groups, *, padded: bool) -> Sizes:
+    """The size that a batch is filled up to: at most an eighth more tokens.
+
+    Where rows are never padded the longest one's length is only a bound, also on the filling row, and a power of two of
+    at least 512; where they are, at most a quarter more.
+    """
+    rows = _up(sum(len(group) for group in groups), 4)
+    need = sizes(groups, rows=rows, segments=SEGMENTS if padded else 1)
+    step = _step(need.tokens, 3)
+    tokens = _up(need.tokens, step)
+    if padded:
+        return Sizes(rows, tokens, tuple(_up(width, _step(width, 2)) for width in need.widths))
+    return Sizes(rows, tokens, (max(512, step, 1 << (need.widths[0] - 1).bit_length()),))
+
+
+def _step(size: int, bits: int) -> int:
+    """A power of two of which `size` has between 2^bits and 2^(bits + 1)."""
+    return max(64, 1 << max(size.bit_length() - 1 - bits, 0))
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+@dataclass
+class Recording:
+    """A pass at one size: where its rows are read from and its results are written to."""
+
+    layout: Layout
+    hidden: Tensor
+    forward: Any
+    seed: Tensor | None = None
+    backward: Any = None
+
+    def load(self, groups: Groups, fill: Sizes) -> None:
+        """Put a batch where the recording reads it."""
+        new = lay_out(groups, fill).tensors()
+        for name, tensor in self.layout.tensors().items():
+            tensor.copy_(new[name].pin_memory(), non_blocking=True)
+
+
+class RecordedPasses:
+    """Passes that are recorded the first time a size is met; where that fails, they run kernel by kernel."""
+
+    def __init__(self, body: Body) -> None:
+        self.body, self.eager = body, EagerPasses(body)
+        self._recordings: dict[tuple[Sizes, str], Recording] = {}
+        self._pool: Any = None
+        self._gradients: list[list[Tensor]] = []
+        self._rehearsed: set[str] = set()
+        self._expected: tuple[Tensor, list[Tensor]] | None = None
+        self.recording = True
+
+    def states(self, groups: Groups, *, adapters: bool = True) -> Tensor:
+        """Hidden states of all rows, laid end to end; overwritten by the next pass."""
+        recording = self._loaded(groups, "states" if adapters else "reference")
+        if recording is None:
+            return self.eager.states(groups, adapters=adapters)
+        recording.forward.replay()
+        return recording.hidden
+
+    def gradients(self, groups: Groups, gradient_of: GradientOf) -> list[list[Tensor]]:
+        """Every group's gradient; overwritten by the next pass."""
+        recording = self._loaded(groups, "gradients")
+        if recording is None:
+            return self.eager.gradients(groups, gradient_of)
+        assert recording.seed is not None
+        recording.forward.replay()
+        recording.seed.copy_(gradient_of(recording.hidden))
+        recording.backward.replay()
+        return self._gradients
+
+    def _loaded(self, groups: Groups, kind: str) -> Recording | None:
+        """The recording for a batch, with the batch in it."""
+        fill = rounded(groups, padded=self.body.pads)
+        if not self.recording or fill.tokens > MAX_TOKENS:
+            return None
+        if self.body.adapter.refresh():  # the leaves lie elsewhere now
+            self.forget()
+        key = (fill, kind)
+        recording = self._recordings.pop(key, None) or self._made(groups, fill, kind)
+        if recording is None:
+            return None
+        if len(self._recordings) >= MAX_RECORDINGS:  # the one that was not used for longest
+            del self._recordings[next(iter(self._recordings))]
+        self._recordings[key] = recording
+        recording.load(groups, fill)
+        return recording
+
+    def forget(self) -> None:
+        """Drop all recordings."""
+        self._recordings.clear()
+        self._gradients, self._expected = [], None
+
+    def _made(self, groups: Groups, fill: Sizes, kind: str) -> Recording | None:
+        layout = lay_out(groups, fill).to(self.body.device)
+        problem: str | None
+        try:
+            # A rehearsal draws dropout masks; the run must not depend on when recordings are made.
+            with torch.random.fork_rng(devices=[torch.cuda.current_device()]), self.body.running():
+                recording = self._record(layout, kind)
+            problem = self._check(recording)
+        except torch.OutOfMemoryError:
+            problem = "not enough memory for a recording"
+        except RuntimeError as error:
+            problem = str(error).strip().splitlines()[0]
+        if problem is None:
+            self._rehearsed.add(kind)
+            return recording
+        logger.warning("the step runs without CUDA graphs: %s", problem)
+        self.recording = False
+        self.forget()
+        torch.cuda.empty_cache()
+        return None
+
+    # -- recording ---------------------------------------------------------------------------------------------------
+
+    def _record(self, layout: Layout, kind: str) -> Recording:
+        body, trains, adapters = self.body, kind == "gradients", kind != "reference"
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.set_grad_enabled(trains):
+            for _ in range(0 if kind in self._rehearsed else WARM_UPS):  # libraries set themselves up
+                hidden = body.forward(layout, adapters=adapters, dropout=trains)
+                self._expected = (hidden.detach(), [g.clone() for g in self._back(hidden)] if trains else [])
+                del hidden
+        torch.cuda.current_stream().wait_stream(stream)
+        if trains and not self._gradients:
+            groups, each = body.adapter.count, len(body.adapter.parameters)
+            flat = [torch.zeros_like(leaf.detach()) for _ in range(groups) for leaf in body.adapter.parameters]
+            self._gradients = [flat[k * each : (k + 1) * each] for k in range(groups)]
+        if kind not in self._rehearsed:
+            torch.cuda.empty_cache()  # the rehearsal's memory, before the recording asks for as much
+        forward, backward = torch.cuda.CUDAGraph(), None
+        with torch.set_grad_enabled(trains):
+            with self._recorded(forward):
+                hidden = body.forward(layout, adapters=adapters, dropout=trains)
+            if not trains:
+                return Recording(layout, hidden, forward)
+            seed = torch.zeros_like(hidden.detach())
+            backward = torch.cuda.CUDAGraph()
+            with self._recorded(backward):
+                found = [g for group in body.backward(hidden, seed) for g in group]
+                torch._foreach_copy_([g for group in self._gradients for g in group], found)
+        return Recording(layout, hidden.detach(), forward, seed, backward)
+
+    def _recorded(self, graph: Any) -> Any:
+        """Record into the memory all recordings share: they never run at the same time."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        # Another thread's allocation must not spoil the recording.
+        return torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+
+    def _back(self, hidden: Tensor) -> list[Tensor]:
+        return [g for group in self.body.backward(hidden, _seed(hidden.detach())) for g in group]
+
+    def _check(self, recording: Recording) -> str | None:
+        """What is wrong with the first recording of a kind: from the same rows it has to give what the pass gave."""
+        if self._expected is None:
+            return None
+        (hidden, gradients), self._expected = self._expected, None
+        if self.body.adapter.dropout > 0 and gradients:
+            return None  # other masks each time
+        recording.forward.replay()
+        far = [_apart([recording.hidden], [hidden])]
+        if recording.seed is not None:
+            recording.seed.copy_(_seed(recording.hidden))
+            recording.backward.replay()
+            far.append(_apart([g for group in self._gradients for g in group], gradients))
+        return None if max(far) <= TOLERANCE else "a recording gives other numbers than the pass it was made of"
+
+
+def _seed(hidden: Tensor) -> Tensor:
+    """Some gradient of the size that losses have."""
+    scale: Tensor = float(hidden.numel()) ** 0.5 * hidden.float().norm().clamp(min=1e-6)
+    return (hidden.float() / scale).to(hidden.dtype)
+
+
+def _apart(found: list[Tensor], expected: list[Tensor]) -> float:
+    """Norm of the difference relative to the expected norm."""
+    difference = torch.stack(torch._foreach_norm(torch._foreach_sub(found, expected))).float().norm()
+    scale = torch.stack(torch._foreach_norm(expected)).float().norm()
+    return float(difference / scale.clamp(min=1e-20))

@@ -1,0 +1,62 @@
+"""What in a run keeps its task loss from being computed beside the constraints' (`joint_step`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.trainers.hooks import Defense
+
+KNOWN = ("trl", "transformers", "holdfast")
+"""Packages whose loss, step and batches the fused step reproduces."""
+
+
+def reason_against(trainer: Any) -> str | None:
+    """Why this run's task loss is not the plain mean over its scored tokens, padded batch by padded batch; or None."""
+    args = trainer.args
+    collator = type(trainer.data_collator)
+    for what, present in (
+        ("FSDP shards the model", trainer.is_fsdp_enabled),
+        ("packing or padding_free joins task rows already", args.packing or getattr(args, "padding_free", False)),
+        (f"loss_type {args.loss_type!r} is not nll", args.loss_type not in (None, "nll")),
+        ("label smoothing", args.label_smoothing_factor != 0),
+        ("a compute_loss_func of your own", getattr(trainer, "compute_loss_func", None) is not None),
+        ("an auxiliary loss", bool(getattr(trainer, "aux_loss_enabled", False))),
+        ("NEFTune adds noise to the embeddings", getattr(args, "neftune_noise_alpha", None) is not None),
+        ("activation offloading", bool(getattr(args, "activation_offloading", False))),
+        ("Liger kernels", bool(getattr(args, "use_liger_kernel", False))),
+        (f"batches are made by a {collator.__name__}", _package(collator) != "trl"),
+    ):
+        if present:
+            return what
+    return _overridden(trainer) or _loss_of(trainer.defense)
+
+
+def _package(thing: Any) -> str:
+    return str(getattr(thing, "__module__", None) or "").partition(".")[0]
+
+
+def _overridden(trainer: Any) -> str | None:
+    """A loss, or a step below ours, that is not TRL's: the fused step would go past it."""
+    mro = type(trainer).__mro__
+    ours = max(i for i, cls in enumerate(mro) if _package(cls) == "holdfast")
+    for name, classes in (("compute_loss", mro), ("training_step", mro[ours:])):
+        if name in vars(trainer):
+            return f"the trainer's {name} is replaced"
+        for cls in classes:
+            if name in vars(cls) and _package(vars(cls)[name]) not in KNOWN:
+                return f"{cls.__name__} has a {name} of its own"
+    return None
+
+
+def _loss_of(defense: Defense) -> str | None:
+    for name in ("task_loss", "extra_loss"):
+        if getattr(type(defense), name) is not getattr(Defense, name):
+            return f"defense {defense.name!r} has a {name} of its own"
+    return None
+
+
+def longest_row(args: Any) -> int | None:
+    """A bound on the tokens of a row, where there is one."""
+    if (args.dataset_kwargs or {}).get("skip_prepare_dataset"):
+        return None
+    return None if args.max_length is None else int(args.max_length)

@@ -1,0 +1,55 @@
+"""How a step is computed can be said in a run file, and a wrong word there is refused by its key."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from holdfast.config import config_from_dict
+from holdfast.config.build import training_arguments
+from holdfast.core.errors import ConfigError
+
+RUN = """
+model: aligned
+task: {data: task.jsonl}
+safety: {data: safety.jsonl}
+output_dir: out
+train: {%s}
+"""
+
+
+def run_file(tmp_path, train: str):
+    return config_from_dict(yaml.safe_load(RUN % train), folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "value"),
+    [
+        ("step: fused", "step", "fused"),
+        ("step: two_pass", "step", "two_pass"),
+        ("", "step", "auto"),
+        ("screening: on", "screening", "on"),  # which YAML 1.1 reads as true
+        ("screening: 'off'", "screening", "off"),
+        ("step_graphs: off", "step_graphs", "off"),
+        ("step_graphs: auto", "step_graphs", "auto"),
+    ],
+)
+def test_a_run_file_may_say_how(tmp_path, written, name, value):
+    assert getattr(training_arguments(run_file(tmp_path, written), elsewhere=True), name) == value
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("step: fuzed", ("train.step", "one of auto, two_pass, fused", "'fuzed'")),
+        ("step: on", ("train.step", "one of auto, two_pass, fused", "true")),
+        ("step_graphs: always", ("train.step_graphs", "one of auto, on, off", "'always'")),
+        ("screening: 1", ("train.screening", "one of auto, on, off", "1")),
+    ],
+)
+def test_a_wrong_word_is_refused_by_its_key(tmp_path, written, words):
+    with pytest.raises(ConfigError) as caught:
+        run_file(tmp_path, written)
+    assert caught.value.exit_code == 2
+    for word in words:
+        assert word in str(caught.value)

@@ -1,0 +1,132 @@
+"""The fused step against two passes: the same gradients, degradations and steps, wherever both can run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast as hf
+from tests import hybrid, tiny
+from tests.unit.trainers.building import build, weights
+
+ALL_ACTIVE = {"tau": 0.05, "alpha": 0.05, "beta": 5.0, "allow_infeasible_start": True}
+SOME_ACTIVE = {"tau": 0.05, "alpha": 0.05, "beta": 20.0}  # rows with D < 0 are flat
+
+
+class Watch:
+    """Gradients as the defense sees them: the task's and the constraints', with degradations, at every step."""
+
+    def __init__(self, trainer: hf.SafeSFTTrainer) -> None:
+        self.task: list[list[torch.Tensor]] = []
+        self.side: list[list[torch.Tensor]] = []
+        self.degradations: list[torch.Tensor] = []
+        inner = trainer.defense.on_gradient
+        passes = trainer.safety_pass
+
+        def on_gradient(run: Any) -> None:
+            self.task.append([p.grad.detach().clone() for p in run.space().params])
+            inner(run)
+
+        def safety_pass(name: str, weight: Any) -> Any:
+            batch, gradient = passes(name, weight)
+            self.side.append([g.clone() for g in gradient])
+            self.degradations.append(batch.degradations)
+            return batch, gradient
+
+        trainer.defense.on_gradient = on_gradient
+        trainer.safety_pass = safety_pass
+
+
+def trained(folder: Any, step: str, **options: Any) -> tuple[Watch, dict[str, torch.Tensor], hf.SafeSFTTrainer]:
+    given = options.pop("given", {})
+    if "constraint" not in given:
+        given["constraint"] = hf.ChanceConstraint(
+            **options.pop("limit", ALL_ACTIVE), unit=options.pop("unit", "nll_token")
+        )
+    trainer = build(folder / step, given=given, step=step, **options)
+    watch = Watch(trainer)
+    trainer.train()
+    assert trainer.joint == (step == "fused")
+    return watch, weights(trainer), trainer
+
+
+def close(a: list[list[torch.Tensor]], b: list[list[torch.Tensor]], tolerance: float) -> None:
+    assert len(a) == len(b) > 0
+    assert any(t.any() for t in b[-1])
+    for xs, ys in zip(a, b, strict=True):
+        x, y = torch.cat([t.flatten() for t in xs]).double(), torch.cat([t.flatten() for t in ys]).double()
+        assert (x - y).norm() <= tolerance * y.norm()
+
+
+def both(folder: Any, *, tolerance: float = 1e-6, **options: Any) -> tuple[Watch, Watch]:
+    make = options.pop("make", dict)
+    fused, after, _ = trained(folder, "fused", given=make(), **options)
+    two, expected, _ = trained(folder, "two_pass", given=make(), **options)
+    close(fused.task, two.task, tolerance)
+    close(fused.side, two.side, tolerance)
+    for d, e in zip(fused.degradations, two.degradations, strict=True):
+        torch.testing.assert_close(d, e, rtol=0, atol=2e-6)
+    assert after.keys() == expected.keys()
+    for name, value in after.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+    return fused, two
+
+
+@pytest.mark.parametrize("unit", ["nll_token", "nll_sum", "nll_first", "kl_token"])
+def test_it_is_the_step_of_two_passes_in_every_unit(tmp_path, unit):
+    limit = SOME_ACTIVE if unit == "kl_token" else ALL_ACTIVE  # KL starts at zero, with a zero gradient
+    # Its gradient is p - p_0, two numbers that are still nearly equal: float32 leaves six digits of the difference.
+    both(
+        tmp_path,
+        unit=unit,
+        tolerance=1e-5 if unit == "kl_token" else 1e-6,
+        limit=limit,
+        learning_rate=0.05,
+        optim="sgd",
+    )
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_it_is_the_same_under_gradient_checkpointing(tmp_path, reentrant):
+    both(
+        tmp_path, gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": reentrant},
+        learning_rate=0.05, optim="sgd",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("screening", ["on", "off"])
+@pytest.mark.parametrize("unit", ["nll_token", "kl_token"])
+def test_it_is_the_same_screened(tmp_path, screening, unit):
+    both(
+        tmp_path, unit=unit, screening=screening, limit=SOME_ACTIVE, safety_batch_size=8, learning_rate=0.1, optim="sgd"
+    )
+
+
+def test_it_is_the_same_over_micro_batches(tmp_path):
+    both(tmp_path, gradient_accumulation_steps=3, safety_batch_size=4, learning_rate=0.05, optim="sgd")
+
+
+def test_it_is_the_same_with_more_micro_batches_than_safety_rows(tmp_path):
+    both(tmp_path, gradient_accumulation_steps=3, safety_batch_size=2, learning_rate=0.05, optim="sgd")
+
+
+def test_it_is_the_same_on_a_hybrid_model(tmp_path):
+    def make() -> dict[str, Any]:
+        return {"model": hybrid.model(), "peft_config": hybrid.lora()}
+
+    both(tmp_path, make=make, learning_rate=0.05, optim="sgd", tolerance=1e-5)
+
+
+def test_it_is_the_same_with_several_safety_sets(tmp_path):
+    def make() -> dict[str, Any]:
+        return {
+            "safety_dataset": {"one": tiny.dataset(20, seed=2), "two": tiny.dataset(20, seed=5)},
+            "constraint": {
+                "one": hf.ChanceConstraint(**SOME_ACTIVE),
+                "two": hf.ChanceConstraint(**SOME_ACTIVE, unit="kl_token"),
+            },
+        }
+
+    both(tmp_path, make=make, learning_rate=0.05, optim="sgd")

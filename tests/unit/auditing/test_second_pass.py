@@ -1,0 +1,94 @@
+"""The noise floor from the audit's own losses and one more pass; windows handed over before the last is waited for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests import tiny
+from tests.unit.auditing.making import encodings, write_adapter, write_rows
+
+from holdfast.auditing import windows as windowing
+from holdfast.auditing.audit import audit
+from holdfast.auditing.measure import Measurer, measure_pair
+from holdfast.auditing.noise import SAMPLE, second_pass
+from holdfast.auditing.pair import open_pair
+from holdfast.auditing.parts import Parts
+from holdfast.constraint.chance import ChanceConstraint
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    base = tiny.saved(tmp_path_factory.mktemp("base"))
+    return base, write_adapter(tmp_path_factory.mktemp("adapter"), base)
+
+
+@pytest.mark.parametrize("unit", ["nll_sum", "nll_token", "nll_first"])
+def test_the_floor_is_the_distance_to_the_first_losses(models, unit):
+    rows = encodings(30)
+    with open_pair(*models, device="cpu") as pair:
+        measured = measure_pair(pair, rows, first_k=2)
+        again = second_pass(pair, rows, first_k=2, batch_tokens=600)
+    first = {row.id: (measured.nll_before[i], measured.first_before[i]) for i, row in enumerate(rows)}
+    assert len(first) == len(again.ids) == 30
+    assert again.floor(first, unit) < 1e-5
+    moved = {name: (total + 0.5, early - 0.25) for name, (total, early) in first.items()}
+    tokens = min(row.n_labels for row in rows)
+    expected = {"nll_sum": 0.5, "nll_token": 0.5 / tokens, "nll_first": 0.125}
+    assert again.floor(moved, unit) == pytest.approx(expected[unit], abs=1e-5)
+
+
+def test_the_sample_is_the_smallest_ids_and_one_nan_does_not_hide_the_rest(models):
+    rows = encodings(SAMPLE + 20)
+    with open_pair(*models, device="cpu") as pair:
+        again = second_pass(pair, rows, first_k=2)
+    assert list(again.ids) == sorted(row.id for row in rows)[:SAMPLE]
+    total, first = again.losses.get()[:, torch.tensor(again.order).argsort()]
+    same = {name: (float(t), float(f)) for name, t, f in zip(again.ids, total, first, strict=True)}
+    assert again.floor(same, "nll_sum") == 0.0
+    assert again.floor({**same, again.ids[0]: (float("nan"), 0.0)}, "nll_sum") == 0.0
+
+
+@pytest.mark.parametrize("unit", ["nll_sum", "kl_token"])
+def test_a_floor_that_was_lost_is_measured_again_without_the_windows(models, tmp_path, monkeypatch, unit):
+    data, limit = write_rows(tmp_path / "a.jsonl", 20), ChanceConstraint(unit=unit)
+    monkeypatch.setattr(windowing, "WINDOW", 8)
+    expected = audit(*models, data, limit, device="cpu", dtype="bfloat16").noise_floor
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "write_noise", die)
+        with pytest.raises(KeyboardInterrupt):
+            audit(*models, data, limit, device="cpu", dtype="bfloat16", output=tmp_path / "out")
+    monkeypatch.setattr(Measurer, "launch", lambda *_: pytest.fail("measured again"))
+    found = audit(*models, data, limit, device="cpu", dtype="bfloat16", output=tmp_path / "out")
+    assert found.noise_floor == expected
+
+
+def test_a_window_is_waited_for_when_the_next_one_runs(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(windowing, "WINDOW", 8)
+    events = []
+    launch, write, encode = Measurer.launch, Parts.write, windowing.Windows.encode
+
+    def launching(self, name, encoded, count, gap):
+        events.append("launch")
+        return launch(self, name, encoded, count, gap)
+
+    def writing(self, name, number, *rest):
+        events.append(f"store {number}")
+        write(self, name, number, *rest)
+
+    def encoding(self, examples, name):
+        events.append(f"encode {len(examples)}")
+        return encode(self, examples, name)
+
+    monkeypatch.setattr(Measurer, "launch", launching)
+    monkeypatch.setattr(Parts, "write", writing)
+    monkeypatch.setattr(windowing.Windows, "encode", encoding)
+    audit(*models, write_rows(tmp_path / "a.jsonl", 20), device="cpu", batch_tokens=10_000)
+    # One example for the check; the next window in two halves, between the forwards; the sample with the first window.
+    assert events == [
+        "encode 1", "encode 8", "launch", "encode 4", "encode 4", "encode 20",
+        "launch", "encode 2", "encode 2", "store 0", "launch", "store 1", "store 2",
+    ]  # fmt: skip

@@ -1,0 +1,104 @@
+"""One measurement: figures of real trainers, errors in words, nothing left changed."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from holdfast.bench import measure as measuring
+from holdfast.bench.lengths import safety_pairs, task_pairs
+from holdfast.bench.measure import measure, step_figures
+from holdfast.bench.paths import CONSTRAINT_ROWS
+from holdfast.bench.reference import reference_throughput
+from holdfast.bench.settings import Settings
+from holdfast.core.errors import UnsupportedError
+from holdfast.trainers import trainer as training
+
+SETTINGS = Settings(shapes=("tiny",), steps=2, warm_up=0, batch=3, safety_batch=2, checkpointing=(False,), rank=4)
+CELLS = {cell.path: cell for cell in SETTINGS.cells("tiny")}
+
+
+def tokens(row: dict) -> float:
+    return row["tokens_per_s"] * sum(row["steps_ms"]) / 1e3
+
+
+@pytest.mark.parametrize("path", ["trl_sft", "two_pass"])
+def test_tokens_are_those_of_the_rows_without_padding(path, tmp_path):
+    row = measure(replace(CELLS[path], safety_batch=CONSTRAINT_ROWS // 2), tmp_path)  # two steps take every row once
+    assert "error" not in row
+    assert len(row["steps_ms"]) == 2
+    expected = sum(map(sum, task_pairs("sst2", 6, seed=42)))
+    if path == "two_pass":
+        expected += sum(map(sum, safety_pairs(CONSTRAINT_ROWS, seed=42)))
+        assert sum(row["events"].values()) == 2
+    assert tokens(row) == pytest.approx(expected, rel=1e-3)
+    assert row["peak_mib"] is None or row["peak_mib"] > 0
+
+
+def test_warm_up_steps_do_not_count(tmp_path):
+    with_one = measure(replace(CELLS["trl_sft"], warm_up=1, steps=1), tmp_path)
+    everything = measure(CELLS["trl_sft"], tmp_path)  # the same six rows in the same order
+    assert len(with_one["steps_ms"]) == 1
+    assert 0 < tokens(with_one) < 0.9 * tokens(everything)
+
+
+def test_a_tiny_tau_makes_the_filter_work(tmp_path):
+    settings = Settings(shapes=("tiny",), steps=4, warm_up=0, batch=3, safety_batch=8, tau=1e-6)
+    cell = next(cell for cell in settings.cells("tiny") if cell.path == "two_pass")
+    assert measure(cell, tmp_path)["events"].get("active", 0) > 0
+
+
+def test_weights_are_not_hashed_and_nothing_stays_changed(tmp_path, monkeypatch):
+    def hashed(_):
+        raise AssertionError("hashed")
+
+    monkeypatch.setattr(training, "frozen_fingerprint", hashed)
+    logger = logging.getLogger("holdfast")
+    before = list(logger.handlers), logger.level, logger.propagate
+    assert "error" not in measure(CELLS["two_pass"], tmp_path)
+    assert training.frozen_fingerprint is hashed
+    assert (list(logger.handlers), logger.level, logger.propagate) == before
+    assert len(list((tmp_path / "reference").glob("*.json"))) == 1  # shared with the other paths of this shape
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (UnsupportedError("no such step", remedy="another"), "no such step"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried ..."), "out of memory"),
+        (ValueError("first line\nsecond"), "ValueError: first line"),
+    ],
+)
+def test_a_failure_becomes_a_row(tmp_path, monkeypatch, error, text):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(measuring, "build", fails)
+    row = measure(CELLS["fused"], tmp_path)
+    assert row == {"shape": "tiny", "path": "fused", "checkpointing": False, "error": text}
+
+
+def test_an_interrupt_is_not_a_failed_path(tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring, "build", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        measure(CELLS["fused"], tmp_path)
+
+
+def test_figures_of_steps():
+    found = step_figures([0.1, 0.2, 0.3, 0.4, 1.0], 400)
+    assert found["median_ms"] == pytest.approx(300)
+    assert found["p90_ms"] == pytest.approx(760)
+    assert found["tokens_per_s"] == pytest.approx(200)
+    assert step_figures([0.5], 1)["p90_ms"] == pytest.approx(500)
+
+
+def test_reference_throughput_counts_every_row_once():
+    found = reference_throughput("tiny", SETTINGS, n=12)
+    assert (found["rows"], found["tokens"]) == (12, sum(map(sum, safety_pairs(12, seed=42))))
+    assert found["share"] == pytest.approx(found["bare_ms"] / found["losses_ms"])

@@ -1,0 +1,81 @@
+"""Rows of a benchmark: exact token lengths for both trainers, real distributions, nothing but numbers stored."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from importlib.resources import files
+
+import pytest
+
+from holdfast.bench.lengths import safety_pairs, stored, task_pairs
+from holdfast.bench.paths import Material, build
+from holdfast.bench.settings import TASKS, Settings
+from holdfast.bench.shapes import SHAPES
+from holdfast.bench.words import WORDS, rows, word_tokenizer
+from holdfast.data.encode import IGNORE, encode_all
+from holdfast.data.sources import examples_from_rows
+
+SMALL = Settings(shapes=("tiny",), steps=3, warm_up=1, batch=5, safety_batch=4)
+
+
+def counted(labels: list[int]) -> tuple[int, int]:
+    prompt = list(labels).count(IGNORE)
+    return prompt, len(labels) - prompt
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_our_encoding_has_exactly_the_lengths(task):
+    pairs = task_pairs(task, 40, seed=1)
+    made = examples_from_rows(rows(pairs, seed=1, name="task"), name="task")
+    found = encode_all(made, word_tokenizer(), max_length=None, role="safety").examples
+    assert [counted(item.labels) for item in found] == pairs
+    assert all(item.input_ids[-1] == word_tokenizer().eos_token_id for item in found)
+
+
+def test_trl_reads_the_same_lengths(tmp_path):
+    cell = SMALL.cells("tiny")[0]
+    material = Material.of(cell)
+    data = build(cell, material, tmp_path, tmp_path, []).train_dataset
+    assert [counted(labels) for labels in data["labels"]] == task_pairs("sst2", 20, seed=cell.seed)
+    assert word_tokenizer().unk_token_id not in {i for ids in data["input_ids"] for i in ids}
+
+
+def test_ids_fit_every_vocabulary():
+    top = max(word_tokenizer().get_vocab().values())
+    assert top == WORDS + 2
+    assert all(top < sizes["vocab_size"] for sizes in SHAPES.values())
+
+
+def test_half_of_the_task_is_unsafe_pairs():
+    mixed = Counter(task_pairs("gsm8k", 1000, seed=3))
+    assert mixed == Counter(stored()["unsafe"]) + Counter(stored()["gsm8k"])
+    assert Counter(safety_pairs(500, seed=3)) == Counter(stored()["safe"])
+
+
+def test_a_length_of_its_own():
+    assert set(task_pairs("sst2", 6, seed=0, length=65)) == {(32, 33)}
+    assert set(safety_pairs(6, seed=0, length=65)) == {(32, 33)}
+
+
+def test_prompts_are_unique_and_safety_ones_are_not_in_the_task():
+    material = Material.of(Settings(shapes=("tiny",)).cells("tiny")[0])
+    task = {row["prompt"] for row in material.task}
+    safe = [row["prompt"] for split in material.safety.values() for row in split]
+    assert (len(task), len(set(safe)), len(safe)) == (300, 72, 72)
+    assert not task & set(safe)
+
+
+def test_the_paths_of_a_group_get_the_same_rows_and_other_seeds_others():
+    first, last = SMALL.cells("tiny")[0], SMALL.cells("tiny")[4]
+    assert Material.of(first).task == Material.of(last).task
+    assert rows([(5, 5)], seed=1, name="task") != rows([(5, 5)], seed=2, name="task")
+
+
+def test_only_numbers_are_stored():
+    found = json.loads(files("holdfast.bench").joinpath("lengths.json").read_text())
+    assert set(found) == {"made", "pairs"}
+    assert set(found["pairs"]) == {*TASKS, "safe", "unsafe"}
+    for pairs in found["pairs"].values():
+        assert len(pairs) == 500
+        assert all(type(a) is int and type(b) is int and a >= 1 and b >= 2 for a, b in pairs)

@@ -1,0 +1,51 @@
+"""A stored benchmark as tables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from holdfast.bench.tables import markdown, read_record
+from holdfast.core.errors import DataError
+
+ROW = {"shape": "tiny", "path": "trl_sft", "checkpointing": True, "median_ms": 10.04, "p90_ms": 12.0, "x_trl_sft": 1.0,
+       "peak_mib": None, "x_memory": None, "tokens_per_s": 99.6}  # fmt: skip
+
+
+def record(**changes):
+    found = {"rows": [ROW, {**ROW, "path": "holdfast", "checkpointing": False, "x_trl_sft": 0.5}]}
+    found |= {"drift": [{"shape": "tiny", "checkpointing": True, "x_first": 1.25}]}
+    found |= {"reference": [{"shape": "tiny", "tokens_per_s": 7.0, "share": 0.9}, {"shape": "tiny", "error": "no"}]}
+    return found | changes
+
+
+def test_a_table_has_a_line_for_every_row():
+    lines = markdown(record()).splitlines()
+    assert lines[0] == "**tiny**"
+    assert lines[4] == "| trl_sft | on | 10.0 | 12.0 | 1.00 | - | - | 100 |"
+    assert lines[5] == "| holdfast | off | 10.0 | 12.0 | 0.50 | - | - | 100 |"
+    assert "checkpointing on: 1.25" in lines[7]
+    assert "7 tokens/s, 90 % of bare forward passes" in lines[7]
+
+
+def test_errors_and_sweeps_are_named():
+    failed = {"shape": "tiny", "path": "sft", "checkpointing": True, "error": "out of memory"}
+    text = markdown(record(rows=[failed, {**ROW, "sweep": "rank", "value": 4}]))
+    assert "| sft | on | failed: out of memory |" in text
+    assert "| trl_sft, rank = 4 | on |" in text
+
+
+@pytest.mark.parametrize("content", [None, "no json", "[]", "{}"])
+def test_other_files_are_refused(tmp_path, content):
+    path = tmp_path / "speed.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match="speed"):
+        read_record(path)
+
+
+def test_a_stored_result_is_read_back(tmp_path):
+    path = tmp_path / "speed.json"
+    path.write_text(json.dumps(record()))
+    assert read_record(path) == record()

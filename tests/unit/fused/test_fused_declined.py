@@ -1,0 +1,283 @@
+"""Adapters, layers and runs that the fused step does not know: two passes with a line saying why, or a refusal."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers as t
+from peft import LoraConfig
+from peft.tuners.lora.layer import Linear
+from tests import tiny as words
+from tests.unit.fused.comparing import adapted, encoded, own, packed, passes
+from tests.unit.trainers.building import build
+from torch import nn
+
+import holdfast as hf
+from holdfast.core.errors import UnsupportedError
+from holdfast.fused.joint_pass import JointPass
+from holdfast.fused.packed_rows import encoded_rows
+from holdfast.fused.support import plain_layers
+from holdfast.trainers.hooks import Defense
+from holdfast.trainers.joint_support import longest_row, reason_against
+from holdfast.trainers.trainer import ConstrainedMixin
+
+QKV = ("q_proj", "k_proj", "v_proj")
+
+
+def plain():
+    return words.model()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"bias": "lora_only"}, "trained biases"),
+        ({"lora_bias": True}, "trained biases"),
+        ({"trainable_token_indices": [3]}, "trained token rows"),
+        ({"target_modules": ["embed_tokens"]}, "is an embedding"),
+    ],
+)
+def test_adapters_of_another_kind(settings, reason):
+    assert reason in plain_layers(adapted(plain(), QKV, start=True, **settings))
+
+
+def test_full_fine_tuning():
+    assert "all weights are trained" in plain_layers(plain())
+
+
+def test_several_adapters():
+    model = adapted(plain(), QKV)
+    model.add_adapter("second", LoraConfig(r=2, target_modules=list(QKV)))
+    assert "several adapters" in plain_layers(model)
+
+
+def test_a_merged_adapter():
+    model = adapted(plain(), QKV)
+    model.merge_adapter()
+    assert "merged" in plain_layers(model)
+
+
+def test_something_else_that_is_trained():
+    model = adapted(plain(), QKV)
+    model.get_base_model().model.norm.weight.requires_grad_()
+    assert "1 trained tensors are not LoRA factors" in plain_layers(model)
+
+
+def first(model):
+    return model.get_base_model().model.layers[0].self_attn.q_proj
+
+
+def replaced(model):
+    first(model).forward = lambda x: x
+
+
+def subclass(model):
+    first(model).__class__ = type("FastLinear", (Linear,), {})
+
+
+def after(model):
+    first(model).register_forward_hook(lambda *_: None)
+
+
+def before(model):
+    first(model).register_forward_pre_hook(lambda *_: None)
+
+
+def inside(model):
+    first(model).lora_A["default"].register_forward_hook(lambda *_: None)
+
+
+def backward(model):
+    first(model).register_full_backward_hook(lambda *_: None)
+
+
+def on_gradient(model):
+    first(model).lora_B["default"].weight.register_hook(lambda g: 2 * g)
+
+
+def accumulated(model):
+    first(model).lora_B["default"].weight.register_post_accumulate_grad_hook(lambda p: None)
+
+
+def frozen(model):
+    first(model).lora_A["default"].weight.requires_grad_(False)
+
+
+def another_dropout(model):
+    first(model).lora_dropout["default"] = nn.AlphaDropout(0.1)
+
+
+def other_factor(model):
+    first(model).lora_A["default"].__class__ = type("Rounded", (nn.Linear,), {})
+
+
+def kernels(model):
+    model.get_base_model().model.layers[0].self_attn.apply_qkv = lambda *_: None
+
+
+def switched_off(model):
+    first(model).enable_adapters(False)
+
+
+def quantised(model):
+    first(model).base_layer.__class__ = type("Linear4bit", (nn.Linear,), {})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (replaced, "not PEFT's own"),
+        (subclass, "not PEFT's own (FastLinear)"),
+        (after, "has hooks"),
+        (before, "has hooks"),
+        (inside, "has hooks"),
+        (backward, "has hooks"),
+        (on_gradient, "gradient hooks"),
+        (accumulated, "gradient hooks"),
+        (frozen, "are frozen"),
+        (another_dropout, "another kind (AlphaDropout)"),
+        (other_factor, "not plain linear maps (Rounded)"),
+        (kernels, "its own LoRA kernels"),
+        (quantised, "is a Linear4bit"),
+        (switched_off, ""),
+    ],
+)
+def test_layers_that_do_more_than_pefts(change, reason):
+    model = adapted(plain(), QKV)
+    assert not isinstance(plain_layers(model), str)
+    change(model)
+    found = plain_layers(model)
+    assert isinstance(found, str)
+    assert reason in found
+    assert "defense" not in found
+
+
+def test_rank_stabilised_lora_is_exact():
+    model = adapted(plain(), QKV, use_rslora=True)
+    assert first(model).scaling["default"] == pytest.approx(4 / 2**0.5)
+    run, groups = passes(model), [encoded_rows(encoded((5, 8))), encoded_rows(encoded((6,), seed=1))]
+    for a, b in zip(packed(run, groups)[1], own(model, run, groups)[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("declined"), step="fused")
+
+
+ARGUMENTS = [
+    ({"packing": True}, "packing"),
+    ({"padding_free": True}, "padding_free"),
+    ({"loss_type": "dft"}, "'dft' is not nll"),
+    ({"label_smoothing_factor": 0.1}, "label smoothing"),
+    ({"neftune_noise_alpha": 5.0}, "NEFTune"),
+    ({"activation_offloading": True}, "activation offloading"),
+    ({"use_liger_kernel": True}, "Liger"),
+]
+
+
+@pytest.mark.parametrize(("changed", "reason"), ARGUMENTS)
+def test_arguments_that_change_the_task_loss(trainer, monkeypatch, changed, reason):
+    assert reason_against(trainer) is None
+    for name, value in changed.items():
+        monkeypatch.setattr(trainer.args, name, value)
+    assert reason in trainer._engine()
+    with pytest.raises(UnsupportedError, match=reason.replace("'", ".")):
+        trainer._make_joint()
+
+
+def test_losses_and_batches_of_ones_own(trainer, monkeypatch):
+    monkeypatch.setattr(trainer, "compute_loss_func", lambda *_: 0.0)
+    assert "compute_loss_func" in reason_against(trainer)
+    monkeypatch.undo()
+    monkeypatch.setattr(trainer, "data_collator", SimpleNamespace())
+    assert "SimpleNamespace" in reason_against(trainer)
+    monkeypatch.undo()
+    monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
+    assert "FSDP" in reason_against(trainer)
+    monkeypatch.undo()
+    monkeypatch.setattr(trainer, "compute_loss", lambda *_: 0.0)
+    assert "compute_loss is replaced" in reason_against(trainer)
+    monkeypatch.undo()
+    assert reason_against(trainer) is None
+
+
+class Above(hf.SafeSFTTrainer):
+    def training_step(self, *args, **kwargs):
+        return super().training_step(*args, **kwargs)
+
+
+class OwnLoss(hf.SafeSFTTrainer):
+    def compute_loss(self, *args, **kwargs):
+        return 2 * super().compute_loss(*args, **kwargs)
+
+
+class StepBelow(t.Trainer):
+    def training_step(self, *args, **kwargs):
+        return super().training_step(*args, **kwargs)
+
+
+class Below(ConstrainedMixin, StepBelow):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(Above, None), (OwnLoss, "OwnLoss has a compute_loss"), (Below, "StepBelow has a training_st")]
+)
+def test_a_trainer_whose_loss_or_step_would_be_passed_over(trainer, monkeypatch, kind, reason):
+    monkeypatch.setattr(trainer, "__class__", kind)
+    found = reason_against(trainer)
+    assert found is None if reason is None else reason in found
+
+
+def test_a_defense_with_a_loss_of_its_own(trainer, monkeypatch):
+    monkeypatch.setattr(type(trainer.defense), "extra_loss", lambda *_: None, raising=False)
+    assert "extra_loss of its own" in reason_against(trainer)
+    assert Defense.extra_loss is not type(trainer.defense).extra_loss
+
+
+def test_auto_says_why_and_goes_on_with_two_passes(trainer, monkeypatch, caplog):
+    monkeypatch.setattr(trainer.args, "step", "auto")
+    assert trainer._make_joint() is None  # on the CPU two passes are the rule, and nothing is said
+    assert not caplog.records
+    monkeypatch.setattr(type(trainer.args), "device", torch.device("cuda"))
+    monkeypatch.setattr(trainer.args, "loss_type", "dft")
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        assert trainer._make_joint() is None
+    assert "two passes a step instead of one: loss_type 'dft' is not nll" in caplog.text
+
+
+def test_fused_is_refused_by_the_models_reason(tmp_path):
+    trainer = build(tmp_path, step="fused", given={"peft_config": words.lora(use_dora=True)})
+    with pytest.raises(
+        UnsupportedError, match=r"step: fused is not possible: the fused step works on plain LoRA.*DoRA"
+    ):
+        trainer.train()
+
+
+def test_one_process_that_cannot_keeps_all_from_it(trainer, monkeypatch):
+    from holdfast.trainers import joint_step
+
+    assert isinstance(trainer._engine(), JointPass)
+    monkeypatch.setattr(joint_step, "gather_objects", lambda own: [own, "not here"])
+    assert trainer._engine() == "not here"
+
+
+def test_graphs_are_refused_without_a_gpu(trainer, monkeypatch):
+    monkeypatch.setattr(trainer.args, "step_graphs", "on")
+    with pytest.raises(UnsupportedError, match="CUDA graphs need a GPU"):
+        trainer._engine()
+
+
+def test_the_longest_row(trainer, monkeypatch):
+    assert longest_row(trainer.args) == 32
+    monkeypatch.setattr(trainer.args, "dataset_kwargs", {"skip_prepare_dataset": True})
+    assert longest_row(trainer.args) is None

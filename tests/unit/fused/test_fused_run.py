@@ -1,0 +1,273 @@
+"""Runs with the fused step: what is logged, evaluated, saved and discarded is what two passes would have."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from tests import tiny
+from tests.unit.trainers.building import build, same, weights
+from transformers import TrainerCallback
+from trl import SFTTrainer
+
+import holdfast as hf
+from holdfast.trainers import safety_pass, side_pass
+
+ACTIVE = {"tau": 0.05, "alpha": 0.05, "beta": 5.0, "allow_infeasible_start": True, "unit": "nll_token"}
+SOME = {"tau": 0.05, "alpha": 0.05, "beta": 20.0, "unit": "nll_token"}
+SLACK = {"tau": 1e6, "beta": 10.0, "unit": "nll_token"}
+FAST = {"learning_rate": 0.05, "optim": "sgd", "logging_steps": 1}
+
+
+def made(folder, step, *, limit=ACTIVE, given=None, **options):
+    given = {"constraint": hf.ChanceConstraint(**limit), **(given or {})}
+    return build(folder, given=given, step=step, **{**FAST, **options})
+
+
+def both(folder, prepare=lambda trainer: None, **options):
+    found = []
+    for step in ("fused", "two_pass"):
+        given = options.get("given", dict)
+        trainer = made(folder / step, step, **{**options, "given": given()})
+        prepare(trainer)
+        trainer.train()
+        assert trainer.joint == (step == "fused")
+        found.append(trainer)
+    return found
+
+
+def close(a, b, tolerance=1e-5):
+    x, y = (torch.cat([t.flatten() for t in weights(trainer).values()]) for trainer in (a, b))
+    assert (x - y).norm() <= tolerance * y.norm()
+
+
+LOGGED = ("loss", "entropy", "mean_token_accuracy", "num_tokens", "grad_norm", "train_loss", "total_flos", "eval_loss")
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_what_is_logged_and_evaluated_is_the_same(tmp_path, accumulation):
+    """Evaluations in between put the model into evaluation mode, and count no task tokens."""
+    fused, two = both(
+        tmp_path, given=lambda: {"eval_dataset": tiny.dataset(5, seed=9)}, eval_strategy="steps", eval_steps=2,
+        max_steps=5, gradient_accumulation_steps=accumulation, gradient_checkpointing=True,
+    )  # fmt: skip
+    rows, expected = fused.state.log_history, two.state.log_history
+    assert [sorted(row) for row in rows] == [sorted(row) for row in expected]
+    seen = set()
+    for row, other in zip(rows, expected, strict=True):
+        for name in row:
+            if not name.endswith(("runtime", "per_second")):
+                seen.add(name)
+                assert row[name] == pytest.approx(other[name], rel=2e-4, abs=1e-5), name
+    assert seen.issuperset(LOGGED)
+    assert fused.state.total_flos == two.state.total_flos > 0
+    assert fused.model.training == two.model.training
+    close(fused, two)
+
+
+def test_floating_point_operations_are_the_trainers_own(tmp_path):
+    trainer = made(tmp_path, "two_pass")
+    for shape in ((2, 7), (3, 5), (2, 7)):
+        batch = {"input_ids": torch.ones(shape, dtype=torch.long)}
+        assert trainer.floating_point_ops(batch) == SFTTrainer.floating_point_ops(trainer, batch) > 0
+
+
+@pytest.mark.parametrize(("dropout", "graph"), [(0.0, False), (0.3, False), (0.3, True)])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, dropout, graph):
+    def run(folder, steps, resume=None):
+        given = {"peft_config": tiny.lora(dropout)}
+        trainer = made(
+            folder, "fused", limit=SOME, given=given, max_steps=6, save_strategy="steps", save_steps=3,
+            gradient_accumulation_steps=2, gradient_checkpointing=graph, optim="adamw_torch", learning_rate=5e-3,
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=resume)
+        assert trainer.joint
+        return weights(trainer)
+
+    whole = run(tmp_path / "a", 6)
+    again = run(tmp_path / "a", 6, str(tmp_path / "a" / "run" / "checkpoint-3"))
+    assert same(whole, again)
+
+
+def test_dropout_changes_the_task_gradient_and_not_the_constraints(tmp_path):
+    sides, tasks = [], []
+    for rate, seed in ((0.5, 1), (0.5, 2), (0.0, 1)):
+        trainer = made(tmp_path / f"{rate}{seed}", "fused", given={"peft_config": tiny.lora(rate)}, max_steps=1)
+        inner = trainer.defense.on_gradient
+
+        def on_gradient(run, inner=inner):
+            tasks.append(torch.cat([p.grad.flatten() for p in run.space().params]))
+            sides.append(torch.cat([g.flatten() for g in run.joint_result("safety")[1]]))
+            inner(run)
+
+        trainer.defense.on_gradient = on_gradient
+        for name, p in trainer.model.named_parameters():  # with B = 0 no mask reaches the constraint anyway
+            if "lora_B" in name:
+                p.data = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.1
+        micro = trainer.joint_micro_step
+        trainer.joint_micro_step = lambda *a, micro=micro, seed=seed, **k: (torch.manual_seed(seed), micro(*a, **k))[1]
+        trainer.train()
+    assert torch.allclose(sides[0], sides[1], rtol=1e-5, atol=1e-7)
+    assert torch.allclose(sides[0], sides[2], rtol=1e-5, atol=1e-7)
+    assert sides[0].any()
+    assert (tasks[0] - tasks[1]).norm() > 0.05 * tasks[0].norm()
+
+
+def test_screening_with_dropout_measures_without(tmp_path):
+    """The rows looked at first are the constraint's, and come first in that pass's layout."""
+    found = []
+    for screening in ("on", "off"):
+        trainer = made(
+            tmp_path / screening, "fused", screening=screening, given={"peft_config": tiny.lora(0.5)}, max_steps=3
+        )
+        trainer.train()
+        found.append([row["g"] for row in _events(trainer)])
+        found.append(weights(trainer))
+    assert found[0][0] == pytest.approx(found[2][0], abs=1e-6)
+
+
+def test_a_model_handed_over_in_evaluation_mode_is_checkpointed(tmp_path):
+    calls = {}
+    for checkpointing in (False, True):
+        model = tiny.model().eval()
+        trainer = made(
+            tmp_path / str(checkpointing), "fused", given={"model": model}, max_steps=2,
+            gradient_checkpointing=checkpointing,
+        )  # fmt: skip
+        trainer.model.eval()
+        seen = calls[checkpointing] = []
+        layer = trainer.model.get_base_model().model.layers[0]
+        layer.self_attn.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
+        trainer.train()
+    assert len(calls[True]) == len(calls[False]) + 2  # once more in each step's backward
+
+
+# -- screening --------------------------------------------------------------------------------------------------------
+
+
+def _events(trainer):
+    return [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
+
+
+def test_automatic_screening_goes_on_and_off_with_the_share_of_inactive_rows(tmp_path):
+    trainer = made(tmp_path, "fused", limit=SLACK, max_steps=20)
+    screens, inner = [], trainer._make_joint()
+    trainer._joint, trainer._joint_decided = inner, True
+    run = inner.run
+    inner.run = lambda *a, screen, **k: (screens.append(screen), run(*a, screen=screen, **k))[1]
+    trainer.train()
+    # Every row is flat: 1 - 0.9^n passes 0.75 after 14 steps.
+    assert screens == [False] * 14 + [True] * 6
+    defense = trainer.defense
+    assert defense._inactive == pytest.approx(1 - 0.9**20)
+    state = defense.state_dict()
+    defense._inactive = 0.0
+    defense.load_state_dict(state)
+    assert defense._screens(trainer)
+    zero = [torch.zeros_like(p) for p in trainer.space().params]
+    for steering in defense._steering.values():
+        steering.inactive, steering.measure = 0.0, lambda *_: (-1.0, -1.0, zero)
+    defense.on_gradient(trainer)
+    assert defense._screens(trainer)
+    for _ in range(2):
+        defense.on_gradient(trainer)
+    assert not defense._screens(trainer)
+    del state["inactive"]  # a checkpoint of an earlier version
+    defense.load_state_dict(state)
+    assert not defense._screens(trainer)
+
+
+def test_automatic_screening_takes_the_step_of_none(tmp_path):
+    found = []
+    for screening in ("auto", "off"):
+        trainer = made(
+            tmp_path / screening, "fused", limit={**SOME, "tau": 0.2}, max_steps=20, screening=screening,
+            safety_batch_size=6, learning_rate=0.02,
+        )  # fmt: skip
+        trainer.train()
+        found.append(trainer)
+    assert found[0].defense._inactive > 0.75
+    close(*found)
+    for a, b in zip(_events(found[0]), _events(found[1]), strict=True):
+        assert a["event"] == b["event"]
+        assert a["g"] == pytest.approx(b["g"], abs=1e-5)
+
+
+@pytest.mark.parametrize("step", ["fused", "two_pass"])
+def test_the_filters_averages_move_on_without_an_active_row(tmp_path, step):
+    trainer = made(tmp_path, step, limit=SLACK, max_steps=1, optim="adamw_torch")
+    trainer.train()
+    memory = trainer.defense._filter._memory
+    memory.averages[0][0].fill_(1.0)
+    before = memory.steps
+    batch = trainer.data_collator([trainer.train_dataset[0], trainer.train_dataset[1]])
+    trainer.training_step(trainer.model, batch)
+    assert memory.steps == before + 1
+    assert torch.allclose(memory.averages[0][0], torch.full_like(memory.averages[0][0], 0.9))
+
+
+def test_two_passes_run_no_backward_for_flat_rows_and_take_the_same_step(tmp_path, monkeypatch):
+    counted, inner = [], torch.Tensor.backward
+
+    def backward(self, *args, **kwargs):
+        counted.append(1)
+        return inner(self, *args, **kwargs)
+
+    monkeypatch.setattr(side_pass.torch.Tensor, "backward", backward)
+    lazy = made(tmp_path / "lazy", "two_pass", limit=SLACK, max_steps=3, safety_micro_batch_size=1)
+    lazy.train()
+    assert len(counted) == 3  # the task's
+    monkeypatch.setattr(safety_pass, "slope", lambda weight, d: torch.ones_like(d))
+    full = made(tmp_path / "full", "two_pass", limit=SLACK, max_steps=3, safety_micro_batch_size=1)
+    full.train()
+    assert len(counted) == 3 + 3 + 3 * 2
+    assert same(weights(lazy), weights(full))
+    assert [row["g"] for row in _events(lazy)] == [row["g"] for row in _events(full)]
+
+
+# -- numbers that are not finite --------------------------------------------------------------------------------------
+
+
+class Spoil(TrainerCallback):
+    """At one step the embedding of <unk>, a token of one data set alone, is not a number."""
+
+    def __init__(self, step):
+        self.step, self.grads = step, []
+
+    def on_step_begin(self, args, state, control, model=None, **_):
+        weight = model.get_input_embeddings().weight
+        if state.global_step == self.step:
+            self.kept = weight.data[2].clone()
+            weight.data[2] = math.nan
+        elif state.global_step == self.step + 1:
+            weight.data[2] = self.kept
+
+
+@pytest.mark.parametrize("where", ["task", "safety"])
+@pytest.mark.parametrize("screening", ["off", "on"])
+def test_a_step_that_is_not_finite_is_discarded_as_by_two_passes(tmp_path, where, screening):
+    def given():
+        task, safety = ("unknown", "w0") if where == "task" else ("w1", "unknown")
+        return {
+            "train_dataset": tiny.dataset(12, seed=1, start=task),
+            "safety_dataset": tiny.dataset(20, seed=2, start=safety),
+            "callbacks": [Spoil(2)],
+        }
+
+    fused, two = both(
+        tmp_path, given=given, max_steps=6, optim="adamw_torch", learning_rate=5e-3, screening=screening,
+        gradient_accumulation_steps=2,
+    )  # fmt: skip
+    rows, expected = _events(fused), _events(two)
+    assert [row["event"] == "nonfinite" for row in expected] == [False, False, True, False, False, False]
+    assert [row["event"] for row in rows] == [row["event"] for row in expected]
+    for row, other in zip(rows, expected, strict=True):
+        assert row["g"] == (None if other["g"] is None else pytest.approx(other["g"], abs=1e-5))
+        assert row["loss"] == (None if other["loss"] is None else pytest.approx(other["loss"], rel=1e-5))
+    ours, theirs = (trainer.defense._filter._memory for trainer in (fused, two))
+    assert ours.steps == theirs.steps
+    for a, b in zip(ours.averages[0], theirs.averages[0], strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-6)
+    close(fused, two, 1e-4)
