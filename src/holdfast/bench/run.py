@@ -47,7 +47,7 @@ def _measure_shape(shape: str, settings: Settings, cache: Path, record: Record, 
     measure(_kernels(cells[0]), cache)
     for cell in cells:
         listener("row", record.add(cell, measure(cell, cache)))
-    if not settings.sweep:
+    if settings.drift and not settings.sweep:
         for cell in (cell for cell in cells if cell.path == BASELINE):
             again = record.add_drift(cell, measure(cell, cache))
             if again is not None:

@@ -73,6 +73,7 @@ class Settings:
         tau: of the constraint; a tiny one (1e-6) makes the filter correct nearly every step.
         cudnn: leave cuDNN's attention on.
         reference: measure the reference pass too.
+        drift: measure the baseline again at the end.
     """
 
     shapes: tuple[str, ...]
@@ -91,6 +92,7 @@ class Settings:
     values: tuple[int, ...] = ()
     cudnn: bool = False
     reference: bool = True
+    drift: bool = True
     seed: int = 42
 
     def __post_init__(self) -> None:

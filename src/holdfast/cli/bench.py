@@ -57,6 +57,7 @@ def bench(
     reference: Annotated[
         bool, typer.Option("--reference/--no-reference", help="Time the pass of reference losses too.")
     ] = True,
+    drift: Annotated[bool, typer.Option("--drift/--no-drift", help="Measure trl_sft again at the end.")] = True,
     cudnn: Annotated[bool, typer.Option("--cudnn", help="Leave cuDNN's attention on.")] = False,
     output: Annotated[Path, typer.Option(help="The result; its picture goes beside it.")] = DEFAULT_OUTPUT,
     show: Annotated[Path | None, typer.Option(help="Print a stored result as tables, and measure nothing.")] = None,
@@ -75,7 +76,7 @@ def bench(
         shapes=tuple(_parts(shape or [])), task=task, paths=tuple(_parts(paths or [])), steps=steps, warm_up=warm_up,
         checkpointing=_MODES[checkpointing], checkpointed_paths=tuple(_parts(checkpointed_paths or [])),
         batch=batch, safety_batch=safety_batch, rank=rank, tau=tau, unit=unit,
-        sweep=sweep or "", values=tuple(_numbers(values)), reference=reference, cudnn=cudnn,
+        sweep=sweep or "", values=tuple(_numbers(values)), reference=reference, drift=drift, cudnn=cudnn,
     )  # fmt: skip
     if output.suffix != ".json":
         raise ConfigError(f"--output {output}: expected a .json file", remedy="for example out/speed.json")

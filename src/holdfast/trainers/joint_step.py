@@ -28,7 +28,7 @@ from holdfast.fused.recorded import RecordedPasses
 from holdfast.fused.reference_states import ReferenceStates, fits
 from holdfast.fused.support import batch_dependent, other_mixers, plain_layers
 from holdfast.trainers.hooks import Inputs, Items
-from holdfast.trainers.joint_support import longest_row, reason_against
+from holdfast.trainers.joint_support import BATCH, longest_row, reason_against
 from holdfast.trainers.safety import SafetySet
 from holdfast.trainers.safety_pass import SafetyBatch
 
@@ -65,6 +65,8 @@ class JointStepMixin:
     _metrics: Any
     _total_train_tokens: int
 
+    batch_keys: frozenset[str] = BATCH
+    """What the batch in progress holds."""
     _joint: JointPass | None = None
     _joint_decided = False
     _joint_step: JointStep | None = None

@@ -10,10 +10,13 @@ KNOWN = ("trl", "transformers", "holdfast")
 """Packages whose loss, step and batches the fused step reproduces."""
 
 
+BATCH = frozenset({"input_ids", "attention_mask", "labels"})
+
+
 def reason_against(trainer: Any) -> str | None:
     """Why this run's task loss is not the plain mean over its scored tokens, padded batch by padded batch; or None."""
     args = trainer.args
-    collator = type(trainer.data_collator)
+    strange = sorted(BATCH ^ set(trainer.batch_keys))
     for what, present in (
         ("FSDP shards the model", trainer.is_fsdp_enabled),
         ("packing or padding_free joins task rows already", args.packing or getattr(args, "padding_free", False)),
@@ -24,7 +27,7 @@ def reason_against(trainer: Any) -> str | None:
         ("NEFTune adds noise to the embeddings", getattr(args, "neftune_noise_alpha", None) is not None),
         ("activation offloading", bool(getattr(args, "activation_offloading", False))),
         ("Liger kernels", bool(getattr(args, "use_liger_kernel", False))),
-        (f"batches are made by a {collator.__name__}", _package(collator) != "trl"),
+        (f"batches have more or less than {', '.join(sorted(BATCH))}: {', '.join(strange)}", bool(strange)),
     ):
         if present:
             return what

@@ -243,7 +243,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         """One micro-batch; on the last one of a step also the defense's turn on the whole gradient."""
         inputs, items = self.defense.choose_batch(self, inputs, num_items_in_batch)
         parent = super().training_step  # type: ignore[misc]
-        self.items = items
+        self.items, self.batch_keys = items, frozenset(inputs)
         loss = self.defense.micro_step(self, inputs, lambda: parent(model, inputs, items, *args, **kwargs))
         self.recorder.add_loss(loss, float(_raw(self.optimizer).param_groups[0]["lr"]))
         self._micro += 1

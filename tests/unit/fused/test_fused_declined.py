@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -198,8 +197,10 @@ def test_losses_and_batches_of_ones_own(trainer, monkeypatch):
     monkeypatch.setattr(trainer, "compute_loss_func", lambda *_: 0.0)
     assert "compute_loss_func" in reason_against(trainer)
     monkeypatch.undo()
-    monkeypatch.setattr(trainer, "data_collator", SimpleNamespace())
-    assert "SimpleNamespace" in reason_against(trainer)
+    monkeypatch.setattr(trainer, "batch_keys", frozenset({"input_ids", "attention_mask", "labels", "token_weights"}))
+    assert "token_weights" in reason_against(trainer)
+    monkeypatch.setattr(trainer, "batch_keys", frozenset({"input_ids", "labels"}))
+    assert "more or less than attention_mask, input_ids, labels: attention_mask" in reason_against(trainer)
     monkeypatch.undo()
     monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
     assert "FSDP" in reason_against(trainer)
@@ -281,3 +282,27 @@ def test_the_longest_row(trainer, monkeypatch):
     assert longest_row(trainer.args) == 32
     monkeypatch.setattr(trainer.args, "dataset_kwargs", {"skip_prepare_dataset": True})
     assert longest_row(trainer.args) is None
+
+
+class Weighted:
+    """A collator that adds a column nobody knows."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, rows, *args, **kwargs):
+        batch = self.inner(rows, *args, **kwargs)
+        return {**batch, "token_weights": torch.ones_like(batch["labels"])} if self.adds else batch
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_collator_of_your_own_may_make_plain_batches_alone(tmp_path, adds):
+    trainer = build(tmp_path, step="fused", max_steps=1, remove_unused_columns=False)
+    trainer.data_collator = Weighted(trainer.data_collator)
+    trainer.data_collator.adds = adds
+    if not adds:
+        trainer.train()
+        assert trainer.joint
+        return
+    with pytest.raises(UnsupportedError, match="token_weights"):
+        trainer.train()
