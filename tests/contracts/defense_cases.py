@@ -16,7 +16,6 @@ from torch.nn.modules import module as torch_module
 
 import holdfast as hf
 from holdfast.trainers.hooks import DEFENSES, Defense, make_defense
-from holdfast.trainers.steering import FilteredDefense
 from tests import tiny
 from tests.unit.trainers.building import COMMON, SLACK
 
@@ -57,9 +56,9 @@ def stages_of(cls: type[Defense]) -> list[str]:
 
 
 def cases_of(name: str) -> list[Case]:
-    """A defense in all its stages, and where its constraints' rows can go with the task's also in fused steps."""
+    """A defense in all its stages, and where its rows may be packed also in fused steps."""
     made = [Case(name, stage) for stage in stages_of(DEFENSES[name])]
-    if issubclass(DEFENSES[name], FilteredDefense):
+    if DEFENSES[name].packs:
         made += [Case(name, case.stage, "fused") for case in made]
     return made
 

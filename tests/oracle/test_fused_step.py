@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import get_peft_model
 
 import holdfast as hf
 from tests import hybrid, tiny
@@ -130,3 +131,46 @@ def test_it_is_the_same_with_several_safety_sets(tmp_path):
         }
 
     both(tmp_path, make=make, learning_rate=0.05, optim="sgd")
+
+
+@pytest.mark.parametrize("name", ["sft", "mix", "kl", "safegrad", "penalty", "asft", "lisa", "salora"])
+@pytest.mark.parametrize("start", ["fresh", "continued"])
+def test_packed_rows_leave_other_defenses_as_they_are(tmp_path, name, start, monkeypatch):
+    """Their task pass and their side passes; the reference of kl is the adapter off, or the adapter it began with."""
+    if start == "continued" and name in ("asft", "lisa", "salora"):
+        pytest.skip("needs a fresh adapter, or no reference")
+    options = {"lisa": {"align_steps": 1, "finetune_steps": 2, "warmup_share": 0.0}}.get(name, {})
+    options |= {"safety_rank": 4, "task_rank": 4} if name == "salora" else {}
+    packed = []
+    inner = hf.SafeSFTTrainer.packed_side_gradient
+
+    def counted(self: Any, rows: Any, loss: Any) -> Any:
+        packed.append(len(rows))
+        return inner(self, rows, loss)
+
+    monkeypatch.setattr(hf.SafeSFTTrainer, "packed_side_gradient", counted)
+    found = {}
+    for step in ("fused", "two_pass"):
+        given: dict[str, Any] = {"defense": {"name": name, **options}, "constraint": hf.ChanceConstraint(tau=1.0)}
+        if name == "asft":
+            given["unaligned"] = tiny.model(seed=3)
+        if start == "continued":
+            given |= {"model": continued(), "peft_config": None}
+        trainer = build(tmp_path / step, given=given, step=step, learning_rate=0.05, optim="sgd", safety_batch_size=4)
+        trainer.train()
+        assert trainer.joint == (step == "fused")
+        found[step] = weights(trainer)
+    assert bool(packed) == (name in ("mix", "kl", "safegrad"))
+    for key, value in found["fused"].items():
+        torch.testing.assert_close(value, found["two_pass"][key], rtol=1e-4, atol=1e-6)
+
+
+def continued() -> Any:
+    """A model whose adapter has been trained before."""
+    model = get_peft_model(tiny.model(), tiny.lora())
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.normal_(0, 0.1)
+    return model

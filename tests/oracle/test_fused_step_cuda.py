@@ -110,3 +110,20 @@ def test_memory_stays_flat(tmp_path):
     assert len(marks) == 1000
     assert max(a for a, _ in marks[500:]) <= max(a for a, _ in marks[100:500])
     assert marks[-1][1] <= marks[499][1]
+
+
+@pytest.mark.parametrize("name", ["sft", "mix", "kl", "safegrad", "lisa"])
+def test_recorded_passes_leave_other_defenses_as_they_are(tmp_path, name):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    found = {}
+    for step in ("two_pass", "fused"):
+        given = {"defense": name, "constraint": hf.ChanceConstraint(tau=1.0)}
+        graphs = "on" if step == "fused" else "auto"
+        options = {**ROWS, "learning_rate": 0.01, "bf16": False, "tf32": False, "step": step, "step_graphs": graphs}
+        trainer = build(tmp_path / step, given=given, **options)
+        trainer.train()
+        assert trainer.joint == (step == "fused")
+        assert step == "two_pass" or trainer._joint.passes._recordings
+        found[step] = weights(trainer)
+    for key, value in found["fused"].items():
+        torch.testing.assert_close(value, found["two_pass"][key], rtol=1e-4, atol=1e-6)

@@ -95,6 +95,7 @@ class AsFT(Defense):
     """Penalises the update outside the alignment direction."""
 
     name = "asft"
+    packs = True
     stages = ("finetune",)
     summary = "penalty on the update outside the direction of alignment"
     passes = "1 forward + backward"

@@ -52,6 +52,7 @@ class Booster(SideTermDefense):
     """Attenuates what a harmful step gains."""
 
     name = "booster"
+    packs = True
     stages = ("align",)
     summary = "alignment after which a simulated harmful step gains little"
     passes = "3 forward + backward"

@@ -92,6 +92,7 @@ class Lisa(Defense):
     """Alignment and fine-tuning in turns, with a proximal term."""
 
     name = "lisa"
+    packs = True
     stages = ("finetune",)
     summary = "turns of alignment and fine-tuning, each held near the other's end"
     passes = "1 forward + backward"

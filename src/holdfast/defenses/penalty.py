@@ -48,6 +48,7 @@ class Penalty(Defense):
     """Adds the safety term with a fixed weight."""
 
     name = "penalty"
+    packs = True
     stages = ("finetune",)
     summary = "average degradation as a term of fixed weight in the loss"
     passes = "2 forward + backward"

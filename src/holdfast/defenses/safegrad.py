@@ -73,6 +73,7 @@ class SafeGrad(SideTermDefense):
     """Projects the task gradient where it conflicts with staying near theta_0 on safe pairs."""
 
     name = "safegrad"
+    packs = True
     stages = ("finetune",)
     summary = "projects the task gradient off the gradient of the KL from the first model on safe pairs"
     passes = "2 forward + backward, 1 forward"

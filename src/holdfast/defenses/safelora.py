@@ -164,6 +164,7 @@ class SafeLoRA(Defense):
     """Maps the trained update onto the alignment direction, module by module."""
 
     name = "safelora"
+    packs = True
     stages = ("posthoc",)
     summary = "after training, maps updates that point away from alignment onto it"
     passes = "1 forward + backward"

@@ -110,6 +110,7 @@ class Salora(Defense):
     """Adapts only outside the output directions of the safe replies."""
 
     name = "salora"
+    packs = True
     stages = ("finetune",)
     summary = "LoRA whose output change stays outside the safe replies' directions"
     passes = "1 forward + backward"

@@ -72,6 +72,7 @@ class SaLoRAGradientProjection(Defense):
     """Projects one fixed direction out of every gradient."""
 
     name = "salora_gradproj"
+    packs = True
     stages = ("finetune",)
     summary = "projects one safety direction, found at the start, out of every gradient"
     passes = "1 forward + backward"

@@ -17,6 +17,7 @@ class SFT(Defense):
     """The task gradient, unchanged."""
 
     name = "sft"
+    packs = True
     stages = ("align", "finetune")
     summary = "plain supervised fine-tuning"
     passes = "1 forward + backward"

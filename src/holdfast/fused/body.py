@@ -150,10 +150,10 @@ class EagerPasses:
         with self.body.running():
             return self.body.forward(layout, adapters=adapters)
 
-    def gradients(self, groups: Groups, gradient_of: GradientOf) -> list[list[Tensor]]:
+    def gradients(self, groups: Groups, gradient_of: GradientOf, *, dropout: bool = True) -> list[list[Tensor]]:
         """Forward, the loss's gradient by the hidden states, backward: every group's gradient."""
         layout = lay_out(groups).to(self.body.device)
         self.body.adapter.refresh()
         with self.body.running():
-            hidden = self.body.forward(layout, dropout=True)
+            hidden = self.body.forward(layout, dropout=dropout)
             return self.body.backward(hidden, gradient_of(hidden.detach()))

@@ -39,7 +39,7 @@ class Passes(Protocol):
 
     def states(self, groups: Groups, *, adapters: bool = True) -> Tensor: ...
 
-    def gradients(self, groups: Groups, gradient_of: GradientOf) -> list[list[Tensor]]: ...
+    def gradients(self, groups: Groups, gradient_of: GradientOf, *, dropout: bool = True) -> list[list[Tensor]]: ...
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,36 @@ class JointPass:
             return None
         if self.kept is not None:
             return self.kept(term.rows)
-        rows = [encoded_rows(term.rows)]
-        hidden = self.passes.states(rows, adapters=False)
-        return hidden.index_select(0, scored(rows)[0].to(self.device).at)
+        return self.completion_states(term.rows, adapters=False)
+
+    def completion_states(self, rows: Sequence[Encoded], *, adapters: bool) -> Tensor:
+        """Hidden states that predict the rows' scored tokens."""
+        group = [encoded_rows(rows)]
+        hidden = self.passes.states(group, adapters=adapters)
+        return hidden.index_select(0, scored(group)[0].to(self.device).at)
+
+    # -- rows beside the task ----------------------------------------------------------------------------------------
+
+    def side(
+        self, rows: Sequence[Encoded], coefficient: float, reference: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Each row's sum of token NLLs, or of KLs from the reference's states, times `coefficient`; their gradient."""
+        groups = [encoded_rows(rows), *([] for _ in range(1, self.passes.body.adapter.count))]
+        part = scored(groups[:1])[0].to(self.device)
+        sums: list[Tensor] = []
+
+        @torch.no_grad()
+        def gradient_of(hidden: Tensor) -> Tensor:
+            head, states = Head(self.model), hidden.index_select(0, part.at)
+            if reference is None:
+                values, gradients = over_pieces(nll_and_gradient(head), states, part.targets)
+            else:
+                values, gradients = over_pieces(kl_and_gradient(head, self._head_0()), states, reference)
+            sums.append(part.per_row(values) * coefficient)
+            return torch.zeros_like(hidden).index_copy_(0, part.at, (gradients * coefficient).to(hidden.dtype))
+
+        gradient = self.passes.gradients(groups, gradient_of, dropout=False)[0]
+        return sums[0], gradient
 
     # -- screening ---------------------------------------------------------------------------------------------------
 

@@ -86,11 +86,12 @@ class RecordedPasses:
         recording.forward.replay()
         return recording.hidden
 
-    def gradients(self, groups: Groups, gradient_of: GradientOf) -> list[list[Tensor]]:
+    def gradients(self, groups: Groups, gradient_of: GradientOf, *, dropout: bool = True) -> list[list[Tensor]]:
         """Every group's gradient; overwritten by the next pass."""
-        recording = self._loaded(groups, "gradients")
+        drops = dropout and self.body.adapter.dropout > 0
+        recording = self._loaded(groups, "gradients with dropout" if drops else "gradients")
         if recording is None:
-            return self.eager.gradients(groups, gradient_of)
+            return self.eager.gradients(groups, gradient_of, dropout=dropout)
         assert recording.seed is not None
         recording.forward.replay()
         recording.seed.copy_(gradient_of(recording.hidden))
@@ -143,13 +144,15 @@ class RecordedPasses:
     # -- recording ---------------------------------------------------------------------------------------------------
 
     def _record(self, layout: Layout, kind: str) -> Recording:
-        body, trains, adapters = self.body, kind == "gradients", kind != "reference"
+        body, trains, adapters = self.body, kind.startswith("gradients"), kind != "reference"
+        drops = kind == "gradients with dropout"
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), torch.set_grad_enabled(trains):
             for _ in range(0 if kind in self._rehearsed else WARM_UPS):  # libraries set themselves up
-                hidden = body.forward(layout, adapters=adapters, dropout=trains)
-                self._expected = (hidden.detach(), [g.clone() for g in self._back(hidden)] if trains else [])
+                hidden = body.forward(layout, adapters=adapters, dropout=drops)
+                found = [g.clone() for g in self._back(hidden)] if trains else []
+                self._expected = None if drops else (hidden.detach(), found)  # with dropout: other masks each time
                 del hidden
         torch.cuda.current_stream().wait_stream(stream)
         if trains and not self._gradients:
@@ -161,7 +164,7 @@ class RecordedPasses:
         forward, backward = torch.cuda.CUDAGraph(), None
         with torch.set_grad_enabled(trains):
             with self._recorded(forward):
-                hidden = body.forward(layout, adapters=adapters, dropout=trains)
+                hidden = body.forward(layout, adapters=adapters, dropout=drops)
             if not trains:
                 return Recording(layout, hidden, forward)
             seed = torch.zeros_like(hidden.detach())
@@ -186,8 +189,6 @@ class RecordedPasses:
         if self._expected is None:
             return None
         (hidden, gradients), self._expected = self._expected, None
-        if self.body.adapter.dropout > 0 and gradients:
-            return None  # other masks each time
         recording.forward.replay()
         far = [_apart([recording.hidden], [hidden])]
         if recording.seed is not None:

@@ -48,8 +48,8 @@ class SafeSFTConfig(SFTConfig):
     step: _Step = field(
         default="auto",
         metadata={
-            "help": "How holdfast computes the task's and the constraint's gradients: 'fused' in one pass over both, "
-            "'two_pass' one after the other (the reference), 'auto' fused on a GPU where the model allows it."
+            "help": "How gradients are computed: 'fused' over packed rows, holdfast's of task and constraint in one "
+            "pass; 'two_pass' one after the other (the reference); 'auto' fused on a GPU where the model allows it."
         },
     )
     step_graphs: _Switch = field(

@@ -187,6 +187,9 @@ class Defense:
         fresh_lora: whether it needs a LoRA adapter that begins with this run (no full fine-tuning, none continued).
         unit: in which a run with a fresh adapter is measured, and steered where the defense does that, by default.
         off: options with which it is plain SFT under a constraint that nothing violates; None where there are none.
+        packs: whether its task pass may run over packed rows (`step: fused`): it leaves TRL's loss, the model's modules
+            and their hooks alone.
+        joint_terms: whether its constraints' rows go through the model with the task's then.
         linear: whether the step depends on the accumulated gradient alone, so that two micro-batches of b rows are one
             of 2 b. Where not, the docstring defines what a step of several micro-batches is.
         paper: the constants of *Beyond Average Safety*, where they differ from the authors' defaults; `preset: paper`.
@@ -203,6 +206,8 @@ class Defense:
     fresh_lora: ClassVar[bool] = False
     unit: ClassVar[Unit] = "kl_token"
     off: ClassVar[Mapping[str, Any] | None] = {}
+    packs: ClassVar[bool] = False
+    joint_terms: ClassVar[bool] = False
     linear: ClassVar[bool] = True
     paper: ClassVar[Mapping[str, Any]] = {}
 

@@ -6,9 +6,10 @@ does, the constraints' to the sum.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.core.errors import UnsupportedError
 from holdfast.core.ranks import gather_objects, gather_rows, rank, sum_in_place, world
 from holdfast.data import streams
+from holdfast.data.encode import Encoded
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.joint_pass import Found, JointPass, Term
@@ -27,13 +29,15 @@ from holdfast.fused.probe import probe_rows, strange
 from holdfast.fused.recorded import RecordedPasses
 from holdfast.fused.reference_states import ReferenceStates, fits
 from holdfast.fused.support import batch_dependent, other_mixers, plain_layers
-from holdfast.trainers.hooks import Inputs, Items
+from holdfast.trainers.hooks import Defense, Inputs, Items
 from holdfast.trainers.joint_support import BATCH, longest_row, reason_against
 from holdfast.trainers.safety import SafetySet
 from holdfast.trainers.safety_pass import SafetyBatch
+from holdfast.trainers.side_pass import TokenMean
 
 logger = logging.getLogger(__name__)
 
+PROBED = 64  # task rows among which those are chosen that packing is tried on
 Weights = Mapping[str, Callable[[Tensor], Tensor]]
 
 
@@ -60,6 +64,11 @@ class JointStepMixin:
     safety_batch: Callable[[str], list[int]]
     last_micro_batch: bool
     total_steps: int
+    train_dataset: Any
+    defense: Defense
+    at_reference: Callable[[], Any]
+    _idle_start: bool
+    _micro_batch: int
     current_gradient_accumulation_steps: int
     _micro: int
     _metrics: Any
@@ -81,6 +90,13 @@ class JointStepMixin:
 
     def _make_joint(self) -> JointPass | None:
         wanted = self.args.step
+        if not self.defense.packs:
+            if wanted == "fused":
+                raise UnsupportedError(
+                    f"step: fused with defense {self.defense.name!r}, which changes the loss or the model's layers",
+                    remedy="set step: auto or two_pass",
+                )
+            return None
         if wanted == "two_pass" or (wanted == "auto" and self.args.device.type != "cuda"):
             return None
         found = self._engine()
@@ -88,8 +104,10 @@ class JointStepMixin:
             return found
         if wanted == "fused":
             raise UnsupportedError(f"step: fused is not possible: {found}", remedy="set step: auto or two_pass")
-        if rank() == 0:
+        if rank() == 0 and self.defense.joint_terms:
             logger.warning("two passes a step instead of one: %s", found)
+        elif rank() == 0:
+            logger.info("task rows are padded and launched kernel by kernel: %s", found)
         return None
 
     def _engine(self) -> JointPass | str:
@@ -100,20 +118,30 @@ class JointStepMixin:
             body, found = found, ""
             config = causal_lm(self.model).config.get_text_config()
             longest = longest_row(self.args)
-            examples = [e for one in self.safety.values() for e in one.constraint_set]
             found = batch_dependent(config, longest) or strange(
-                EagerPasses(body), probe_rows(examples, config, longest), self.processing_class.pad_token_id
+                EagerPasses(body), probe_rows(self._examples(), config, longest), self.processing_class.pad_token_id
             ) or ""  # fmt: skip
         reasons = [reason for reason in gather_objects(found) if reason]
         if reasons or body is None:
             return str(reasons[0])
         recorded = self._records(body)
-        logger.info("one pass a step for both gradients%s", ", recorded as CUDA graphs" if recorded else "")
+        what = "one pass a step for both gradients" if self.defense.joint_terms else "packed task rows"
+        logger.info("%s%s", what, ", recorded as CUDA graphs" if recorded else "")
         passes = RecordedPasses(body) if recorded else EagerPasses(body)
         return JointPass(self.model, passes, self.args.device, self._kept_states(body))
 
+    def _examples(self) -> list[Encoded]:
+        """Rows on which packing is tried: of the safety sets, or the first of the task."""
+        found = [e for one in self.safety.values() for e in one.constraint_set]
+        if found:
+            return found
+        rows = itertools.islice((tuple(row["input_ids"]) for row in self.train_dataset), PROBED)
+        return [Encoded(f"task {i}", ids, ids, False) for i, ids in enumerate(rows)]
+
     def _kept_states(self, body: Body) -> ReferenceStates | None:
         """The reference's states of kl_token sets, where there is room and every row comes up."""
+        if not self.defense.joint_terms:
+            return None
         sets = {name: one for name, one in self.safety.items() if one.constraint.unit == "kl_token"}
         examples = [e for one in sets.values() for e in one.constraint_set]
         drawn = all(
@@ -130,7 +158,7 @@ class JointStepMixin:
         mixers = other_mixers(self.model)
         if isinstance(mixers, str):
             return mixers
-        adapter = GroupedAdapter(layers, 1 + len(self.safety))
+        adapter = GroupedAdapter(layers, 1 + (len(self.safety) if self.defense.joint_terms else 0))
         return Body(self.model, adapter, mixers, device=self.args.device, precision=self.accelerator.autocast)
 
     def _records(self, body: Body) -> bool:
@@ -148,6 +176,33 @@ class JointStepMixin:
         if problem is not None and self.args.device.type == "cuda":
             logger.warning("the step runs without CUDA graphs: %s", problem)
         return problem is None
+
+    # -- a side pass -------------------------------------------------------------------------------------------------
+
+    def packed_side_gradient(self, rows: Sequence[Encoded], loss: TokenMean) -> tuple[Tensor, Vector]:
+        """As `side_pass.side_gradient`, over packed rows."""
+        assert self._joint is not None
+        mine = streams.shard(range(len(rows)), rank(), world())
+        values: list[Tensor] = []
+        total: list[Vector] = []
+        for i in range(0, len(mine), self._micro_batch):
+            part = [rows[j] for j in mine[i : i + self._micro_batch]]
+            states = None if loss.reference is None else self._states_at_reference(part)
+            found, gradient = self._joint.side(part, 1.0 / loss.total, states)
+            values.append(found)
+            total = _sum(total, [_copied(gradient)])
+        sum_in_place(total[0])
+        by_id = {id(p): g for p, g in zip(self._adapted(), total[0], strict=True)}
+        losses = gather_rows(torch.cat(values)).double().cpu()
+        return losses, [by_id[id(p)] for p in self.space().params]
+
+    def _states_at_reference(self, rows: Sequence[Encoded]) -> Tensor:
+        """Hidden states of the rows' completions at theta_0."""
+        assert self._joint is not None
+        if self._idle_start:
+            return self._joint.completion_states(rows, adapters=False)
+        with self.at_reference():
+            return self._joint.completion_states(rows, adapters=True)
 
     # -- one micro-batch ---------------------------------------------------------------------------------------------
 
@@ -237,7 +292,7 @@ class JointStepMixin:
     def joint_result(self, name: str) -> tuple[SafetyBatch, Vector] | None:
         """This step's safety batch and its gradient, where the step was fused."""
         step = self._joint_step
-        if step is None or self._joint is None:
+        if step is None or self._joint is None or name not in step.degradations:
             return None
         place = list(step.degradations).index(name)
         by_id = {id(p): g for p, g in zip(self._adapted(), step.gradients[place], strict=True)}

@@ -24,7 +24,7 @@ from holdfast.trainers.fingerprint import unaligned_sha256
 from holdfast.trainers.hooks import Defense, Inputs, Items
 from holdfast.trainers.safety import SafetySet, as_examples
 from holdfast.trainers.safety_pass import SafetyBatch, safety_forward, safety_gradient
-from holdfast.trainers.side_pass import RowLoss, scored_tokens, side_gradient
+from holdfast.trainers.side_pass import RowLoss, TokenMean, scored_tokens, side_gradient
 
 STAGES = ("align", "finetune")
 
@@ -77,6 +77,8 @@ class SideDataMixin:
     forward_of: Callable[[Any], Forward]
     current_gradient_accumulation_steps: int
     joint_result: Callable[[str], tuple[SafetyBatch, Vector] | None]
+    packed_side_gradient: Callable[[Sequence[Encoded], TokenMean], tuple[Tensor, Vector]]
+    _joint: Any
     _streams: dict[str, streams.StepStream]
 
     def _prepare_side_data(self, harmful: Any, unaligned: Any) -> None:
@@ -209,6 +211,8 @@ class SideDataMixin:
 
     def side_gradient(self, rows: Sequence[Encoded], loss: RowLoss) -> tuple[Tensor, Vector]:
         """Losses of the rows and the gradient of their sum."""
+        if isinstance(loss, TokenMean) and self._joint is not None:
+            return self.packed_side_gradient(rows, loss)
         return side_gradient(self.forward_of(self.model), rows, loss, self.space(), self._micro_batch)
 
     def safety_batch(self, name: str) -> list[int]:

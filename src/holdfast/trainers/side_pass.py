@@ -8,6 +8,7 @@ off, so that two passes over the same rows see the same function, and a term of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -61,27 +62,44 @@ def scored_tokens(rows: Sequence[Encoded]) -> int:
     return sum(row.n_labels for row in rows)
 
 
-def token_mean_nll(rows: Sequence[Encoded]) -> RowLoss:
-    """Terms of `sum of token NLLs / number of tokens` over the whole batch: what SFT minimises on these rows."""
-    total = scored_tokens(rows)
+@dataclass(frozen=True)
+class TokenMean:
+    """Terms of a mean over all completion tokens of a batch: of their NLL, or of the KL from a reference.
 
-    def loss(model: Any, batch: dict[str, Tensor], _: list[int]) -> Tensor:
-        return completion_losses(model, batch, first_k=1).total / total
+    Attributes:
+        tokens: completion tokens of every row.
+        reference: makes the context in which the model is pi_0; None for the NLL.
+    """
 
-    return loss
+    tokens: Tensor
+    reference: Callable[[], Any] | None = None
+
+    @property
+    def total(self) -> int:
+        """Completion tokens of all rows."""
+        return int(self.tokens.sum())
+
+    def __call__(self, model: Any, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
+        """One number per row."""
+        if self.reference is None:
+            return completion_losses(model, batch, first_k=1).total / self.total
+        per_row = completion_kl(model, batch, self.reference)
+        return per_row * self.tokens[positions].to(per_row) / self.total
 
 
-def token_mean_kl(rows: Sequence[Encoded], reference: Callable[[], Any]) -> RowLoss:
-    """Terms of the mean over all completion tokens of `KL(pi_0 || pi_theta)`, in nats.
+def token_mean_nll(rows: Sequence[Encoded]) -> TokenMean:
+    """`sum of token NLLs / number of tokens` over the whole batch: what SFT minimises on these rows."""
+    return TokenMean(_tokens(rows))
+
+
+def token_mean_kl(rows: Sequence[Encoded], reference: Callable[[], Any]) -> TokenMean:
+    """The mean over all completion tokens of `KL(pi_0 || pi_theta)`, in nats.
 
     Args:
         reference: makes the context in which the model is pi_0 (`TrainingRun.at_reference`).
     """
-    total = scored_tokens(rows)
-    tokens = torch.tensor([row.n_labels for row in rows], dtype=torch.float64)
+    return TokenMean(_tokens(rows), reference)
 
-    def loss(model: Any, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
-        per_row = completion_kl(model, batch, reference)
-        return per_row * tokens[positions].to(per_row) / total
 
-    return loss
+def _tokens(rows: Sequence[Encoded]) -> Tensor:
+    return torch.tensor([row.n_labels for row in rows], dtype=torch.float64)

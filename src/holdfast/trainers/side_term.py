@@ -47,6 +47,7 @@ class SafeTermDefense(SideTermDefense):
         figure: what the loss, without its weight, is called in the row.
     """
 
+    packs = True
     figure: ClassVar[str]
     config: Any
 

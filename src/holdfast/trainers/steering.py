@@ -118,6 +118,8 @@ class FilteredDefense(Defense):
     Its config has `space`, `rate`, `metric`, `trust_region`, `estimator` and `decay`.
     """
 
+    packs = True
+    joint_terms = True
     config: Any
 
     def steer(self, safety: SafetySet) -> Steering:

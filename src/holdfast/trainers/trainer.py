@@ -244,7 +244,14 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         inputs, items = self.defense.choose_batch(self, inputs, num_items_in_batch)
         parent = super().training_step  # type: ignore[misc]
         self.items, self.batch_keys = items, frozenset(inputs)
-        loss = self.defense.micro_step(self, inputs, lambda: parent(model, inputs, items, *args, **kwargs))
+
+        def backward() -> Tensor:
+            if self.joint:
+                return self.joint_micro_step(inputs, items, {})
+            loss: Tensor = parent(model, inputs, items, *args, **kwargs)
+            return loss
+
+        loss = self.defense.micro_step(self, inputs, backward)
         self.recorder.add_loss(loss, float(_raw(self.optimizer).param_groups[0]["lr"]))
         self._micro += 1
         if self.accelerator.sync_gradients:
