@@ -25,6 +25,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import CompletionLosses, Head, adapters_off
 from holdfast.constraint.degradation import in_unit, slope
 from holdfast.constraint.head import kl_and_gradient, nll_and_gradient, nll_with_statistics, over_pieces
+from holdfast.constraint.transfer import to_device
 from holdfast.data.encode import Encoded
 from holdfast.fused.body import Body, GradientOf
 from holdfast.fused.packed_rows import Groups, Row, encoded_rows
@@ -161,7 +162,7 @@ class JointPass:
         if c.unit == "kl_token":
             return total / counts
         losses = CompletionLosses(total, counts, part.per_row(values, c.first_k), counts.clamp(max=c.first_k))
-        return in_unit(losses, c) - term.reference.to(total, non_blocking=True)
+        return in_unit(losses, c) - to_device(term.reference, self.device).to(total)
 
     # -- the reference's distribution (kl_token) ---------------------------------------------------------------------
 
