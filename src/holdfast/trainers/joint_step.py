@@ -6,8 +6,6 @@ does, the constraints' to the sum.
 
 from __future__ import annotations
 
-import itertools
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,29 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.constraint.completion import causal_lm
 from holdfast.constraint.gradients import ParameterSpace, Vector
-from holdfast.core.errors import UnsupportedError
-from holdfast.core.ranks import gather_objects, gather_rows, rank, sum_in_place, world
+from holdfast.core.ranks import gather_rows, rank, sum_in_place, world
 from holdfast.data import streams
 from holdfast.data.encode import Encoded
-from holdfast.fused.body import Body, EagerPasses
-from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.joint_pass import Found, JointPass, Term
 from holdfast.fused.packed_rows import Row, padded_rows
-from holdfast.fused.probe import probe_rows, strange
-from holdfast.fused.recorded import RecordedPasses
-from holdfast.fused.reference_states import ReferenceStates, fits
-from holdfast.fused.support import batch_dependent, other_mixers, plain_layers
-from holdfast.trainers.hooks import Defense, Inputs, Items
-from holdfast.trainers.joint_support import BATCH, longest_row, reason_against
+from holdfast.trainers.hooks import Inputs, Items
+from holdfast.trainers.joint_engine import make_joint
+from holdfast.trainers.joint_support import BATCH
 from holdfast.trainers.safety import SafetySet
 from holdfast.trainers.safety_pass import SafetyBatch
 from holdfast.trainers.side_pass import TokenMean
 
-logger = logging.getLogger(__name__)
-
-PROBED = 64  # task rows among which those are chosen that packing is tried on
 Weights = Mapping[str, Callable[[Tensor], Tensor]]
 
 
@@ -57,15 +45,10 @@ class JointStepMixin:
     model: Any
     optimizer: Any
     accelerator: Any
-    processing_class: Any
-    is_fsdp_enabled: bool
     safety: dict[str, SafetySet]
     space: Callable[[], ParameterSpace]
     safety_batch: Callable[[str], list[int]]
     last_micro_batch: bool
-    total_steps: int
-    train_dataset: Any
-    defense: Defense
     at_reference: Callable[[], Any]
     _idle_start: bool
     _micro_batch: int
@@ -85,97 +68,8 @@ class JointStepMixin:
         """Whether this run's steps are fused; decided, and said, at the first step."""
         if not self._joint_decided:
             self._joint_decided = True
-            self._joint = self._make_joint()
+            self._joint = make_joint(self)
         return self._joint is not None
-
-    def _make_joint(self) -> JointPass | None:
-        wanted = self.args.step
-        if not self.defense.packs:
-            if wanted == "fused":
-                raise UnsupportedError(
-                    f"step: fused with defense {self.defense.name!r}, which changes the loss or the model's layers",
-                    remedy="set step: auto or two_pass",
-                )
-            return None
-        if wanted == "two_pass" or (wanted == "auto" and self.args.device.type != "cuda"):
-            return None
-        found = self._engine()
-        if isinstance(found, JointPass):
-            return found
-        if wanted == "fused":
-            raise UnsupportedError(f"step: fused is not possible: {found}", remedy="set step: auto or two_pass")
-        if rank() == 0 and self.defense.joint_terms:
-            logger.warning("two passes a step instead of one: %s", found)
-        elif rank() == 0:
-            logger.info("task rows are padded and launched kernel by kernel: %s", found)
-        return None
-
-    def _engine(self) -> JointPass | str:
-        """The pass for this model, tried on a few rows; or why there is none, on any process."""
-        body: Body | None = None
-        found = reason_against(self) or self._body()
-        if isinstance(found, Body):
-            body, found = found, ""
-            config = causal_lm(self.model).config.get_text_config()
-            longest = longest_row(self.args)
-            found = batch_dependent(config, longest) or strange(
-                EagerPasses(body), probe_rows(self._examples(), config, longest), self.processing_class.pad_token_id
-            ) or ""  # fmt: skip
-        reasons = [reason for reason in gather_objects(found) if reason]
-        if reasons or body is None:
-            return str(reasons[0])
-        recorded = self._records(body)
-        what = "one pass a step for both gradients" if self.defense.joint_terms else "packed task rows"
-        logger.info("%s%s", what, ", recorded as CUDA graphs" if recorded else "")
-        passes = RecordedPasses(body) if recorded else EagerPasses(body)
-        return JointPass(self.model, passes, self.args.device, self._kept_states(body))
-
-    def _examples(self) -> list[Encoded]:
-        """Rows on which packing is tried: of the safety sets, or the first of the task."""
-        found = [e for one in self.safety.values() for e in one.constraint_set]
-        if found:
-            return found
-        rows = itertools.islice((tuple(row["input_ids"]) for row in self.train_dataset), PROBED)
-        return [Encoded(f"task {i}", ids, ids, False) for i, ids in enumerate(rows)]
-
-    def _kept_states(self, body: Body) -> ReferenceStates | None:
-        """The reference's states of kl_token sets, where there is room and every row comes up."""
-        if not self.defense.joint_terms:
-            return None
-        sets = {name: one for name, one in self.safety.items() if one.constraint.unit == "kl_token"}
-        examples = [e for one in sets.values() for e in one.constraint_set]
-        drawn = all(
-            len(self.safety_batch(name)) * self.total_steps >= len(one.constraint_set) for name, one in sets.items()
-        )
-        if not examples or not drawn or not fits(examples, body.width, body.dtype):
-            return None
-        return ReferenceStates.of(EagerPasses(body), examples, self.args.device)
-
-    def _body(self) -> Body | str:
-        layers = plain_layers(self.model)
-        if isinstance(layers, str):
-            return layers
-        mixers = other_mixers(self.model)
-        if isinstance(mixers, str):
-            return mixers
-        adapter = GroupedAdapter(layers, 1 + (len(self.safety) if self.defense.joint_terms else 0))
-        return Body(self.model, adapter, mixers, device=self.args.device, precision=self.accelerator.autocast)
-
-    def _records(self, body: Body) -> bool:
-        """Whether kernels are recorded: on a GPU, and not where checkpointing would have to replay dropout."""
-        wanted = self.args.step_graphs
-        if wanted == "off":
-            return False
-        problem = None
-        if self.args.device.type != "cuda":
-            problem = "CUDA graphs need a GPU"
-        elif body.checkpointed and body.adapter.dropout > 0:
-            problem = "gradient checkpointing with lora_dropout draws the same masks twice, which cannot be recorded"
-        if problem is not None and wanted == "on":
-            raise UnsupportedError(f"step_graphs: on is not possible: {problem}", remedy="set step_graphs: auto or off")
-        if problem is not None and self.args.device.type == "cuda":
-            logger.warning("the step runs without CUDA graphs: %s", problem)
-        return problem is None
 
     # -- a side pass -------------------------------------------------------------------------------------------------
 

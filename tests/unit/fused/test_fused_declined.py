@@ -20,6 +20,7 @@ from holdfast.fused.joint_pass import JointPass
 from holdfast.fused.packed_rows import encoded_rows
 from holdfast.fused.support import plain_layers
 from holdfast.trainers.hooks import Defense
+from holdfast.trainers.joint_engine import _engine, make_joint
 from holdfast.trainers.joint_support import longest_row, reason_against
 from holdfast.trainers.trainer import ConstrainedMixin
 
@@ -188,9 +189,9 @@ def test_arguments_that_change_the_task_loss(trainer, monkeypatch, changed, reas
     assert reason_against(trainer) is None
     for name, value in changed.items():
         monkeypatch.setattr(trainer.args, name, value)
-    assert reason in trainer._engine()
+    assert reason in _engine(trainer)
     with pytest.raises(UnsupportedError, match=reason.replace("'", ".")):
-        trainer._make_joint()
+        make_joint(trainer)
 
 
 def test_losses_and_batches_of_ones_own(trainer, monkeypatch):
@@ -247,12 +248,12 @@ def test_a_defense_with_a_loss_of_its_own(trainer, monkeypatch):
 
 def test_auto_says_why_and_goes_on_with_two_passes(trainer, monkeypatch, caplog):
     monkeypatch.setattr(trainer.args, "step", "auto")
-    assert trainer._make_joint() is None  # on the CPU two passes are the rule, and nothing is said
+    assert make_joint(trainer) is None  # on the CPU two passes are the rule, and nothing is said
     assert not caplog.records
     monkeypatch.setattr(type(trainer.args), "device", torch.device("cuda"))
     monkeypatch.setattr(trainer.args, "loss_type", "dft")
     with caplog.at_level(logging.WARNING, "holdfast"):
-        assert trainer._make_joint() is None
+        assert make_joint(trainer) is None
     assert "two passes a step instead of one: loss_type 'dft' is not nll" in caplog.text
 
 
@@ -265,17 +266,17 @@ def test_fused_is_refused_by_the_models_reason(tmp_path):
 
 
 def test_one_process_that_cannot_keeps_all_from_it(trainer, monkeypatch):
-    from holdfast.trainers import joint_step
+    from holdfast.trainers import joint_engine
 
-    assert isinstance(trainer._engine(), JointPass)
-    monkeypatch.setattr(joint_step, "gather_objects", lambda own: [own, "not here"])
-    assert trainer._engine() == "not here"
+    assert isinstance(_engine(trainer), JointPass)
+    monkeypatch.setattr(joint_engine, "gather_objects", lambda own: [own, "not here"])
+    assert _engine(trainer) == "not here"
 
 
 def test_graphs_are_refused_without_a_gpu(trainer, monkeypatch):
     monkeypatch.setattr(trainer.args, "step_graphs", "on")
     with pytest.raises(UnsupportedError, match="CUDA graphs need a GPU"):
-        trainer._engine()
+        _engine(trainer)
 
 
 def test_the_longest_row(trainer, monkeypatch):
@@ -306,3 +307,22 @@ def test_a_collator_of_your_own_may_make_plain_batches_alone(tmp_path, adds):
         return
     with pytest.raises(UnsupportedError, match="token_weights"):
         trainer.train()
+
+
+def test_a_defense_that_hooks_into_layers_is_not_packed(tmp_path, monkeypatch):
+    trainer = build(tmp_path, given={"defense": "primal_dual"})
+    monkeypatch.setattr(trainer.args, "step", "fused")
+    with pytest.raises(UnsupportedError, match="fused with defense 'primal_dual'"):
+        make_joint(trainer)
+    monkeypatch.setattr(trainer.args, "step", "auto")
+    monkeypatch.setattr(type(trainer.args), "device", torch.device("cuda"))
+    assert make_joint(trainer) is None
+
+
+def test_plain_training_without_a_safety_set_is_packed_too(tmp_path, caplog):
+    given = {"defense": "sft", "safety_dataset": None, "constraint": None}
+    with caplog.at_level(logging.INFO, "holdfast"):
+        trainer = build(tmp_path, given=given, step="fused", max_steps=1)
+        trainer.train()
+    assert trainer.joint
+    assert "packed task rows" in caplog.text

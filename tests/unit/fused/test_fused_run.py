@@ -14,6 +14,7 @@ from trl import SFTTrainer
 
 import holdfast as hf
 from holdfast.trainers import safety_pass, side_pass
+from holdfast.trainers.joint_engine import make_joint
 
 ACTIVE = {"tau": 0.05, "alpha": 0.05, "beta": 5.0, "allow_infeasible_start": True, "unit": "nll_token"}
 SOME = {"tau": 0.05, "alpha": 0.05, "beta": 20.0, "unit": "nll_token"}
@@ -153,7 +154,7 @@ def _events(trainer):
 
 def test_automatic_screening_goes_on_and_off_with_the_share_of_inactive_rows(tmp_path):
     trainer = made(tmp_path, "fused", limit=SLACK, max_steps=20)
-    screens, inner = [], trainer._make_joint()
+    screens, inner = [], make_joint(trainer)
     trainer._joint, trainer._joint_decided = inner, True
     run = inner.run
     inner.run = lambda *a, screen, **k: (screens.append(screen), run(*a, screen=screen, **k))[1]
