@@ -77,6 +77,18 @@ def test_bfloat16_gradients_are_within_the_noise_of_two_passes(tmp_path, graphs,
         assert apart(own, true) <= 1.2 * apart(reference, true)
 
 
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_a_float32_base_under_autocast(tmp_path, graphs):
+    common = {"dtype": torch.float32, "bf16": True}
+    two = watched(tmp_path / "two", step="two_pass", **common)
+    fused = watched(tmp_path / "fused", step="fused", step_graphs=graphs, **common)
+    exact = watched(tmp_path / "exact", step="two_pass", **{**common, "bf16": False, "tf32": False})
+    for name in ("task", "side"):
+        own, reference, true = (getattr(w, name) for w in (fused, two, exact))
+        assert 0 < apart(reference, true) < 0.1
+        assert apart(own, true) <= 1.2 * apart(reference, true)
+
+
 def test_a_recorded_run_repeats_itself_bit_for_bit(tmp_path):
     common = {"dtype": torch.bfloat16, "step": "fused", "step_graphs": "on"}
     one, two = (watched(tmp_path / name, **common) for name in ("one", "two"))
