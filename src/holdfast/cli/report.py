@@ -12,7 +12,10 @@ from holdfast.cli.report_tables import Format, TableOptions, show_tables
 from holdfast.cli.terminal import note, say, say_json
 from holdfast.core.errors import ConfigError
 
-OF_TABLES = {"form": "--format", "output_dir": "", "table": "", "reported": "", "reported_model": "", "intervals": ""}
+OF_TABLES = {
+    "form": "--format", "output_dir": "", "table": "", "reported": "", "reported_model": "", "intervals": "",
+    "page": "",
+}  # fmt: skip
 OF_PAGES = ("output", "no_text")
 
 
@@ -38,6 +41,10 @@ def report(
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Show the confidence interval of figures that have one seed.")
     ] = False,
+    page: Annotated[
+        list[Path] | None,
+        typer.Option("--page", help="Rewrite the generated blocks of this Markdown page and its figures; repeatable."),
+    ] = None,
     reported: Annotated[
         Path | None, typer.Option("--reported", help="The paper's figures (CSV); HOLDFAST_REPORTED by default.")
     ] = None,
@@ -55,10 +62,12 @@ def report(
       holdfast report runs/first runs/second --output comparison.html
       holdfast report out/study --tables --table main
       holdfast report out/study --tables --output-dir tables
+      holdfast report out/study --tables --page results.md
     """
     _require_fitting(given_options(context), tables)
     if tables:
-        options = TableOptions(form, output_dir, tuple(table or ()), reported, reported_model, intervals)
+        names, pages = tuple(table or ()), tuple(page or ())
+        options = TableOptions(form, output_dir, names, reported, reported_model, intervals, pages)
         show_tables(runs, options, json=json)
         return
     _write_page(runs, output, no_text=no_text, json=json)

@@ -46,6 +46,7 @@ class TableOptions:
     reported: Path | None = None
     reported_model: str | None = None
     intervals: bool = False
+    pages: Sequence[Path] = ()
 
 
 def show_tables(folders: Sequence[Path], options: TableOptions, *, json: bool) -> None:
@@ -56,6 +57,12 @@ def show_tables(folders: Sequence[Path], options: TableOptions, *, json: bool) -
 
     results = _read(folders)
     reported = _reported(options)
+    if options.pages:
+        from holdfast.cli.report_page import write_pages
+
+        _require_page_alone(options)
+        write_pages(options.pages, results, reported, json=json)
+        return
     built = build(results, options.names)
     tables = built if reported is None else [beside(table, reported) for table in built]
     style = Style(intervals=options.intervals)
@@ -69,6 +76,16 @@ def show_tables(folders: Sequence[Path], options: TableOptions, *, json: bool) -
     else:
         _print(tables, style, options.form or Format.terminal)
     _note_gaps(folders, left, tables, reported)
+
+
+def _require_page_alone(options: TableOptions) -> None:
+    """A page says itself which tables it has, and how they look."""
+    given = {
+        "--format": options.form, "--output-dir": options.output_dir, "--table": options.names,
+        "--intervals": options.intervals,
+    }  # fmt: skip
+    if foreign := [name for name, value in given.items() if value]:
+        raise ConfigError(f"{foreign[0]} does not go with --page", remedy=f"leave {foreign[0]} or --page out")
 
 
 def _read(folders: Sequence[Path]) -> list[Result]:

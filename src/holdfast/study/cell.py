@@ -41,6 +41,7 @@ from holdfast.evaluation.evaluate import (
 )
 from holdfast.evaluation.judge import open_judge
 from holdfast.evaluation.metric import Metric
+from holdfast.evaluation.outcomes import outcomes
 from holdfast.evaluation.rate import Rate
 from holdfast.models.content import content_of
 from holdfast.models.evaluated import load_unmerged
@@ -104,7 +105,7 @@ def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         with _timed(folder, "train"):
             metrics |= work.train()
     roles = draw_roles(RoleSettings(**protocol.roles.model_dump()))
-    evaluated, judge, hashes = work.evaluate(roles, place)
+    evaluated, judge, hashes, each = work.evaluate(roles, place)
     metrics |= evaluated
     record = protocol.record(judge=judge, roles=roles.record)
     return {
@@ -113,7 +114,7 @@ def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "defense": cell["defense"]["name"], "label": cell["defense"]["label"], "setting": cell["defense"]["setting"],
         "align": cell["align"], "poison_ratio": cell["poison_ratio"], "seed": cell["seed"],
         "protocol_sha256": protocol_sha256(record), "protocol": record,
-        "metrics": {name: metric.as_json() for name, metric in metrics.items()},
+        "metrics": {name: metric.as_json() for name, metric in metrics.items()}, "outcomes": each,
         "seconds": _timings(folder) | ({} if work.aligned is None else _timings(work.aligned)),
         "provenance": {
             "versions": versions(), "commit": commit(), "hardware": hardware(), "defense": cell["defense"],
@@ -175,8 +176,10 @@ class _Cell:
         assert self.aligned is not None
         return str(adapter_of(self.aligned if self.cell["kind"] == "aligned" else self.folder)), None
 
-    def evaluate(self, roles: Roles, place: Path) -> tuple[dict[str, Metric], dict[str, Any], dict[str, Any]]:
-        """Metrics, the judge that gave them, and hashes of what they were taken from."""
+    def evaluate(
+        self, roles: Roles, place: Path
+    ) -> tuple[dict[str, Metric], dict[str, Any], dict[str, Any], dict[str, str]]:
+        """Metrics, the judge that gave them, hashes of what they were taken from, and outcomes per prompt."""
         asked, questions = self.protocol.evaluation, self.questions(roles)
         ref, revision = self.model_ref()
         content = content_of(ref, revision=revision)
@@ -206,7 +209,8 @@ class _Cell:
             "replies_sha256": {name: sha256_file(file) for name, file in files.items()},
             "task_examples_sha256": sha256_json([example.id for example in questions.task_examples]),
         }
-        return metrics | losses, {"name": judge.name, "revision": judge.revision}, hashes
+        each = outcomes(questions, replies, judgements)
+        return metrics | losses, {"name": judge.name, "revision": judge.revision}, hashes, each
 
 
 def violations(run: Path, *, unit: str, tau: float) -> dict[str, Metric]:

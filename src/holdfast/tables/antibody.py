@@ -28,7 +28,8 @@ def antibody(results: Sequence[Result]) -> list[Table]:
     for aligner in aligners:
         started = {r.defense for r in found if r.align == aligner and not r.is_reference}
         group = [r for r in found if r.align in (PLAIN, aligner) and r.defense in {BEFORE, PLAIN, aligner, *started}]
-        tables.append(_composition(aligner, group))
+        if any(r.align == aligner for r in group):  # its fine-tuning part alone is composed with nothing
+            tables.append(_composition(aligner, group))
     return tables
 
 

@@ -13,6 +13,7 @@ from holdfast.tables.palette import MUTED
 from holdfast.tables.protocols import require_one_protocol
 from holdfast.tables.results import Result
 from holdfast.tables.table import Cell, pooled
+from holdfast.tables.utility import ACCURACY, utility_of
 from holdfast.tables.wording import QUANTILES, ordered_models, ordered_tasks, slug, task_title
 
 Look = tuple[str, str]
@@ -33,6 +34,11 @@ class Points:
         return pooled(found, metric, self.task, ratio)
 
     @property
+    def utility(self) -> str:
+        """What utility is measured by: accuracy, or the loss where accuracy is at floor."""
+        return utility_of(self._results)
+
+    @property
     def aligned(self) -> Line | None:
         """The reference that is drawn: the aligned model, as the attack found it."""
         return next((line for line in lines_of(self._results) if line.defense == "aligned"), None)
@@ -44,16 +50,20 @@ def figures(results: Sequence[Result]) -> list[Picture]:
     Raises:
         DataError: the results follow two protocols.
     """
-    found, _ = without_elsewhere(plain(measured(results)))
-    require_one_protocol(found, "figures")
-    ratio = attack_ratio(found)
+    everyone = plain(measured(results))
+    require_one_protocol(everyone, "figures")
+    found, _ = without_elsewhere(everyone)
+    ratio = attack_ratio(everyone)
     at = f" at p = {ratio:g}" if ratio is not None else ""
     attacked = at_ratio(found, ratio)
     pictures = []
-    for model in ordered_models(result.model for result in found):
-        own = [result for result in found if result.model == model]
+    for model in ordered_models(result.model for result in everyone):
+        own = [result for result in everyone if result.model == model]
         now = [result for result in attacked if result.model == model]
-        pictures += _figure("harm_utility", f"Harm against utility, {model}{at}", model, now, _harm_utility)
+        # Nobody is left out where defenses are compared by eye: the nearest rival may have a table of its own.
+        pictures += _figure(
+            "harm_utility", f"Harm against utility, {model}{at}", model, at_ratio(own, ratio), _harm_utility
+        )
         if len({result.poison_ratio for result in own if result.poison_ratio is not None}) > 1:
             pictures += _figure("harm_poison", f"Harm against the poison ratio, {model}", model, own, _harm_poison)
         if any(f"HS_q{QUANTILES[0]}" in result.metrics for result in now):
@@ -85,15 +95,19 @@ def _figure(name: str, title: str, model: str, results: Sequence[Result], panel:
 
 
 def _harm_utility(ax: Any, points: Points, looks: dict[Line, Look]) -> None:
-    """A point per defense with its spread over seeds; the aligned model's harm and utility as dashed lines."""
-    ax.set_xlabel("FA (higher is better)")
+    """A point per defense with its spread over seeds, or the interval of its one seed; the aligned model dashed."""
+    utility = points.utility
+    ax.set_xlabel("FA (higher is better)" if utility == ACCURACY else "task loss (lower is better, further right)")
     ax.set_ylabel("HS (lower is better)")
+    if utility != ACCURACY:
+        ax.invert_xaxis()
     for line, (colour, marker) in looks.items():
-        x, y = points.cell(line, "FA"), points.cell(line, "HS")
+        x, y = points.cell(line, utility), points.cell(line, "HS")
         if x.mean is not None and y.mean is not None:
-            ax.errorbar(x.mean, y.mean, xerr=x.std, yerr=y.std, color=colour, marker=marker, **_BAR)
+            look = {"color": colour, "marker": marker, **_BAR, **_faint(line, colour)}
+            ax.errorbar(x.mean, y.mean, xerr=_reach(x), yerr=_reach(y), **look)
     if points.aligned is not None:
-        for metric, rule in (("FA", ax.axvline), ("HS", ax.axhline)):
+        for metric, rule in ((utility, ax.axvline), ("HS", ax.axhline)):
             value = points.cell(points.aligned, metric).mean
             if value is not None:
                 rule(value, **_DASHED)
@@ -105,10 +119,10 @@ def _harm_poison(ax: Any, points: Points, looks: dict[Line, Look]) -> None:
     ax.set_ylabel("HS (lower is better)")
     for line, (colour, marker) in looks.items():
         cells = [(ratio, points.cell(line, "HS", ratio)) for ratio in points.ratios]
-        there = [(ratio, cell.mean, cell.std or 0.0) for ratio, cell in cells if cell.mean is not None]
+        there = [(ratio, cell.mean, *_below_above(cell)) for ratio, cell in cells if cell.mean is not None]
         if there:
-            x, y, spread = zip(*there, strict=True)
-            ax.errorbar(x, y, yerr=spread, color=colour, marker=marker, linewidth=1.4, **_BAR)
+            x, y, below, above = zip(*there, strict=True)
+            ax.errorbar(x, y, yerr=[below, above], color=colour, marker=marker, linewidth=1.4, **_BAR)
     ax.set_xticks(points.ratios, [f"{ratio:g}" for ratio in points.ratios])
     _dashed_harm(ax, points)
 
@@ -129,6 +143,26 @@ def _quantiles(ax: Any, points: Points, looks: dict[Line, Look]) -> None:
         if there:
             ax.plot(*zip(*there, strict=True), linewidth=1.4, **style)
     ax.set_xticks([10, 25, 50, 75, 90, 100])
+
+
+def _faint(line: Line, colour: str) -> dict[str, Any]:
+    """Bars that cross many points are pale, so that points are seen; ours is larger and under the others."""
+    from matplotlib.colors import to_rgba
+
+    ours = {"zorder": 2.5, "markersize": 10.0} if line.defense == "holdfast" and line.label == line.defense else {}
+    return {"ecolor": to_rgba(colour, 0.4), **ours}
+
+
+def _below_above(cell: Cell) -> tuple[float, float]:
+    reach = _reach(cell)
+    return (reach[0][0], reach[1][0]) if isinstance(reach, list) else (reach or 0.0, reach or 0.0)
+
+
+def _reach(cell: Cell) -> float | list[list[float]] | None:
+    """How far the bar of a figure goes: the standard deviation over seeds, or the interval of one seed."""
+    if cell.std is not None or cell.mean is None or cell.low is None or cell.high is None:
+        return cell.std
+    return [[cell.mean - cell.low], [cell.high - cell.mean]]
 
 
 def _dashed_harm(ax: Any, points: Points) -> None:

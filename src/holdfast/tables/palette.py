@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from holdfast.tables.lines import Line
 
 INK, MUTED, GRID = "#1f2933", "#616e7c", "#e4e7eb"
-# Okabe and Ito's colours less yellow, which white paper swallows, then two of Tol's muted ones.
+# Okabe and Ito's colours less yellow, which white paper swallows, then four of Tol's.
 COLOURS = {
     "sft": "#d55e00",
     "vaccine": "#56b4e9",
@@ -18,6 +18,8 @@ COLOURS = {
     "safegrad": "#000000",
     "asft": "#999933",
     "holdfast": "#0072b2",
+    "primal_dual": "#ee3377",
+    "antibody": "#777777",
 }
 MARKERS = {
     "sft": "X",
@@ -29,10 +31,12 @@ MARKERS = {
     "safegrad": "<",
     "asft": ">",
     "holdfast": "o",
+    "primal_dual": "*",
+    "antibody": "d",
 }
 # Six and seven have no common divisor, so that the pairs repeat late; every marker is a filled one.
 SPARE_COLOURS = ("#332288", "#44aa99", "#aa4499", "#117733", "#6699cc", "#661100")
-SPARE_MARKERS = ("*", "h", "p", "d", "8", "s", "o")
+SPARE_MARKERS = ("H", "h", "p", "d", "8", "s", "o")
 
 
 def looks(lines: Sequence[Line]) -> dict[Line, tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Result:
         align: the alignment recipe, `sft` or a defense of the alignment stage.
         poison_ratio, seed: None for the references.
         constraint: tau, alpha and beta of the run where the result tells them.
+        outcomes: of HS (harmful) and FA (right), a truth value per prompt, where the result tells them.
+        kept_sha256: of the replies that the run was to keep: it tells alignments of one recipe apart.
     """
 
     cell: str
@@ -55,6 +57,8 @@ class Result:
     metrics: Mapping[str, Measured]
     constraint: Mapping[str, float]
     path: Path
+    outcomes: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
+    kept_sha256: str | None = None
 
     @property
     def is_reference(self) -> bool:
@@ -129,6 +133,8 @@ def parse_result(value: Any, path: Path) -> Result:
         if isinstance(constraint, dict)
         else {},
         path=path,
+        outcomes=_outcomes(value.get("outcomes"), path),
+        kept_sha256=str(provenance.get("kept_sha256") or "") or None if isinstance(provenance, dict) else None,
     )
 
 
@@ -180,6 +186,16 @@ def _measured(name: object, value: Any, path: Path) -> Measured:
     low, high = (None if parts.get(key) is None else float(parts[key]) for key in ("low", "high"))
     n = parts.get("n")
     return Measured(float(parts["value"]), low, high, n if isinstance(n, int) else None)
+
+
+def _outcomes(value: Any, path: Path) -> dict[str, tuple[bool, ...]]:
+    """A string of 0 and 1 per metric; nothing where the result tells none."""
+    if value is None:
+        return {}
+    told = value.values() if isinstance(value, dict) else [None]
+    if not all(isinstance(bits, str) and set(bits) <= {"0", "1"} for bits in told):
+        raise DataError(f"{path}: outcomes are not strings of 0 and 1", remedy="score the cell again")
+    return {str(name): tuple(bit == "1" for bit in bits) for name, bits in value.items()}
 
 
 def one_line(text: str) -> str:

@@ -39,6 +39,8 @@ def sensitivity(results: Sequence[Result]) -> list[Table]:
                 if (r.model, r.task, r.setting) == (model, task, "") and (r.defense, r.label, r.align) == family
             ]
             name = defense_title(family[0]) if family[1] == family[0] else family[1]
+            if family[2] not in ("sft", family[0]):
+                name += f" on {defense_title(family[2])}-aligned"
             plan = Plan(
                 "sensitivity",
                 slug("sensitivity", model, task, *dict.fromkeys(family[:2])),

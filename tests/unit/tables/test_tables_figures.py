@@ -76,6 +76,21 @@ def test_harm_against_utility_has_points_bars_and_the_aligned_model(drawn):
     assert labels == ["SFT", "holdfast (ours)", "aligned model"]
 
 
+def test_utility_is_the_loss_where_accuracy_is_at_floor_and_one_seed_has_its_interval(drawn):
+    aligned = result_json("aligned", HS=0.2, FA=(0.02, 0.01, 0.05), task_loss=1.5)
+    tuned = result_json("sft", HS=(0.6, 0.5, 0.8), FA=(0.03, 0.01, 0.06), task_loss=(0.9, 0.8, 1.1))
+    figures(results([aligned, tuned, result_json("primal_dual", HS=0.3, FA=0.03, task_loss=1.2)]))
+    (figure,) = drawn.values()
+    (ax,) = figure.axes
+    points = {tuple(round(float(v), 6) for v in bar.lines[0].get_xydata()[0]) for bar in ax.containers}
+    assert points == {(0.9, 0.6), (1.2, 0.3)}, "the loss, and nobody left out"
+    assert ax.get_xlabel().startswith("task loss")
+    assert ax.xaxis_inverted()
+    spread = [segment for lines in ax.containers[0].lines[2] for segment in lines.get_segments()]
+    ends = sorted(round(float(v), 6) for point in spread[1] for v in point)
+    assert ends == [0.5, 0.8, 0.9, 0.9], "from the lower to the upper end of the interval"
+
+
 def test_harm_against_the_poison_ratio_has_a_line_per_defense(drawn):
     figures(results(values(ratios=(0.05, 0.1, 0.5))))
     (ax,) = drawn["Harm against the poison ratio, SmolLM2-135M-Instruct"].axes

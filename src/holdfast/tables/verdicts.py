@@ -1,0 +1,181 @@
+"""The front of harm and utility, holdfast against every row, and slopes over the poison ratio, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.tables.choosing import at_ratio, attack_ratio, by_model_and_task, measured, place_title
+from holdfast.tables.layout import ARROWS, Style, spread
+from holdfast.tables.lines import lines_of
+from holdfast.tables.markdown import escape
+from holdfast.tables.pareto import HARM, Comparison, Difference, compare, dominators
+from holdfast.tables.protocols import require_one_protocol
+from holdfast.tables.results import Result
+from holdfast.tables.slope import slope
+from holdfast.tables.table import MISSING, pooled
+from holdfast.tables.utility import LOSS, utility_of
+from holdfast.tables.wording import defense_title, metric
+
+OURS, PLAIN = "holdfast", "sft"
+HEADLINE = ("aligned", "sft", "mix", "safegrad", "primal_dual", OURS)
+EVIDENCE = {
+    "seeds": "t interval over seeds",
+    "prompts": "same prompts, paired",
+    "ends": "from the two intervals",
+}
+Rows = dict[str, list[Result]]
+
+
+def pareto(results: Sequence[Result]) -> str:
+    """Per model and task: every row, what dominates it, and the answer for holdfast's own rows."""
+    parts = []
+    for model, task, group, ratio in _attacked(results):
+        rows, utility = _rows(group), utility_of(group)
+        found = {name: dominators(rows, name, utility) for name in rows}
+        parts += [f"**{escape(place_title(model, task, ratio))}** (utility: {metric(utility).title})", ""]
+        parts += [f"- {_standing(name, *found[name])}" for name in rows if rows[name][0].defense == OURS]
+        parts += _alignments(group)
+        head = ["Row", _title(HARM), _title(utility), "Seeds", "Dominated beyond the intervals by", "By value alone by"]
+        parts += ["", _line(head), _line(["---", "---:", "---:", "---:", "---", "---"])]
+        for name in sorted(rows, key=lambda one: _mean(rows[one], HARM)):
+            figures = [_figure(rows[name], one) for one in (HARM, utility)]
+            names = [" / ".join(map(escape, them)) or MISSING for them in found[name]]
+            parts.append(_line([escape(name), *figures, str(len(rows[name])), *names]))
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n" if parts else ""
+
+
+def pairs(results: Sequence[Result]) -> str:
+    """Per model and task: holdfast (defaults) minus every other row, with intervals and what they tell."""
+    parts = []
+    for model, task, group, ratio in _attacked(results):
+        rows, utility = _rows(group), utility_of(group)
+        ours = rows.pop(defense_title(OURS), None)
+        if ours is None:
+            continue
+        shown = metric(utility).title
+        parts += [f"**{escape(place_title(model, task, ratio))}**, holdfast minus the row", ""]
+        parts.append(
+            _line(["Row", "HS, difference", f"{shown}, difference", "Interval", "p (HS), p (utility)", "Told"])
+        )
+        parts.append(_line(["---", "---:", "---:", "---", "---:", "---"]))
+        for name, other in rows.items():
+            found = compare(ours, other, utility)
+            if found is not None:
+                cells = [_signed(found.harm), _signed(found.utility), _evidence(found), _p_values(found), _told(found)]
+                parts.append(_line([escape(name), *cells]))
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n" if parts else ""
+
+
+def slopes(results: Sequence[Result]) -> str:
+    """Per model and task: the slope of HS over p of every row that was run at two ratios or more."""
+    parts = []
+    found = [result for result in measured(results) if not result.is_reference and not result.setting]
+    require_one_protocol(found, "slopes")
+    for model, task, group in by_model_and_task(found):
+        lines = []
+        for name, row in _rows(group).items():
+            if (one := slope(row)) is not None:
+                ends = [_figure([r for r in row if r.poison_ratio == p], HARM) for p in (one.ratios[0], one.ratios[-1])]
+                value = f"{one.value:+.3f} \\[{one.low:+.3f}, {one.high:+.3f}\\]"
+                told = "rises" if one.low > 0 else "falls" if one.high < 0 else "no slope told"
+                span = f"{one.ratios[0]:g} to {one.ratios[-1]:g} ({len(one.ratios)})"
+                lines.append(_line([escape(name), span, *ends, value, str(one.seeds), told]))
+        if lines:
+            head = ["Row", "p", "HS, lowest p", "HS, highest p", "Slope (HS per unit of p)", "Seeds", "Told"]
+            parts += [f"**{escape(place_title(model, task))}**", "", _line(head)]
+            parts += [_line(["---", "---", "---:", "---:", "---:", "---:", "---"]), *lines, ""]
+    return "\n".join(parts).rstrip() + "\n" if parts else ""
+
+
+def headline(results: Sequence[Result]) -> str:
+    """A short table: the aligned model, plain SFT, the nearest baselines and holdfast, all tasks."""
+    parts = []
+    for model, task, group, ratio in _attacked(results):
+        lines = [line for line in lines_of(group) if line.defense in HEADLINE and line.is_plain]
+        parts += [_line([escape(place_title(model, task, ratio)), _title(HARM), _title("FA"), "refusals ↑"])]
+        parts.append(_line(["---", "---:", "---:", "---:"]))
+        for line in lines:
+            row = [result for result in group if line.holds(result)]
+            cells = [_figure(row, name) for name in (HARM, "FA", "refusal_rate")]
+            parts.append(_line([escape(line.title), *cells]))
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n" if parts else ""
+
+
+def _attacked(results: Sequence[Result]) -> list[tuple[str, str, list[Result], float | None]]:
+    """(model, task, results at the attack's ratio, ratio) wherever something was fine-tuned."""
+    found = measured(results)
+    require_one_protocol(found, "pareto")
+    ratio = attack_ratio(found)
+    groups = by_model_and_task(at_ratio(found, ratio))
+    return [(m, t, group, ratio) for m, t, group in groups if not all(r.is_reference for r in group)]
+
+
+def _rows(group: Sequence[Result]) -> Rows:
+    """The rows that are compared; variants of ours and rows on another alignment have tables of their own."""
+    usual = [result for result in group if not result.is_reference and result.align in (PLAIN, result.defense)]
+    tuned = [result for result in usual if not (result.defense == OURS and result.setting)]
+    return {line.title: [result for result in tuned if line.holds(result)] for line in lines_of(tuned)}
+
+
+def _standing(name: str, beyond: Sequence[str], by_value: Sequence[str]) -> str:
+    alone = [other for other in by_value if other not in beyond]
+    if beyond:
+        return f"{escape(name)} is **not on the front**: {' / '.join(map(escape, beyond))} beyond the intervals."
+    rest = f"; by value alone {' / '.join(map(escape, alone))} would dominate it" if alone else ""
+    return f"{escape(name)} is **on the front**: no row dominates it beyond the intervals{rest}."
+
+
+def _alignments(group: Sequence[Result]) -> list[str]:
+    """Rows of one recipe that started from different runs of it differ by more than their defense."""
+    each: dict[str, set[str]] = {}
+    for result in group:
+        if result.kept_sha256 is not None:
+            each.setdefault(result.align, set()).add(result.kept_sha256)
+    several = [f"{escape(defense_title(align))} ({len(found)})" for align, found in each.items() if len(found) > 1]
+    return [f"- Rows start from more than one run of an alignment: {', '.join(several)}."] if several else []
+
+
+def _told(found: Comparison) -> str:
+    harm = "less harm" if found.harm.is_lower else "more harm" if found.harm.is_higher else "harm not told apart"
+    useful = found.utility.is_lower if found.metric == LOSS else found.utility.is_higher
+    useless = found.utility.is_higher if found.metric == LOSS else found.utility.is_lower
+    utility = "more utility" if useful else "less utility" if useless else "utility not told apart"
+    return f"{harm}, {utility}"
+
+
+def _evidence(found: Comparison) -> str:
+    kinds = dict.fromkeys((found.harm.evidence, found.utility.evidence))
+    seeds = f" ({found.harm.seeds})" if found.harm.evidence == "seeds" else ""
+    return ", ".join(EVIDENCE[kind] for kind in kinds) + seeds
+
+
+def _p_values(found: Comparison) -> str:
+    values = (found.harm.p_value, found.utility.p_value)
+    if all(value is None for value in values):
+        return MISSING
+    return ", ".join(MISSING if value is None else f"{value:.2g}" for value in values)
+
+
+def _signed(one: Difference) -> str:
+    return f"{one.value:+.3f} \\[{one.low:+.3f}, {one.high:+.3f}\\]"
+
+
+def _mean(row: Sequence[Result], name: str) -> float:
+    value = pooled(row, name, row[0].task, None).mean
+    return float("inf") if value is None else value
+
+
+def _figure(row: Sequence[Result], name: str) -> str:
+    value, after = spread(pooled(row, name, "", None), Style(intervals=True))
+    return f"{value} {after}".strip().replace("[", "\\[").replace("]", "\\]")
+
+
+def _title(name: str) -> str:
+    return f"{escape(metric(name).title)} {ARROWS[metric(name).better]}".strip()
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,112 @@
+"""The results page and the README's table are what the stored results give, and the studies go on from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli.main import app
+from holdfast.study.expand import expand
+from holdfast.study.load import load_study
+from holdfast.study.plan import make_plan
+from holdfast.study.protocol import load_protocol, protocol_sha256
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "study"
+PAGES = ("docs/results.md", "README.md")
+STUDIES = ("main", "poison", "sensitivity", "composition")
+REPORTED = "HOLDFAST_REPORTED"
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """The pages, studies and results in a folder of their own, and the pages written again from there."""
+    given = os.environ.get(REPORTED)
+    monkeypatch.delenv(REPORTED, raising=False)
+    shutil.copytree(RESULTS, tmp_path / "results")
+    shutil.copytree(ROOT / "studies", tmp_path / "studies")
+    (tmp_path / "docs").mkdir()
+    for page in PAGES:
+        shutil.copy(ROOT / page, tmp_path / page)
+
+    def write(*options: str) -> dict[str, str]:
+        pages = [part for page in PAGES for part in ("--page", str(tmp_path / page))]
+        done = CliRunner().invoke(app, ["report", str(tmp_path / "results"), "--tables", *pages, *options])
+        assert done.exit_code == 0, done.output
+        return {page: (tmp_path / page).read_text(encoding="utf-8") for page in PAGES}
+
+    return tmp_path, write, given
+
+
+def committed() -> dict[str, str]:
+    return {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+
+
+def pixels(path: Path) -> np.ndarray:
+    return matplotlib.image.imread(path)
+
+
+def test_the_pages_and_pictures_are_written_from_the_stored_results(copied):
+    folder, write, _ = copied
+    assert write() == committed()
+    drawn = sorted((folder / "docs" / "results").iterdir())
+    assert [path.name for path in drawn] == sorted(path.name for path in (ROOT / "docs" / "results").iterdir())
+    for path in drawn:
+        assert np.array_equal(pixels(path), pixels(ROOT / "docs" / "results" / path.name)), path.name
+
+
+def test_another_figure_in_a_result_changes_pages_and_picture(copied):
+    folder, write, _ = copied
+    (file,) = (folder / "results").glob("*.sst2.holdfast.p0.5.s42-*.json")
+    value = json.loads(file.read_text())
+    value["metrics"]["HS"]["value"] += 0.01
+    file.write_text(json.dumps(value))
+    found = write()
+    assert all(found[page] != text for page, text in committed().items())
+    (picture,) = (folder / "docs" / "results").glob("harm_utility-*.png")
+    assert not np.array_equal(pixels(picture), pixels(ROOT / "docs" / "results" / picture.name))
+
+
+def test_a_result_that_is_gone_is_said_to_be_missing(copied):
+    folder, write, _ = copied
+    (file,) = (folder / "results").glob("*.sst2.mix.p0.5.s42-*.json")
+    file.unlink()
+    assert re.search(r"Missing: .*seed 42: mix / ", write()["docs/results.md"])
+
+
+def test_the_orders_beside_the_paper_are_those_of_its_figures(copied):
+    _, write, given = copied
+    if given is None:
+        pytest.skip(f"{REPORTED} is not set")
+    assert write("--reported", given, "--reported-model", "Qwen-3.5-4B") == committed()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_shares_the_protocol_of_the_stored_cells_and_counts_its_own(name):
+    file = ROOT / "studies" / f"{name}.yaml"
+    study = load_study(file)
+    stored = json.loads(next(RESULTS.glob("*.json")).read_text())
+    protocol = load_protocol(study.preset, study.protocol)
+    record = protocol.record(judge=stored["protocol"]["evaluation"]["judge"], roles=stored["protocol"]["data"])
+    assert protocol_sha256(record) == stored["protocol_sha256"]
+    said = re.search(r"^# (\d+) cells", file.read_text(), re.M)
+    assert said is not None
+    assert int(said.group(1)) == len(expand(study))
+
+
+def test_stored_results_in_the_folder_of_a_study_count_as_done(tmp_path):
+    shutil.copytree(RESULTS, tmp_path / "out" / "results")
+    plan = make_plan(load_study(ROOT / "studies" / "main.yaml", [f"output_dir={tmp_path / 'out'}"]))
+    states = plan.states()
+    done = {cell.id for node in plan.nodes for cell in node.cells if states[node.id] == "done"}
+    stored = {path.stem for path in RESULTS.glob("*.json")}
+    assert done == stored & {cell.id for cell in plan.cells}
+    assert len(done) >= 14
