@@ -139,3 +139,22 @@ def test_recorded_passes_leave_other_defenses_as_they_are(tmp_path, name):
         found[step] = weights(trainer)
     for key, value in found["fused"].items():
         torch.testing.assert_close(value, found["two_pass"][key], rtol=1e-4, atol=1e-6)
+
+
+def test_recorded_dropout_draws_anew_at_every_step_and_repeats_with_the_seed(tmp_path):
+    def run(name: str, dropout: float) -> Watch:
+        # No step moves the weights: the same rows differ by their masks alone.
+        data = tiny.dataset(4, seed=1, start="w1")
+        given = {"peft_config": tiny.lora(dropout), "constraint": hf.ChanceConstraint(tau=1.0), "train_dataset": data}
+        options = {**ROWS, "learning_rate": 0.0, "step": "fused", "step_graphs": "on", "max_steps": 3}
+        trainer = build(tmp_path / name, given=given, **options)
+        watch = Watch(trainer)
+        trainer.train()
+        assert trainer._joint.passes._recordings
+        return watch
+
+    one, two, without = run("one", 0.3), run("two", 0.3), run("without", 0.0)
+    for own, again in zip(one.task, two.task, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(own, again, strict=True))
+    assert apart([one.task[1]], [one.task[0]]) > 1e-3
+    assert apart([without.task[1]], [without.task[0]]) < 1e-4
