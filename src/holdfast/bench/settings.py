@@ -12,7 +12,7 @@ from holdfast.core.errors import ConfigError
 BASELINE = "trl_sft"
 PATHS = {
     BASELINE: "trl.SFTTrainer at its defaults, no packing",
-    "sft": "SafeSFTTrainer without a constraint",
+    "sft": "SafeSFTTrainer without a constraint, packed and recorded where that is possible",
     "two_pass": "task and safety batch one after the other",
     "fused": "both gradients from one pass",
     "holdfast": "one pass, CUDA graphs and exact screening: everything on",
