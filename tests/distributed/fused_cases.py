@@ -174,7 +174,7 @@ def fallen_back(trainer: Any) -> tuple[bool, list[str]]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("holdfast.trainers.joint_step")
+    logger = logging.getLogger("holdfast.trainers.joint_engine")
     logger.addHandler(handler)
     own = trainer.args
     trainer.args = SimpleNamespace(step=own.step, device=torch.device("cuda"), packing=False, loss_type="nll")
