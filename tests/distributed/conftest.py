@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,24 +65,24 @@ def fsdp2(runs) -> list[dict[str, Any]]:
     return launched(runs, "fsdp2")
 
 
+def _made_once(stored: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What `make` gives for a folder, computed by the first of the test processes that asks."""
+    with FileLock(stored.with_suffix(".lock")):
+        if not stored.exists():
+            torch.save(make(stored.with_suffix("")), stored)
+    return torch.load(stored, weights_only=True)
+
+
 @pytest.fixture(scope="session")
 def one_process(runs) -> dict[str, Any]:
     """The reference: the same problems without any process group."""
-    stored = runs / "one.pt"
-    with FileLock(runs / "one.lock"):
-        if not stored.exists():
-            torch.save(worker.in_one_process(runs / "one"), stored)
-    return torch.load(stored, weights_only=True)
+    return _made_once(runs / "one.pt", worker.in_one_process)
 
 
 @pytest.fixture(scope="session")
 def one_process_fused(runs) -> dict[str, Any]:
     """The reference of the fused layouts."""
-    stored = runs / "one-fused.pt"
-    with FileLock(runs / "one-fused.lock"):
-        if not stored.exists():
-            torch.save(fused_cases.fused(runs / "one-fused"), stored)
-    return torch.load(stored, weights_only=True)
+    return _made_once(runs / "one-fused.pt", fused_cases.fused)
 
 
 @pytest.fixture

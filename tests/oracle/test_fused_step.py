@@ -50,6 +50,7 @@ def trained(folder: Any, step: str, **options: Any) -> tuple[Watch, dict[str, to
     watch = Watch(trainer)
     trainer.train()
     assert trainer.joint == (step == "fused")
+    assert trainer.step_path == step
     return watch, weights(trainer), trainer
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.constraint.completion import CompletionLosses, Head, adapters_off
+from holdfast.constraint.completion import CompletionLosses, Head
 from holdfast.constraint.degradation import in_unit, slope
 from holdfast.constraint.head import kl_and_gradient, nll_and_gradient, nll_with_statistics, over_pieces
 from holdfast.constraint.transfer import to_device
@@ -149,7 +149,7 @@ class JointPass:
         if reference is None:
             values, gradients = over_pieces(nll_and_gradient(head), states, part.targets)
         else:
-            values, gradients = over_pieces(kl_and_gradient(head, self._head_0()), states, reference)
+            values, gradients = over_pieces(kl_and_gradient(head, head), states, reference)
         with torch.enable_grad():
             values.requires_grad_()
             degradations = self._degradations(term, part, values)
@@ -166,12 +166,11 @@ class JointPass:
 
     # -- the reference's distribution (kl_token) ---------------------------------------------------------------------
 
-    def _head_0(self) -> Head:
-        with adapters_off(self.model):
-            return Head(self.model)
-
     def _reference(self, term: Term) -> Tensor | None:
-        """Hidden states of the scored tokens with the adapter off; None where the unit does not look at them."""
+        """Hidden states of the scored tokens with the adapter off; None where the unit does not look at them.
+
+        The head is the model's own: adapters that change it are not trained here.
+        """
         if term.constraint.unit != "kl_token" or not term.rows:
             return None
         if self.kept is not None:
@@ -200,7 +199,7 @@ class JointPass:
             if reference is None:
                 values, gradients = over_pieces(nll_and_gradient(head), states, part.targets)
             else:
-                values, gradients = over_pieces(kl_and_gradient(head, self._head_0()), states, reference)
+                values, gradients = over_pieces(kl_and_gradient(head, head), states, reference)
             sums.append(part.per_row(values) * coefficient)
             return torch.zeros_like(hidden).index_copy_(0, part.at, (gradients * coefficient).to(hidden.dtype))
 

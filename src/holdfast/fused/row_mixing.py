@@ -78,7 +78,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, rows: Layout, scaling: float | None
 
 @cache
 def _names_grouped_heads() -> bool:
-    """Whether this torch wants to be told that heads share keys (from 2.12); before, its kernel simply did it."""
+    """Whether this torch wants to be told that heads share keys; the kernel of 2.11 does so untold."""
     from torch.nn.attention.varlen import varlen_attn
 
     return "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -86,7 +86,7 @@ def _names_grouped_heads() -> bool:
 
 @cache
 def _varlen_available() -> bool:
-    """Whether torch has variable-length attention with a causal window (from 2.11)."""
+    """Whether torch has variable-length attention with a causal window, as 2.11 has."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

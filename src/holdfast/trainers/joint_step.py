@@ -71,6 +71,15 @@ class JointStepMixin:
             self._joint = make_joint(self)
         return self._joint is not None
 
+    @property
+    def step_path(self) -> str | None:
+        """How steps were computed: `two_pass`, `fused` or `fused, recorded`; None before the first."""
+        if not self._joint_decided:
+            return None
+        if self._joint is None:
+            return "two_pass"
+        return "fused, recorded" if getattr(self._joint.passes, "recording", False) else "fused"
+
     # -- a side pass -------------------------------------------------------------------------------------------------
 
     def packed_side_gradient(self, rows: Sequence[Encoded], loss: TokenMean) -> tuple[Tensor, Vector]:

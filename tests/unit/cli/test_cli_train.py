@@ -38,6 +38,7 @@ def test_a_run_writes_its_folder(finished):
     assert {p.name for p in (result.folder / "checkpoints").iterdir()} == {"checkpoint-3", "checkpoint-6"}
     stored = json.loads((result.folder / "result.json").read_text())
     assert stored == result.values
+    assert stored["step"] == "two_pass"  # on a CPU
     entry = stored["safety"]["safety"]
     assert (entry["tau"], entry["unit"], entry["alpha"], entry["feasible"]) == (0.1, "kl_token", 0.2, True)
     assert (entry["constraint"]["n"], entry["monitor"]["n"]) == (36, 12)

@@ -11,29 +11,9 @@ import sys
 import pytest
 from tests.unit.tables.making import result_json, write_results
 
-from holdfast.cli.main import main
-
 REPORTED = """table,model,task,poison_ratio,method,setting,metric,mean,std
 main,Big,sst2,0.5,SFT,,HS,0.91,0.01
 """
-
-
-@pytest.fixture
-def holdfast(monkeypatch, capsys):
-    monkeypatch.delenv("HOLDFAST_REPORTED", raising=False)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from tests.unit.tables.making import result_json, write_results
 
-from holdfast.cli.main import main
 from holdfast.core.errors import ConfigError
 from holdfast.tables.page import regenerate
 
@@ -48,22 +46,6 @@ def test_blocks_are_replaced_and_prose_is_kept():
 def test_broken_pages_are_refused_by_line(text, said):
     with pytest.raises(ConfigError, match=said):
         regenerate(text, "page", lambda block: "")
-
-
-@pytest.fixture
-def holdfast(monkeypatch, capsys):
-    monkeypatch.delenv("HOLDFAST_REPORTED", raising=False)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-        return code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture
