@@ -118,7 +118,8 @@ def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "seconds": _timings(folder) | ({} if work.aligned is None else _timings(work.aligned)),
         "provenance": {
             "versions": versions(), "commit": commit(), "hardware": hardware(), "defense": cell["defense"],
-            "constraint": work.constraint(), "kept_sha256": work.kept_sha256(), "task_data": work.task_data(), **hashes,
+            "constraint": work.constraint(), "step": work.step(), "kept_sha256": work.kept_sha256(),
+            "task_data": work.task_data(), **hashes,
         },
     }  # fmt: skip
 
@@ -148,6 +149,11 @@ class _Cell:
         """tau, alpha, beta and all else of the constraint that the run was held to, defaults included."""
         file = self.folder / RUN / "config.yaml"
         return dict(resolved(load_config(file))["constraint"]) if file.is_file() else None
+
+    def step(self) -> str | None:
+        """How steps were computed: `two_pass`, `fused` or `fused, recorded`; None for a model before fine-tuning."""
+        file = self.folder / RUN / "result.json"
+        return read_json(file).get("step") if file.is_file() else None
 
     def task_data(self) -> dict[str, Any] | None:
         """Where the task's training rows came from, with their hash; None for a task with data of its own."""
