@@ -58,9 +58,7 @@ def stages_of(cls: type[Defense]) -> list[str]:
 def cases_of(name: str) -> list[Case]:
     """A defense in all its stages, and where its rows may be packed also in fused steps."""
     made = [Case(name, stage) for stage in stages_of(DEFENSES[name])]
-    if DEFENSES[name].packs:
-        made += [Case(name, case.stage, "fused") for case in made]
-    return made
+    return made + [Case(name, case.stage, "fused") for case in made if DEFENSES[name].packed(case.stage)]
 
 
 CASES = [case for name in DEFENSES for case in cases_of(name)]

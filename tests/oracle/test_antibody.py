@@ -53,16 +53,16 @@ def made(folder, defense, *, rows=None, harmful=None, **options):
 
 def watched(trainer):
     """Train and return the task rows of every step: a list of micro-batches, each a list of id tuples."""
-    seen, step = [], trainer.training_step
+    seen, choose = [], trainer.defense.choose_batch
 
-    def noted(model, inputs, *args, **kwargs):
+    def noted(run, inputs, items):
         ids = [tuple(i[m.bool()].tolist()) for i, m in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
         while len(seen) <= trainer.state.global_step:
             seen.append([])
         seen[trainer.state.global_step].append(ids)
-        return step(model, inputs, *args, **kwargs)
+        return choose(run, inputs, items)
 
-    trainer.training_step = noted
+    trainer.defense.choose_batch = noted
     trainer.train()
     return seen
 
@@ -173,12 +173,12 @@ def relative_difference(trainer, start, params):
 # -- the trainer does the same -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["cosine", "ratio"])
-def test_alignment_is_the_pseudo_code(tmp_path, rule):
+@pytest.mark.parametrize(("rule", "step"), [("cosine", "two_pass"), ("ratio", "two_pass"), ("cosine", "fused")])
+def test_alignment_is_the_pseudo_code(tmp_path, rule, step):
     # A small eta lets the rule decide, a large lambda_ref lets the refusals count.
     options = {"rho": 0.3, "eta": 0.8, "momentum": 0.6, "lambda_ref": 0.7, "rule": rule}
     harmful = tiny.rows(10, seed=5, start="w2")
-    trainer = made(tmp_path, {"name": "antibody", **options}, harmful=harmful, stage="align")
+    trainer = made(tmp_path, {"name": "antibody", **options}, harmful=harmful, stage="align", step=step)
     start, drawn, draw = weights(trainer), [], trainer.draw
 
     def noted(*args, **kwargs):
@@ -195,6 +195,7 @@ def test_alignment_is_the_pseudo_code(tmp_path, rule):
     assert all(len(safe) == len(chosen) == 6 for safe, chosen in steps)
     model, params = twin(start)
     lambdas = aligned(model, params, steps, harmful, **options)
+    assert trainer.joint == (step == "fused")
     assert relative_difference(trainer, start, params) < 1e-4
     logged = [row["lambda"] for row in read(trainer.run_dir / "events.jsonl")]
     assert logged == pytest.approx(lambdas, rel=1e-3)

@@ -124,7 +124,7 @@ def test_memory_stays_flat(tmp_path):
     assert marks[-1][1] <= marks[499][1]
 
 
-@pytest.mark.parametrize("name", ["sft", "mix", "kl", "safegrad", "lisa"])
+@pytest.mark.parametrize("name", ["sft", "mix", "kl", "safegrad", "lisa", "primal_dual"])
 def test_recorded_passes_leave_other_defenses_as_they_are(tmp_path, name):
     torch.backends.cuda.matmul.allow_tf32 = False
     found = {}

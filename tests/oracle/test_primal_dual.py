@@ -59,14 +59,17 @@ def by_hand(lm: PlainLM) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize(
-    ("accumulation", "single"), [(2, True), (1, False)], ids=["joint and accumulated", "two backwards"]
+    ("accumulation", "single", "step"),
+    [(2, True, "two_pass"), (1, False, "two_pass"), (1, True, "fused"), (2, False, "fused")],
+    ids=["one backward, accumulated", "two backwards", "fused", "fused, accumulated"],
 )
-def test_primal_dual_is_its_transcription(tmp_path, accumulation, single):
+def test_primal_dual_is_its_transcription(tmp_path, accumulation, single, step):
     defense = {"name": "primal_dual", "start": START, "dual_rate": RATE, "single_backward": single}
-    trainer = whole_batch_trainer(tmp_path, defense, RAMP, accumulation=accumulation, learning_rate=LR)
+    trainer = whole_batch_trainer(tmp_path, defense, RAMP, accumulation=accumulation, learning_rate=LR, step=step)
     lm = PlainLM(trainer)
     start = lm.theta()
     trainer.train()
+    assert trainer.joint == (step == "fused")
     *seen, (_, last) = by_hand(lm)
     torch.testing.assert_close(theta(trainer), lm.theta(), rtol=1e-5, atol=2e-6)
     assert float((lm.theta() - start).abs().max()) > 0.02

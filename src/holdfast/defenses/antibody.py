@@ -77,6 +77,7 @@ class Antibody(Defense):
     reference = "Nguyen et al., Antibody, ICLR 2026"
     off = MappingProxyType({"lam": 0.0, "lambda_ref": 0.0, "temperature": None})
     linear = False
+    packs = True
     paper = MappingProxyType({"rho": 0.1, "lambda_ref": 1.0, "temperature": 1.0})
 
     @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,11 @@ class Antibody(Defense):
     def needed(cls, stage: str) -> frozenset[Need]:
         """Harmful pairs in alignment only."""
         return cls.needs if stage == "align" else frozenset()
+
+    @classmethod
+    def packed(cls, stage: str) -> bool:
+        """In alignment, whose task loss is the usual one."""
+        return stage == "align"
 
     def validate(self, run: TrainingRun) -> None:
         """Refuse pairs without a prompt, and task losses that are not the mean over tokens of separate rows."""

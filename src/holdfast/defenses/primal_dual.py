@@ -23,9 +23,10 @@ Departures from the authors' code:
   unlearning loss that is quadratic in the logits; here c is a number near alpha.
 *Beyond Average Safety* states no constant of its runs, so `preset: paper` changes nothing.
 
-Memory: the activations of the task's last micro-batch and of the process's whole share of the safety batch exist at the
-same time, whatever `safety_micro_batch_size` is. `single_backward=False` gives the same gradient by a second backward,
-in micro-batches; it is also what happens where a shared one would be wrong (see `TrainingRun.joint_backward`). The cvar
+A fused step (`step: fused`, on a GPU by itself) finds both gradients in one pass, as for `holdfast`. In two passes the
+activations of the task's last micro-batch and of the process's whole share of the safety batch exist at the same time,
+whatever `safety_micro_batch_size` is. `single_backward=False` gives the same gradient by a second backward, in
+micro-batches; it is also what happens where a shared one would be wrong (see `TrainingRun.joint_backward`). The cvar
 majorizer's threshold follows the degradations as in `holdfast`.
 A term that is not finite is left out of its step; a joint gradient that is not finite voids the step. mu then stays
 (event `nonfinite`); more than 3 such steps in 100 end the run.
@@ -115,6 +116,8 @@ class PrimalDual(Defense):
     reference = "Entesari et al., Constrained Entropic Unlearning, arXiv:2506.05314, 2025"
     off = MappingProxyType({"start": 0.0, "dual_rate": 0.0})
     constrains = True
+    packs = True
+    joint_terms = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -155,24 +158,30 @@ class PrimalDual(Defense):
     def attach(self, run: TrainingRun) -> None:
         """One multiplier per constraint."""
         self._duals = {name: _Dual(safety, self.config.start) for name, safety in run.safety.items()}
-        self._joint = self.config.single_backward and run.joint_backward
         self._added: Tensor | None = None
         self._watch = NonfiniteWatch(self.name)
-        if self.config.single_backward and not self._joint:
+        if self.config.single_backward and not run.joint_backward:
             logger.info(
                 "primal_dual: two backward passes a step instead of one: gradient checkpointing runs the safety rows "
                 "again in the backward, when dropout is on (or, re-entrant under DDP, reaches parameters twice)"
             )
 
+    def _one_backward(self, run: TrainingRun) -> bool:
+        """Whether the terms are part of the loss, rather than gradients of their own."""
+        return self.config.single_backward and run.joint_backward and not run.joint
+
     def micro_step(self, run: TrainingRun, inputs: Inputs, backward: Callable[[], Tensor]) -> Tensor:
-        """The usual gradient; the loss reported is the task's, as with every other defense."""
+        """The usual gradient, in a fused step also each term's; the loss reported is the task's, as elsewhere."""
         self._added = None
+        if run.joint:
+            weights = {name: dual.moving.now.phi for name, dual in self._duals.items()}
+            return run.joint_micro_step(inputs, run.items, weights)
         loss = backward()
         return loss if self._added is None else loss - self._added.to(loss)
 
     def extra_loss(self, run: TrainingRun, model: Any, inputs: Inputs) -> Tensor | None:
         """`mu c` of this process's safety rows, once per optimizer step; data parallelism averages over processes."""
-        if not (self._joint and run.last_micro_batch):
+        if not (self._one_backward(run) and run.last_micro_batch):
             return None
         terms = []
         for name, dual in self._duals.items():
@@ -188,11 +197,12 @@ class PrimalDual(Defense):
 
     def on_gradient(self, run: TrainingRun) -> None:
         """Add the terms where the backward was the task's alone, then move the multipliers."""
-        if self._joint:
+        one_backward = self._one_backward(run)
+        if one_backward:
             self._require_finite_gradient(run)
         for name, dual in self._duals.items():
-            if not self._joint:
-                self._second_pass(run, name, dual)
+            if not one_backward:
+                self._add_term(run, name, dual)
             warm = run.epoch >= self.config.warmup_epochs
             dual.ascend(run.safety_batch(name), self.config.dual_rate if warm else 0.0, self.config.cap)
 
@@ -210,9 +220,9 @@ class PrimalDual(Defense):
             for dual in self._duals.values():
                 dual.void()
 
-    def _second_pass(self, run: TrainingRun, name: str, dual: _Dual) -> None:
-        """`grad += mu grad c` by a backward of its own."""
-        if dual.mu == 0.0:
+    def _add_term(self, run: TrainingRun, name: str, dual: _Dual) -> None:
+        """`grad += mu grad c`, from the fused step or by a backward of its own."""
+        if dual.mu == 0.0 and not run.joint:
             with torch.no_grad():
                 dual.look(gather_rows(run.safety_forward(name)))
             return

@@ -94,7 +94,7 @@ class GroupedAdapter:
     @property
     def dropout(self) -> float:
         """The largest rate among the layers."""
-        return max(_rate(layer) for layer in self.layers)
+        return max(rate(layer) for layer in self.layers)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -132,7 +132,7 @@ class GroupedAdapter:
 
     def _forward(self, layer: LoraLayer, leaves: tuple[Tensor, ...]) -> Any:
         module, scaling = layer.module, layer.scaling
-        p = _rate(layer)
+        p = rate(layer)
 
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             base: Tensor = module.base_layer(x, *args, **kwargs)
@@ -149,7 +149,7 @@ class GroupedAdapter:
         return forward
 
 
-def _rate(layer: LoraLayer) -> float:
+def rate(layer: LoraLayer) -> float:
     return float(getattr(layer.module.lora_dropout[layer.adapter], "p", 0.0))
 
 

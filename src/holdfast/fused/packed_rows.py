@@ -29,11 +29,13 @@ class Sizes:
 
     Attributes:
         widths: of the segments, each the length of its longest row or more.
+        filling: a bound on the row that fills a layout up, which lies in no segment.
     """
 
     rows: int
     tokens: int
     widths: tuple[int, ...]
+    filling: int = 0
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -69,8 +71,8 @@ class Layout:
 
     @property
     def longest(self) -> int:
-        """A bound on the rows' lengths."""
-        return max(self.sizes.widths)
+        """A bound on the rows' lengths, the filling one's too: attention leaves what lies beyond unwritten."""
+        return max(*self.sizes.widths, self.sizes.filling)
 
     @property
     def segments(self) -> list[tuple[int, int]]:

@@ -107,16 +107,18 @@ class _Probe:
         states, start, at = [], 0, 0
         group_of = [g for g, group in enumerate(self.groups) for _ in group]
         for rows in batches:
-            # Until the backward is done: checkpoints run the layers again there.
-            with deterministic(body.model), body.without_reentry(), torch.enable_grad():
-                hidden = self._states(rows)
-                for g in sorted(set(group_of[at : at + len(rows)])):
-                    mine = [group_of[at + i] == g for i, row in enumerate(rows) for _ in row.input_ids]
+            of_row = group_of[at : at + len(rows)]
+            for g in sorted(set(of_row)):
+                # A forward for each group: a graph kept for the next one would hold all that checkpoints run again. And
+                # until the backward is done, since checkpoints run the layers again there.
+                with deterministic(body.model), body.without_reentry(), torch.enable_grad():
+                    hidden = self._states(rows)
+                    mine = [own == g for own, row in zip(of_row, rows, strict=True) for _ in row.input_ids]
                     part = seed[start : start + len(hidden)] * torch.tensor(mine, device=seed.device)[:, None]
                     found = torch.autograd.grad(
-                        hidden, body.adapter.parameters, part.to(hidden.dtype), allow_unused=True, retain_graph=True
+                        hidden, body.adapter.parameters, part.to(hidden.dtype), allow_unused=True
                     )
-                    sums[g] = [total if x is None else total + x for total, x in zip(sums[g], found, strict=True)]
+                sums[g] = [total if x is None else total + x for total, x in zip(sums[g], found, strict=True)]
             states.append(hidden.detach().float())
             start, at = start + len(hidden), at + len(rows)
         return torch.cat(states), sums

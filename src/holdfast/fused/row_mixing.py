@@ -4,20 +4,23 @@
   over a padded copy of queries, keys and values. Rows are padded on the right and attention is causal, so no real token
   sees a padded one and no mask is needed.
 * Linear attention, state-space and convolutional mixers run over a padded copy of their input, for the same reason.
+  Padded activations of all groups together are more than one padded batch has: some mixers can be run again in the
+  backward instead of keeping theirs.
 Everything else of a model works on single tokens and never sees padding.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from holdfast.core.errors import UnsupportedError
 from holdfast.fused.packed_rows import CURRENT, Layout
@@ -117,7 +120,7 @@ def flat(segments: Sequence[Tensor], rows: Layout) -> Tensor:
 
 
 @contextmanager
-def mixing_rows(config: Any, mixers: Sequence[nn.Module]) -> Iterator[None]:
+def mixing_rows(config: Any, mixers: Sequence[nn.Module], again: Collection[int] = ()) -> Iterator[None]:
     """A context in which a model's attention keeps to the rows of `CURRENT`, and so do its other mixers.
 
     It must enclose the backward too: gradient checkpointing runs the layers again there.
@@ -125,6 +128,7 @@ def mixing_rows(config: Any, mixers: Sequence[nn.Module]) -> Iterator[None]:
     Args:
         config: the text model's, which names its attention.
         mixers: the token mixers that are not attention.
+        again: which of them run again in the backward.
     """
     from transformers import AttentionInterface
 
@@ -133,8 +137,9 @@ def mixing_rows(config: Any, mixers: Sequence[nn.Module]) -> Iterator[None]:
     own = [mixer.__dict__.get("forward") for mixer in mixers]
     try:
         config._attn_implementation = NAME
-        for mixer in mixers:
-            mixer.__dict__["forward"] = _by_row(mixer.forward)
+        for i, mixer in enumerate(mixers):
+            by_row = _by_row(mixer.forward)
+            mixer.__dict__["forward"] = _run_again(by_row) if i in again else by_row
         yield
     finally:
         config._attn_implementation = before
@@ -142,6 +147,11 @@ def mixing_rows(config: Any, mixers: Sequence[nn.Module]) -> Iterator[None]:
             mixer.__dict__.pop("forward", None)
             if forward is not None:
                 mixer.__dict__["forward"] = forward
+
+
+def _run_again(forward: Any) -> Any:
+    """The same function, run again in the backward; it must not draw random numbers."""
+    return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def _by_row(inner: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from holdfast.tables.choosing import at_ratio, attack_ratio, by_model_and_task, measured, place_title
 from holdfast.tables.layout import ARROWS, Style, spread
 from holdfast.tables.lines import lines_of
 from holdfast.tables.markdown import escape
-from holdfast.tables.pareto import HARM, Comparison, Difference, compare, dominators
+from holdfast.tables.pareto import HARM, Comparison, Difference, compare, difference, dominators
 from holdfast.tables.protocols import require_one_protocol
 from holdfast.tables.results import Result
 from holdfast.tables.slope import slope
@@ -46,7 +47,7 @@ def pareto(results: Sequence[Result]) -> str:
 
 
 def pairs(results: Sequence[Result]) -> str:
-    """Per model and task: holdfast (defaults) minus every other row, with intervals and what they tell."""
+    """Per model and task: holdfast (defaults) minus the aligned model and every other row, and what intervals tell."""
     parts = []
     for model, task, group, ratio in _attacked(results):
         rows, utility = _rows(group), utility_of(group)
@@ -59,7 +60,7 @@ def pairs(results: Sequence[Result]) -> str:
             _line(["Row", "HS, difference", f"{shown}, difference", "Interval", "p (HS), p (utility)", "Told"])
         )
         parts.append(_line(["---", "---:", "---:", "---", "---:", "---"]))
-        for name, other in rows.items():
+        for name, other in {**_start(group, ours), **rows}.items():
             found = compare(ours, other, utility)
             if found is not None:
                 cells = [_signed(found.harm), _signed(found.utility), _evidence(found), _p_values(found), _told(found)]
@@ -68,8 +69,17 @@ def pairs(results: Sequence[Result]) -> str:
     return "\n".join(parts).rstrip() + "\n" if parts else ""
 
 
+def _start(group: Sequence[Result], ours: Sequence[Result]) -> Rows:
+    """The aligned model that ours started from, once per seed of ours: it has no seed of its own."""
+    aligned = [line for line in lines_of(group) if line.defense == "aligned" and line.align == ours[0].align]
+    return {
+        line.title: [replace(one, seed=result.seed) for one in group if line.holds(one) for result in ours]
+        for line in aligned
+    }
+
+
 def slopes(results: Sequence[Result]) -> str:
-    """Per model and task: the slope of HS over p of every row that was run at two ratios or more."""
+    """Per model and task: the slope of HS over p of every row that was run at two ratios or more, and its two ends."""
     parts = []
     found = [result for result in measured(results) if not result.is_reference and not result.setting]
     require_one_protocol(found, "slopes")
@@ -77,15 +87,18 @@ def slopes(results: Sequence[Result]) -> str:
         lines = []
         for name, row in _rows(group).items():
             if (one := slope(row)) is not None:
-                ends = [_figure([r for r in row if r.poison_ratio == p], HARM) for p in (one.ratios[0], one.ratios[-1])]
+                first, last = ([r for r in row if r.poison_ratio == p] for p in (one.ratios[0], one.ratios[-1]))
+                apart = difference(last, first, HARM)
+                ends = [_figure(first, HARM), _figure(last, HARM), MISSING if apart is None else _signed(apart)]
                 value = f"{one.value:+.3f} \\[{one.low:+.3f}, {one.high:+.3f}\\]"
                 told = "rises" if one.low > 0 else "falls" if one.high < 0 else "no slope told"
                 span = f"{one.ratios[0]:g} to {one.ratios[-1]:g} ({len(one.ratios)})"
                 lines.append(_line([escape(name), span, *ends, value, str(one.seeds), told]))
         if lines:
-            head = ["Row", "p", "HS, lowest p", "HS, highest p", "Slope (HS per unit of p)", "Seeds", "Told"]
+            head = ["Row", "p", "HS, lowest p", "HS, highest p", "HS, highest minus lowest p"]
+            head += ["Slope (HS per unit of p)", "Seeds", "Told by the slope"]
             parts += [f"**{escape(place_title(model, task))}**", "", _line(head)]
-            parts += [_line(["---", "---", "---:", "---:", "---:", "---:", "---"]), *lines, ""]
+            parts += [_line(["---", "---", "---:", "---:", "---:", "---:", "---:", "---"]), *lines, ""]
     return "\n".join(parts).rstrip() + "\n" if parts else ""
 
 
@@ -94,12 +107,12 @@ def headline(results: Sequence[Result]) -> str:
     parts = []
     for model, task, group, ratio in _attacked(results):
         lines = [line for line in lines_of(group) if line.defense in HEADLINE and line.is_plain]
-        parts += [_line([escape(place_title(model, task, ratio)), _title(HARM), _title("FA"), "refusals ↑"])]
+        shown = (HARM, utility_of(group), "refusal_rate")
+        parts += [_line([escape(place_title(model, task, ratio)), *map(_title, shown)])]
         parts.append(_line(["---", "---:", "---:", "---:"]))
         for line in lines:
             row = [result for result in group if line.holds(result)]
-            cells = [_figure(row, name) for name in (HARM, "FA", "refusal_rate")]
-            parts.append(_line([escape(line.title), *cells]))
+            parts.append(_line([escape(line.title), *(_figure(row, name) for name in shown)]))
         parts.append("")
     return "\n".join(parts).rstrip() + "\n" if parts else ""
 

@@ -189,7 +189,7 @@ class Defense:
         off: options with which it is plain SFT under a constraint that nothing violates; None where there are none.
         packs: whether its task pass may run over packed rows (`step: fused`): it leaves TRL's loss, the model's modules
             and their hooks alone.
-        joint_terms: whether its constraints' rows go through the model with the task's then.
+        joint_terms: whether its constraints' rows go through the model with the task's then; `extra_loss` is not asked.
         linear: whether the step depends on the accumulated gradient alone, so that two micro-batches of b rows are one
             of 2 b. Where not, the docstring defines what a step of several micro-batches is.
         paper: the constants of *Beyond Average Safety*, where they differ from the authors' defaults; `preset: paper`.
@@ -222,6 +222,11 @@ class Defense:
     def needed(cls, stage: str) -> frozenset[Need]:
         """The side data it needs in a stage; of a defense with two stages not always all of `needs`."""
         return cls.needs
+
+    @classmethod
+    def packed(cls, stage: str) -> bool:
+        """`packs` in a stage: of a defense with two stages one may have a loss of its own."""
+        return cls.packs
 
     def validate(self, run: TrainingRun) -> None:
         """Refuse what this defense cannot do with this model, before anything is measured."""

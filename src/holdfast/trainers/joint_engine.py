@@ -31,7 +31,7 @@ def make_joint(run: Any) -> JointPass | None:
         UnsupportedError: `step: fused`, and this defense, model or these settings do not allow it.
     """
     wanted, defense = run.args.step, run.defense
-    if not defense.packs:
+    if not defense.packed(run.stage):
         if wanted == "fused":
             raise UnsupportedError(
                 f"step: fused with defense {defense.name!r}, which changes the loss or the model's layers",

@@ -47,14 +47,20 @@ def _overridden(trainer: Any) -> str | None:
             return f"the trainer's {name} is replaced"
         for cls in classes:
             if name in vars(cls) and _package(vars(cls)[name]) not in KNOWN:
-                return f"{cls.__name__} has a {name} of its own"
+                return f"{cls.__name__} has its own {name}"
     return None
 
 
 def _loss_of(defense: Defense) -> str | None:
-    for name in ("task_loss", "extra_loss"):
-        if getattr(type(defense), name) is not getattr(Defense, name):
-            return f"defense {defense.name!r} has a {name} of its own"
+    """A loss that the fused step would go past.
+
+    A class with `extra_loss` beside its own `joint_terms`, or `task_loss` beside its own `packed`, knows both steps:
+    the terms are one's or the other's, and the loss is of a stage that is not packed.
+    """
+    for name, beside in (("task_loss", "packed"), ("extra_loss", "joint_terms")):
+        owner = next(cls for cls in type(defense).__mro__ if name in vars(cls))
+        if owner is not Defense and not vars(owner).get(beside):
+            return f"defense {defense.name!r} has its own {name}"
     return None
 
 

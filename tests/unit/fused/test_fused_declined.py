@@ -16,6 +16,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.core.errors import UnsupportedError
+from holdfast.defenses.primal_dual import PrimalDual
 from holdfast.fused.joint_pass import JointPass
 from holdfast.fused.packed_rows import encoded_rows
 from holdfast.fused.support import plain_layers
@@ -232,7 +233,8 @@ class Below(ConstrainedMixin, StepBelow):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [(Above, None), (OwnLoss, "OwnLoss has a compute_loss"), (Below, "StepBelow has a training_st")]
+    ("kind", "reason"),
+    [(Above, None), (OwnLoss, "OwnLoss has its own compute_loss"), (Below, "StepBelow has its own training_st")],
 )
 def test_a_trainer_whose_loss_or_step_would_be_passed_over(trainer, monkeypatch, kind, reason):
     monkeypatch.setattr(trainer, "__class__", kind)
@@ -242,8 +244,26 @@ def test_a_trainer_whose_loss_or_step_would_be_passed_over(trainer, monkeypatch,
 
 def test_a_defense_with_a_loss_of_its_own(trainer, monkeypatch):
     monkeypatch.setattr(type(trainer.defense), "extra_loss", lambda *_: None, raising=False)
-    assert "extra_loss of its own" in reason_against(trainer)
+    assert "its own extra_loss" in reason_against(trainer)
     assert Defense.extra_loss is not type(trainer.defense).extra_loss
+
+
+def test_a_defense_whose_own_terms_are_joint_may_have_a_loss_for_two_passes_and_its_heirs_may_not(trainer, monkeypatch):
+    class Own(Defense):
+        name, joint_terms = "own", True
+
+        def extra_loss(self, run, model, inputs):
+            return None
+
+    class Heir(Own):
+        def extra_loss(self, run, model, inputs):
+            return torch.ones(())
+
+    assert PrimalDual.joint_terms
+    for kind, reason in ((PrimalDual, None), (Own, None), (Heir, "its own extra_loss")):
+        monkeypatch.setattr(trainer, "defense", object.__new__(kind))
+        found = reason_against(trainer)
+        assert found is None if reason is None else reason in found
 
 
 def test_auto_says_why_and_goes_on_with_two_passes(trainer, monkeypatch, caplog):
@@ -310,9 +330,9 @@ def test_a_collator_of_your_own_may_make_plain_batches_alone(tmp_path, adds):
 
 
 def test_a_defense_that_hooks_into_layers_is_not_packed(tmp_path, monkeypatch):
-    trainer = build(tmp_path, given={"defense": "primal_dual"})
+    trainer = build(tmp_path, given={"defense": "antibody"})
     monkeypatch.setattr(trainer.args, "step", "fused")
-    with pytest.raises(UnsupportedError, match="fused with defense 'primal_dual'"):
+    with pytest.raises(UnsupportedError, match="fused with defense 'antibody'"):
         make_joint(trainer)
     monkeypatch.setattr(trainer.args, "step", "auto")
     monkeypatch.setattr(type(trainer.args), "device", torch.device("cuda"))

@@ -186,3 +186,17 @@ def test_checkpointing_and_dropout_of_the_adapter_do_not_disturb_the_probe(reent
     assert problem(model) is None
     assert layers(model)[0]._gradient_checkpointing_func is function
     assert all(m.training for m in model.modules())
+
+
+def test_the_probe_keeps_no_graph_for_a_second_backward(monkeypatch):
+    """Kept, it would hold what every checkpointed layer has run again: all activations, which checkpoints avoid."""
+    kept, inner = [], torch.autograd.grad
+
+    def grad(*args, retain_graph=None, **kwargs):
+        kept.append(bool(retain_graph))
+        return inner(*args, retain_graph=retain_graph, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    assert problem(llama()) is None
+    assert len(kept) > 2
+    assert not any(kept)

@@ -99,10 +99,60 @@ def test_harm_against_the_poison_ratio_has_a_line_per_defense(drawn):
     assert [round(float(line.get_ydata()[0]), 6) for line in lines] == [0.6, 0.3]
 
 
+def test_only_rows_and_tasks_that_were_swept_are_drawn_over_the_ratio_and_look_as_elsewhere(drawn):
+    single = [result_json("aligned", task="gsm8k"), result_json("mix", task="gsm8k"), result_json("kl")]
+    swept = [result_json("mix", ratio=ratio, HS=0.3) for ratio in (0.1, 0.5)]
+    figures(results([*values(), *single, *swept]))
+    over = drawn["Harm against the poison ratio, SmolLM2-135M-Instruct"]
+    assert [ax.get_title(loc="left") for ax in over.axes] == ["SST-2"]
+    everyone = drawn["Harm against utility, SmolLM2-135M-Instruct at p = 0.5"]
+    legends = [figure.legends[0] for figure in (over, everyone)]
+    seen = [
+        {text.get_text(): line.get_color() for text, line in zip(x.get_texts(), x.get_lines(), strict=True)}
+        for x in legends
+    ]
+    assert list(seen[0]) == ["SFT", "holdfast (ours)", "mix", "aligned model"]
+    assert seen[0].items() <= seen[1].items(), "mix is the first spare look here, the second there"
+
+
+def near(defense, harm, utility, **changes):
+    return result_json(
+        defense, HS=(harm, harm - 0.04, harm + 0.04), FA=(utility, utility - 0.05, utility + 0.05), **changes
+    )
+
+
+def test_rows_that_cannot_be_told_from_ours_are_drawn_larger_under_their_panel(drawn):
+    crowd = [near(name, 0.2 + 0.01 * i, 0.7) for i, name in enumerate(("holdfast", "mix", "safegrad", "primal_dual"))]
+    rest = [near("sft", 0.8, 0.75), near("sft", 0.7, 0.8, task="ag_news"), near("holdfast", 0.2, 0.8, task="ag_news")]
+    figures(results([*crowd, *rest]))
+    (figure,) = drawn.values()
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["SST-2", "AG News", "SST-2, close-up"]
+    close = figure.axes[2]
+    assert close.get_ylim() == pytest.approx((0.16 - 0.0055, 0.27 + 0.0055))
+    assert close.get_xlim() == pytest.approx((0.65 - 0.005, 0.75 + 0.005))
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+    drawn.clear()
+    figures(results([*crowd[:3], *rest]))
+    (figure,) = drawn.values()
+    assert len(figure.axes) == 2, "three rows can be told apart without help"
+
+
+def test_the_close_up_over_the_ratio_leaves_out_what_is_far_from_the_aligned_model(drawn):
+    low = ("holdfast", "mix", "safegrad", "primal_dual")
+    found = [near(name, 0.2 + p / 10, 0.7, ratio=p) for name in low for p in (0.1, 0.5)]
+    figures(results([*found, *(near("sft", 0.8, 0.7, ratio=p) for p in (0.1, 0.5)), result_json("aligned", HS=0.2)]))
+    whole, close = drawn["Harm against the poison ratio, SmolLM2-135M-Instruct"].axes
+    assert whole.get_ylim()[1] > 0.84
+    assert close.get_ylim() == pytest.approx((0.17 - 0.006, 0.29 + 0.006))
+    assert close.get_xlim() == pytest.approx((0.1 - 0.02, 0.5 + 0.02))
+
+
 def test_quantile_curves_have_every_level_and_the_aligned_model(drawn):
     figures(results(values(ratios=(0.5,))))
     (ax,) = drawn["Quantiles of harm, SmolLM2-135M-Instruct at p = 0.5"].axes
     assert [list(line.get_xdata()) for line in ax.lines] == [list(LEVELS)] * 3
+    places = ax.transData.transform([(k, 0.5) for k in LEVELS])[:, 0]
+    assert places[1:] - places[:-1] == pytest.approx(places[1] - places[0]), "the tail has as much room as the rest"
 
 
 def test_a_panel_per_task_in_order(drawn):

@@ -12,6 +12,7 @@ from holdfast.core.errors import DataError
 from holdfast.tables.pareto import compare, difference, dominators, of_ends
 from holdfast.tables.results import Measured
 from holdfast.tables.utility import utility_of
+from holdfast.tables.verdicts import headline, pairs
 
 
 def row(defense, hs, fa, *, width=0.02, **more):
@@ -102,3 +103,27 @@ def test_utility_is_the_loss_where_no_accuracy_rises_above_low_references(before
     assert utility_of(results(values[2:])) == "FA", "without references nothing is known of a floor"
     without_loss = [result_json("aligned", FA=(0.1, 0.0, 0.2)), result_json("sft", FA=(0.1, 0.0, 0.2))]
     assert utility_of(results(without_loss)) == "FA"
+
+
+def test_holdfast_is_also_compared_with_the_aligned_model_it_started_from():
+    aligned = result_json("aligned", HS=0.2, FA=0.2) | {"outcomes": {"HS": "1100000000", "FA": "1000000000"}}
+    elsewhere = aligned | {"cell": "another", "align": "booster"}
+    ours = with_outcomes("holdfast", "1110000000", "1111111111")
+    found = compare_prompts([bit == "1" for bit in "1110000000"], [bit == "1" for bit in "1100000000"])
+    (line,) = [x for x in pairs([*results([aligned, elsewhere]), *ours]).splitlines() if x.startswith("| Aligned")]
+    cells = [cell.strip().replace("\\", "") for cell in line.split("|")[1:-1]]
+    assert cells[:2] == ["Aligned (SFT)", f"+0.100 [{found.lower:+.3f}, {found.upper:+.3f}]"]
+    assert cells[-1] == "harm not told apart, more utility"
+    seeds = results([result_json("holdfast", seed=s, HS=v, FA=0.9) for s, v in ((1, 0.3), (2, 0.4))])
+    (line,) = [x for x in pairs([*results([aligned]), *seeds]).splitlines() if x.startswith("| Aligned")]
+    assert "+0.150" in line
+    assert "t interval over seeds (2)" in line
+
+
+def test_the_short_table_shows_the_loss_where_accuracy_is_at_floor():
+    aligned = result_json("aligned", HS=0.2, FA=(0.02, 0.01, 0.05), task_loss=1.5)
+    tuned = result_json("sft", HS=0.6, FA=(0.03, 0.01, 0.06), task_loss=0.9)
+    head, _, _, last = headline(results([aligned, tuned])).splitlines()
+    assert "task loss ↓" in head
+    assert last.startswith("| SFT | 0.600 | 0.900 |")
+    assert "FA ↑" in headline(results([aligned | {"task": "ag_news"}, result_json("sft", task="ag_news", FA=0.9)]))

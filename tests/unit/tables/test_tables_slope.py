@@ -7,8 +7,9 @@ import math
 import pytest
 from tests.unit.tables.making import result_json, results
 
-from holdfast.certification.comparison import compare_seeds
+from holdfast.certification.comparison import compare_prompts, compare_seeds
 from holdfast.tables.slope import slope
+from holdfast.tables.verdicts import slopes
 
 
 def cells(seed, harms):
@@ -42,3 +43,13 @@ def test_there_is_none_from_one_ratio_or_without_an_interval():
     assert slope(results(cells(1, {0.5: 0.4}))) is None
     assert slope(results([result_json("sft", ratio=p, HS=0.5) for p in (0.1, 0.5)])) is None
     assert slope([]) is None
+
+
+def test_the_two_ends_are_compared_prompt_by_prompt():
+    told = {0.1: "1100000000", 0.5: "1111111000"}
+    found = [
+        result_json("sft", ratio=p, HS=(bits.count("1") / 10, 0.1, 0.9)) | {"outcomes": {"HS": bits}}
+        for p, bits in told.items()
+    ]
+    expected = compare_prompts(*([bit == "1" for bit in told[p]] for p in (0.5, 0.1)))
+    assert f"+0.500 \\[{expected.lower:+.3f}, {expected.upper:+.3f}\\]" in slopes(results(found))
