@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 import holdfast as hf
+from holdfast.fused.body import Body, EagerPasses
+from holdfast.fused.grouped_lora import GroupedAdapter
+from holdfast.fused.packed_rows import encoded_rows
+from holdfast.fused.recorded import RecordedPasses, rounded
+from holdfast.fused.support import other_mixers, plain_layers
 from tests import hybrid, tiny
 from tests.oracle.test_fused_step import ALL_ACTIVE, Watch, close
+from tests.unit.fused.comparing import adapted, encoded
 from tests.unit.trainers.building import build, weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -158,3 +165,26 @@ def test_recorded_dropout_draws_anew_at_every_step_and_repeats_with_the_seed(tmp
         assert all(torch.equal(x, y) for x, y in zip(own, again, strict=True))
     assert apart([one.task[1]], [one.task[0]]) > 1e-3
     assert apart([without.task[1]], [without.task[0]]) < 1e-4
+
+
+def test_a_filling_row_longer_than_every_other_reaches_no_gradient():
+    """In a hybrid the recorded attention is told a bound; what lies beyond it is memory that nobody has written."""
+    rows = encoded([10] * 82)
+    groups = [encoded_rows(rows[:41]), encoded_rows(rows[41:])]
+    fill = rounded(groups, padded=True)
+    assert fill.tokens - 820 > max(fill.widths)
+    made = adapted(hybrid.model(dtype=torch.bfloat16), hybrid.ADAPTED).cuda()
+    layers, mixers = plain_layers(made), other_mixers(made)
+    body = Body(made, GroupedAdapter(layers, 2), mixers, device=torch.device("cuda"), precision=nullcontext)
+    eager, recorded = EagerPasses(body), RecordedPasses(body)
+
+    def found(passes: Any) -> torch.Tensor:
+        gradients = passes.gradients(groups, lambda hidden: torch.ones_like(hidden) / len(hidden))
+        return torch.cat([g.flatten() for group in gradients for g in group]).double()
+
+    expected = found(eager)
+    spoilt = torch.full((2**28,), float("nan"), device="cuda")
+    del spoilt  # what is allocated next is full of NaN
+    for _ in range(3):
+        assert (found(recorded) - expected).norm() <= 0.05 * expected.norm()
+    assert recorded.recording
