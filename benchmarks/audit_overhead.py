@@ -5,7 +5,12 @@ batches, once with the adapter on and once off. The audit measures the same exam
 All take turns in one process; the ratio of their median times is the result. For `--memory`, n should fill two windows
 (2,048 examples): below that the peak grows because a window does.
 
+`sections` says where one more audit, watched, spent the host's time; `exposed` is what the device did not hide:
+
+    exposed = before the first batch + (between first batch and last result - measure) + after the last result
+
     python benchmarks/audit_overhead.py --n 2000 --length 200 --output overhead.json
+    python benchmarks/audit_overhead.py --shape llama-3.1-8b --output overhead_8b.json
     python benchmarks/audit_overhead.py --memory --n 2048 --length 64 --output memory.json
 """
 
@@ -19,19 +24,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from shapes import SHAPES, random_model
 
 from holdfast.auditing.audit import How, audit, audit_roles
 from holdfast.auditing.batches import batches, token_budget
 from holdfast.auditing.measure import Measurer
-from holdfast.auditing.pair import open_pair
+from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.windows import Windows
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import deterministic
+from holdfast.constraint.transfer import OnHost
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.seeding import generator
@@ -58,19 +68,38 @@ def random_rows(n: int, length: int, tokenizer: Any, *, spread: float) -> list[d
     return rows
 
 
-def write_adapter(model: str, folder: Path, dtype: Any) -> Path:
-    """A LoRA adapter with random weights on q, k and v."""
+def adapted(model: Any) -> Any:
+    """The model with a LoRA adapter on q, k and v, its weights random."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=32, lora_alpha=4, target_modules=["q_proj", "k_proj", "v_proj"], task_type="CAUSAL_LM")
-    adapted = get_peft_model(load_model(model, dtype=dtype), config)
+    found = get_peft_model(model, config)
     torch.manual_seed(0)
     with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
+        for name, parameter in found.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.02)
-    adapted.save_pretrained(folder)
+    return found
+
+
+def write_adapter(model: str, folder: Path, dtype: Any) -> Path:
+    """A folder with such an adapter."""
+    adapted(load_model(model, dtype=dtype)).save_pretrained(folder)
     return folder
+
+
+@contextmanager
+def opened(options: argparse.Namespace) -> Iterator[Pair]:
+    """A model and an adapter on it: from disk, or of a shape, with random weights and in memory alone."""
+    if options.shape is not None:
+        base = random_model(options.shape)
+        with open_pair(base, adapted(base), processing_class=load_tokenizer("embedded")) as pair:
+            yield pair
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        adapter = write_adapter(options.model, Path(scratch) / "adapter", options.dtype)
+        with open_pair(options.model, adapter, dtype=options.dtype, device=options.device) as pair:
+            yield pair
 
 
 def timed(function: Callable[[], Any], device: torch.device) -> float:
@@ -90,36 +119,84 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
     `measure` is the measurement of examples that are encoded already, `audit` everything after the models are loaded:
     encoding, measurement, noise floor, table and summary.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        adapter = write_adapter(options.model, Path(scratch) / "adapter", options.dtype)
-        with open_pair(options.model, adapter, dtype=options.dtype, device=options.device) as pair:
-            rows = random_rows(options.n, options.length, pair.tokenizer, spread=options.spread)
-            stream = open_stream(rows, template="chat")
-            windows = Windows({"audit": stream}, pair, max_length=None)
-            rows_encoded = [item for window in windows.ahead("before") for item in window.encoded]
-            encoded = [rows_encoded[i : i + windows.size] for i in range(0, len(rows_encoded), windows.size)]
-            budget = options.batch_tokens or token_budget(pair.models[0], pair.device)
-            measurer = Measurer(pair, first_k=8, kl=True, batch_tokens=budget)
-            measurer.check_both(encoded[0][0])
-            runs: dict[str, Callable[[], Any]] = {
-                "bare": lambda: bare_passes(pair, encoded, budget),
-                "measure": lambda: measured(measurer, encoded),
-                "audit": lambda: audit_roles(pair, {"audit": stream}, ChanceConstraint(), How(batch_tokens=budget)),
-            }
-            for run in runs.values():  # warm-up
-                run()
-            times: dict[str, list[float]] = {name: [] for name in runs}
-            for _ in range(options.repetitions):
-                for name, run in runs.items():
-                    times[name].append(timed(run, pair.device))
-            medians = {name: statistics.median(values) for name, values in times.items()}
-            lengths = [len(item.input_ids) for window in encoded for item in window]
-            return {
-                "ratio": {name: medians[name] / medians["bare"] for name in ("measure", "audit")},
-                "median_seconds": medians, "seconds": times, "tokens": sum(lengths),
-                "scored_tokens": sum(item.n_labels for window in encoded for item in window),
-                "batch_tokens": budget, "device": str(pair.device), "weights": pair.dtype,
-            }  # fmt: skip
+    with opened(options) as pair:
+        rows = random_rows(options.n, options.length, pair.tokenizer, spread=options.spread)
+        stream = open_stream(rows, template="chat")
+        windows = Windows({"audit": stream}, pair, max_length=None)
+        rows_encoded = [item for window in windows.ahead("before") for item in window.encoded]
+        encoded = [rows_encoded[i : i + windows.size] for i in range(0, len(rows_encoded), windows.size)]
+        budget = options.batch_tokens or token_budget(pair.models[0], pair.device)
+        measurer = Measurer(pair, first_k=8, kl=True, batch_tokens=budget)
+        measurer.check_both(encoded[0][0])
+        runs: dict[str, Callable[[], Any]] = {
+            "bare": lambda: bare_passes(pair, encoded, budget),
+            "measure": lambda: measured(measurer, encoded),
+            "audit": lambda: audit_roles(pair, {"audit": stream}, ChanceConstraint(), How(batch_tokens=budget)),
+        }
+        for run in runs.values():  # warm-up
+            run()
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(options.repetitions):
+            for name, run in runs.items():
+                times[name].append(timed(run, pair.device))
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        lengths = [len(item.input_ids) for window in encoded for item in window]
+        return {
+            "ratio": {name: medians[name] / medians["bare"] for name in ("measure", "audit")},
+            "median_seconds": medians, "seconds": times, "tokens": sum(lengths),
+            "sections": sections(runs["audit"], pair, medians["measure"]),
+            "scored_tokens": sum(item.n_labels for window in encoded for item in window),
+            "batch_tokens": budget, "device": str(pair.device), "weights": pair.dtype,
+        }  # fmt: skip
+
+
+class Watch:
+    """When a function was called: the host's seconds at the start and end of every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, float]] = []
+
+    @property
+    def seconds(self) -> float:
+        """In all calls together."""
+        return sum(end - start for start, end in self.calls)
+
+    def around(self, function: Callable[..., Any], counts: Callable[..., bool] = lambda *_, **__: True) -> Any:
+        """The function, watched; calls that do not count are left out."""
+
+        @wraps(function)
+        def watched(*arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            found = function(*arguments, **options)
+            if counts(*arguments, **options):
+                self.calls.append((start, time.perf_counter()))
+            return found
+
+        return watched
+
+
+def sections(run: Callable[[], Any], pair: Pair, measure: float) -> dict[str, float]:
+    """Where an audit spends the host's time; a forward's includes the wait for a place in the device's queue.
+
+    The checks before the first batch are forwards of one row, and do not count as forwards here.
+    """
+    model = pair.models[0]
+    forwards, encoding, waiting, whole = Watch(), Watch(), Watch(), Watch()
+    patches = (
+        mock.patch.object(
+            model, "forward", forwards.around(model.forward, lambda **given: len(given["input_ids"]) > 1)
+        ),
+        mock.patch.object(Windows, "encode", encoding.around(Windows.encode)),
+        mock.patch.object(OnHost, "get", waiting.around(OnHost.get)),
+    )
+    with patches[0], patches[1], patches[2]:
+        whole.around(run)()
+    (start, end), first, last = whole.calls[0], forwards.calls[0][0], waiting.calls[-1][1]
+    return {
+        "before_first_batch": first - start, "between": last - first, "after_last_result": end - last,
+        "in_forwards": forwards.seconds, "encoding": encoding.seconds, "waiting_for_results": waiting.seconds,
+        "exposed": (end - start) - measure,
+    }  # fmt: skip
 
 
 def measured(measurer: Measurer, encoded: list[list[Encoded]]) -> list[Any]:
@@ -176,6 +253,7 @@ def main() -> None:
     """Parse, run, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", default="embedded")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="a model with random weights instead of --model")
     parser.add_argument("--n", type=int, default=2000)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--spread", type=float, default=0.2, help="lengths vary by this share")
@@ -187,12 +265,13 @@ def main() -> None:
     parser.add_argument("--audit-once", nargs=2, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
+    if options.shape is not None and (options.memory or options.dtype != "auto" or options.device is not None):
+        parser.error("--shape makes its model in memory, where it runs: no --memory, --dtype or --device")
     if options.audit_once is not None:
         print(json.dumps(audit_once(options)))
         return
-    settings = {
-        key: value for key, value in vars(options).items() if key not in ("output", "audit_once") and value is not None
-    }
+    left_out = ("output", "audit_once", *(["model"] if options.shape else []))
+    settings = {key: value for key, value in vars(options).items() if key not in left_out and value is not None}
     result = memory(options) if options.memory else overhead(options)
     result |= {"settings": settings, "versions": versions(), "commit": commit(), "hardware": hardware()}
     if options.output is not None:

@@ -88,6 +88,12 @@ class Ahead:
         self._begin(window.number + 1)
         return window
 
+    @property
+    def growing(self) -> bool:
+        """Whether the window in preparation is larger than the one taken last: the host has no time to spare."""
+        following = self._next
+        return following is not None and following.number > 0 and following.size > self._layout[following.number - 1][1]
+
     def advance(self, share: float) -> None:
         """Read and encode up to this share of the next window; its faults wait until it is taken."""
         if self._next is None or self._error is not None:

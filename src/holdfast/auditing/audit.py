@@ -205,7 +205,8 @@ def audit_roles(
         measure_windows(windows, parts, constraint, kl=kl, batch_tokens=how.batch_tokens, progress=progress)
         verdicts, behaviour = _behaviour(pair, streams, how, progress)
         values = summary_of(pair, streams, constraint, windows, parts) | {"behaviour": behaviour}
-        values |= {"binding": parts.sha256, "seconds": round(time.monotonic() - started, 3)}
+        values |= {"binding": parts.sha256, "versions": binding["versions"]}
+        values |= {"seconds": round(time.monotonic() - started, 3)}
         write_audit(folder, values, windows, parts, constraint, verdicts)
         parts.remove()
         if output is not None:

@@ -17,7 +17,7 @@ from holdfast.auditing.windows import Windows, finished_columns
 from holdfast.constraint.chance import NOISE_MARGIN, ChanceConstraint
 from holdfast.core.files import write_json
 from holdfast.core.hashing import sha256_json
-from holdfast.core.provenance import commit, hardware, versions
+from holdfast.core.provenance import commit, hardware
 from holdfast.data.stream import ExampleStream
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def summary_of(
     pair: Pair, streams: Mapping[str, ExampleStream], constraint: ChanceConstraint, windows: Windows, parts: Parts
 ) -> dict[str, Any]:
-    """The object of audit.json, without binding, behaviour and time."""
+    """The object of audit.json, without binding, versions, behaviour and time."""
     gathered: dict[str, dict[str, list[Any]]] = {role: {unit: [] for unit in UNITS} for role in streams}
     truncated, dtypes = 0, []
     for number in range(windows.count):
@@ -52,7 +52,7 @@ def summary_of(
         "after": {"ref": pair.after.ref, "sha256": pair.after.sha256}, "data": _data(streams),
         "tokenizer_sha256": pair.tokenizers.tokenizer_sha256, "template_sha256": pair.tokenizers.template_sha256,
         "tokenizer": pair.tokenizers.choice, "mode": pair.mode, "dtype": " and ".join(dict.fromkeys(dtypes)),
-        "device": str(pair.device), "versions": versions(), "commit": commit(), "hardware": hardware(),
+        "device": str(pair.device), "commit": commit(), "hardware": hardware(),
     }  # fmt: skip
 
 

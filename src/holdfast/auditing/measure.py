@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,14 +13,13 @@ from torch import Tensor
 
 from holdfast.auditing.batches import batches, smaller_budget, token_budget
 from holdfast.auditing.pair import NAMES, Name, Pair
-from holdfast.auditing.scoring import losses_and_kl, padding_is_inert
+from holdfast.auditing.scoring import losses_and_kl, needs_mask
 from holdfast.constraint.chance import UNITS
-from holdfast.constraint.completion import causal_lm, deterministic, require_understood_head
+from holdfast.constraint.completion import causal_lm, deterministic
 from holdfast.constraint.scoring import Batch, States, losses_of
 from holdfast.constraint.transfer import OnHost
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.registry import nearest
-from holdfast.data.collate import collate
 from holdfast.data.encode import Encoded
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -118,12 +116,13 @@ class Measurer:
 
             return twice
 
-        def run(batch: Batch, between: Callable[[], None]) -> Tensor:
+        def run(batch: Batch, done: Gap) -> Tensor:
             with pair.on("before") as model:
                 before = States.of(model, batch) if self.kl else losses_of(model, batch)
-            between()
+            done(0.5)
             with pair.on("after") as model:
                 after = States.of(model, batch) if self.kl else losses_of(model, batch)
+            done(1.0)  # before the head: a forward keeps the device longer, and the head is then launched in its time
             if isinstance(before, Tensor) or isinstance(after, Tensor):
                 return torch.cat([before, after])  # type: ignore[list-item]
             return losses_and_kl(before, after, batch)
@@ -144,19 +143,22 @@ class Measurer:
 
     def _side(self, name: Name, encoded: Sequence[Encoded], count: Count | None, gap: Gap | None) -> Collect:
         tokenizer = self.pair.tokenizers.before if name == "before" else self.pair.tokenizers.after
+
+        def run(batch: Batch, done: Gap) -> Tensor:
+            losses = losses_of(model, batch)
+            done(1.0)
+            return losses
+
         with self.pair.on(name) as model, deterministic(model):
-            rows = self._over(encoded, tokenizer.pad_token_id, lambda b, _: losses_of(model, b), count, gap)
+            rows = self._over(encoded, tokenizer.pad_token_id, run, count, gap)
         return lambda: dict(zip((f"nll_{name}", f"first_{name}"), rows(), strict=True))
 
     def check(self, name: Name, example: Encoded) -> None:
         """Refuse a side whose own logits are not what we compute, and see whether it needs an attention mask."""
         tokenizer = self.pair.tokenizers.before if name == "before" else self.pair.tokenizers.after
-        pad, device = tokenizer.pad_token_id, self.pair.device
         try:
             with self.pair.on(name) as model, deterministic(model):
-                batch = {key: tensor.to(device) for key, tensor in collate([example], 0).items()}
-                alone = require_understood_head(model, batch)
-                self.masked = not padding_is_inert(model, example, pad_token_id=pad, device=device, alone=alone)
+                self.masked = needs_mask(model, example, tokenizer.pad_token_id, self.pair.device)
         except RuntimeError as error:
             smaller_budget(error, len(example.input_ids), rows=1)
 
@@ -173,32 +175,29 @@ class Measurer:
 
     @torch.no_grad()
     def _over(
-        self,
-        encoded: Sequence[Encoded],
-        pad_token_id: int,
-        run: Callable[[Batch, Callable[[], None]], Tensor],
-        count: Count | None,
+        self, encoded: Sequence[Encoded], pad: int, run: Callable[[Batch, Gap], Tensor], count: Count | None,
         gap: Gap | None,
-    ) -> Callable[[], Array]:
+    ) -> Callable[[], Array]:  # fmt: skip
         """`run` on every batch; a function that waits for its rows, for every example in the order given.
 
+        `run` says what share of its batch it has handed over, and `gap` hears what share of all that makes.
         Out of memory, the rest is tried again in batches of half the tokens.
         """
         lengths = [len(item.input_ids) for item in encoded]
         todo = batches(lengths, self._budget())
         order: list[int] = []
         found: list[Tensor] = []
-        batching: Any = {"pad_token_id": pad_token_id, "first_k": self.first_k, "device": self.pair.device}
+        batching: Any = {"pad_token_id": pad, "first_k": self.first_k, "device": self.pair.device}
 
-        def tell(extra: float) -> None:
+        def done(share: float) -> None:
             if gap is not None:
-                gap((len(order) + extra) / len(encoded))
+                gap((len(order) + share * len(positions)) / len(encoded))
 
         while todo:
             positions = todo[0]
             try:
                 batch = Batch.of([encoded[i] for i in positions], masked=self.masked, **batching)
-                found.append(run(batch, partial(tell, len(positions) / 2)))
+                found.append(run(batch, done))
             except RuntimeError as error:
                 self.batch_tokens = smaller_budget(error, self._budget(), rows=len(positions))
                 left = sorted(i for positions in todo for i in positions)
@@ -207,7 +206,6 @@ class Measurer:
             order += todo.pop(0)
             if count is not None:
                 count(len(positions))
-            tell(0)
         values = OnHost(torch.cat(found, dim=1))
         return lambda: _in_order(values.get().numpy(), order)
 

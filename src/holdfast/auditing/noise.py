@@ -82,33 +82,70 @@ class SecondPass:
         return _quantile(same, unit)
 
 
-@torch.no_grad()
-def second_pass(
-    pair: Pair,
-    encoded: Sequence[Encoded],
-    *,
-    first_k: int,
-    batch_tokens: int | None = None,
-    masked: bool = True,
-    seed: int = 0,
-) -> SecondPass:
-    """Run at most 64 examples through `before` with random neighbours in smaller batches; nothing is waited for."""
-    rows = _sample(encoded)
-    lengths = [len(row.input_ids) for row in rows]
-    batching = {"pad_token_id": pair.tokenizers.before.pad_token_id, "first_k": first_k, "device": pair.device}
-    with pair.on("before") as model, deterministic(model):
-        budget = min(batch_tokens or token_budget(model, pair.device), max(FEWEST_TOKENS, sum(lengths)))
-        while True:
-            plan = shuffled_batches(lengths, budget // 2, seed)
-            try:
-                made = (Batch.of([rows[i] for i in positions], masked=masked, **batching) for positions in plan)
-                losses = OnHost(torch.cat([losses_of(model, batch) for batch in made], dim=1))
-                break
-            except RuntimeError as error:
-                budget = smaller_budget(error, budget, rows=max(map(len, plan)))
-    tokens = np.array([row.n_labels for row in rows])
-    order = tuple(i for positions in plan for i in positions)
-    return SecondPass(tuple(row.id for row in rows), tokens, np.minimum(tokens, first_k), losses, order)
+class SecondRun:
+    """A second pass on its way, a batch at a time: at most 64 examples through `before`, with random neighbours in
+    smaller batches than the audit's.
+
+    A batch of so few examples takes the host longer to launch than the device to run, so `step` wants to be called
+    where the device has other work.
+
+    Attributes:
+        ids: of the examples.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        encoded: Sequence[Encoded],
+        *,
+        first_k: int,
+        batch_tokens: int | None = None,
+        masked: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self._pair, self._rows, self._seed, self._first_k = pair, _sample(encoded), seed, first_k
+        self.ids = {row.id for row in self._rows}
+        self._batching: dict[str, Any] = {
+            "pad_token_id": pair.tokenizers.before.pad_token_id, "first_k": first_k, "device": pair.device,
+            "masked": masked,
+        }  # fmt: skip
+        with pair.on("before") as model:
+            given = batch_tokens or token_budget(model, pair.device)
+        self._budget = min(given, max(FEWEST_TOKENS, sum(len(row.input_ids) for row in self._rows)))
+        self._start()
+
+    def _start(self) -> None:
+        self._plan = shuffled_batches([len(row.input_ids) for row in self._rows], self._budget // 2, self._seed)
+        self._found: list[Tensor] = []
+
+    @torch.no_grad()
+    def step(self) -> bool:
+        """Launch one batch; False where none is left. Out of memory, all of them start again at half the size."""
+        if len(self._found) == len(self._plan):
+            return False
+        rows = [self._rows[i] for i in self._plan[len(self._found)]]
+        try:
+            with self._pair.on("before") as model, deterministic(model):
+                self._found.append(losses_of(model, Batch.of(rows, **self._batching)))
+        except RuntimeError as error:
+            self._budget = smaller_budget(error, self._budget, rows=max(map(len, self._plan)))
+            self._start()
+        return True
+
+    def finish(self) -> SecondPass:
+        """Launch what is left; nothing is waited for."""
+        while self.step():
+            pass
+        tokens = np.array([row.n_labels for row in self._rows])
+        return SecondPass(
+            ids=tuple(row.id for row in self._rows), tokens=tokens, first_tokens=np.minimum(tokens, self._first_k),
+            losses=OnHost(torch.cat(self._found, dim=1)), order=tuple(i for chosen in self._plan for i in chosen),
+        )  # fmt: skip
+
+
+def second_pass(pair: Pair, encoded: Sequence[Encoded], **options: Any) -> SecondPass:
+    """A whole `SecondRun`, at once."""
+    return SecondRun(pair, encoded, **options).finish()
 
 
 def _sample(encoded: Sequence[Encoded]) -> list[Encoded]:

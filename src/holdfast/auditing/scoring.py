@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.constraint.completion import TOKEN_CHUNK
+from holdfast.constraint.completion import TOKEN_CHUNK, require_understood_head
 from holdfast.constraint.scoring import Batch, States, losses_of
+from holdfast.constraint.transfer import to_device
+from holdfast.data.collate import collate
 from holdfast.data.encode import Encoded
 
 EXTRA_PADDING = 8
@@ -48,6 +50,32 @@ def losses_and_kl(before: States, after: States, batch: Batch) -> Tensor:
     return batch.per_example(torch.stack([values.double() for values in sums]))
 
 
+def needs_mask(model: Any, example: Encoded, pad_token_id: int, device: torch.device) -> bool:
+    """Whether padding shows without an attention mask, seen on one example.
+
+    Raises:
+        UnsupportedError: the model's own logits are not what we compute.
+    """
+    if padded_loss_is_its_own(model, example, pad_token_id=pad_token_id, device=device):
+        return False
+    batch = {name: tensor.to(device) for name, tensor in collate([example], 0).items()}
+    alone = require_understood_head(model, batch)
+    return not padding_is_inert(model, example, pad_token_id=pad_token_id, device=device, alone=alone)
+
+
+@torch.no_grad()
+def padded_loss_is_its_own(model: Any, example: Encoded, *, pad_token_id: int, device: torch.device) -> bool:
+    """Whether an example's mean loss, padded and without a mask, is that of the model's own logits without padding.
+
+    Then both hold, by two forwards: the head is understood, and padding is inert. Otherwise one of them may not.
+    """
+    ids = to_device(torch.tensor([example.input_ids]), device)
+    batch = Batch.of([example], pad_token_id=pad_token_id, first_k=1, device=device, masked=False)
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    theirs = _nll(torch.log_softmax(logits[0, batch.at].float(), -1), batch.targets).mean()
+    return _inert(model, theirs - _padded(model, example, pad_token_id, device, EXTRA_PADDING))
+
+
 @torch.no_grad()
 def padding_is_inert(
     model: Any, example: Encoded, *, pad_token_id: int, device: torch.device, alone: Tensor | None = None
@@ -58,10 +86,18 @@ def padding_is_inert(
         alone: the example's mean loss without padding, where it is known.
     """
 
-    def mean(width: int) -> Tensor:
-        batch = Batch.of([example], pad_token_id=pad_token_id, first_k=1, device=device, masked=False, width=width)
-        return losses_of(model, batch)[0, 0] / example.n_labels
+    if alone is None:
+        alone = _padded(model, example, pad_token_id, device, 0)
+    return _inert(model, alone - _padded(model, example, pad_token_id, device, EXTRA_PADDING))
 
-    gap = (mean(1) if alone is None else alone) - mean(len(example.input_ids) + EXTRA_PADDING)
+
+def _padded(model: Any, example: Encoded, pad_token_id: int, device: torch.device, extra: int) -> Tensor:
+    """Mean loss of an example with `extra` tokens of padding, without an attention mask."""
+    width = len(example.input_ids) + extra
+    batch = Batch.of([example], pad_token_id=pad_token_id, first_k=1, device=device, masked=False, width=width)
+    return losses_of(model, batch)[0, 0] / example.n_labels
+
+
+def _inert(model: Any, gap: Tensor) -> bool:
     exact = model.get_input_embeddings().weight.dtype == torch.float32
     return bool(gap.abs() <= INERT[exact])

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from holdfast.auditing.ahead import Ahead, Window, layout
+from holdfast.auditing.heap import heap_set_aside
 from holdfast.auditing.measure import Collect, Measured, Measurer, PassName, Progress
-from holdfast.auditing.noise import SecondPass, noise_floor, second_pass
+from holdfast.auditing.noise import SecondPass, SecondRun, noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.parts import Parts
 from holdfast.auditing.summary import UNITS
@@ -72,7 +73,8 @@ def measure_windows(
     names: tuple[PassName, ...] = ("both",) if measurer.joint else NAMES
     count = _Count(progress, 2 * windows.n)
     for name in names:
-        _Pass(windows, parts, measurer, name, constraint).run(count, batch_tokens)
+        with heap_set_aside():
+            _Pass(windows, parts, measurer, name, constraint).run(count, batch_tokens)
         if not pair.together:
             pair.release(_side(name))
 
@@ -92,7 +94,9 @@ class _Pass:
     ) -> None:
         self.windows, self.parts, self.measurer, self.name = windows, parts, measurer, name
         self.constraint = constraint
-        self.again: SecondPass | None = None
+        self.again: SecondRun | None = None
+        self.earlier: list[int] = []  # windows measured before an interruption
+        self.first: dict[str, tuple[float, float]] = {}  # losses of the second pass's examples in the first
 
     def run(self, count: _Count, batch_tokens: int | None) -> None:
         """Measure the windows that have no part yet, and the noise floor with the first of them."""
@@ -108,18 +112,27 @@ class _Pass:
             if parts.has(name, window.number):  # measured before an interruption; its budget is kept
                 measurer.batch_tokens = int(parts.facts(name, window.number)["batch_tokens"])
                 count(factor * window.size)
+                self.earlier.append(window.number)
                 continue
-            collect = measurer.launch(name, window.encoded, lambda n: count(factor * n), ahead.advance)
+            gap = partial(self._in_gap, ahead)
+            collect = measurer.launch(name, window.encoded, lambda n: count(factor * n), gap)
             if noise and self.again is None:
-                self._launch_noise(batch_tokens)
+                self._begin_noise(batch_tokens)
             if waiting is not None:
                 waiting()
             facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
             waiting = partial(self._store, window, collect, facts)
+        again = self._finish_noise(batch_tokens) if noise else None
         if waiting is not None:
             waiting()
         if noise:
-            self._write_noise(batch_tokens)
+            self._write_noise(again, batch_tokens)
+
+    def _in_gap(self, ahead: Ahead, share: float) -> None:
+        """While the device works: encode ahead, and where that leaves time launch a batch of the second pass."""
+        ahead.advance(share)
+        if self.again is not None and not ahead.growing:
+            self.again.step()
 
     def _check(self) -> None:
         """Hold the models of this pass against one example."""
@@ -134,37 +147,42 @@ class _Pass:
         encoded = window.encoded
         described = _described(window, self.measurer.first_k) if self.name != "after" else {}
         truncated = {"truncated": np.array([item.truncated for item in encoded])}
-        self.parts.write(self.name, window.number, {**described, **truncated, **collect()}, facts)
+        columns = {**described, **truncated, **collect()}
+        self.parts.write(self.name, window.number, columns, facts)
+        self._keep(columns)
 
-    def _launch_noise(self, batch_tokens: int | None) -> None:
+    def _begin_noise(self, batch_tokens: int | None) -> None:
         if self.constraint.unit == "kl_token":  # compares distributions, which the windows do not keep
             return
         sample = self.windows.sample("before")
         settings: dict[str, Any] = {"first_k": self.constraint.first_k, "batch_tokens": batch_tokens}
-        self.again = second_pass(self.measurer.pair, sample, masked=self.measurer.masked, **settings)
+        self.again = SecondRun(self.measurer.pair, sample, masked=self.measurer.masked, **settings)
 
-    def _write_noise(self, batch_tokens: int | None) -> None:
-        """The noise floor: the windows' own losses against a second pass over a sample of them."""
+    def _finish_noise(self, batch_tokens: int | None) -> SecondPass | None:
+        """Launch what is left of the second pass; all of it, where every window was measured before."""
         if self.again is None:
-            self._launch_noise(batch_tokens)
+            self._begin_noise(batch_tokens)
+        return None if self.again is None else self.again.finish()
+
+    def _write_noise(self, again: SecondPass | None, batch_tokens: int | None) -> None:
+        """The noise floor: the windows' own losses against a second pass over a sample of them."""
         unit = self.constraint.unit
-        if self.again is not None:
-            found = self.again.floor(self._stored_losses(self.again), unit)
+        if again is not None:
+            for number in self.earlier:
+                self._keep(self.parts.read(self.name, number))
+            found = again.floor(self.first, unit)
         else:
             settings: dict[str, Any] = {"first_k": self.constraint.first_k, "batch_tokens": batch_tokens}
             sample = self.windows.sample("before")
             found = noise_floor(self.measurer.pair, sample, unit, masked=self.measurer.masked, **settings)
         self.parts.write_noise(found)
 
-    def _stored_losses(self, again: SecondPass) -> dict[str, tuple[float, float]]:
-        """Total and first-k loss of `before` of the second pass's examples, by id."""
-        wanted = set(again.ids)
-        found: dict[str, tuple[float, float]] = {}
-        for number in range(self.windows.count):
-            columns = self.parts.read(self.name, number)
-            rows = zip(columns["id"], columns["nll_before"], columns["first_before"], strict=True)
-            found |= {name: (total, first) for name, total, first in rows if name in wanted}
-        return found
+    def _keep(self, columns: Mapping[str, Any]) -> None:
+        """Remember total and first-k loss of `before` of the second pass's examples, by id."""
+        if self.again is None:
+            return
+        rows = zip(columns["id"], columns["nll_before"], columns["first_before"], strict=True)
+        self.first |= {name: (total, first) for name, total, first in rows if name in self.again.ids}
 
 
 def _described(window: Window, first_k: int) -> dict[str, Any]:

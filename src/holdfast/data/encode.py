@@ -34,7 +34,8 @@ class Encoded:
     @property
     def n_labels(self) -> int:
         """How many labels are scored: the first token has no prediction, so `labels[1:]` counts."""
-        return len(self.labels[1:]) - self.labels[1:].count(IGNORE)
+        scored = len(self.labels) - self.labels.count(IGNORE)
+        return scored - (scored > 0 and self.labels[0] != IGNORE)
 
 
 class EncodedSet(NamedTuple):
@@ -121,6 +122,8 @@ def _template_ids(tokenizer: Any, conversations: list[list[dict[str, str]]], **k
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Length of the longest common prefix."""
+    if second[: len(first)] == first:  # nearly always; one comparison for all of it
+        return len(first)
     length = 0
     for a, b in zip(first, second, strict=False):
         if a != b:
