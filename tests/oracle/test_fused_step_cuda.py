@@ -188,3 +188,31 @@ def test_a_filling_row_longer_than_every_other_reaches_no_gradient():
     for _ in range(3):
         assert (found(recorded) - expected).norm() <= 0.05 * expected.norm()
     assert recorded.recording
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_capture_that_fails_leaves_stream_allocator_and_generator_to_the_others(where):
+    """A look at a value makes the driver give a capture up, which torch then ends half-way."""
+
+    def look(_module: Any, _arguments: Any, out: torch.Tensor) -> torch.Tensor | None:
+        if where == "forward":
+            return out + 0.0 * out.sum().item()
+        out.register_hook(lambda g: g + 0.0 * g.sum().item())
+        return None
+
+    made = adapted(tiny.model(), ("q_proj", "k_proj", "v_proj"), lora_dropout=0.3).cuda().train()
+    made.get_base_model().model.norm.register_forward_hook(look)
+    layers = plain_layers(made)
+    body = Body(made, GroupedAdapter(layers, 1), [], device=torch.device("cuda"), precision=nullcontext)
+    passes, stream = RecordedPasses(body), torch.cuda.current_stream()
+    for _ in range(2):  # both draw masks
+        found = passes.gradients([encoded_rows(encoded([5, 9]))], torch.ones_like)
+        assert all(bool(torch.isfinite(g).all()) for g in found[0])
+    assert not passes.recording
+    assert torch.cuda.current_stream() == stream
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    large = torch.empty(2**27, device="cuda", dtype=torch.uint8)
+    del large
+    torch.cuda.empty_cache()  # which frees nothing while a capture counts as under way
+    assert torch.cuda.memory_reserved() <= before

@@ -28,8 +28,8 @@ activations of the task's last micro-batch and of the process's whole share of t
 whatever `safety_micro_batch_size` is. `single_backward=False` gives the same gradient by a second backward, in
 micro-batches; it is also what happens where a shared one would be wrong (see `TrainingRun.joint_backward`). The cvar
 majorizer's threshold follows the degradations as in `holdfast`.
-A term that is not finite is left out of its step; a joint gradient that is not finite voids the step. mu then stays
-(event `nonfinite`); more than 3 such steps in 100 end the run.
+A term that is not finite is left out of its step; a gradient of one backward for all terms that is not finite voids the
+step, and a fused one always is that. mu then stays (event `nonfinite`); more than 3 such steps in 100 end the run.
 """
 
 from __future__ import annotations
@@ -197,22 +197,23 @@ class PrimalDual(Defense):
 
     def on_gradient(self, run: TrainingRun) -> None:
         """Add the terms where the backward was the task's alone, then move the multipliers."""
-        one_backward = self._one_backward(run)
-        if one_backward:
-            self._require_finite_gradient(run)
-        for name, dual in self._duals.items():
-            if not one_backward:
+        if not self._one_backward(run):
+            for name, dual in self._duals.items():
                 self._add_term(run, name, dual)
-            warm = run.epoch >= self.config.warmup_epochs
+        if run.joint or self._added is not None:
+            self._require_finite_gradient(run)
+        warm = run.epoch >= self.config.warmup_epochs
+        for name, dual in self._duals.items():
             dual.ascend(run.safety_batch(name), self.config.dual_rate if warm else 0.0, self.config.cap)
 
         if any(dual.event is Event.NONFINITE for dual in self._duals.values()):
             self._watch.left_out(run.step)
 
     def _require_finite_gradient(self, run: TrainingRun) -> None:
-        """Skip the step where the one gradient of both terms is not finite: they cannot be told apart any more."""
-        if self._added is None:
-            return
+        """Skip the step where what one backward gave is not finite: one row then spoils the sums of all.
+
+        Terms cannot be told apart any more; in a fused step such a row is in the task's gradient too.
+        """
         space = run.space()
         gradient = space.task_gradient()
         if not math.isfinite(space.dots([(gradient, gradient)])[0]):

@@ -18,7 +18,7 @@ from holdfast.fused.row_mixing import has_varlen, mixing_rows
 
 GradientOf = Callable[[Tensor], Tensor]
 """From hidden states (tokens, width) to the gradient of a loss by them."""
-AGAIN = 3
+AGAIN = 4
 
 
 class Body:
@@ -45,7 +45,7 @@ class Body:
         self._adapter_layers = adapter_layers(model)
         self.modules = list(model.modules())
         self._checkpointed = [m for m in self.modules if getattr(m, "gradient_checkpointing", False)]
-        self._again = set() if self._checkpointed or adapter.count == 1 else _every_third(self._mixers, adapter)
+        self._again = set() if self._checkpointed or adapter.count == 1 else _every_fourth(self._mixers, adapter)
 
     @property
     def checkpointed(self) -> bool:
@@ -131,10 +131,10 @@ class Body:
                     module._gradient_checkpointing_func = given
 
 
-def _every_third(mixers: Sequence[nn.Module], adapter: GroupedAdapter) -> set[int]:
+def _every_fourth(mixers: Sequence[nn.Module], adapter: GroupedAdapter) -> set[int]:
     """The mixers that run again in the backward.
 
-    A pass over several groups holds the activations of all their rows, those of mixers padded. Every third mixer run
+    A pass over several groups holds the activations of all their rows, those of mixers padded. Every fourth mixer run
     again brings the peak back to about that of one padded batch. One with dropout of its own adapter must keep what it
     has: it would have to draw the same masks again.
     """

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.fused.body import Body, EagerPasses, GradientOf
+from holdfast.fused.capture import recoverable
 from holdfast.fused.packed_rows import SEGMENTS, Groups, Layout, Sizes, lay_out, sizes
 
 logger = logging.getLogger(__name__)
@@ -100,11 +101,11 @@ class RecordedPasses:
 
     def _loaded(self, groups: Groups, kind: str) -> Recording | None:
         """The recording for a batch, with the batch in it."""
+        if self.body.adapter.refresh():  # the leaves lie elsewhere now, also for a pass that is not recorded
+            self.forget()
         fill = rounded(groups, padded=self.body.pads)
         if not self.recording or fill.tokens > MAX_TOKENS:
             return None
-        if self.body.adapter.refresh():  # the leaves lie elsewhere now
-            self.forget()
         key = (fill, kind)
         recording = self._recordings.pop(key, None) or self._made(groups, fill, kind)
         if recording is None:
@@ -119,13 +120,17 @@ class RecordedPasses:
         """Drop all recordings."""
         self._recordings.clear()
         self._gradients, self._expected = [], None
+        self._pool = None  # torch does not take up a pool again that nothing uses
 
     def _made(self, groups: Groups, fill: Sizes, kind: str) -> Recording | None:
         layout = lay_out(groups, fill).to(self.body.device)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
         problem: str | None
         try:
             # A rehearsal draws dropout masks; the run must not depend on when recordings are made.
-            with torch.random.fork_rng(devices=[torch.cuda.current_device()]), self.body.running():
+            unchanged = torch.random.fork_rng(devices=[torch.cuda.current_device()])
+            with recoverable(self._pool), unchanged, self.body.running():
                 recording = self._record(layout, kind)
             problem = self._check(recording)
         except torch.OutOfMemoryError:
@@ -176,8 +181,6 @@ class RecordedPasses:
 
     def _recorded(self, graph: Any) -> Any:
         """Record into the memory all recordings share: they never run at the same time."""
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
         # Another thread's allocation must not spoil the recording.
         return torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
 

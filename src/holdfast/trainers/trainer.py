@@ -222,6 +222,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, followed by the defense's change of the trained model."""
+        self._micro, self._joint_step = 0, None  # what a run that broke off in mid-step had accumulated
         found = super().train(*args, **kwargs)
         self.defense.transform(self)
         return found
@@ -241,9 +242,10 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None, *args: Any, **kwargs: Any
     ) -> Tensor:
         """One micro-batch; on the last one of a step also the defense's turn on the whole gradient."""
+        self.batch_keys = frozenset(inputs)  # the collator's, whichever batch the defense takes instead
         inputs, items = self.defense.choose_batch(self, inputs, num_items_in_batch)
         parent = super().training_step  # type: ignore[misc]
-        self.items, self.batch_keys = items, frozenset(inputs)
+        self.items = items
 
         def backward() -> Tensor:
             if self.joint:

@@ -122,7 +122,7 @@ def runs_of_mixers(made, count: int = 2) -> list[int]:
     return calls
 
 
-def test_one_mixer_in_three_runs_again_where_several_groups_are_held():
+def test_one_mixer_in_four_runs_again_where_several_groups_are_held():
     assert runs_of_mixers(model(kind="hybrid")) == [4, 2, 2]
     assert runs_of_mixers(model(kind="hybrid"), count=1) == [2, 2, 2]  # no more than a batch of the task
     assert runs_of_mixers(model(kind="hybrid", checkpointing=False)) == [4, 4, 4]  # with its layer, once

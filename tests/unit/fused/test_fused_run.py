@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from trl import SFTTrainer
 
 import holdfast as hf
+from holdfast.core.errors import UnsupportedError
 from holdfast.trainers import safety_pass, side_pass
 from holdfast.trainers.joint_engine import make_joint
 
@@ -272,3 +273,32 @@ def test_a_step_that_is_not_finite_is_discarded_as_by_two_passes(tmp_path, where
     for a, b in zip(ours.averages[0], theirs.averages[0], strict=True):
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-6)
     close(fused, two, 1e-4)
+
+
+def test_a_run_that_broke_off_in_mid_step_leaves_nothing_to_the_next(tmp_path):
+    trainer = build(tmp_path, step="fused", gradient_accumulation_steps=2, max_steps=2)
+    inner, seen = trainer.defense.micro_step, []
+
+    def broken(run, inputs, backward):
+        found = inner(run, inputs, backward)
+        if not seen:
+            seen.append("broken")
+            raise KeyboardInterrupt
+        seen.append(run._micro)
+        return found
+
+    trainer.defense.micro_step = broken
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer._micro = 1  # where the first half of a step was done
+    trainer.train()
+    assert seen == ["broken", 0, 1, 0, 1]
+
+
+def test_a_column_of_the_collator_is_seen_though_the_defense_takes_another_batch_first(tmp_path):
+    """Lisa begins with safe pairs; the task's batches come later, with what their collator adds."""
+    trainer = build(tmp_path, given={"defense": {"name": "lisa", "align_steps": 2, "finetune_steps": 2}}, step="fused")
+    inner = trainer.data_collator
+    trainer.data_collator = lambda rows: {**inner(rows), "token_weights": torch.ones(len(rows))}
+    with pytest.raises(UnsupportedError, match="token_weights"):
+        trainer.train()

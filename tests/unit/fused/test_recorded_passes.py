@@ -1,94 +1,21 @@
-"""Recorded passes give what unrecorded ones give, are made anew where they must be, and dropped where they fail.
-
-CUDA graphs need CUDA. Here a recording is the list of tensor operations below autograd, each with the tensors it read
-and wrote: like a CUDA graph it keeps addresses, freezes what the host decided, and cannot contain a look at a value.
-"""
+"""Recorded passes give what unrecorded ones give, are made anew where they must be, and dropped where they fail."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
 from tests import hybrid
 from tests import tiny as words
 from tests.unit.fused.comparing import adapted, apart, encoded, packed, passes
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from tests.unit.fused.simulated_cuda import Tape
 
 from holdfast.fused import recorded
 from holdfast.fused.packed_rows import encoded_rows, lay_out, sizes
 from holdfast.fused.recorded import RecordedPasses, rounded
 
 QKV = ("q_proj", "k_proj", "v_proj")
-LOOKS = ("_local_scalar_dense", "nonzero")
-
-
-def tensors(tree):
-    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
-
-
-class Tape(TorchDispatchMode):
-    """The operations of a block, run again on the same tensors by `replay`."""
-
-    spoilt = 0.0
-
-    def __init__(self):
-        super().__init__()
-        self.operations, self.replays = [], 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(name in str(func) for name in LOOKS):
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
-        out = func(*args, **(kwargs or {}))
-        read = {t.untyped_storage().data_ptr() for t in tensors((args, kwargs))}
-        fresh = [t.untyped_storage().data_ptr() not in read for t in tensors(out)]
-        self.operations.append((func, args, kwargs or {}, out, fresh))
-        return out
-
-    @torch.no_grad()
-    def replay(self):
-        self.replays += 1
-        for func, args, kwargs, out, fresh in self.operations:
-            again = func(*args, **kwargs)
-            for old, new, own in zip(tensors(out), tensors(again), fresh, strict=True):
-                if own:
-                    old.detach().copy_(new.detach() + (self.spoilt if new.is_floating_point() else 0))
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """A GPU that records on the CPU."""
-    made = SimpleNamespace(tapes=[], emptied=0, fails=None, allowed=10**6)
-
-    def graph():
-        made.tapes.append(Tape())
-        return made.tapes[-1]
-
-    @contextmanager
-    def recording(tape, **_):
-        if made.fails is not None and len(made.tapes) > made.allowed:
-            raise made.fails
-        with tape:
-            yield
-
-    inner = torch.random.fork_rng
-    for name, value in (
-        ("CUDAGraph", graph),
-        ("graph", recording),
-        ("graph_pool_handle", lambda: 1),
-        ("Stream", lambda: SimpleNamespace(wait_stream=lambda _: None)),
-        ("current_stream", lambda: SimpleNamespace(wait_stream=lambda _: None)),
-        ("stream", lambda _: nullcontext()),
-        ("current_device", lambda: 0),
-        ("empty_cache", lambda: setattr(made, "emptied", made.emptied + 1)),
-    ):
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch.random, "fork_rng", lambda devices=(), **more: inner(devices=[], **more))
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-    return made
 
 
 def model(kind="llama", dropout=0.0):
@@ -162,6 +89,16 @@ def test_leaves_that_moved_make_all_recordings_anew(cuda):
     assert next(iter(run._recordings.values())) is not first
     assert len(run._recordings) == 1
     assert first.forward.replays == 2  # its check and its one pass
+    assert len(cuda.pools) == 2  # torch refuses a pool that no recording uses any more
+
+
+def test_leaves_that_moved_before_a_pass_too_large_to_record_make_recordings_anew(cuda, monkeypatch):
+    eager, run = both(model())
+    assert same(run, eager, batch(5, 9, 7))
+    run.body.adapter.parameters[1].data = run.body.adapter.parameters[1].data.clone() * 2
+    monkeypatch.setattr(recorded, "MAX_TOKENS", 64)
+    assert same(run, eager, batch(40, 50, 44))
+    assert same(run, eager, batch(5, 9, 7))
 
 
 @pytest.mark.parametrize(
@@ -194,14 +131,27 @@ def test_a_recording_that_fails_ends_recording_and_the_step_goes_on(cuda, caplog
     assert len(cuda.tapes) == count  # it is not tried again
 
 
-def test_a_model_that_looks_at_a_value_runs_unrecorded(cuda, caplog):
+def look(_module, _arguments, out):
+    return out * (1.0 if out.sum().item() else 2.0)
+
+
+def look_back(_module, _arguments, out):
+    if out.requires_grad:
+        out.register_hook(lambda g: g + 0.0 * g.sum().item())
+
+
+@pytest.mark.parametrize(("hook", "pools"), [(look, [0]), (look_back, [1])], ids=["forward", "backward"])
+def test_a_model_that_looks_at_a_value_runs_unrecorded(cuda, caplog, hook, pools):
+    """And what torch leaves of a capture that failed is put away; of the pool's users only a whole recording stays."""
     made = model()
-    made.get_base_model().model.norm.register_forward_hook(lambda _m, _a, out: out * (1.0 if out.sum().item() else 2.0))
+    made.get_base_model().model.norm.register_forward_hook(hook)
     eager, run = both(made)
     with caplog.at_level(logging.WARNING, "holdfast"):
         assert same(run, eager, batch(5, 9, 7))
     assert "without CUDA graphs: operation not permitted when stream is capturing" in caplog.text
     assert "more" not in caplog.records[0].getMessage()
+    assert (cuda.stream, cuda.underway, cuda.generator.capturing) == ("default", None, False)
+    assert list(cuda.pools.values()) == pools
 
 
 def test_a_recording_that_gives_other_numbers_is_refused(cuda, caplog, monkeypatch):
