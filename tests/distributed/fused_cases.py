@@ -177,8 +177,8 @@ def fallen_back(trainer: Any) -> tuple[bool, list[str]]:
     logger = logging.getLogger("holdfast.trainers.joint_engine")
     logger.addHandler(handler)
     own = trainer.args
-    trainer.args = SimpleNamespace(step=own.step, device=torch.device("cuda"), packing=False, loss_type="nll")
-    trainer.args.label_smoothing_factor = 0
+    trainer.args = SimpleNamespace(step=own.step, stage=own.stage, packing=False, loss_type="nll")
+    trainer.args.device, trainer.args.label_smoothing_factor = torch.device("cuda"), 0
     try:
         return trainer.joint, lines
     finally:
