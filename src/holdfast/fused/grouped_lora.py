@@ -82,10 +82,14 @@ class GroupedAdapter:
     Args:
         layers: every adapted layer.
         count: groups; 1 is ordinary training.
+
+    Attributes:
+        parameters: A and B of every layer, as of the last `refresh`.
     """
 
     def __init__(self, layers: Sequence[LoraLayer], count: int) -> None:
         self.layers, self.count = list(layers), count
+        self.parameters: list[nn.Parameter] = []
         self._leaves: list[tuple[Tensor, ...]] = []
         self._forwards: list[Any] = []
         self._made_for: list[tuple[int, int]] = []
@@ -96,22 +100,17 @@ class GroupedAdapter:
         """The largest rate among the layers."""
         return max(rate(layer) for layer in self.layers)
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """A and B of every layer."""
-        return [p for layer in self.layers for p in (layer.A, layer.B)]
-
     def leaves(self, group: int) -> list[Tensor]:
         """The leaves that collect a group's gradient, in the order of `parameters`."""
         return [leaf for leaves in self._leaves for leaf in leaves[2 * group : 2 * group + 2]]
 
     def refresh(self) -> bool:
         """Make the leaves anew where a parameter has got other storage (loading, casting); whether that was so."""
-        parameters = self.parameters
+        parameters = [p for layer in self.layers for p in (layer.A, layer.B)]
         current = [(id(p), p.data_ptr()) for p in parameters]
         if current == self._made_for:
             return False
-        self._made_for = current
+        self._made_for, self.parameters = current, parameters
         self._leaves = []
         for layer in self.layers:
             further = [w.detach().requires_grad_() for _ in range(1, self.count) for w in (layer.A, layer.B)]
