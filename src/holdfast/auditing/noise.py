@@ -83,11 +83,10 @@ class SecondPass:
 
 
 class SecondRun:
-    """A second pass on its way, a batch at a time: at most 64 examples through `before`, with random neighbours in
-    smaller batches than the audit's.
+    """A second pass on its way, a batch at a time.
 
-    A batch of so few examples takes the host longer to launch than the device to run, so `step` wants to be called
-    where the device has other work.
+    At most 64 examples go through `before` again, with random neighbours in smaller batches than the audit's. So few
+    take the host longer to launch than the device to run, so `step` wants to be called where the device has other work.
 
     Attributes:
         ids: of the examples.
@@ -141,11 +140,6 @@ class SecondRun:
             ids=tuple(row.id for row in self._rows), tokens=tokens, first_tokens=np.minimum(tokens, self._first_k),
             losses=OnHost(torch.cat(self._found, dim=1)), order=tuple(i for chosen in self._plan for i in chosen),
         )  # fmt: skip
-
-
-def second_pass(pair: Pair, encoded: Sequence[Encoded], **options: Any) -> SecondPass:
-    """A whole `SecondRun`, at once."""
-    return SecondRun(pair, encoded, **options).finish()
 
 
 def _sample(encoded: Sequence[Encoded]) -> list[Encoded]:

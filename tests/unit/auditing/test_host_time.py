@@ -16,7 +16,7 @@ from holdfast.auditing.ahead import Ahead
 from holdfast.auditing.audit import audit
 from holdfast.auditing.heap import heap_set_aside
 from holdfast.auditing.measure import Measurer
-from holdfast.auditing.noise import SecondRun, second_pass
+from holdfast.auditing.noise import SecondRun
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.parts import Parts
 from holdfast.auditing.scoring import needs_mask
@@ -59,7 +59,7 @@ def test_a_heap_that_its_owner_froze_stays_frozen():
 def test_a_second_pass_in_steps_is_the_one_at_once(base, adapter):
     rows = encodings(30)
     with open_pair(base, adapter, device="cpu") as pair:
-        expected = second_pass(pair, rows, first_k=2, batch_tokens=600)
+        expected = SecondRun(pair, rows, first_k=2, batch_tokens=600).finish()
         run = SecondRun(pair, rows, first_k=2, batch_tokens=600)
         steps = 0
         while run.step():
@@ -81,9 +81,9 @@ def test_out_of_memory_starts_the_second_pass_again_in_smaller_batches(base, ada
         return losses_of(model, batch)
 
     with open_pair(base, adapter, device="cpu") as pair:
-        expected = second_pass(pair, rows, first_k=2, batch_tokens=600)
+        expected = SecondRun(pair, rows, first_k=2, batch_tokens=600).finish()
         monkeypatch.setattr(noising, "losses_of", failing)
-        found = second_pass(pair, rows, first_k=2, batch_tokens=600)
+        found = SecondRun(pair, rows, first_k=2, batch_tokens=600).finish()
     assert max(sizes[2:]) < max(sizes[:2])
     assert sum(sizes[2:]) == len(rows)
     first, again = (each.losses.get()[:, torch.tensor(each.order).argsort()] for each in (expected, found))

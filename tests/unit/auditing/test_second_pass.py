@@ -10,7 +10,7 @@ from tests.unit.auditing.making import encodings, write_adapter, write_rows
 from holdfast.auditing import windows as windowing
 from holdfast.auditing.audit import audit
 from holdfast.auditing.measure import Measurer, measure_pair
-from holdfast.auditing.noise import SAMPLE, second_pass
+from holdfast.auditing.noise import SAMPLE, SecondRun
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.parts import Parts
 from holdfast.constraint.chance import ChanceConstraint
@@ -27,7 +27,7 @@ def test_the_floor_is_the_distance_to_the_first_losses(models, unit):
     rows = encodings(30)
     with open_pair(*models, device="cpu") as pair:
         measured = measure_pair(pair, rows, first_k=2)
-        again = second_pass(pair, rows, first_k=2, batch_tokens=600)
+        again = SecondRun(pair, rows, first_k=2, batch_tokens=600).finish()
     first = {row.id: (measured.nll_before[i], measured.first_before[i]) for i, row in enumerate(rows)}
     assert len(first) == len(again.ids) == 30
     assert again.floor(first, unit) < 1e-5
@@ -40,7 +40,7 @@ def test_the_floor_is_the_distance_to_the_first_losses(models, unit):
 def test_the_sample_is_the_smallest_ids_and_one_nan_does_not_hide_the_rest(models):
     rows = encodings(SAMPLE + 20)
     with open_pair(*models, device="cpu") as pair:
-        again = second_pass(pair, rows, first_k=2)
+        again = SecondRun(pair, rows, first_k=2).finish()
     assert list(again.ids) == sorted(row.id for row in rows)[:SAMPLE]
     total, first = again.losses.get()[:, torch.tensor(again.order).argsort()]
     same = {name: (float(t), float(f)) for name, t, f in zip(again.ids, total, first, strict=True)}
