@@ -12,7 +12,7 @@ from holdfast.core.errors import ResourceError
 from holdfast.core.seeding import generator
 
 CPU_TOKENS = 4096
-FEWEST_TOKENS, MOST_TOKENS = 512, 65536  # beyond that a batch is no faster
+FEWEST_TOKENS, MOST_TOKENS = 512, 131072  # at most: fewer batches are fewer launches, which a small model waits for
 _SHARE = 0.5  # of the free memory; the rest is for what the estimate does not know
 
 

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from holdfast.constraint.completion import adapter_layers, adapters_off, causal_lm, evaluating, hidden_states
-from holdfast.fused.grouped_lora import GroupedAdapter, rate
+from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.packed_rows import CURRENT, Groups, Layout, lay_out
 from holdfast.fused.row_mixing import has_varlen, mixing_rows
 
 GradientOf = Callable[[Tensor], Tensor]
 """From hidden states (tokens, width) to the gradient of a loss by them."""
-AGAIN = 4
 
 
 class Body:
@@ -45,7 +44,6 @@ class Body:
         self._adapter_layers = adapter_layers(model)
         self.modules = list(model.modules())
         self._checkpointed = [m for m in self.modules if getattr(m, "gradient_checkpointing", False)]
-        self._again = set() if self._checkpointed or adapter.count == 1 else _every_fourth(self._mixers, adapter)
 
     @property
     def checkpointed(self) -> bool:
@@ -85,7 +83,7 @@ class Body:
         """Everything that makes the model's forward keep to packed rows; must enclose forward and backward."""
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.model, self.modules))
-            stack.enter_context(mixing_rows(self._config, self._mixers, self._again))
+            stack.enter_context(mixing_rows(self._config, self._mixers))
             stack.enter_context(self.adapter.installed())
             stack.enter_context(self.without_reentry())
             try:
@@ -129,17 +127,6 @@ class Body:
             for module, given in before:
                 if given is not None:
                     module._gradient_checkpointing_func = given
-
-
-def _every_fourth(mixers: Sequence[nn.Module], adapter: GroupedAdapter) -> set[int]:
-    """The mixers that run again in the backward.
-
-    A pass over several groups holds the activations of all their rows, those of mixers padded. Every fourth mixer run
-    again brings the peak back to about that of one padded batch. One with dropout of its own adapter must keep what it
-    has: it would have to draw the same masks again.
-    """
-    drops = {id(layer.module) for layer in adapter.layers if rate(layer) > 0}
-    return {i for i in range(0, len(mixers), AGAIN) if not any(id(m) in drops for m in mixers[i].modules())}
 
 
 def _split(tensors: Sequence[Tensor], counts: Sequence[int]) -> Iterator[Sequence[Tensor]]:

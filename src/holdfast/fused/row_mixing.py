@@ -4,25 +4,24 @@
   over a padded copy of queries, keys and values. Rows are padded on the right and attention is causal, so no real token
   sees a padded one and no mask is needed.
 * Linear attention, state-space and convolutional mixers run over a padded copy of their input, for the same reason.
-  Padded activations of all groups together are more than one padded batch has: some mixers can be run again in the
-  backward instead of keeping theirs.
+  The gated delta rule, where no kernel is installed for it, keeps and reads less memory here (`delta_rule`).
 Everything else of a model works on single tokens and never sees padding.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.checkpoint import checkpoint
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.fused.delta_rule import computed_here
 from holdfast.fused.packed_rows import CURRENT, Layout
 
 NAME = "holdfast_rows"
@@ -120,7 +119,7 @@ def flat(segments: Sequence[Tensor], rows: Layout) -> Tensor:
 
 
 @contextmanager
-def mixing_rows(config: Any, mixers: Sequence[nn.Module], again: Collection[int] = ()) -> Iterator[None]:
+def mixing_rows(config: Any, mixers: Sequence[nn.Module]) -> Iterator[None]:
     """A context in which a model's attention keeps to the rows of `CURRENT`, and so do its other mixers.
 
     It must enclose the backward too: gradient checkpointing runs the layers again there.
@@ -128,7 +127,6 @@ def mixing_rows(config: Any, mixers: Sequence[nn.Module], again: Collection[int]
     Args:
         config: the text model's, which names its attention.
         mixers: the token mixers that are not attention.
-        again: which of them run again in the backward.
     """
     from transformers import AttentionInterface
 
@@ -137,21 +135,16 @@ def mixing_rows(config: Any, mixers: Sequence[nn.Module], again: Collection[int]
     own = [mixer.__dict__.get("forward") for mixer in mixers]
     try:
         config._attn_implementation = NAME
-        for i, mixer in enumerate(mixers):
-            by_row = _by_row(mixer.forward)
-            mixer.__dict__["forward"] = _run_again(by_row) if i in again else by_row
-        yield
+        for mixer in mixers:
+            mixer.__dict__["forward"] = _by_row(mixer.forward)
+        with computed_here(mixers):
+            yield
     finally:
         config._attn_implementation = before
         for mixer, forward in zip(mixers, own, strict=True):
             mixer.__dict__.pop("forward", None)
             if forward is not None:
                 mixer.__dict__["forward"] = forward
-
-
-def _run_again(forward: Any) -> Any:
-    """The same function, run again in the backward; it must not draw random numbers."""
-    return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def _by_row(inner: Any) -> Any:

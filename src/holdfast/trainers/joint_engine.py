@@ -58,6 +58,7 @@ def _engine(run: Any) -> JointPass | str:
     found = reason_against(run) or _body(run)
     if isinstance(found, Body):
         body, found = found, ""
+        run.model.train()  # as steps will find it: layers are checkpointed in training mode alone
         config, longest = causal_lm(run.model).config.get_text_config(), longest_row(run.args)
         found = batch_dependent(config, longest) or strange(
             EagerPasses(body), probe_rows(_examples(run), config, longest), run.processing_class.pad_token_id

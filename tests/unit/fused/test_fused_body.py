@@ -10,7 +10,6 @@ from tests import tiny as words
 from tests.unit.fused.comparing import adapted, apart, encoded, own, packed, passes, seeds, tiny
 
 from holdfast.constraint.completion import hidden_states
-from holdfast.fused import body
 from holdfast.fused.packed_rows import CURRENT, encoded_rows
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -104,35 +103,6 @@ def test_a_forward_that_a_mixer_brings_along_is_used_and_kept():
     packed(run, [TASK, SIDE])
     assert calls
     assert mixer.__dict__["forward"] is forward
-
-
-def runs_of_mixers(made, count: int = 2) -> list[int]:
-    """How often each mixer's forward runs in a pass; rows lie in two segments."""
-    mixers = [layer.linear_attn for layer in made.get_base_model().model.layers if hasattr(layer, "linear_attn")]
-    calls = [0] * len(mixers)
-    for i, mixer in enumerate(mixers):
-        plain = type(mixer).forward
-
-        def forward(*args, i=i, mixer=mixer, plain=plain, **kwargs):
-            calls[i] += 1
-            return plain(mixer, *args, **kwargs)
-
-        mixer.forward = forward
-    packed(passes(made, count), [TASK, SIDE][:count])
-    return calls
-
-
-def test_one_mixer_in_four_runs_again_where_several_groups_are_held():
-    assert runs_of_mixers(model(kind="hybrid")) == [4, 2, 2]
-    assert runs_of_mixers(model(kind="hybrid"), count=1) == [2, 2, 2]  # no more than a batch of the task
-    assert runs_of_mixers(model(kind="hybrid", checkpointing=False)) == [4, 4, 4]  # with its layer, once
-    assert runs_of_mixers(model(0.3, kind="hybrid")) == [2, 2, 2]  # other masks would be drawn
-
-
-def test_dropout_of_adapters_elsewhere_does_not_keep_a_mixer_from_running_again(monkeypatch):
-    monkeypatch.setattr(body, "AGAIN", 1)
-    made = adapted(hybrid.model(), ["layers.0.mlp.gate_proj"], lora_dropout=0.3).train()
-    assert runs_of_mixers(made) == [2, 4, 4]  # the first lies before the adapter: its backward never runs
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

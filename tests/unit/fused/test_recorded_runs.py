@@ -45,7 +45,7 @@ CASES = {
     "antibody": (align, {"stage": "align"}),
     "safegrad": (lambda: {"defense": "safegrad", "model": continued(), "peft_config": None}, {}),
 }
-"""Two sets with kl_token, with a pass that looks first; mixers run again; three side passes a step, theta moved between
+"""Two sets with kl_token, with a pass that looks first; padded mixers; three side passes a step, theta moved between
 them; the first weights put back for a side pass."""
 
 
