@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from holdfast.bench.shapes import NAMES, empty_model
 from holdfast.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +34,26 @@ def test_the_cost_table_is_printed_from_the_stored_results():
 
 
 def test_the_comparison_with_trl_is_printed_from_the_stored_run():
-    rows = printed("bench", "--show", str(RESULTS / "speed_first.json"))
+    rows = printed("bench", "--show", str(RESULTS / "speed.json"))
     assert len(rows) > 15
-    assert section("Beside TRL's plain SFT") == rows
+    assert [
+        line for line in section("Beside TRL's plain SFT") if "parameters" not in line and "e9 |" not in line
+    ] == rows
+
+
+PEAK = 790e12  # FLOP/s
+
+
+@pytest.mark.parametrize("shape", ["llama-3.1-8b", "qwen3.5-4b", "smollm2-135m"])
+def test_the_floor_is_four_operations_a_parameter_and_token(shape):
+    record = json.loads((RESULTS / "speed.json").read_text())
+    chosen = {"shape": shape, "path": "holdfast", "checkpointing": False}
+    (row,) = (row for row in record["rows"] if chosen.items() <= row.items())
+    tokens = row["tokens_per_s"] * sum(row["steps_ms"]) / 1e3 / len(row["steps_ms"])
+    outside = ("embed_tokens", "lm_head")
+    layers = sum(p.numel() for name, p in empty_model(shape).named_parameters() if not any(x in name for x in outside))
+    floor = 4 * layers * tokens / PEAK
+    (line,) = (line for line in section("Beside TRL's plain SFT") if line.startswith(f"| {NAMES[shape]} |"))
+    found = [float(cell) for cell in line.strip("| ").split("|")[1:]]
+    expected = [layers, 4 * layers * tokens / 1e12, 1e3 * floor, row["median_ms"], row["median_ms"] / 1e3 / floor]
+    assert found == pytest.approx(expected, rel=0.06)

@@ -91,11 +91,12 @@ def test_an_override_is_named(refused):
 
 
 def test_an_infeasible_start_is_refused_before_anything_is_read(refused):
-    code, lines = refused(RUN + "constraint: {tau: 0.1, beta: 1}\n")
-    assert code == 4
-    assert len(lines) == 2
-    assert "beta" in " ".join(lines)
-    assert "allow_infeasible_start" in " ".join(lines)
+    for unit, reachable in (("nll_token", True), ("kl_token", False)):
+        code, lines = refused(RUN + f"constraint: {{tau: 0.1, beta: 1, unit: {unit}}}\n")
+        assert code == 4
+        assert len(lines) == 2
+        assert "beta" in " ".join(lines)
+        assert ("allow_infeasible_start" in " ".join(lines)) == reachable
 
 
 @pytest.mark.parametrize("command", ["train", "check"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import logging
 import math
 import re
 from typing import Any
@@ -144,6 +145,25 @@ def test_the_infeasible_start_is_refused_with_its_numbers() -> None:
     for part in ("0.367879", "0.04", "32.19", "allow_infeasible_start"):
         assert part in str(refusal.value)
     dataclasses.replace(constraint, allow_infeasible_start=True).require_feasible_start()
+
+
+def test_a_kl_constraint_that_no_model_meets_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """phi(D - tau) grows with D, and D = KL >= 0: what the unchanged model misses, every model misses."""
+    constraint = ChanceConstraint(tau=0.05, beta=10.0, unit="kl_token")
+    least = constraint.start_value()
+    assert all(
+        float(constraint.value(torch.full((3,), d, dtype=torch.float64))) >= least for d in (0.0, 1e-6, 0.1, 2.0)
+    )
+    assert constraint.unreachable
+    with pytest.raises(InfeasibleError) as refusal:
+        constraint.require_feasible_start()
+    assert "beta >= 19" in refusal.value.remedy
+    assert "allow_infeasible_start" not in refusal.value.remedy
+    with caplog.at_level(logging.WARNING):
+        dataclasses.replace(constraint, allow_infeasible_start=True).require_feasible_start()
+    assert "no model meets it" in caplog.text
+    assert not dataclasses.replace(constraint, unit="nll_token").unreachable
+    assert not dataclasses.replace(constraint, beta=20.0).unreachable
 
 
 def test_the_boundary_start_of_a_round_beta_is_feasible() -> None:

@@ -6,6 +6,7 @@ as it entered fine-tuning, and phi is a majorizer of the indicator of z > 0.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
@@ -18,6 +19,8 @@ from holdfast.constraint.majorizers import MAJORIZERS
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError, UnsupportedError
 from holdfast.core.registry import nearest
 
+logger = logging.getLogger(__name__)
+
 Unit = Literal["nll_token", "nll_sum", "nll_first", "kl_token"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 ON_POLICY = "on_policy"  # of audits and certificates alone
@@ -26,6 +29,7 @@ TAIL_SHARE = 0.9  # cvar's t stays below this share of tau, since beta = 1/(tau 
 NOISE_MARGIN = 5.0  # tau must be at least this many times the measured noise floor
 # 1 - 9.5 * 0.1 exceeds 0.05 by rounding alone; the boundary of the feasible start belongs to the user.
 _ROUNDING = 1e-12
+_ALLOW = "allow_infeasible_start: true to train towards feasibility"
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class ChanceConstraint:
         buffer: rho, added to g by the filter; below `alpha`, or nothing would satisfy g + rho <= 0.
         first_k: the number of completion tokens that `nll_first` looks at.
         cvar_t: cvar only: the tail's start t, in [0, 0.9 tau]; beta = 1/(tau - t).
-        allow_infeasible_start: accept a constraint that the unchanged model already misses.
+        allow_infeasible_start: accept a constraint that the unchanged model already misses; in kl_token no model meets
+            such a one.
         allow_tau_below_noise: accept a tau under five times the measured noise floor.
     """
 
@@ -134,8 +139,20 @@ class ChanceConstraint:
         """The smallest beta with a feasible start at this tau, alpha and buffer; inf at tau = 0."""
         return MAJORIZERS[self.majorizer].smallest_beta(self.tau, self.alpha - self.buffer)
 
+    @property
+    def unreachable(self) -> bool:
+        """Whether no model meets it: a KL is never below 0, where phi is least and the unchanged model stands."""
+        return self.unit == "kl_token" and not self.feasible_start
+
     def require_feasible_start(self) -> None:
         """Raises `InfeasibleError` when the start is infeasible, unless `allow_infeasible_start`."""
+        if self.allow_infeasible_start and self.unreachable:
+            logger.warning(
+                "constraint: no model meets it: kl_token is never below 0, where phi = %.6g > alpha - buffer = %.6g "
+                "already; training ends when restoration gives up (a larger beta or tau can be met)",
+                self.start_value() + self.alpha,
+                self.alpha - self.buffer,
+            )
         if self.feasible_start or self.allow_infeasible_start:
             return
         smallest = self.smallest_beta
@@ -146,7 +163,7 @@ class ChanceConstraint:
             f"phi(-tau) = {self.start_value() + self.alpha:.6g}, expected "
             f"<= alpha - buffer = {self.alpha - self.buffer:.6g} "
             f"(tau={self.tau:g}, beta={self.beta:g}; {found})",
-            remedy=f"set {change}, or allow_infeasible_start: true to train towards feasibility",
+            remedy=f"set {change}" + ("" if self.unreachable else f", or {_ALLOW}"),
         )
 
     def require_tau_above_noise(self, noise_floor: float) -> None:

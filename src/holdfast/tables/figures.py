@@ -117,7 +117,7 @@ def _figure(
 
 
 def _harm_utility(ax: Any, points: Points, looks: Looks) -> None:
-    """A point per defense with its spread over seeds, or the interval of its one seed; the aligned model dashed."""
+    """A point per defense with its intervals over prompts; the aligned model dashed."""
     utility = points.utility
     ax.set_xlabel("FA (higher is better)" if utility == ACCURACY else "task loss (lower is better, further right)")
     ax.set_ylabel("HS (lower is better)")
@@ -266,8 +266,9 @@ def _below_above(cell: Cell) -> tuple[float, float]:
 
 
 def _reach(cell: Cell) -> float | list[list[float]] | None:
-    """How far the bar of a figure goes: the standard deviation over seeds, or the interval of one seed."""
-    if cell.std is not None or cell.mean is None or cell.low is None or cell.high is None:
+    """How far the bar of a figure goes: its interval over prompts, so that rows of one seed and of several have bars of
+    one meaning; the standard deviation over seeds where there is none."""
+    if cell.mean is None or cell.low is None or cell.high is None:
         return cell.std
     return [[cell.mean - cell.low], [cell.high - cell.mean]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.tables.results import REFERENCES, Result
 from holdfast.tables.wording import defense_place, defense_title
@@ -71,10 +72,14 @@ class Line:
 
 def lines_of(results: Iterable[Result]) -> list[Line]:
     """The rows of some results: references, then the paper's order, then others; own labels after the plain one."""
-    return sorted(
-        {Line.of(result) for result in results},
-        key=lambda x: (defense_place(x.defense), x.defense, x.align != "sft", x.label != x.defense, x.label, x.setting),
-    )
+    return sorted({Line.of(result) for result in results}, key=_order)
+
+
+def _order(line: Line) -> tuple[Any, ...]:
+    """A total order: what is left to a set's own order changes from one process to the next."""
+    alignment = (line.align != "sft", defense_place(line.align), line.align)
+    own = (line.label != line.defense, line.label, line.setting)
+    return (defense_place(line.defense), line.defense, *alignment, *own)
 
 
 def plain(results: Iterable[Result]) -> list[Result]:

@@ -3,10 +3,13 @@
 Prompts within one seed and seeds measure different things and are never pooled (`holdfast.certification.comparison`).
 So the difference of two rows has the interval of its evidence:
 
-seeds     two or more seeds that both rows have: mean +- t sd / sqrt(S) of the differences per seed
+seeds     three or more seeds that both rows have: mean +- t sd / sqrt(S) of the differences per seed
+given     two common seeds, outcomes per example: the mean over both, on other prompts. An interval over two seeds would
+          be 9 standard deviations to each side; so this one speaks of these two, and is believed where both agree
 prompts   one common seed, outcomes per example in both results: Newcombe's interval for paired shares
-ends      one common seed, intervals alone: d - sqrt((a - a_low)^2 + (b_high - b)^2), and likewise above, as if the two
-          rows were measured on different prompts; on the same prompts this is usually wider than it needs to be
+ends      intervals alone: d - sqrt((a - a_low)^2 + (b_high - b)^2), and likewise above, as if the two rows were
+          measured on different prompts; on the same prompts this is usually wider than it needs to be. Of two seeds the
+          mean of both; where figures have no intervals, the one over seeds after all
 """
 
 from __future__ import annotations
@@ -16,34 +19,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.certification.comparison import compare_prompts, compare_seeds
+from holdfast.certification.comparison import compare_given_seeds, compare_prompts, compare_seeds
 from holdfast.tables.results import Measured, Result
 from holdfast.tables.utility import LOSS
 
-Evidence = Literal["seeds", "prompts", "ends"]
+Evidence = Literal["seeds", "given", "prompts", "ends"]
 HARM = "HS"
+SEEDS = 3  # from which on the t interval over seeds is used
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A minus B with a 95 % interval, the seeds it is from, and McNemar's p value where outcomes were paired."""
+    """A minus B with a 95 % interval, each seed's own difference, and a p value where outcomes were paired."""
 
     value: float
     low: float
     high: float
-    seeds: int
+    each: tuple[float, ...]
     evidence: Evidence
     p_value: float | None = None
 
     @property
+    def seeds(self) -> int:
+        """How many seeds it is from."""
+        return len(self.each)
+
+    @property
     def is_lower(self) -> bool:
-        """Whether A lies below B beyond the interval."""
-        return self.high < 0
+        """Whether A lies below B beyond the interval, and with every seed."""
+        return self.high < 0 and max(self.each) < 0
 
     @property
     def is_higher(self) -> bool:
-        """Whether A lies above B beyond the interval."""
-        return self.low > 0
+        """Whether A lies above B beyond the interval, and with every seed."""
+        return self.low > 0 and min(self.each) > 0
 
 
 def difference(a: Sequence[Result], b: Sequence[Result], metric: str) -> Difference | None:
@@ -52,18 +61,40 @@ def difference(a: Sequence[Result], b: Sequence[Result], metric: str) -> Differe
     seeds = sorted(of_a.keys() & of_b.keys(), key=lambda seed: -1 if seed is None else seed)
     if not seeds:
         return None
-    if len(seeds) > 1:
-        found = compare_seeds([of_a[seed].metrics[metric].value - of_b[seed].metrics[metric].value for seed in seeds])
-        return Difference(found.mean, found.lower, found.upper, len(seeds), "seeds")
-    return _of_one_seed(of_a[seeds[0]], of_b[seeds[0]], metric)
+    ours, theirs = [of_a[seed] for seed in seeds], [of_b[seed] for seed in seeds]
+    few = None if len(seeds) >= SEEDS else _of_outcomes(ours, theirs, metric) or _mean_of_ends(ours, theirs, metric)
+    return few if few is not None or len(seeds) == 1 else _of_seeds(ours, theirs, metric)
 
 
-def _of_one_seed(a: Result, b: Result, metric: str) -> Difference | None:
-    ours, theirs = a.outcomes.get(metric), b.outcomes.get(metric)
-    if ours is not None and theirs is not None and len(ours) == len(theirs):
-        paired = compare_prompts(list(ours), list(theirs))
-        return Difference(paired.difference, paired.lower, paired.upper, 1, "prompts", paired.p_value)
-    return of_ends(a.metrics[metric], b.metrics[metric])
+def _of_seeds(a: Sequence[Result], b: Sequence[Result], metric: str) -> Difference:
+    found = compare_seeds([x.metrics[metric].value - y.metrics[metric].value for x, y in zip(a, b, strict=True)])
+    return Difference(found.mean, found.lower, found.upper, found.differences, "seeds")
+
+
+def _of_outcomes(a: Sequence[Result], b: Sequence[Result], metric: str) -> Difference | None:
+    """Of one or two seeds, prompt by prompt; None where a result has no outcomes, or of other prompts."""
+    ours, theirs = ([list(result.outcomes.get(metric, ())) for result in rows] for rows in (a, b))
+    if {len(one) for one in ours + theirs} != {len(ours[0])} or not ours[0]:
+        return None
+    if len(ours) == 1:
+        paired = compare_prompts(ours[0], theirs[0])
+        return Difference(
+            paired.difference, paired.lower, paired.upper, (paired.difference,), "prompts", paired.p_value
+        )
+    given = compare_given_seeds(ours, theirs)
+    return Difference(given.difference, given.lower, given.upper, given.differences, "given", given.p_value)
+
+
+def _mean_of_ends(a: Sequence[Result], b: Sequence[Result], metric: str) -> Difference | None:
+    """The mean of the seeds' differences; the interval is no narrower than theirs: they saw the same prompts."""
+    found = [of_ends(x.metrics[metric], y.metrics[metric]) for x, y in zip(a, b, strict=True)]
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None
+    value, low, high = (
+        sum(column) / len(known) for column in zip(*((o.value, o.low, o.high) for o in known), strict=True)
+    )
+    return Difference(value, low, high, tuple(one.value for one in known), "ends")
 
 
 def of_ends(a: Measured, b: Measured) -> Difference | None:
@@ -73,7 +104,7 @@ def of_ends(a: Measured, b: Measured) -> Difference | None:
     value = a.value - b.value
     low = value - math.hypot(a.value - a.low, b.high - b.value)
     high = value + math.hypot(a.high - a.value, b.value - b.low)
-    return Difference(value, low, high, 1, "ends")
+    return Difference(value, low, high, (value,), "ends")
 
 
 @dataclass(frozen=True)

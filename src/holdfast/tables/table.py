@@ -33,7 +33,7 @@ class Cell:
         mean: over seeds; None where nothing was measured.
         std: sample standard deviation over seeds (divisor n - 1); None below two seeds.
         seeds: the number of seeds.
-        low, high: the confidence interval of the one seed; None where there are several.
+        low, high: the confidence interval of one seed; of several the mean of theirs.
         mark: best or second best of its section and column.
         published: the paper's figure beside it.
     """
@@ -138,7 +138,8 @@ def pooled(results: Iterable[Result], name: str, task: str, ratio: float | None)
     """The cell of `name` over the results of one row, one result a seed.
 
     Returns:
-        mean and sample standard deviation (divisor n - 1); of one seed its value with its interval.
+        mean and sample standard deviation (divisor n - 1), and the mean of the seeds' intervals over prompts, which
+        does not shrink with more seeds since they see the same prompts; of one seed its value with its interval.
     """
     found: list[Measured] = [r.metrics[name] for r in results if name in r.metrics]
     if not found:
@@ -147,7 +148,13 @@ def pooled(results: Iterable[Result], name: str, task: str, ratio: float | None)
     if len(values) == 1:
         return Cell(name, task, ratio, values[0], None, 1, found[0].low, found[0].high)
     # `statistics` adds exactly, so that equal seeds have their own value as mean and a spread of 0.
-    return Cell(name, task, ratio, statistics.mean(values), statistics.stdev(values), len(values))
+    low, high = (_mean([getattr(one, end) for one in found]) for end in ("low", "high"))
+    return Cell(name, task, ratio, statistics.mean(values), statistics.stdev(values), len(values), low, high)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if len(known) == len(values) else None
 
 
 def marked(rows: Sequence[Row], columns: Sequence[Column], *, second: bool, without: frozenset[str]) -> list[Row]:

@@ -21,6 +21,7 @@ OURS, PLAIN = "holdfast", "sft"
 HEADLINE = ("aligned", "sft", "mix", "safegrad", "primal_dual", OURS)
 EVIDENCE = {
     "seeds": "t interval over seeds",
+    "given": "same prompts, mean of these seeds",
     "prompts": "same prompts, paired",
     "ends": "from the two intervals",
 }
@@ -57,14 +58,25 @@ def pairs(results: Sequence[Result]) -> str:
         shown = metric(utility).title
         parts += [f"**{escape(place_title(model, task, ratio))}**, holdfast minus the row", ""]
         parts.append(
-            _line(["Row", "HS, difference", f"{shown}, difference", "Interval", "p (HS), p (utility)", "Told"])
+            _line(
+                [
+                    "Row",
+                    "HS, difference",
+                    "each seed",
+                    f"{shown}, difference",
+                    "Interval",
+                    "p (HS), p (utility)",
+                    "Told",
+                ]
+            )
         )
-        parts.append(_line(["---", "---:", "---:", "---", "---:", "---"]))
+        parts.append(_line(["---", "---:", "---:", "---:", "---", "---:", "---"]))
         for name, other in {**_start(group, ours), **rows}.items():
             found = compare(ours, other, utility)
             if found is not None:
-                cells = [_signed(found.harm), _signed(found.utility), _evidence(found), _p_values(found), _told(found)]
-                parts.append(_line([escape(name), *cells]))
+                each = ", ".join(f"{value:+.3f}" for value in found.harm.each)
+                figures = [_signed(found.harm), each, _signed(found.utility)]
+                parts.append(_line([escape(name), *figures, _evidence(found), _p_values(found), _told(found)]))
         parts.append("")
     return "\n".join(parts).rstrip() + "\n" if parts else ""
 
@@ -161,7 +173,7 @@ def _told(found: Comparison) -> str:
 
 def _evidence(found: Comparison) -> str:
     kinds = dict.fromkeys((found.harm.evidence, found.utility.evidence))
-    seeds = f" ({found.harm.seeds})" if found.harm.evidence == "seeds" else ""
+    seeds = f" ({found.harm.seeds})" if found.harm.seeds > 1 else ""
     return ", ".join(EVIDENCE[kind] for kind in kinds) + seeds
 
 

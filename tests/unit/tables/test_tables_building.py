@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from tests.unit.tables.making import SEEDS, result_json, results
 
@@ -10,6 +15,8 @@ from holdfast.tables.build import BUILDERS, build, left_out
 from holdfast.tables.sensitivity import parse_setting
 from holdfast.tables.table import Cell, Row, Table
 from holdfast.tables.wording import quantile, slug
+
+ROOT = Path(__file__).parents[3]
 
 
 def row(table: Table, label: str, section: int = 0) -> Row:
@@ -307,3 +314,19 @@ def test_names_that_differ_in_signs_get_files_of_their_own():
 def test_every_table_of_the_paper_has_a_builder():
     paper = {"main", "poison_sweep", "sensitivity", "quantiles", "profiling", "primal_dual", "antibody"}
     assert set(BUILDERS) == paper | {"details"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_several_alignments_have_one_order_in_every_process(seed):
+    """Rows that differ in nothing but their alignment once stood in the order of a set of strings."""
+    code = (
+        "from tests.unit.tables.making import result_json, results\n"
+        "from holdfast.tables.lines import lines_of\n"
+        "aligners = ('antibody', 'sft', 'booster', 'vaccine')\n"
+        "print([x.align for x in lines_of(results([result_json('aligned', align=a) for a in aligners]))])\n"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['sft', 'vaccine', 'booster', 'antibody']"

@@ -91,6 +91,18 @@ def test_utility_is_the_loss_where_accuracy_is_at_floor_and_one_seed_has_its_int
     assert ends == [0.5, 0.8, 0.9, 0.9], "from the lower to the upper end of the interval"
 
 
+def test_two_seeds_have_the_mean_of_their_intervals(drawn):
+    seeds = [
+        result_json("sft", seed=1, HS=(0.6, 0.5, 0.8), FA=(0.7, 0.6, 0.8)),
+        result_json("sft", seed=2, HS=(0.5, 0.45, 0.6), FA=(0.7, 0.6, 0.8)),
+    ]
+    figures(results(seeds))
+    (ax,) = drawn["Harm against utility, SmolLM2-135M-Instruct at p = 0.5"].axes
+    spread = [segment for lines in ax.containers[0].lines[2] for segment in lines.get_segments()]
+    ends = sorted(round(float(v), 6) for point in spread[1] for v in point)
+    assert ends == [0.475, 0.7, 0.7, 0.7], "HS from 0.475 to 0.7 at FA = 0.7"
+
+
 def test_harm_against_the_poison_ratio_has_a_line_per_defense(drawn):
     figures(results(values(ratios=(0.05, 0.1, 0.5))))
     (ax,) = drawn["Harm against the poison ratio, SmolLM2-135M-Instruct"].axes

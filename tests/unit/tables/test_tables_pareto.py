@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from scipy import stats
 from tests.unit.tables.making import result_json, results
 
 from holdfast.certification.comparison import compare_prompts, compare_seeds
@@ -34,13 +36,58 @@ def test_the_interval_of_a_difference_adds_the_distances_in_squares():
     assert of_ends(Measured(0.5), Measured(0.2, 0.1, 0.3)) is None
 
 
-def test_two_common_seeds_give_the_interval_over_seeds_and_other_seeds_do_not_count():
-    a = results([result_json("sft", seed=s, HS=v) for s, v in ((1, 0.8), (2, 0.7), (3, 0.1))])
-    b = results([result_json("lisa", seed=s, HS=v) for s, v in ((1, 0.5), (2, 0.3), (4, 0.9))])
-    found, expected = difference(a, b, "HS"), compare_seeds([0.3, 0.4])
-    assert (found.seeds, found.evidence) == (2, "seeds")
-    assert (found.value, found.low, found.high) == pytest.approx((0.35, expected.lower, expected.upper))
-    assert difference(a[2:], b, "HS") is None
+def of_seeds(defense, values, **more):
+    return results([result_json(defense, seed=seed, HS=value, **more) for seed, value in values])
+
+
+def test_three_common_seeds_give_the_interval_over_seeds_and_other_seeds_do_not_count():
+    a = of_seeds("sft", ((1, (0.8, 0.7, 0.9)), (2, 0.7), (3, 0.1), (5, 0.6)))
+    b = of_seeds("lisa", ((1, (0.5, 0.4, 0.6)), (2, 0.3), (4, 0.9), (5, 0.4)))
+    found, expected = difference(a, b, "HS"), compare_seeds([0.3, 0.4, 0.2])
+    assert (found.seeds, found.evidence) == (3, "seeds")
+    assert (found.value, found.low, found.high) == pytest.approx((0.3, expected.lower, expected.upper))
+    assert difference(a[2:3], b, "HS") is None
+
+
+def test_two_seeds_without_intervals_have_the_one_over_seeds():
+    found = difference(of_seeds("sft", ((1, 0.8), (2, 0.7))), of_seeds("lisa", ((1, 0.5), (2, 0.3))), "HS")
+    expected = compare_seeds([0.3, 0.4])
+    assert (found.evidence, found.low) == ("seeds", pytest.approx(expected.lower))
+
+
+def told(defense, by_seed):
+    """A row of several seeds with outcomes of HS per prompt."""
+    made = [result_json(defense, seed=s, HS=o.count("1") / len(o)) | {"outcomes": {"HS": o}} for s, o in by_seed]
+    return results(made)
+
+
+def test_two_seeds_are_compared_prompt_by_prompt_each_prompt_once():
+    a = told("sft", ((1, "1111111100"), (2, "1111110000")))
+    b = told("lisa", ((1, "1000000000"), (2, "1100000000")))
+    found = difference(a, b, "HS")
+    each = [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.0, 0.0]
+    half = stats.t.ppf(0.975, 9) * np.std(each, ddof=1) / math.sqrt(10)
+    assert (found.evidence, found.each) == ("given", pytest.approx((0.7, 0.4)))
+    assert (found.value, found.low, found.high) == pytest.approx((0.55, 0.55 - half, 0.55 + half))
+    assert found.p_value == pytest.approx(stats.ttest_1samp(each, 0.0).pvalue)
+    assert found.is_higher
+
+
+def test_seeds_that_disagree_tell_nothing():
+    a = told("sft", ((1, "1" * 60 + "0" * 40), (2, "0" * 99 + "1")))
+    b = told("lisa", ((1, "0" * 100), (2, "0" * 98 + "11")))
+    found = difference(a, b, "HS")
+    assert found.low > 0
+    assert not found.is_higher
+    assert not difference(b, a, "HS").is_lower
+
+
+def test_other_prompts_of_two_seeds_are_compared_by_their_intervals():
+    a = of_seeds("sft", ((1, (0.5, 0.47, 0.56)), (2, (0.6, 0.5, 0.7))))
+    b = of_seeds("lisa", ((1, (0.2, 0.12, 0.24)), (2, (0.2, 0.1, 0.3))))
+    found = difference(a, b, "HS")
+    assert (found.evidence, found.each) == ("ends", pytest.approx((0.3, 0.4)))
+    assert found.low == pytest.approx((0.3 - math.hypot(0.03, 0.04) + 0.4 - math.hypot(0.1, 0.1)) / 2)
 
 
 def test_outcomes_per_prompt_are_compared_in_pairs():
@@ -117,6 +164,7 @@ def test_holdfast_is_also_compared_with_the_aligned_model_it_started_from():
     seeds = results([result_json("holdfast", seed=s, HS=v, FA=0.9) for s, v in ((1, 0.3), (2, 0.4))])
     (line,) = [x for x in pairs([*results([aligned]), *seeds]).splitlines() if x.startswith("| Aligned")]
     assert "+0.150" in line
+    assert "+0.100, +0.200" in line
     assert "t interval over seeds (2)" in line
 
 
