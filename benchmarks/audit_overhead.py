@@ -9,7 +9,10 @@ All take turns in one process; the ratio of their median times is the result. Fo
 
     exposed = before the first batch + (between first batch and last result - measure) + after the last result
 
-    python benchmarks/audit_overhead.py --n 2000 --length 200 --output overhead.json
+`--gaps` (on a GPU) runs another audit under torch.profiler: `gaps` says how long the device was busy, how long it was
+idle and during which of the host's sections, and lists the ten longest gaps.
+
+    python benchmarks/audit_overhead.py --n 2000 --length 200 --gaps --output overhead.json
     python benchmarks/audit_overhead.py --shape llama-3.1-8b --output overhead_8b.json
     python benchmarks/audit_overhead.py --memory --n 2048 --length 64 --output memory.json
 """
@@ -26,12 +29,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
+from device_gaps import profiled, report
+from host_sections import Watch, watched
 from shapes import SHAPES, random_model
 
 from holdfast.auditing.audit import How, audit, audit_roles
@@ -41,7 +44,6 @@ from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.windows import Windows
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import deterministic
-from holdfast.constraint.transfer import OnHost
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.seeding import generator
@@ -145,34 +147,10 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
             "ratio": {name: medians[name] / medians["bare"] for name in ("measure", "audit")},
             "median_seconds": medians, "seconds": times, "tokens": sum(lengths),
             "sections": sections(runs["audit"], pair, medians["measure"]),
+            **({"gaps": idle_device(runs["audit"], pair)} if options.gaps else {}),
             "scored_tokens": sum(item.n_labels for window in encoded for item in window),
             "batch_tokens": budget, "device": str(pair.device), "weights": pair.dtype,
         }  # fmt: skip
-
-
-class Watch:
-    """When a function was called: the host's seconds at the start and end of every call."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[float, float]] = []
-
-    @property
-    def seconds(self) -> float:
-        """In all calls together."""
-        return sum(end - start for start, end in self.calls)
-
-    def around(self, function: Callable[..., Any], counts: Callable[..., bool] = lambda *_, **__: True) -> Any:
-        """The function, watched; calls that do not count are left out."""
-
-        @wraps(function)
-        def watched(*arguments: Any, **options: Any) -> Any:
-            start = time.perf_counter()
-            found = function(*arguments, **options)
-            if counts(*arguments, **options):
-                self.calls.append((start, time.perf_counter()))
-            return found
-
-        return watched
 
 
 def sections(run: Callable[[], Any], pair: Pair, measure: float) -> dict[str, float]:
@@ -180,23 +158,26 @@ def sections(run: Callable[[], Any], pair: Pair, measure: float) -> dict[str, fl
 
     The checks before the first batch are forwards of one row, and do not count as forwards here.
     """
-    model = pair.models[0]
-    forwards, encoding, waiting, whole = Watch(), Watch(), Watch(), Watch()
-    patches = (
-        mock.patch.object(
-            model, "forward", forwards.around(model.forward, lambda **given: len(given["input_ids"]) > 1)
-        ),
-        mock.patch.object(Windows, "encode", encoding.around(Windows.encode)),
-        mock.patch.object(OnHost, "get", waiting.around(OnHost.get)),
-    )
-    with patches[0], patches[1], patches[2]:
+    whole = Watch()
+    with watched(pair, fewest_rows=2) as found:
         whole.around(run)()
-    (start, end), first, last = whole.calls[0], forwards.calls[0][0], waiting.calls[-1][1]
+    (start, end), first, last = whole.calls[0], found["forward"].calls[0][0], found["waiting"].calls[-1][1]
     return {
         "before_first_batch": first - start, "between": last - first, "after_last_result": end - last,
-        "in_forwards": forwards.seconds, "encoding": encoding.seconds, "waiting_for_results": waiting.seconds,
-        "exposed": (end - start) - measure,
+        "in_forwards": found["forward"].seconds, "encoding": found["encoding"].seconds,
+        "collating": found["collating"].seconds, "storing": found["storing"].seconds,
+        "waiting_for_results": found["waiting"].seconds, "exposed": (end - start) - measure,
     }  # fmt: skip
+
+
+def idle_device(run: Callable[[], Any], pair: Pair) -> dict[str, Any]:
+    """One more audit under the profiler: when the device had nothing to do, and what the host did then.
+
+    Recording each kernel slows the launches down a little: compare `seconds` with the audit's.
+    """
+    with watched(pair) as found:
+        kernels, whole = profiled(run, pair.device)
+    return report(kernels, whole, {name: watch.calls for name, watch in found.items()})
 
 
 def measured(measurer: Measurer, encoded: list[list[Encoded]]) -> list[Any]:
@@ -261,12 +242,15 @@ def main() -> None:
     parser.add_argument("--device", default=None)
     parser.add_argument("--batch-tokens", type=int, default=None)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--gaps", action="store_true", help="also say when the device was idle, and why; needs a GPU")
     parser.add_argument("--memory", action="store_true", help="peak memory at n and 10 n instead of time")
     parser.add_argument("--audit-once", nargs=2, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
     if options.shape is not None and (options.memory or options.dtype != "auto" or options.device is not None):
         parser.error("--shape makes its model in memory, where it runs: no --memory, --dtype or --device")
+    if options.gaps and (options.memory or not torch.cuda.is_available() or str(options.device).startswith("cpu")):
+        parser.error("--gaps looks at the kernels of a timed audit: it needs a GPU, and no --memory")
     if options.audit_once is not None:
         print(json.dumps(audit_once(options)))
         return

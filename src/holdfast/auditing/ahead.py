@@ -17,7 +17,7 @@ from holdfast.data.encode import Encoded
 from holdfast.data.examples import Example
 from holdfast.data.stream import ExampleStream
 
-FIRST = 128
+FIRST = 256  # long enough on a fast device to launch it and to encode twice as many meanwhile
 
 
 @dataclass
@@ -36,14 +36,18 @@ class Window:
 
 
 def layout(streams: Mapping[str, ExampleStream], size: int) -> list[tuple[str, int]]:
-    """Role and size of every window: `size`, after a few smaller ones at the start, where the device has to wait."""
+    """Role and size of every window: `size`, after a few smaller ones at the start, where the device has to wait.
+
+    What is left for the last two is halved: a window of a few examples takes as long to launch as a large one.
+    """
     found = []
     following = min(FIRST, size)
     for role, stream in streams.items():
         left = stream.n
         while left:
-            found.append((role, min(following, left)))
-            left -= found[-1][1]
+            taken = -(-left // 2) if following < left < 2 * following else min(following, left)
+            found.append((role, taken))
+            left -= taken
             following = min(2 * following, size)
     return found
 

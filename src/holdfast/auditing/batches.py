@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,18 +17,31 @@ FEWEST_TOKENS, MOST_TOKENS = 512, 131072  # at most: fewer batches are fewer lau
 _SHARE = 0.5  # of the free memory; the rest is for what the estimate does not know
 
 
-def batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def batches(lengths: Sequence[int], budget: int, *, even: bool = True) -> list[list[int]]:
     """Positions in batches with rows * longest <= budget, the longest first; a longer example is alone.
 
     The longest first: what does not fit in memory shows at the start.
+
+    Args:
+        even: fill as few batches as the budget allows with the smallest budget that gives no more of them: a last batch
+            of a few rows takes as long to launch as a full one, and of even batches less is padding.
     """
-    found: list[list[int]] = []
-    widest = 0
-    for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if not found or (len(found[-1]) + 1) * widest > budget:
-            found.append([])
-            widest = lengths[position]
-        found[-1].append(position)
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    widths = [lengths[i] for i in order]
+    starts = _starts(widths, budget)
+    if even:
+        smallest = bisect_left(range(budget), -len(starts), key=lambda smaller: -len(_starts(widths, smaller)))
+        starts = _starts(widths, smallest)
+    return [order[start:stop] for start, stop in zip(starts, [*starts[1:], len(order)], strict=True)]
+
+
+def _starts(widths: Sequence[int], budget: int) -> list[int]:
+    """Where batches of falling widths begin when each takes what the budget allows, and one row at least."""
+    found: list[int] = []
+    start = 0
+    while start < len(widths):
+        found.append(start)
+        start += max(1, budget // widths[start])
     return found
 
 

@@ -44,7 +44,7 @@ def noise_floor(
     pad = pair.tokenizers.before.pad_token_id
     with pair.on("before") as model, deterministic(model):
         budget = min(batch_tokens or token_budget(model, pair.device), max(FEWEST_TOKENS, sum(lengths)))
-        plans = [batches(lengths, budget), shuffled_batches(lengths, budget // 2, seed)]
+        plans = _plans(lengths, budget, seed)
         while True:
             try:
                 batching = {"pad_token_id": pad, "first_k": first_k, "device": pair.device, "masked": masked}
@@ -52,9 +52,14 @@ def noise_floor(
                 break
             except RuntimeError as error:
                 budget = smaller_budget(error, budget, rows=max(map(len, plans[0])))
-                plans = [batches(lengths, budget), shuffled_batches(lengths, budget // 2, seed)]
+                plans = _plans(lengths, budget, seed)
         found = _compared(rows, first, again, Head(model), batching)
     return _quantile(found, unit)
+
+
+def _plans(lengths: Sequence[int], budget: int, seed: int) -> list[list[list[int]]]:
+    # The first is filled up: evened out, its batches would be of the second's size, and take the same kernels.
+    return [batches(lengths, budget, even=False), shuffled_batches(lengths, budget // 2, seed)]
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,14 @@ class Windows:
         except DataError as error:
             raise DataError(error.what, remedy="raise max_length, or shorten or remove these examples") from None
 
+    @property
+    def sampled(self) -> list[Example]:
+        """Examples with the smallest ids, which are hashes, in their order."""
+        return sorted((e for stream in self.streams.values() for e in stream.sample), key=lambda e: e.id)
+
     def sample(self, name: Name, most: int | None = None) -> list[Encoded]:
-        """The examples with the smallest ids, as one side reads them; `most` of them, or all there are."""
-        chosen = sorted((e for stream in self.streams.values() for e in stream.sample), key=lambda e: e.id)
-        return self.encode(chosen[:most], name)
+        """These examples as one side reads them; `most` of them, or all there are."""
+        return self.encode(self.sampled[:most], name)
 
 
 def measure_windows(
@@ -74,7 +78,7 @@ def measure_windows(
     count = _Count(progress, 2 * windows.n)
     for name in names:
         with heap_set_aside():
-            _Pass(windows, parts, measurer, name, constraint).run(count, batch_tokens)
+            _Pass(windows, parts, measurer, name, constraint, batch_tokens).run(count)
         if not pair.together:
             pair.release(_side(name))
 
@@ -90,22 +94,25 @@ class _Pass:
     """
 
     def __init__(
-        self, windows: Windows, parts: Parts, measurer: Measurer, name: PassName, constraint: ChanceConstraint
-    ) -> None:
+        self, windows: Windows, parts: Parts, measurer: Measurer, name: PassName, constraint: ChanceConstraint,
+        batch_tokens: int | None,
+    ) -> None:  # fmt: skip
         self.windows, self.parts, self.measurer, self.name = windows, parts, measurer, name
-        self.constraint = constraint
+        self.unit = constraint.unit
+        self.settings: dict[str, Any] = {"first_k": constraint.first_k, "batch_tokens": batch_tokens}
+        self.noise = name != "after" and parts.noise() is None
         self.again: SecondRun | None = None
+        self.sampled = {example.id for example in windows.sampled} if self.noise else set()
+        self.first: dict[str, tuple[float, float]] = {}  # losses of these examples in the first pass
         self.earlier: list[int] = []  # windows measured before an interruption
-        self.first: dict[str, tuple[float, float]] = {}  # losses of the second pass's examples in the first
 
-    def run(self, count: _Count, batch_tokens: int | None) -> None:
+    def run(self, count: _Count) -> None:
         """Measure the windows that have no part yet, and the noise floor with the first of them."""
         windows, parts, measurer, name = self.windows, self.parts, self.measurer, self.name
-        noise = name != "after" and parts.noise() is None
         ahead = windows.ahead(_side(name), lambda number: not parts.has(name, number))
-        if noise or parts.done(name, windows.count) < windows.count:
+        if self.noise or parts.done(name, windows.count) < windows.count:
             self._check()
-        measurer.batch_tokens = batch_tokens
+        measurer.batch_tokens = self.settings["batch_tokens"]
         factor = 2 if name == "both" else 1
         waiting: Callable[[], None] | None = None
         for window in ahead:
@@ -116,23 +123,22 @@ class _Pass:
                 continue
             gap = partial(self._in_gap, ahead)
             collect = measurer.launch(name, window.encoded, lambda n: count(factor * n), gap)
-            if noise and self.again is None:
-                self._begin_noise(batch_tokens)
             if waiting is not None:
                 waiting()
             facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
             waiting = partial(self._store, window, collect, facts)
-        again = self._finish_noise(batch_tokens) if noise else None
+        second = self._second() if self.noise else None
+        again = None if second is None else second.finish()
         if waiting is not None:
             waiting()
-        if noise:
-            self._write_noise(again, batch_tokens)
+        if self.noise:
+            self._write_noise(again)
 
     def _in_gap(self, ahead: Ahead, share: float) -> None:
         """While the device works: encode ahead, and where that leaves time launch a batch of the second pass."""
         ahead.advance(share)
-        if self.again is not None and not ahead.growing:
-            self.again.step()
+        if self.noise and not ahead.growing and (second := self._second()) is not None:
+            second.step()
 
     def _check(self) -> None:
         """Hold the models of this pass against one example."""
@@ -151,38 +157,33 @@ class _Pass:
         self.parts.write(self.name, window.number, columns, facts)
         self._keep(columns)
 
-    def _begin_noise(self, batch_tokens: int | None) -> None:
-        if self.constraint.unit == "kl_token":  # compares distributions, which the windows do not keep
-            return
-        sample = self.windows.sample("before")
-        settings: dict[str, Any] = {"first_k": self.constraint.first_k, "batch_tokens": batch_tokens}
-        self.again = SecondRun(self.measurer.pair, sample, masked=self.measurer.masked, **settings)
+    def _second(self) -> SecondRun | None:
+        """The second pass, begun where it is first asked for; its examples are then encoded, which takes a while.
 
-    def _finish_noise(self, batch_tokens: int | None) -> SecondPass | None:
-        """Launch what is left of the second pass; all of it, where every window was measured before."""
-        if self.again is None:
-            self._begin_noise(batch_tokens)
-        return None if self.again is None else self.again.finish()
+        None for kl_token, which compares distributions, and these the windows do not keep.
+        """
+        if self.again is None and self.unit != "kl_token":
+            sample = self.windows.sample("before")
+            self.again = SecondRun(self.measurer.pair, sample, masked=self.measurer.masked, **self.settings)
+        return self.again
 
-    def _write_noise(self, again: SecondPass | None, batch_tokens: int | None) -> None:
+    def _write_noise(self, again: SecondPass | None) -> None:
         """The noise floor: the windows' own losses against a second pass over a sample of them."""
-        unit = self.constraint.unit
         if again is not None:
             for number in self.earlier:
                 self._keep(self.parts.read(self.name, number))
-            found = again.floor(self.first, unit)
+            found = again.floor(self.first, self.unit)
         else:
-            settings: dict[str, Any] = {"first_k": self.constraint.first_k, "batch_tokens": batch_tokens}
             sample = self.windows.sample("before")
-            found = noise_floor(self.measurer.pair, sample, unit, masked=self.measurer.masked, **settings)
+            found = noise_floor(self.measurer.pair, sample, self.unit, masked=self.measurer.masked, **self.settings)
         self.parts.write_noise(found)
 
     def _keep(self, columns: Mapping[str, Any]) -> None:
-        """Remember total and first-k loss of `before` of the second pass's examples, by id."""
-        if self.again is None:
+        """Remember total and first-k loss of `before` of the examples that may be in the second pass, by id."""
+        if not self.sampled:
             return
         rows = zip(columns["id"], columns["nll_before"], columns["first_before"], strict=True)
-        self.first |= {name: (total, first) for name, total, first in rows if name in self.again.ids}
+        self.first |= {name: (total, first) for name, total, first in rows if name in self.sampled}
 
 
 def _described(window: Window, first_k: int) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from holdfast.data.examples import Example, completion_text, to_utf8, to_utf8_tu
 IGNORE = -100
 MAX_LISTED = 20
 MAX_TASK_SHARE_UNSCORED = 0.05
+# What makes ids of texts in a fast tokenizer; a subclass with one of its own is asked as a whole.
+_FAST = ("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding", "apply_chat_template")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +97,46 @@ def _plain_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[i
     eos = tokenizer.eos_token
     whole = [p + (r if r.endswith(eos) else r + eos) for p, r in zip(prompts, replies, strict=True)]
     # A text example has no prompt, so nothing of it is masked, not even a BOS token.
-    of_prompts = iter(_text_ids(tokenizer, [prompt for prompt in prompts if prompt]))
-    of_all = _text_ids(tokenizer, whole)
+    asked = [prompt for prompt in prompts if prompt]
+    found = _text_ids(tokenizer, asked + whole)
+    of_prompts, of_all = iter(found[: len(asked)]), found[len(asked) :]
     return [(next(of_prompts) if p else [], ids) for p, ids in zip(prompts, of_all, strict=True)]
 
 
 def _text_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    return list(tokenizer(text=texts)["input_ids"]) if texts else []
+    if not texts:
+        return []
+    backend = _backend(tokenizer)
+    return (
+        list(tokenizer(text=texts)["input_ids"]) if backend is None else _ids(tokenizer, backend, texts, special=True)
+    )
+
+
+def _ids(tokenizer: Any, backend: Any, texts: list[str], *, special: bool) -> list[list[int]]:
+    """What `tokenizer(texts)["input_ids"]` would be, without the offsets and masks that it makes for every token."""
+    ids = [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=special)]
+    longest = max(range(len(ids)), key=lambda i: len(ids[i]))
+    if len(ids[longest]) > tokenizer.model_max_length:
+        tokenizer(text=[texts[longest]], add_special_tokens=special)  # where transformers warns that it is too long
+    return ids
+
+
+def _backend(tokenizer: Any) -> Any:
+    """What a fast tokenizer gets the ids of texts from, where that is all it does; otherwise None.
+
+    A class of its own may do more, or switch languages. Padding, truncation and the splitting of special tokens may be
+    left from an earlier call; the tokenizer's own call undoes them.
+    """
+    from transformers import PreTrainedTokenizerFast as Fast
+
+    if not isinstance(tokenizer, Fast) or hasattr(tokenizer, "_switch_to_input_mode"):
+        return None
+    own = (n for n in _FAST if n in vars(tokenizer) or getattr(type(tokenizer), n, None) is not getattr(Fast, n, None))
+    if any(own):
+        return None
+    backend = tokenizer.backend_tokenizer
+    plain = backend.padding is None and backend.truncation is None
+    return backend if plain and backend.encode_special_tokens == tokenizer.split_special_tokens else None
 
 
 def _chat_ids(examples: Sequence[Example], tokenizer: Any, kwargs: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
@@ -109,13 +144,21 @@ def _chat_ids(examples: Sequence[Example], tokenizer: Any, kwargs: dict[str, Any
     prompts = [to_utf8_turns(example.prompt) for example in examples if not isinstance(example.prompt, str)]
     replies = [to_utf8_turns(example.completion) for example in examples if not isinstance(example.completion, str)]
     whole = [prompt + reply for prompt, reply in zip(prompts, replies, strict=True)]
-    of_prompts = _template_ids(tokenizer, prompts, add_generation_prompt=True, **kwargs)
-    return list(zip(of_prompts, _template_ids(tokenizer, whole, **kwargs), strict=True))
+    if not examples:
+        return []
+    backend = _backend(tokenizer)
+    if backend is None or kwargs:  # among the arguments may be some for the tokenizer
+        of_prompts = _template_ids(tokenizer, prompts, add_generation_prompt=True, **kwargs)
+        return list(zip(of_prompts, _template_ids(tokenizer, whole, **kwargs), strict=True))
+    texts = [
+        *tokenizer.apply_chat_template(prompts, tokenize=False, add_generation_prompt=True),
+        *tokenizer.apply_chat_template(whole, tokenize=False),
+    ]
+    ids = _ids(tokenizer, backend, texts, special=False)
+    return list(zip(ids[: len(prompts)], ids[len(prompts) :], strict=True))
 
 
 def _template_ids(tokenizer: Any, conversations: list[list[dict[str, str]]], **kwargs: Any) -> list[list[int]]:
-    if not conversations:
-        return []
     # `return_dict` fixes the return type, which changed between transformers releases.
     return list(tokenizer.apply_chat_template(conversations, tokenize=True, return_dict=True, **kwargs)["input_ids"])
 

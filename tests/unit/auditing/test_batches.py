@@ -35,6 +35,21 @@ def test_sorted_batches_begin_with_the_longest():
     assert shuffled_batches(list(range(1, 30)), 60, 0) != batches(list(range(1, 30)), 60)
 
 
+@given(LENGTHS, st.integers(1, 120))
+def test_even_batches_are_as_few_and_their_largest_is_no_larger(lengths, budget):
+    even, filled = batches(lengths, budget), batches(lengths, budget, even=False)
+    largest = [max(len(b) * lengths[b[0]] for b in found) for found in (even, filled)]
+    assert len(even) == len(filled)
+    assert largest[0] <= largest[1]
+
+
+def test_a_few_rows_that_are_left_over_do_not_make_a_batch_of_their_own():
+    assert [len(b) for b in batches([10] * 12, 100, even=False)] == [10, 2]
+    assert [len(b) for b in batches([10] * 12, 100)] == [6, 6]
+    assert [len(b) for b in batches([10] * 10, 100)] == [10]
+    assert batches([30, 5, 5], 8) == [[0], [1], [2]]
+
+
 def test_a_cpu_has_a_fixed_budget():
     assert token_budget(tiny.model(), torch.device("cpu")) == CPU_TOKENS
 

@@ -94,7 +94,7 @@ def test_windows_grow_until_they_do_not(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "FIRST", 4)
     ahead = Ahead({"audit": open_stream(write_rows(tmp_path / "a.jsonl", 46))}, 16, lambda examples: examples)
     found = [(window.size, ahead.growing) for window in ahead]
-    assert found == [(4, True), (8, True), (16, False), (16, False), (2, False)]
+    assert found == [(4, True), (8, True), (16, False), (9, False), (9, False)]
 
 
 def test_the_second_pass_runs_in_the_gaps_of_windows_that_leave_time(base, adapter, tmp_path, monkeypatch):
@@ -119,6 +119,21 @@ def test_the_second_pass_runs_in_the_gaps_of_windows_that_leave_time(base, adapt
     audit(base, adapter, write_rows(tmp_path / "a.jsonl", 30), device="cpu", batch_tokens=600)
     assert events[:7] == ["launch", "launched", "launch", "launched", "launch", "step", "step"]
     assert events.count("step") > 2
+
+
+def test_the_second_pass_is_encoded_when_windows_leave_time(base, adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "FIRST", 4)
+    monkeypatch.setattr(windowing, "WINDOW", 16)
+    sizes, encode = [], windowing.Windows.encode
+
+    def encoding(self, examples, name):
+        sizes.append(len(examples))
+        return encode(self, examples, name)
+
+    monkeypatch.setattr(windowing.Windows, "encode", encoding)
+    found = audit(base, adapter, write_rows(tmp_path / "a.jsonl", 28), device="cpu", batch_tokens=10_000)
+    assert sizes == [1, 4, 4, 4, 8, 8, 28]  # the check's, windows of 4, 8 and 16, and only then the sample
+    assert found.noise_floor < 1e-5
 
 
 def test_an_audit_reads_no_part_back_for_its_noise_floor(base, adapter, tmp_path, monkeypatch):

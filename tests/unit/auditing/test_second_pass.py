@@ -87,8 +87,8 @@ def test_a_window_is_waited_for_when_the_next_one_runs(models, tmp_path, monkeyp
     monkeypatch.setattr(Parts, "write", writing)
     monkeypatch.setattr(windowing.Windows, "encode", encoding)
     audit(*models, write_rows(tmp_path / "a.jsonl", 20), device="cpu", batch_tokens=10_000)
-    # One example for the check; the next window in two halves, between the forwards; the sample with the first window.
+    # One example for the check; the next window in two halves, between the forwards; the sample in the first gap.
     assert events == [
-        "encode 1", "encode 8", "launch", "encode 4", "encode 4", "encode 20",
-        "launch", "encode 2", "encode 2", "store 0", "launch", "store 1", "store 2",
+        "encode 1", "encode 8", "launch", "encode 3", "encode 20", "encode 3",
+        "launch", "encode 3", "encode 3", "store 0", "launch", "store 1", "store 2",
     ]  # fmt: skip
