@@ -78,6 +78,29 @@ def test_what_accuracy_costs(cells):
     assert said(f"({-each.each[0]:.3f} and {-each.each[1]:.3f})")
 
 
+def test_what_each_seed_tells_by_itself(cells):
+    """McNemar's p of holdfast against the nearest rows."""
+
+    def p_values(defense: str, seed: int) -> list[float]:
+        found = []
+        for task in ("sst2", "ag_news"):
+            ours, theirs = (
+                [r for r in row(cells, name, task, 0.5) if r.seed == seed] for name in ("holdfast", defense)
+            )
+            one = difference(ours, theirs, "HS")
+            assert one is not None
+            assert one.p_value is not None
+            found.append(one.p_value)
+        return found
+
+    worst = max(p for name in ("mix", "penalty") for seed in (42, 1337) for p in p_values(name, seed))
+    assert said(f"(McNemar p at most {worst:.3f})")
+    told, untold = p_values("safegrad", 1337), p_values("safegrad", 42)
+    assert said(
+        f"with seed 1337 ({told[0]:.4f} and {told[1]:.4f}) and not with seed 42 ({untold[0]:.2f} and {untold[1]:.2f})"
+    )
+
+
 def test_the_papers_constants_of_two_seeds(cells):
     seeds = {r.seed: r.metrics for r in row(cells, "holdfast", "sst2", 0.5, "holdfast (paper)")}
     assert said(

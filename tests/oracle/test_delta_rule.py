@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers.models.qwen3_5.modeling_qwen3_5 as qwen
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.fused import delta_rule
 from holdfast.fused.delta_rule import computed_here, gated_delta_rule, unit_lower_inverse
@@ -104,6 +105,34 @@ def test_autocast_does_not_reach_inside_nor_does_a_setting_stay_behind():
         assert torch.equal(a, b)
 
 
+class TensorFloat32(TorchDispatchMode):
+    """Factors of batched products rounded to 11 bits, as a GPU's TF32 does."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name
+        if name == "aten::bmm":
+            args = (*map(self.rounded, args[:2]), *args[2:])
+        elif name.startswith("aten::baddbmm"):
+            args = (args[0], *map(self.rounded, args[1:3]), *args[3:])
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def rounded(x):
+        return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("decay", [0.5, 10.0, 100.0])
+def test_tf32_is_good_enough_for_every_gradient(decay):
+    """Under strong decay the gradient by g is what is left of numbers that cancel; rounded apart, it would be noise."""
+    inputs = drawn(2, 150, 2, 32, 32, decay=decay)
+    expected = with_gradients(literal, inputs)
+    with TensorFloat32():
+        found = with_gradients(gated_delta_rule, inputs)
+    for a, b in zip(found, expected, strict=True):
+        assert apart(a, b) < 3e-3
+    assert apart(found[0], expected[0]) > 1e-5  # it was rounded
+
+
 @pytest.mark.parametrize("size", [1, 2, 8, 64])
 def test_the_inverse_by_halves(size):
     a = 0.2 * torch.randn(3, 2, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).tril(-1)
@@ -166,6 +195,19 @@ def test_what_it_does_not_know_stays_with_transformers():
     with computed_here([Mixer()]):
         found = qwen.torch_chunk_gated_delta_rule(q, k, v, **more)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_boundaries_of_packed_rows_stay_with_transformers():
+    q, k, v, g, beta = drawn(1, 70, 2, 8, 8)
+    more = {"g": g, "beta": beta, "use_qk_l2norm_in_kernel": True, "cu_seqlens": torch.tensor([0, 30, 70])}
+    with computed_here([Mixer()]), pytest.raises(ValueError, match="packed sequences"):
+        qwen.torch_chunk_gated_delta_rule(q, k, v, **more)
+
+
+def test_a_mixer_of_no_known_module_is_passed_over():
+    Elsewhere = type("Elsewhere", (nn.Module,), {"__module__": "nowhere.to.be.found"})
+    with computed_here([Elsewhere()]):
+        pass
 
 
 def test_an_installed_kernel_is_left_in_place(monkeypatch):

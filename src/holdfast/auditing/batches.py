@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,10 +30,10 @@ def batches(lengths: Sequence[int], budget: int, *, even: bool = True) -> list[l
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     widths = [lengths[i] for i in order]
     starts = _starts(widths, budget)
-    if even:
+    if even and starts:
         smallest = bisect_left(range(budget), -len(starts), key=lambda smaller: -len(_starts(widths, smaller)))
         starts = _starts(widths, smallest)
-    return [order[start:stop] for start, stop in zip(starts, [*starts[1:], len(order)], strict=True)]
+    return [order[start:stop] for start, stop in pairwise([*starts, len(order)])]
 
 
 def _starts(widths: Sequence[int], budget: int) -> list[int]:

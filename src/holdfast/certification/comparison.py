@@ -2,7 +2,7 @@
 
 Prompts within one seed measure the sampling of prompts; seeds measure the variation of training. The two are reported
 side by side and never pooled: prompts of several seeds are not independent, and an interval over all of them would be
-too narrow. What can be said of a few given seeds on other prompts takes each prompt once, with its mean over the seeds.
+too narrow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtr, stdtrit
+from scipy.special import ndtri, stdtrit
 
 from holdfast.certification.arguments import confidence_level, number
 from holdfast.certification.binomial import tail
@@ -67,49 +67,6 @@ class SeedComparison:
     def to_json(self) -> dict[str, Any]:
         """Returns the fields by name."""
         return {**asdict(self), "differences": list(self.differences), "seeds": len(self.differences)}
-
-
-@dataclass(frozen=True)
-class GivenSeedsComparison:
-    """A minus B on the same n prompts, for the mean of the seeds at hand; nothing is said of other seeds.
-
-    Attributes:
-        differences: one per seed.
-        difference: their mean.
-        lower, upper: mean +- t sd / sqrt(n) of the prompts' differences d_i = mean_s (a_is - b_is).
-        p_value: of the same t statistic, two-sided.
-    """
-
-    n: int
-    differences: tuple[float, ...]
-    difference: float
-    lower: float
-    upper: float
-    p_value: float
-    confidence: float
-
-
-def compare_given_seeds(
-    a_violated: Sequence[Sequence[bool]], b_violated: Sequence[Sequence[bool]], confidence: float = 0.95
-) -> GivenSeedsComparison:
-    """Compares two methods prompt by prompt, each run with the same seeds; one sequence of outcomes per seed."""
-    a, b = (
-        np.array([_outcomes(name, one) for one in rows], float) for name, rows in (("A", a_violated), ("B", b_violated))
-    )
-    if a.shape != b.shape:
-        raise DataError(
-            f"A has seeds x prompts {a.shape} and B has {b.shape}, expected the same",
-            remedy="audit both on one data set",
-        )
-    each = (a - b).mean(axis=0)
-    n, mean = len(each), float(each.mean())
-    error = float(each.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-    half = float(stdtrit(n - 1, 1 - confidence_level(confidence, 2))) * error if n > 1 else math.inf
-    p_value = 2 * float(stdtr(n - 1, -abs(mean) / error)) if 0 < error < math.inf else float(mean == 0)
-    differences = tuple(float(x) for x in (a - b).mean(axis=1))
-    return GivenSeedsComparison(
-        n, differences, mean, max(mean - half, -1.0), min(mean + half, 1.0), p_value, float(confidence)
-    )
 
 
 def compare_prompts(

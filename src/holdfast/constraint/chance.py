@@ -148,8 +148,8 @@ class ChanceConstraint:
         """Raises `InfeasibleError` when the start is infeasible, unless `allow_infeasible_start`."""
         if self.allow_infeasible_start and self.unreachable:
             logger.warning(
-                "constraint: no model meets it: kl_token is never below 0, where phi = %.6g > alpha - buffer = %.6g "
-                "already; training ends when restoration gives up (a larger beta or tau can be met)",
+                "constraint: no model meets g + buffer <= 0: kl_token is never below 0, where phi = %.6g > alpha - "
+                "buffer = %.6g already; a filter restores until it gives up (raise tau, or beta where tau > 0)",
                 self.start_value() + self.alpha,
                 self.alpha - self.buffer,
             )

@@ -47,7 +47,8 @@ def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta:
 @contextmanager
 def computed_here(mixers: Sequence[nn.Module]) -> Iterator[None]:
     """A context in which mixers that would use transformers' own torch code for the rule use this one."""
-    homes = {} if _has_kernels() else {type(m).__module__: sys.modules[type(m).__module__] for m in mixers}
+    names = set() if _has_kernels() else {type(mixer).__module__ for mixer in mixers} & sys.modules.keys()
+    homes = {name: sys.modules[name] for name in names}
     before = {name: vars(home)[NAME] for name, home in homes.items() if NAME in vars(home)}
     try:
         for name, own in before.items():
@@ -70,7 +71,8 @@ def _in_place_of(own: Any) -> Any:
         initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        if initial_state is None and not output_final_state and use_qk_l2norm_in_kernel and chunk_size == CHUNK:
+        usual = use_qk_l2norm_in_kernel and chunk_size == CHUNK and all(value is None for value in kwargs.values())
+        if usual and initial_state is None and not output_final_state:
             return gated_delta_rule(query, key, value, g, beta), None
         return own(  # type: ignore[no-any-return]
             query, key, value, g=g, beta=beta, chunk_size=chunk_size, initial_state=initial_state,
@@ -193,33 +195,46 @@ class _Chunks:
         return _Kept(inverse, within, u, w, values, states)
 
     def backward(self, kept: _Kept, d_out: Tensor, into: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Write the gradients by query, key and value; those by g and beta."""
+        """Write the gradients by query, key and value; those by g and beta.
+
+        An entry (i, j) between tokens grows with c_i and shrinks with c_j, so d c comes from the entries times their
+        gradients, summed by row and by column. From the products with q and k it would be the difference of numbers
+        that mostly cancel, and in TF32 what is left is rounding.
+        """
         q, k, v, b = self.q, self.k, self.v, self.beta
         d_q, d_writing, d_u, d_w, d_last = self._through_states(kept, d_out)
-        # P, and with it the roles of queries and, as columns, of keys.
-        d_within = (d_out @ kept.values.mT).mul_(self.ratio)
-        d_q = torch.baddbmm(*_flat(d_q, d_within * self.norm_k.mT, k)).view_as(q)
-        d_column = (d_within * self.norm_q).mT @ q
+        # P = q k^T G, where keys are columns.
+        d_within = d_out @ kept.values.mT
+        parts = kept.within * d_within
+        own = parts.diagonal(dim1=-2, dim2=-1).unsqueeze(-1).clone()
+        parts, d_within = parts.tril_(-1), d_within.mul_(self.ratio)
         # [U W] = T [b v, b e^c k] with T = (1 + A)^(-1): a solution's gradient goes to the right side and to -A.
         d_bv, d_bk = kept.inverse.mT @ d_u, kept.inverse.mT @ d_w.neg_()
-        d_system = torch.baddbmm(*_flat(d_bv @ kept.u.mT, d_bk, kept.w.mT)).view_as(d_within)
-        d_system = d_system.tril_(-1).mul_(self.ratio).neg_()
-        d_column = torch.baddbmm(*_flat(d_column, (d_system * (b * self.norm_k)).mT, k)).view_as(k)
-        d_column.addcmul_(d_writing, self.left)
-        d_row = (d_system * self.norm_k.mT) @ k  # of keys as rows, before b
-        d_row.addcmul_(d_bk, self.grown)
+        d_system = torch.baddbmm(*_flat(d_bv @ kept.u.mT, d_bk, kept.w.mT)).view_as(d_within).tril_(-1).neg_()
+        rows = (k @ k.mT).mul_(self.ratio * self.norm_k * self.norm_k.mT).mul_(d_system)  # A = b k k^T G, without b
+        d_system.mul_(self.ratio)
 
-        along_q = _dot(d_q, q) * self.norm_q
-        along_row, along_column = _dot(d_row, k) * self.norm_k, _dot(d_column, k) * self.norm_k
-        d_beta = along_row + _dot(d_bv, v)
-        d_c = along_q + along_row * b - along_column  # c grows what a row gives, and shrinks what a column does
+        read = _dot(d_q, q) * self.norm_q
+        right, written = _dot(d_bk, k) * self.norm_k * self.grown, _dot(d_writing, k) * self.norm_k * self.left
+        d_beta = rows.sum(-1, keepdim=True) + right
+        both = torch.addcmul(parts, rows, b)
+        row, column = both.sum(-1, keepdim=True), both.sum(-2).unsqueeze(-1)
+        d_c = row - column + read + right * b - written
         d_c[..., -1:, :] += d_last
+        along_q = parts.sum(-1, keepdim=True) + own + read
+        along_k = column + own + d_beta * b + written
+
+        d_q = torch.baddbmm(*_flat(d_q, d_within * self.norm_k.mT, k)).view_as(q)
+        d_system.mul_(b)
+        keys = (d_system * self.norm_k).mT + d_system * self.norm_k.mT  # of k k^T, where a key is row and column
+        d_k = torch.baddbmm(*_flat((d_within * self.norm_q).mT @ q, keys, k)).view_as(k)
+        d_k.addcmul_(d_writing, self.left).addcmul_(d_bk, b * self.grown)
         # Through the norms: d x = |x|^(-1) (d y - y (y d y)), and y = x / |x|.
-        d_k = d_column.addcmul_(d_row, b).addcmul_(k, (along_row * b + along_column) * self.norm_k, value=-1)
+        d_k.addcmul_(k, along_k * self.norm_k, value=-1)
         d_q.addcmul_(q, along_q * self.norm_q * q.shape[-1], value=-1)
         for given, scale, target in zip((d_q, d_k, d_bv), (self.norm_q, self.norm_k, b), into, strict=True):
             torch.mul(given.view_as(target), scale.view(*target.shape[:-1], 1), out=target)
-        return d_c.flip(-2).cumsum(-2).flip(-2), d_beta
+        return d_c.flip(-2).cumsum(-2).flip(-2), d_beta + _dot(d_bv, v)
 
     def _through_states(self, kept: _Kept, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Gradients by q (of what is read from states), e^(c_last - c) k / |k|, U, -W and c_last, in this order."""

@@ -4,8 +4,10 @@ Prompts within one seed and seeds measure different things and are never pooled 
 So the difference of two rows has the interval of its evidence:
 
 seeds     three or more seeds that both rows have: mean +- t sd / sqrt(S) of the differences per seed
-given     two common seeds, outcomes per example: the mean over both, on other prompts. An interval over two seeds would
-          be 9 standard deviations to each side; so this one speaks of these two, and is believed where both agree
+given     two common seeds, outcomes per example: the mean over both, and the means of the ends of their two paired
+          intervals; no narrower than theirs, since both saw the same prompts. It speaks of these seeds on other
+          prompts. An interval over two seeds would be 9 standard deviations to each side; this one is believed where
+          both seeds agree
 prompts   one common seed, outcomes per example in both results: Newcombe's interval for paired shares
 ends      intervals alone: d - sqrt((a - a_low)^2 + (b_high - b)^2), and likewise above, as if the two rows were
           measured on different prompts; on the same prompts this is usually wider than it needs to be. Of two seeds the
@@ -17,9 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
-from holdfast.certification.comparison import compare_given_seeds, compare_prompts, compare_seeds
+from holdfast.certification.comparison import compare_prompts, compare_seeds
 from holdfast.tables.results import Measured, Result
 from holdfast.tables.utility import LOSS
 
@@ -30,7 +33,7 @@ SEEDS = 3  # from which on the t interval over seeds is used
 
 @dataclass(frozen=True)
 class Difference:
-    """A minus B with a 95 % interval, each seed's own difference, and a p value where outcomes were paired."""
+    """A minus B with a 95 % interval, each seed's own difference, and McNemar's p value where one seed was paired."""
 
     value: float
     low: float
@@ -76,13 +79,11 @@ def _of_outcomes(a: Sequence[Result], b: Sequence[Result], metric: str) -> Diffe
     ours, theirs = ([list(result.outcomes.get(metric, ())) for result in rows] for rows in (a, b))
     if {len(one) for one in ours + theirs} != {len(ours[0])} or not ours[0]:
         return None
-    if len(ours) == 1:
-        paired = compare_prompts(ours[0], theirs[0])
-        return Difference(
-            paired.difference, paired.lower, paired.upper, (paired.difference,), "prompts", paired.p_value
-        )
-    given = compare_given_seeds(ours, theirs)
-    return Difference(given.difference, given.lower, given.upper, given.differences, "given", given.p_value)
+    each = [compare_prompts(x, y) for x, y in zip(ours, theirs, strict=True)]
+    values, lows, highs = zip(*((one.difference, one.lower, one.upper) for one in each), strict=True)
+    kind: Evidence = "prompts" if len(each) == 1 else "given"
+    p_value = each[0].p_value if len(each) == 1 else None
+    return Difference(fmean(values), fmean(lows), fmean(highs), values, kind, p_value)
 
 
 def _mean_of_ends(a: Sequence[Result], b: Sequence[Result], metric: str) -> Difference | None:
@@ -91,10 +92,8 @@ def _mean_of_ends(a: Sequence[Result], b: Sequence[Result], metric: str) -> Diff
     known = [one for one in found if one is not None]
     if len(known) < len(found):
         return None
-    value, low, high = (
-        sum(column) / len(known) for column in zip(*((o.value, o.low, o.high) for o in known), strict=True)
-    )
-    return Difference(value, low, high, tuple(one.value for one in known), "ends")
+    values, lows, highs = zip(*((one.value, one.low, one.high) for one in known), strict=True)
+    return Difference(fmean(values), fmean(lows), fmean(highs), values, "ends")
 
 
 def of_ends(a: Measured, b: Measured) -> Difference | None:

@@ -21,7 +21,7 @@ OURS, PLAIN = "holdfast", "sft"
 HEADLINE = ("aligned", "sft", "mix", "safegrad", "primal_dual", OURS)
 EVIDENCE = {
     "seeds": "t interval over seeds",
-    "given": "same prompts, mean of these seeds",
+    "given": "same prompts, paired, mean of these seeds",
     "prompts": "same prompts, paired",
     "ends": "from the two intervals",
 }

@@ -113,3 +113,7 @@ def test_losses_are_the_same_with_and_without_a_mask():
         with_mask = losses_of(model, Batch.of(rows, **shared))
         without = losses_of(model, Batch.of(rows, **shared, masked=False))
     torch.testing.assert_close(without, with_mask, rtol=1e-6, atol=1e-6)
+
+
+def test_no_examples_are_no_batches():
+    assert batches([], 100) == batches([], 100, even=False) == []

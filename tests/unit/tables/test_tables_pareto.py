@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
-from scipy import stats
 from tests.unit.tables.making import result_json, results
 
 from holdfast.certification.comparison import compare_prompts, compare_seeds
@@ -61,16 +59,25 @@ def told(defense, by_seed):
     return results(made)
 
 
-def test_two_seeds_are_compared_prompt_by_prompt_each_prompt_once():
+def test_two_seeds_have_the_mean_of_their_paired_intervals():
     a = told("sft", ((1, "1111111100"), (2, "1111110000")))
     b = told("lisa", ((1, "1000000000"), (2, "1100000000")))
     found = difference(a, b, "HS")
-    each = [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.0, 0.0]
-    half = stats.t.ppf(0.975, 9) * np.std(each, ddof=1) / math.sqrt(10)
-    assert (found.evidence, found.each) == ("given", pytest.approx((0.7, 0.4)))
-    assert (found.value, found.low, found.high) == pytest.approx((0.55, 0.55 - half, 0.55 + half))
-    assert found.p_value == pytest.approx(stats.ttest_1samp(each, 0.0).pvalue)
+    each = [difference(x, y, "HS") for x, y in ((a[:1], b[:1]), (a[1:], b[1:]))]
+    assert [one.evidence for one in each] == ["prompts", "prompts"]
+    assert (found.evidence, found.each, found.p_value) == ("given", pytest.approx((0.7, 0.4)), None)
+    assert found.low == pytest.approx((each[0].low + each[1].low) / 2)
+    assert found.high == pytest.approx((each[0].high + each[1].high) / 2)
     assert found.is_higher
+
+
+def test_a_second_seed_that_repeats_the_first_adds_nothing():
+    a, b = told("sft", ((1, "1111100000"),)), told("lisa", ((1, "1000000000"),))
+    twice = difference(
+        told("sft", ((1, "1111100000"), (2, "1111100000"))), told("lisa", ((1, "1000000000"), (2, "1000000000"))), "HS"
+    )
+    once = difference(a, b, "HS")
+    assert (twice.low, twice.high) == pytest.approx((once.low, once.high))
 
 
 def test_seeds_that_disagree_tell_nothing():
