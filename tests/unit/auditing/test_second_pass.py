@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests import tiny
@@ -9,6 +11,7 @@ from tests.unit.auditing.making import encodings, write_adapter, write_rows
 
 from holdfast.auditing import windows as windowing
 from holdfast.auditing.audit import audit
+from holdfast.auditing.batches import batches
 from holdfast.auditing.measure import Measurer, measure_pair
 from holdfast.auditing.noise import SAMPLE, SecondRun
 from holdfast.auditing.pair import open_pair
@@ -35,6 +38,18 @@ def test_the_floor_is_the_distance_to_the_first_losses(models, unit):
     tokens = min(row.n_labels for row in rows)
     expected = {"nll_sum": 0.5, "nll_token": 0.5 / tokens, "nll_first": 0.125}
     assert again.floor(moved, unit) == pytest.approx(expected[unit], abs=1e-5)
+
+
+def test_its_batches_are_smaller_than_the_audits_own(models):
+    """Batches of one size take the same kernels, and no rounding would show; the audit's are nearest in size where its
+    examples, all of one length, are a little more than one batch."""
+    rows = [replace(row, input_ids=row.input_ids[-10:], labels=row.labels[-10:]) for row in encodings(SAMPLE)]
+    budget = 10 * SAMPLE - 1
+    own = batches([10] * SAMPLE, budget)
+    assert len(own) == 2
+    with open_pair(*models, device="cpu") as pair:
+        plan = SecondRun(pair, rows, first_k=2, batch_tokens=budget)._plan
+    assert max(map(len, plan)) < 0.8 * min(map(len, own))
 
 
 def test_the_sample_is_the_smallest_ids_and_one_nan_does_not_hide_the_rest(models):
