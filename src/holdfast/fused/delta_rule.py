@@ -9,9 +9,9 @@ in chunks of `CHUNK` tokens, inside which c_t is the sum of the decays so far an
     A = tril(b k k^T G, -1)      T = (1 + A)^(-1)      [U W] = T [b v, b e^c k]      P = q k^T G
     V = U - W S                  o = (e^c q) S + P V   S <- e^(c_last) S + (e^(c_last - c) k)^T V
 
-transformers computes the same where flash-linear-attention is not installed, and autograd then keeps some 40 tensors of
-the rows' size and passes over each of them several times. Here the backward is written out: little more than half of
-the memory and of the traffic, and products in place of a triangular solver.
+transformers computes the same where flash-linear-attention is not installed, and autograd then keeps what each of its
+operations needs and passes over it once more for each. Here the backward is written out: little more than half of the
+memory and of the traffic (docs/log.md), and products in place of a triangular solver.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ def _in_place_of(own: Any) -> Any:
 
 
 class _Rule(torch.autograd.Function):
+    """The rule as one operation of autograd, which has no second derivative."""
+
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
         ctx.rough = torch.is_autocast_enabled(query.device.type)
@@ -303,7 +305,7 @@ def _flat(*tensors: Tensor) -> list[Tensor]:
 
 
 def _chunks(x: Tensor) -> Tensor:
-    """(rows, tokens, heads, width) to (chunks, rows x heads, CHUNK, width), float32 and its own memory."""
+    """(rows, tokens, heads, width) to (chunks, rows x heads, CHUNK, width), float32; zeros fill the last chunk."""
     more = -x.shape[1] % CHUNK
     if more:
         x = nn.functional.pad(x, (0, 0, 0, 0, 0, more))
