@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers.models.qwen3_5.modeling_qwen3_5 as qwen
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.fused import delta_rule
-from holdfast.fused.delta_rule import computed_here, gated_delta_rule, unit_lower_inverse
+from holdfast.fused.delta_rule import gated_delta_rule, unit_lower_inverse
 
 SIZES = [(1, 1, 1, 2, 1), (2, 10, 3, 8, 8), (2, 64, 2, 16, 8), (1, 65, 2, 8, 16), (3, 200, 2, 16, 16)]
 
@@ -159,59 +157,3 @@ def kept_bytes(rule, inputs):
 def test_it_keeps_less_than_autograd_does():
     inputs = drawn(2, 256, 2, 128, 128, dtype=torch.bfloat16)
     assert kept_bytes(gated_delta_rule, inputs) < 0.6 * kept_bytes(own, inputs)
-
-
-# -- in place of transformers' -----------------------------------------------------------------------------------------
-
-
-class Mixer(nn.Module):
-    __module__ = qwen.__name__
-
-
-def test_it_stands_in_for_transformers_inside_the_context_alone(monkeypatch):
-    before = qwen.torch_chunk_gated_delta_rule
-    inputs = drawn(2, 70, 2, 8, 8)
-    calls = []
-    monkeypatch.setattr(delta_rule, "gated_delta_rule", lambda *args: calls.append(args) or gated_delta_rule(*args))
-    with computed_here([Mixer(), nn.Conv1d(1, 1, 1)]):
-        out = own(*inputs)
-    assert len(calls) == 1
-    assert torch.equal(out, gated_delta_rule(*inputs))
-    assert qwen.torch_chunk_gated_delta_rule is before
-
-
-def test_transformers_own_is_back_after_an_error():
-    before = qwen.torch_chunk_gated_delta_rule
-    with pytest.raises(RuntimeError), computed_here([Mixer()]):
-        own(*drawn(2, 70, 2, 8, 8)[:4], torch.ones(1, 1, 5))
-    assert qwen.torch_chunk_gated_delta_rule is before
-
-
-def test_what_it_does_not_know_stays_with_transformers():
-    q, k, v, g, beta = drawn(2, 70, 2, 8, 8)
-    state = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(2))
-    more = {"g": g, "beta": beta, "initial_state": state, "output_final_state": True}
-    expected = qwen.torch_chunk_gated_delta_rule(q, k, v, **more)
-    with computed_here([Mixer()]):
-        found = qwen.torch_chunk_gated_delta_rule(q, k, v, **more)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-def test_boundaries_of_packed_rows_stay_with_transformers():
-    q, k, v, g, beta = drawn(1, 70, 2, 8, 8)
-    more = {"g": g, "beta": beta, "use_qk_l2norm_in_kernel": True, "cu_seqlens": torch.tensor([0, 30, 70])}
-    with computed_here([Mixer()]), pytest.raises(ValueError, match="packed sequences"):
-        qwen.torch_chunk_gated_delta_rule(q, k, v, **more)
-
-
-def test_a_mixer_of_no_known_module_is_passed_over():
-    Elsewhere = type("Elsewhere", (nn.Module,), {"__module__": "nowhere.to.be.found"})
-    with computed_here([Elsewhere()]):
-        pass
-
-
-def test_an_installed_kernel_is_left_in_place(monkeypatch):
-    monkeypatch.setattr(delta_rule, "_has_kernels", lambda: True)
-    before = qwen.torch_chunk_gated_delta_rule
-    with computed_here([Mixer()]):
-        assert qwen.torch_chunk_gated_delta_rule is before

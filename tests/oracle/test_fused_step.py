@@ -9,6 +9,7 @@ import torch
 from peft import get_peft_model
 
 import holdfast as hf
+from holdfast.fused import transformers_rule
 from tests import hybrid, tiny
 from tests.unit.trainers.building import build, weights
 
@@ -114,11 +115,16 @@ def test_it_is_the_same_with_more_micro_batches_than_safety_rows(tmp_path):
     both(tmp_path, gradient_accumulation_steps=3, safety_batch_size=2, learning_rate=0.05, optim="sgd")
 
 
-def test_it_is_the_same_on_a_hybrid_model(tmp_path):
+def test_it_is_the_same_on_a_hybrid_model(tmp_path, monkeypatch):
+    calls: list[Any] = []
+    rule = transformers_rule.gated_delta_rule
+    monkeypatch.setattr(transformers_rule, "gated_delta_rule", lambda *args: calls.append(args) or rule(*args))
+
     def make() -> dict[str, Any]:
         return {"model": hybrid.model(), "peft_config": hybrid.lora()}
 
     both(tmp_path, make=make, learning_rate=0.05, optim="sgd", tolerance=1e-5)
+    assert calls  # its mixers by the rule of this project, and not by transformers'
 
 
 def test_it_is_the_same_with_several_safety_sets(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.fused import transformers_rule
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.packed_rows import encoded_rows
@@ -65,7 +66,10 @@ def test_float32_gradients_are_those_of_two_passes(tmp_path, graphs, checkpointi
 @pytest.mark.parametrize("kind", ["llama", "hybrid"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("graphs", ["off", "on"])
-def test_bfloat16_gradients_are_within_the_noise_of_two_passes(tmp_path, graphs, checkpointing, kind):
+def test_bfloat16_gradients_are_within_the_noise_of_two_passes(tmp_path, monkeypatch, graphs, checkpointing, kind):
+    calls: list[Any] = []
+    rule = transformers_rule.gated_delta_rule
+    monkeypatch.setattr(transformers_rule, "gated_delta_rule", lambda *args: calls.append(args) or rule(*args))
     common = {"dtype": torch.bfloat16, "gradient_checkpointing": checkpointing}
     if kind == "hybrid":
         common |= {"model": hybrid.model, "lora": hybrid.lora}
@@ -74,6 +78,7 @@ def test_bfloat16_gradients_are_within_the_noise_of_two_passes(tmp_path, graphs,
     split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "safety_micro_batch_size": 1}
     again = watched(tmp_path / "again", step="two_pass", **common, **split)
     fused = watched(tmp_path / "fused", step="fused", step_graphs=graphs, **common)
+    assert bool(calls) == (kind == "hybrid")
     # From the same weights in float32. TRL's head rounds the task's logits to bfloat16 where ours does not.
     exact = watched(tmp_path / "exact", step="two_pass", **{**common, "dtype": torch.float32, "like": torch.bfloat16})
     for name in ("task", "side"):

@@ -11,17 +11,15 @@ in chunks of `CHUNK` tokens, inside which c_t is the sum of the decays so far an
 
 transformers computes the same where flash-linear-attention is not installed, and autograd then keeps what each of its
 operations needs and passes over it once more for each. Here the backward is written out: little more than half of the
-memory and of the traffic (docs/log.md), and products in place of a triangular solver.
+memory and of the traffic (docs/log.md), and products in place of a triangular solver. `transformers_rule` puts it in
+the place of theirs.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +28,6 @@ from torch.autograd.function import once_differentiable
 
 CHUNK = 64
 EPSILON = 1e-6  # under the root of the norms, as in transformers
-NAME = "torch_chunk_gated_delta_rule"
 
 
 def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
@@ -42,44 +39,6 @@ def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta:
         g, beta: (rows, tokens, heads).
     """
     return _Rule.apply(query, key, value, g, beta)  # type: ignore[no-any-return, no-untyped-call]
-
-
-@contextmanager
-def computed_here(mixers: Sequence[nn.Module]) -> Iterator[None]:
-    """A context in which mixers that would use transformers' own torch code for the rule use this one."""
-    names = set() if _has_kernels() else {type(mixer).__module__ for mixer in mixers} & sys.modules.keys()
-    homes = {name: sys.modules[name] for name in names}
-    before = {name: vars(home)[NAME] for name, home in homes.items() if NAME in vars(home)}
-    try:
-        for name, own in before.items():
-            setattr(homes[name], NAME, _in_place_of(own))
-        yield
-    finally:
-        for name, own in before.items():
-            setattr(homes[name], NAME, own)
-
-
-@cache
-def _has_kernels() -> bool:
-    """Whether transformers may find a GPU kernel for the rule, which is faster still."""
-    return any(find_spec(name) is not None for name in ("fla", "kernels"))
-
-
-def _in_place_of(own: Any) -> Any:
-    def rule(
-        query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, chunk_size: int = CHUNK,
-        initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        usual = use_qk_l2norm_in_kernel and chunk_size == CHUNK and all(value is None for value in kwargs.values())
-        if usual and initial_state is None and not output_final_state:
-            return gated_delta_rule(query, key, value, g, beta), None
-        return own(  # type: ignore[no-any-return]
-            query, key, value, g=g, beta=beta, chunk_size=chunk_size, initial_state=initial_state,
-            output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **kwargs,
-        )  # fmt: skip
-
-    return rule
 
 
 class _Rule(torch.autograd.Function):

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from holdfast.core.errors import UnsupportedError
-from holdfast.fused.delta_rule import computed_here
 from holdfast.fused.packed_rows import CURRENT, Layout
+from holdfast.fused.transformers_rule import computed_here
 
 NAME = "holdfast_rows"
 VARLEN_DTYPES = (torch.bfloat16, torch.float16)
