@@ -166,6 +166,46 @@ def test_a_kl_constraint_that_no_model_meets_says_so(caplog: pytest.LogCaptureFi
     assert not dataclasses.replace(constraint, beta=20.0).unreachable
 
 
+@pytest.mark.parametrize("majorizer", ["ramp", "squared_hinge", "exponential", "softplus", "sigmoid"])
+def test_what_is_free_is_where_phi_is_zero(majorizer) -> None:
+    constraint = ChanceConstraint(tau=0.2, beta=10.0, majorizer=majorizer, unit="kl_token")
+    phi = constraint.phi(torch.tensor([constraint.free, constraint.free + 1e-6], dtype=torch.float64))
+    if majorizer in ("ramp", "squared_hinge"):
+        assert constraint.free == pytest.approx(0.1)
+        assert float(phi[0]) == pytest.approx(0.0, abs=1e-12)
+        assert float(phi[1]) > 0
+    else:
+        assert constraint.free == 0.0
+        assert float(phi[0]) > 0
+
+
+def test_with_beta_one_over_tau_a_kl_is_bounded_in_the_mean() -> None:
+    """(1 + beta (D - tau))_+ = D / tau for D >= 0, so that g <= 0 is mean D <= alpha tau."""
+    for tau in (0.05, 0.1, 0.2):
+        constraint = ChanceConstraint(tau=tau, beta=1 / tau, unit="kl_token")
+        kl = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        assert constraint.free == 0.0
+        assert float(constraint.value(kl)) == pytest.approx(float(kl.mean()) / tau - constraint.alpha)
+
+
+@pytest.mark.parametrize(("settings", "warned"), [
+    ({"tau": 0.2}, True),
+    ({"beta": 20.0}, True),
+    ({"tau": 0.2, "majorizer": "squared_hinge"}, True),
+    ({}, False),
+    ({"tau": 0.2, "beta": 5.0}, False),
+    ({"tau": 0.2, "unit": "nll_token"}, False),
+    ({"tau": 0.2, "majorizer": "exponential"}, False),
+])  # fmt: skip
+def test_a_kl_that_costs_nothing_is_warned_of(settings, warned, caplog) -> None:
+    constraint = ChanceConstraint(**{"unit": "kl_token", **settings})
+    with caplog.at_level(logging.WARNING):
+        constraint.warn_of_free_degradation("refusals")
+    assert ("refusals: kl_token costs nothing up to tau - 1/beta" in caplog.text) == warned
+    if warned:
+        assert f"set beta: {1 / constraint.tau:g}" in caplog.text
+
+
 def test_the_boundary_start_of_a_round_beta_is_feasible() -> None:
     ChanceConstraint(tau=0.1, alpha=0.05, beta=9.5).require_feasible_start()  # 1 - 9.5 * 0.1 > 0.05 in floats
     with pytest.raises(InfeasibleError, match=r"beta 9\.5\)"):

@@ -42,8 +42,9 @@ def check(
     else:
         _show(findings, reveal)
     if findings["defense"]["constrains"]:
-        for limit in constraints(config).values():
+        for name, limit in constraints(config).items():
             limit.require_feasible_start()
+            limit.warn_of_free_degradation(name)
 
 
 def _show(findings: dict[str, Any], reveal: bool) -> None:

@@ -26,6 +26,7 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 ON_POLICY = "on_policy"  # of audits and certificates alone
 
 TAIL_SHARE = 0.9  # cvar's t stays below this share of tau, since beta = 1/(tau - t) diverges at tau
+FREE_KL = 0.02  # nats per token; at 0.05 a 135M model had lost its refusals (docs/results.md)
 NOISE_MARGIN = 5.0  # tau must be at least this many times the measured noise floor
 # 1 - 9.5 * 0.1 exceeds 0.05 by rounding alone; the boundary of the feasible start belongs to the user.
 _ROUNDING = 1e-12
@@ -176,6 +177,28 @@ class ChanceConstraint:
             remedy=f"set tau >= {_rounded_up(NOISE_MARGIN * noise_floor)}, compute in float32, "
             "or set constraint.allow_tau_below_noise: true",
         )
+
+    @property
+    def free(self) -> float:
+        """The degradation that costs nothing, in nats: phi is 0 up to t = tau - 1/beta where it has a flat part."""
+        if self.majorizer not in ("ramp", "squared_hinge", "cvar"):
+            return 0.0
+        return max(0.0, self.threshold())
+
+    def warn_of_free_degradation(self, name: str) -> None:
+        """Says so where every example may move further than is known to be harmless; a KL, unlike an NLL, has no sign.
+
+        With beta = 1/tau nothing is free, and the ramp bounds the mean KL by alpha tau.
+        """
+        if self.unit == "kl_token" and self.free > FREE_KL:
+            logger.warning(
+                "%s: kl_token costs nothing up to tau - 1/beta = %.3g nats per token, so every example may move that "
+                "far; 0.05 was enough for a small model to lose its refusals (docs/results.md). To count every "
+                "movement set beta: %.4g",
+                name,
+                self.free,
+                1 / self.tau,
+            )
 
     def threshold(self, beta: float | None = None) -> float:
         """Returns t = tau - 1/beta, where the ramp starts to rise, at `beta` or the constraint's own."""

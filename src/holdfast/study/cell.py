@@ -132,7 +132,10 @@ class _Cell:
     aligned: Path | None
 
     def train(self) -> dict[str, Metric]:
-        """Fine-tune on the poisoned task; the violation rates of the held-out and the constraint pairs."""
+        """Fine-tune on the poisoned task; violation rates of the held-out and the constraint pairs.
+
+        Twice: in the protocol's unit and tau, by which all rows are compared, and in those the run was steered by.
+        """
         from holdfast.pipeline import run
 
         if self.aligned is None:
@@ -143,7 +146,11 @@ class _Cell:
             output_dir=self.folder / RUN, kept=kept_file(self.aligned) if self.protocol.keep == "replies" else None,
         )  # fmt: skip
         run(config_from_dict(settings), resume=True)
-        return violations(self.folder / RUN, unit=self.protocol.measure.unit, tau=self.protocol.measure.tau)
+        measure, own = self.protocol.measure, self.constraint()
+        assert own is not None  # a run writes its settings before anything else
+        compared = violations(self.folder / RUN, unit=measure.unit, tau=measure.tau)
+        steered = violations(self.folder / RUN, unit=own["unit"], tau=own["tau"])
+        return compared | {f"own_{name}": metric for name, metric in steered.items()}
 
     def constraint(self) -> dict[str, Any] | None:
         """tau, alpha, beta and all else of the constraint that the run was held to, defaults included."""

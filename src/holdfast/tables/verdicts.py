@@ -103,12 +103,13 @@ def slopes(results: Sequence[Result]) -> str:
                 apart = difference(last, first, HARM)
                 ends = [_figure(first, HARM), _figure(last, HARM), MISSING if apart is None else _signed(apart)]
                 value = f"{one.value:+.3f} \\[{one.low:+.3f}, {one.high:+.3f}\\]"
-                told = "rises" if one.low > 0 else "falls" if one.high < 0 else "no slope told"
+                told = "rises" if one.rises else "falls" if one.falls else "no slope told"
                 span = f"{one.ratios[0]:g} to {one.ratios[-1]:g} ({len(one.ratios)})"
-                lines.append(_line([escape(name), span, *ends, value, str(one.seeds), told]))
+                each = ", ".join(f"{x:+.3f}" for x in one.each)
+                lines.append(_line([escape(name), span, *ends, value, each, told]))
         if lines:
             head = ["Row", "p", "HS, lowest p", "HS, highest p", "HS, highest minus lowest p"]
-            head += ["Slope (HS per unit of p)", "Seeds", "Told by the slope"]
+            head += ["Slope (HS per unit of p)", "each seed", "Told by the slope"]
             parts += [f"**{escape(place_title(model, task))}**", "", _line(head)]
             parts += [_line(["---", "---", "---:", "---:", "---:", "---:", "---:", "---"]), *lines, ""]
     return "\n".join(parts).rstrip() + "\n" if parts else ""

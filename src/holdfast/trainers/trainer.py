@@ -205,6 +205,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         for one in self.safety.values():
             if self.defense.constrains:
                 one.constraint.require_feasible_start()
+                one.constraint.warn_of_free_degradation(one.name)
             safety_sets.measure(
                 one,
                 self.forward_of(self.model),

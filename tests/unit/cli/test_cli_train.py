@@ -244,6 +244,17 @@ def test_the_result_says_whether_the_limit_was_enforced_or_only_measured(
     assert stored["defense"] == {"name": name, "constrains": constrains}
 
 
+@pytest.mark.parametrize(
+    ("beta", "defense", "warned"), [(10, "holdfast", True), (5, "holdfast", False), (10, "sft", False)]
+)
+def test_a_free_degradation_is_warned_of_where_it_steers(run_file, holdfast, beta, defense, warned):
+    limit = ["constraint.unit=kl_token", "constraint.tau=0.2", f"constraint.beta={beta}"]
+    for command in (["check"], ["train"]):
+        code, _, err = holdfast(*command, run_file, *limit, f"defense={defense}", "train.max_steps=1")
+        assert code == 0, err
+        assert ("kl_token costs nothing up to tau - 1/beta = 0.1" in err) == warned
+
+
 def test_a_baseline_may_start_outside_a_limit_that_it_does_not_enforce(run_file, holdfast):
     code, out, err = holdfast("train", run_file, "defense=sft", "constraint.beta=1", "train.max_steps=2")
     assert code == 0, err

@@ -11,6 +11,7 @@ import pytest
 from tests import tiny
 from tests.protocol_data import make_data_folder
 
+from holdfast.auditing.table import degradations, read_table
 from holdfast.config import config_from_dict
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.files import write_json
@@ -61,14 +62,28 @@ def result_of(world, cell: Cell, folder: str) -> dict[str, Any]:
     return run_cell(node, root / folder)
 
 
+def test_violations_are_counted_in_the_protocols_unit_and_in_the_runs_own(world):
+    root, model, protocol = world
+    steered = {"unit": "kl_token", "tau": 1e-7, "beta": 1e7, "allow_tau_below_noise": True}
+    cell = cell_of(model, "sft", constraint=steered, setting="kl")
+    found = result_of(world, cell, "own")["metrics"]
+    table = read_table(root / "own" / "run")
+    assert (protocol.measure.unit, protocol.measure.tau) == ("nll_token", 0.1)
+    for role, name in (("monitor", "violation_rate"), ("constraint", "violation_rate_constraint")):
+        for start, unit, tau in (("", "nll_token", 0.1), ("own_", "kl_token", 1e-7)):
+            expected = [d > tau for d in degradations(table, unit, role=role)]
+            assert found[start + name]["value"] == pytest.approx(sum(expected) / len(expected))
+    assert found["own_violation_rate_constraint"]["value"] != found["violation_rate_constraint"]["value"]
+
+
 def test_a_cell_runs_from_its_data_to_a_row_of_a_table(world):
     root, model, _ = world
     cells = [cell_of(model), cell_of(model, "sft"), reference_cell(model, "sst2", "sft"),
              reference_cell(model, "sst2", "none")]  # fmt: skip
     results = [result_of(world, cell, cell.id) for cell in cells]
     ours, plain, aligned, base = results
-    assert ours["metrics"]["violation_rate"]["n"] == 6
-    assert "violation_rate" not in aligned["metrics"]
+    assert ours["metrics"]["violation_rate"]["n"] == ours["metrics"]["own_violation_rate"]["n"] == 6
+    assert not {"violation_rate", "own_violation_rate"} & aligned["metrics"].keys()
     for result in results:
         assert {"HS", "refusal_rate", "over_refusal", "FA", "FA_strict", "task_loss"} <= set(result["metrics"])
         assert (result["metrics"]["HS"]["n"], result["metrics"]["FA"]["n"]) == (8, 5)
