@@ -57,3 +57,24 @@ def test_the_floor_is_four_operations_a_parameter_and_token(shape):
     found = [float(cell) for cell in line.strip("| ").split("|")[1:]]
     expected = [layers, 4 * layers * tokens / 1e12, 1e3 * floor, row["median_ms"], row["median_ms"] / 1e3 / floor]
     assert found == pytest.approx(expected, rel=0.06)
+
+
+PAGE = (ROOT / "docs" / "performance.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["audit_throughput", "audit_throughput_8b"])
+def test_the_audit_is_as_fast_as_the_page_says(name):
+    record = json.loads((RESULTS / f"{name}.json").read_text())
+    seconds = record["median_seconds"]
+    share = seconds["bare"] / seconds["audit"]
+    assert share >= 0.85
+    assert f"{100 * share:.0f} %" in PAGE
+    assert f"{seconds['audit']:.2f} s against {seconds['bare']:.2f}" in PAGE
+    assert f"{seconds['measure'] / seconds['bare']:.2f}" in PAGE
+
+
+def test_the_hybrid_measured_again_is_what_the_page_says():
+    rows = {row["path"]: row for row in json.loads((RESULTS / "speed_qwen.json").read_text())["rows"]}
+    ours, theirs = rows["holdfast"], rows["trl_sft"]
+    times = f"{ours['median_ms']:.0f} against TRL's {theirs['median_ms']:.0f} ms, {ours['x_trl_sft']:.2f} times"
+    assert f"{times}, at {ours['x_memory']:.2f} times the memory" in PAGE

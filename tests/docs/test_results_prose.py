@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.tables.pareto import difference
 from holdfast.tables.results import Result, read_results
+from holdfast.tables.slope import slope
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "results.md").read_text()
@@ -41,29 +42,29 @@ def interval(a: list[Result], b: list[Result], metric: str = "HS") -> str:
     return f"{found.value:+.3f} \\[{found.low:+.3f}, {found.high:+.3f}\\]"
 
 
-def test_holdfast_at_a_tenth_and_a_quarter_of_poison(cells):
-    ours = {p: [r for r in row(cells, "holdfast", "sst2", p) if r.seed == 42] for p in (0.1, 0.25, 0.5)}
+def test_holdfast_against_the_aligned_model_and_safegrad_at_every_ratio(cells):
     aligned = row(cells, "aligned", "sst2", None)
-    for words in (
-        f"above the aligned model ({interval(ours[0.1], aligned)})",
-        f"above SafeGrad at the same p ({interval(ours[0.1], row(cells, 'safegrad', 'sst2', 0.1))}",
-        f"above itself at p = 0.5 ({interval(ours[0.1], ours[0.5])})",
-        f"below its own p = 0.1 ({interval(ours[0.25], ours[0.1])})",
-    ):
-        assert said(words), words
-    assert f"({interval(ours[0.25], aligned)})" in PAGE
+    ours = {p: row(cells, "holdfast", "sst2", p) for p in (0.05, 0.1, 0.25, 0.5)}
+    few = ", ".join(interval(ours[p], aligned) for p in (0.05, 0.1, 0.25))
+    assert said(f"is {few} (p = 0.05, 0.1, 0.25, two seeds) and {interval(ours[0.5], aligned)} (p = 0.5, three)")
+    apart = [interval(ours[p], row(cells, "safegrad", "sst2", p)).split(" ")[0] for p in ours]
+    assert said(f"Against SafeGrad it is {', '.join(apart[:3])} and {apart[3]}")
+    tenth = [f"{r.metrics['HS'].value:.3f}" for r in by_seed(ours[0.1])]
+    assert said(f"is within what seeds do ({listed(tenth)})")
+
+
+def by_seed(found: list[Result]) -> list[Result]:
+    return sorted(found, key=lambda r: (42, 1337, 2024).index(r.seed or 0))
+
+
+def listed(values: list[str]) -> str:
+    return f"{', '.join(values[:-1])} and {values[-1]}"
 
 
 def test_over_refusal(cells):
-    shown = {
-        r.task: sorted(
-            f"{one.metrics['over_refusal'].value:.3f}" for one in row(cells, "holdfast", r.task, 0.5)
-        )
-        for r in row(cells, "holdfast", "sst2", 0.5) + row(cells, "holdfast", "ag_news", 0.5)
-        + row(cells, "holdfast", "gsm8k", 0.5)
-    }  # fmt: skip
-    for task, words in (("sst2", "with the two seeds on SST-2"), ("ag_news", "on AG News"), ("gsm8k", "on GSM8K")):
-        assert said(f"{' and '.join(shown[task])} {words}"), (task, shown[task])
+    for task, words in (("sst2", "with the three seeds on SST-2"), ("ag_news", "on AG News"), ("gsm8k", "on GSM8K")):
+        found = sorted(f"{r.metrics['over_refusal'].value:.3f}" for r in row(cells, "holdfast", task, 0.5))
+        assert said(f"{listed(found)} {words}"), (task, found)
     for defense in ("safegrad", "mix", "penalty", "primal_dual"):
         values = sorted(
             r.metrics["over_refusal"].value for task in ("sst2", "ag_news") for r in row(cells, defense, task, 0.5)
@@ -75,38 +76,80 @@ def test_what_accuracy_costs(cells):
     each = difference(row(cells, "holdfast", "sst2", 0.5), row(cells, "sft", "sst2", 0.5), "FA")
     assert each is not None
     assert said(f"is {-each.value:.3f} lower \\[{-each.high:.3f}, {-each.low:.3f}\\]")
-    assert said(f"({-each.each[0]:.3f} and {-each.each[1]:.3f})")
+    assert said(f"({listed([f'{-x:.3f}' for x in each.each])})")
+    loss = interval(row(cells, "holdfast", "sst2", 0.5), row(cells, "sft", "sst2", 0.5), "task_loss")
+    assert said(f"is higher on SST-2 ({loss})")
+    low = [interval(row(cells, "holdfast", "sst2", p), row(cells, "sft", "sst2", p), "FA") for p in (0.05, 0.1, 0.25)]
+    assert said(f"the difference in accuracy is {listed([one.split(' ')[0] for one in low])}, none told")
 
 
 def test_what_each_seed_tells_by_itself(cells):
     """McNemar's p of holdfast against the nearest rows."""
 
-    def p_values(defense: str, seed: int) -> list[float]:
-        found = []
-        for task in ("sst2", "ag_news"):
-            ours, theirs = (
-                [r for r in row(cells, name, task, 0.5) if r.seed == seed] for name in ("holdfast", defense)
-            )
-            one = difference(ours, theirs, "HS")
-            assert one is not None
-            assert one.p_value is not None
-            found.append(one.p_value)
-        return found
+    def p_value(defense: str, task: str, seed: int) -> float:
+        ours, theirs = ([r for r in row(cells, name, task, 0.5) if r.seed == seed] for name in ("holdfast", defense))
+        one = difference(ours, theirs, "HS")
+        assert one is not None
+        assert one.p_value is not None
+        return one.p_value
 
-    worst = max(p for name in ("mix", "penalty") for seed in (42, 1337) for p in p_values(name, seed))
+    tasks, seeds = ("sst2", "ag_news"), (42, 1337, 2024)
+    worst = max(p_value(name, task, seed) for name in ("mix", "penalty") for task in tasks for seed in seeds)
     assert said(f"(McNemar p at most {worst:.3f})")
-    told, untold = p_values("safegrad", 1337), p_values("safegrad", 42)
+    sst2, news = ({seed: p_value("safegrad", task, seed) for seed in seeds} for task in tasks)
+    assert said(f"with seeds 1337 and 2024 ({sst2[1337]:.4f} and {sst2[2024]:.4f}; seed 42: {sst2[42]:.2f})")
+    assert said(f"with seed 1337 ({news[1337]:.4f}; the others {news[42]:.2f} and {news[2024]:.2f})")
+
+
+def test_the_papers_constants_seed_by_seed(cells):
+    found = by_seed(row(cells, "holdfast", "sst2", 0.5, "holdfast (paper)"))
+    told = [f"{r.metrics['HS'].value:.3f} and {r.metrics['FA'].value:.3f}" for r in found]
+    assert said(f"seed 42 gave {told[0]}, seed 1337 {told[1]}, seed 2024 {told[2]}")
+
+
+def test_harm_follows_what_is_free(cells):
+    """t = tau - 1/beta of every setting at alpha = 0.05, and the harm that the page gives for it, in one order."""
+    harm: dict[float, list[float]] = {}
+    for r in cells:
+        where = (r.defense, r.label, r.task, r.poison_ratio, r.seed, r.align)
+        if where == ("holdfast", "holdfast", "sst2", 0.5, 42, "sft") and r.constraint["alpha"] == 0.05:
+            free = round(r.constraint["tau"] - 1 / r.constraint["beta"], 10)
+            harm.setdefault(free, []).append(r.metrics["HS"].value)
+    levels = sorted(harm)
+    assert levels == [0.0, 0.05, 0.08, 0.1, 0.4]
+    assert max(harm[0.0]) < 0.2
+    order = [max(harm[t]) for t in levels]
+    assert order == sorted(order)
+    words = [f"{harm[t][0]:.3f}" for t in levels[1:]]
     assert said(
-        f"with seed 1337 ({told[0]:.4f} and {told[1]:.4f}) and not with seed 42 ({untold[0]:.2f} and {untold[1]:.2f})"
+        f"With t = 0.05 (beta = 20) it is {words[0]}, with 0.08 (beta = 50) {words[1]}, with 0.1 (tau = 0.2) "
+        f"{words[2]}, with 0.4 (tau = 0.5) {words[3]}"
     )
 
 
-def test_the_papers_constants_of_two_seeds(cells):
-    seeds = {r.seed: r.metrics for r in row(cells, "holdfast", "sst2", 0.5, "holdfast (paper)")}
+def test_alpha_moves_harm_and_over_refusal(cells):
+    default = [r for r in row(cells, "holdfast", "sst2", 0.5) if r.seed == 42]
+    found = {
+        alpha: [r for r in cells if r.defense == "holdfast" and r.setting == f"alpha={alpha}" and r.align == "sft"]
+        for alpha in (0.01, 0.1, 0.2)
+    }
+    apart = {alpha: interval(row, default).split(" ")[0] for alpha, row in found.items()}
+    accuracy, loss = (interval(found[0.01], default, name) for name in ("FA", "task_loss"))
     assert said(
-        f"seed 42 gave {seeds[42]['HS'].value:.3f} and {seeds[42]['FA'].value:.3f}, "
-        f"seed 1337 {seeds[1337]['HS'].value:.3f} and {seeds[1337]['FA'].value:.3f}"
+        f"({apart[0.01]} and {accuracy.split(' ')[0]}) and pays {float(loss.split(' ')[0]):.3f} in loss; "
+        f"0.1 and 0.2 are more harmful ({apart[0.1]} and {apart[0.2]}, told)"
     )
+    line = [f"{row[0].metrics['over_refusal'].value:.3f}" for row in (found[0.01], default, found[0.1], found[0.2])]
+    assert said(f"(alpha = 0.01, 0.05, 0.1, 0.2: {', '.join(line)})")
+
+
+def test_the_slope_in_the_answer_is_that_of_the_table(cells):
+    ours = [r for p in (0.05, 0.1, 0.25, 0.5) for r in row(cells, "holdfast", "sst2", p)]
+    found = slope(ours)
+    assert found is not None
+    assert said(f"slope {found.value:+.3f} \\[{found.low:+.3f}, {found.high:+.3f}\\] per unit of p")
+    ends = interval(*([r for r in ours if r.poison_ratio == p] for p in (0.5, 0.05)))
+    assert said(f"from p = 0.05 to 0.5 {ends}")
 
 
 def test_how_many_cells_there_are(cells):
