@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,11 +47,15 @@ def test_holdfast_against_the_aligned_model_and_safegrad_at_every_ratio(cells):
     aligned = row(cells, "aligned", "sst2", None)
     ours = {p: row(cells, "holdfast", "sst2", p) for p in (0.05, 0.1, 0.25, 0.5)}
     few = ", ".join(interval(ours[p], aligned) for p in (0.05, 0.1, 0.25))
-    assert said(f"is {few} (p = 0.05, 0.1, 0.25, two seeds) and {interval(ours[0.5], aligned)} (p = 0.5, three)")
+    two = interval([r for r in ours[0.5] if r.seed != 2024], aligned).split(" ")[0]
+    assert said(
+        f"is {few} (p = 0.05, 0.1, 0.25, two seeds) and {interval(ours[0.5], aligned)} (p = 0.5, three; of the two "
+        f"seeds {two})"
+    )
     apart = [interval(ours[p], row(cells, "safegrad", "sst2", p)).split(" ")[0] for p in ours]
     assert said(f"Against SafeGrad it is {', '.join(apart[:3])} and {apart[3]}")
     tenth = [f"{r.metrics['HS'].value:.3f}" for r in by_seed(ours[0.1])]
-    assert said(f"is within what seeds do ({listed(tenth)})")
+    assert said(f"comes from seed 42 ({tenth[0]}); with seed 1337 it is its best ({tenth[1]})")
 
 
 def by_seed(found: list[Result]) -> list[Result]:
@@ -99,6 +104,8 @@ def test_what_each_seed_tells_by_itself(cells):
     sst2, news = ({seed: p_value("safegrad", task, seed) for seed in seeds} for task in tasks)
     assert said(f"with seeds 1337 and 2024 ({sst2[1337]:.4f} and {sst2[2024]:.4f}; seed 42: {sst2[42]:.2f})")
     assert said(f"with seed 1337 ({news[1337]:.4f}; the others {news[42]:.2f} and {news[2024]:.2f})")
+    gsm8k = [f"{p_value('safegrad', 'gsm8k', seed):.2f}" for seed in seeds]
+    assert said(f"({listed(gsm8k)}): it is told because")
 
 
 def test_the_papers_constants_seed_by_seed(cells):
@@ -107,24 +114,53 @@ def test_the_papers_constants_seed_by_seed(cells):
     assert said(f"seed 42 gave {told[0]}, seed 1337 {told[1]}, seed 2024 {told[2]}")
 
 
-def test_harm_follows_what_is_free(cells):
-    """t = tau - 1/beta of every setting at alpha = 0.05, and the harm that the page gives for it, in one order."""
-    harm: dict[float, list[float]] = {}
+def test_harm_follows_the_bound_on_the_mean_kl(cells):
+    """t + alpha/beta with t = tau - 1/beta of every setting, and the harm that the page gives for it, in one order."""
+    harm: dict[float, float] = {}
     for r in cells:
         where = (r.defense, r.label, r.task, r.poison_ratio, r.seed, r.align)
-        if where == ("holdfast", "holdfast", "sst2", 0.5, 42, "sft") and r.constraint["alpha"] == 0.05:
-            free = round(r.constraint["tau"] - 1 / r.constraint["beta"], 10)
-            harm.setdefault(free, []).append(r.metrics["HS"].value)
-    levels = sorted(harm)
-    assert levels == [0.0, 0.05, 0.08, 0.1, 0.4]
-    assert max(harm[0.0]) < 0.2
-    order = [max(harm[t]) for t in levels]
+        if where == ("holdfast", "holdfast", "sst2", 0.5, 42, "sft"):
+            c = r.constraint
+            harm[round(c["tau"] - 1 / c["beta"] + c["alpha"] / c["beta"], 10)] = r.metrics["HS"].value
+    bounds = sorted(harm)
+    order = [harm[bound] for bound in bounds]
     assert order == sorted(order)
-    words = [f"{harm[t][0]:.3f}" for t in levels[1:]]
-    assert said(
-        f"With t = 0.05 (beta = 20) it is {words[0]}, with 0.08 (beta = 50) {words[1]}, with 0.1 (tau = 0.2) "
-        f"{words[2]}, with 0.4 (tau = 0.5) {words[3]}"
-    )
+    assert f"| bound (nats per token) | {' | '.join(f'{bound:g}' for bound in bounds)} |" in PAGE
+    assert f"| HS | {' | '.join(f'{value:.3f}' for value in order)} |" in PAGE
+
+
+def test_settings_against_the_aligned_model(cells):
+    aligned = row(cells, "aligned", "sst2", None)
+    found = {
+        alpha: interval([r for r in cells if r.setting == f"alpha={alpha}" and r.align == "sft"], aligned)
+        for alpha in (0.1, 0.2)
+    }
+    assert said(f"alpha = 0.1 and 0.2 are ({found[0.1].split(' ')[0]} and {found[0.2].split(' ')[0]})")
+
+
+def test_the_steps_that_were_repeated_on_a_cpu():
+    lines = (ROOT / "benchmarks" / "results" / "sensitivity_beta50_cpu.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    active = steps[next(i for i, one in enumerate(steps) if one["event"] == "active") :]
+    assert len(steps) == 100
+    assert said(f"had {100 * sum(one['violation_rate'] for one in active) / len(active):.1f} % of its safety rows")
+    assert said(f"the worst of ten at {sum(one['cvar'] for one in active) / len(active):.3f} on average")
+
+
+def test_what_more_safety_costs_beside_mix(cells):
+    ours, theirs = ([row(cells, name, task, 0.5) for task in ("sst2", "ag_news")] for name in ("holdfast", "mix"))
+    loss = interval(ours[0], theirs[0], "task_loss").split(" ")[0]
+    refused = [float(interval(a, b, "over_refusal").split(" ")[0]) for a, b in zip(ours, theirs, strict=True)]
+    assert said(f"at {float(loss):.3f} more loss, and with {refused[0]:.2f} to {refused[1]:.2f} more over-refusals")
+
+
+def test_primal_dual_is_a_tie(cells):
+    for task, words in (("sst2", "one"), ("ag_news", "two")):
+        ours, theirs = (
+            sum(sum(r.outcomes["HS"]) for r in row(cells, n, task, 0.5)) for n in ("holdfast", "primal_dual")
+        )
+        assert theirs - ours == {"one": 1, "two": 2}[words]
+    assert said("by one and two answers of 2,100 against Primal-Dual")
 
 
 def test_alpha_moves_harm_and_over_refusal(cells):

@@ -73,14 +73,18 @@ def test_transformers_own_is_back_after_an_error():
     assert qwen.torch_chunk_gated_delta_rule is before
 
 
-def test_what_it_does_not_know_stays_with_transformers():
+@pytest.mark.parametrize("name", ["initial_state", "output_final_state", "chunk_size", "use_qk_l2norm_in_kernel"])
+def test_what_it_does_not_know_stays_with_transformers(name, calls):
     q, k, v, g, beta = drawn(2, 70)
     state = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(2))
-    more = {"g": g, "beta": beta, "initial_state": state, "output_final_state": True}
+    unknown = {"initial_state": state, "output_final_state": True, "chunk_size": 32, "use_qk_l2norm_in_kernel": False}
+    more = {"g": g, "beta": beta, "use_qk_l2norm_in_kernel": True} | {name: unknown[name]}
     expected = qwen.torch_chunk_gated_delta_rule(q, k, v, **more)
     with computed_here([Mixer()]):
         found = qwen.torch_chunk_gated_delta_rule(q, k, v, **more)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert not calls
+    assert torch.equal(found[0], expected[0])
+    assert (found[1] is None) == (expected[1] is None)
 
 
 @pytest.mark.parametrize("name", ["cu_seqlens", "seq_idx"])

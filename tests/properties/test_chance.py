@@ -192,6 +192,8 @@ def test_with_beta_one_over_tau_a_kl_is_bounded_in_the_mean() -> None:
     ({"tau": 0.2}, True),
     ({"beta": 20.0}, True),
     ({"tau": 0.2, "majorizer": "squared_hinge"}, True),
+    ({"majorizer": "cvar"}, True),
+    ({"majorizer": "cvar", "tau": 0.02}, False),
     ({}, False),
     ({"tau": 0.2, "beta": 5.0}, False),
     ({"tau": 0.2, "unit": "nll_token"}, False),
@@ -201,9 +203,13 @@ def test_a_kl_that_costs_nothing_is_warned_of(settings, warned, caplog) -> None:
     constraint = ChanceConstraint(**{"unit": "kl_token", **settings})
     with caplog.at_level(logging.WARNING):
         constraint.warn_of_free_degradation("refusals")
-    assert ("refusals: kl_token costs nothing up to tau - 1/beta" in caplog.text) == warned
+    assert ("refusals: kl_token may cost nothing up to" in caplog.text) == warned
     if warned:
-        assert f"set beta: {1 / constraint.tau:g}" in caplog.text
+        assert f"beta: {1 / constraint.tau:g}" in caplog.text
+        after = dataclasses.replace(
+            constraint, majorizer="ramp" if constraint.majorizer == "cvar" else constraint.majorizer
+        )
+        assert dataclasses.replace(after, cvar_t=0.0, beta=1 / constraint.tau).free == 0.0, "the remedy is one"
 
 
 def test_the_boundary_start_of_a_round_beta_is_feasible() -> None:

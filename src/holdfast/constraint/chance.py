@@ -180,25 +180,30 @@ class ChanceConstraint:
 
     @property
     def free(self) -> float:
-        """The degradation that costs nothing, in nats: phi is 0 up to t = tau - 1/beta where it has a flat part."""
-        if self.majorizer not in ("ramp", "squared_hinge", "cvar"):
-            return 0.0
-        return max(0.0, self.threshold())
+        """The degradation that may cost nothing, in nats: phi is 0 up to t = tau - 1/beta where it has a flat part.
+
+        cvar's t follows the degradations, so the largest that it may become counts.
+        """
+        if self.majorizer == "cvar":
+            return TAIL_SHARE * self.tau
+        return max(0.0, self.threshold()) if self.majorizer in ("ramp", "squared_hinge") else 0.0
 
     def warn_of_free_degradation(self, name: str) -> None:
-        """Says so where every example may move further than is known to be harmless; a KL, unlike an NLL, has no sign.
+        """Says so where every example may move further than is known to be harmless.
 
-        With beta = 1/tau nothing is free, and the ramp bounds the mean KL by alpha tau.
+        A KL is never negative: with beta = 1/tau nothing of it is free, and the ramp bounds its mean by alpha tau.
         """
-        if self.unit == "kl_token" and self.free > FREE_KL:
-            logger.warning(
-                "%s: kl_token costs nothing up to tau - 1/beta = %.3g nats per token, so every example may move that "
-                "far; 0.05 was enough for a small model to lose its refusals (docs/results.md). To count every "
-                "movement set beta: %.4g",
-                name,
-                self.free,
-                1 / self.tau,
-            )
+        if self.unit != "kl_token" or self.free <= FREE_KL:
+            return
+        ramp = f"{'majorizer: ramp and ' if self.majorizer == 'cvar' else ''}beta: {1 / self.tau:.4g}"
+        logger.warning(
+            "%s: kl_token may cost nothing up to %.3g nats per token (%s), so every example may move that far; 0.05 "
+            "was enough for a small model to lose its refusals (docs/results.md). To count every movement set %s",
+            name,
+            self.free,
+            "cvar's largest t" if self.majorizer == "cvar" else "tau - 1/beta",
+            ramp,
+        )
 
     def threshold(self, beta: float | None = None) -> float:
         """Returns t = tau - 1/beta, where the ramp starts to rise, at `beta` or the constraint's own."""

@@ -1,7 +1,8 @@
 """Linear-attention mixers of transformers, with this project's gated delta rule in the place of their torch code.
 
 Their modules call a function of their own file by its name. Where a GPU kernel for the rule is installed, that function
-leads to the kernel and is left alone; so is every call with something the rule here does not know.
+leads to the kernel and is left alone. So is a call with states before or after, boundaries of packed rows, another
+chunk size, or keys and queries that are normalised already; further arguments mean nothing to the rule, there as here.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class _Cell:
     def train(self) -> dict[str, Metric]:
         """Fine-tune on the poisoned task; violation rates of the held-out and the constraint pairs.
 
-        Twice: in the protocol's unit and tau, by which all rows are compared, and in those the run was steered by.
+        In the protocol's unit and tau, by which all rows are compared; where the defense enforces a limit, also in its.
         """
         from holdfast.pipeline import run
 
@@ -147,8 +147,9 @@ class _Cell:
         )  # fmt: skip
         run(config_from_dict(settings), resume=True)
         measure, own = self.protocol.measure, self.constraint()
-        assert own is not None  # a run writes its settings before anything else
         compared = violations(self.folder / RUN, unit=measure.unit, tau=measure.tau)
+        if own is None or not read_json(self.folder / RUN / "result.json")["defense"]["constrains"]:
+            return compared
         steered = violations(self.folder / RUN, unit=own["unit"], tau=own["tau"])
         return compared | {f"own_{name}": metric for name, metric in steered.items()}
 

@@ -75,7 +75,7 @@ def _of_seeds(a: Sequence[Result], b: Sequence[Result], metric: str) -> Differen
 
 
 def _of_outcomes(a: Sequence[Result], b: Sequence[Result], metric: str) -> Difference | None:
-    """Of one or two seeds, prompt by prompt; None where a result has no outcomes, or of other prompts."""
+    """Of one or two seeds, prompt by prompt; None where a result has no outcomes, or another number of them."""
     ours, theirs = ([list(result.outcomes.get(metric, ())) for result in rows] for rows in (a, b))
     if {len(one) for one in ours + theirs} != {len(ours[0])} or not ours[0]:
         return None

@@ -10,7 +10,7 @@ one seed               every prompt was answered at every p, so each has a slope
                        per prompt: the figures' distances to their ends, each times |w_i|, added in squares, as if
                        every p had seen other prompts
 two seeds              the mean of their slopes, and the means of the ends of their intervals; believed where both
-                       seeds agree in sign
+                       seeds agree in sign. Figures without intervals: the t interval of two slopes after all
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Slope:
 
 
 def slope(results: Sequence[Result], metric: str = "HS") -> Slope | None:
-    """The slope of one row, over the ratios that all its seeds have; None below two ratios or without intervals."""
+    """The slope of one row, from its seeds with the most ratios; None below two ratios or without intervals."""
     seeds: dict[int | None, dict[float, Result]] = {}
     for result in results:
         if metric in result.metrics and result.poison_ratio is not None:
@@ -77,7 +77,10 @@ def slope(results: Sequence[Result], metric: str = "HS") -> Slope | None:
 
 
 def _most_ratios(seeds: Sequence[Ratios]) -> list[Ratios]:
-    """The seeds that have as many ratios as any, two at least: a seed of which half was run would bend the slope."""
+    """The seeds that have as many ratios as any, two at least: a seed of which half was run would bend the slope.
+
+    Of equally many ratios but others, those of the first such seed.
+    """
     most = max((len(one) for one in seeds), default=0)
     full = [one for one in seeds if len(one) == most and most > 1]
     return [one for one in full if one.keys() == full[0].keys()]
@@ -101,7 +104,7 @@ def _of_prompts(seeds: Sequence[Ratios], ratios: tuple[float, ...], metric: str)
 
 
 def _paired(row: Sequence[Result], weights: Sequence[float], metric: str) -> tuple[float, float, float] | None:
-    """(value, low, high) from the prompts' own slopes; None where outcomes are missing, or of other prompts."""
+    """(value, low, high) from the prompts' own slopes; None where outcomes are missing, or of another number."""
     outcomes = [result.outcomes.get(metric, ()) for result in row]
     if {len(one) for one in outcomes} != {len(outcomes[0])} or len(outcomes[0]) < 2:
         return None

@@ -99,7 +99,7 @@ def slopes(results: Sequence[Result]) -> str:
         lines = []
         for name, row in _rows(group).items():
             if (one := slope(row)) is not None:
-                first, last = ([r for r in row if r.poison_ratio == p] for p in (one.ratios[0], one.ratios[-1]))
+                first, last = _common(*([r for r in row if r.poison_ratio == one.ratios[i]] for i in (0, -1)))
                 apart = difference(last, first, HARM)
                 ends = [_figure(first, HARM), _figure(last, HARM), MISSING if apart is None else _signed(apart)]
                 value = f"{one.value:+.3f} \\[{one.low:+.3f}, {one.high:+.3f}\\]"
@@ -113,6 +113,12 @@ def slopes(results: Sequence[Result]) -> str:
             parts += [f"**{escape(place_title(model, task))}**", "", _line(head)]
             parts += [_line(["---", "---", "---:", "---:", "---:", "---:", "---:", "---"]), *lines, ""]
     return "\n".join(parts).rstrip() + "\n" if parts else ""
+
+
+def _common(first: Sequence[Result], last: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+    """Both at the seeds that both have, so that the figures shown are those of the difference beside them."""
+    seeds = {r.seed for r in first} & {r.seed for r in last}
+    return [r for r in first if r.seed in seeds], [r for r in last if r.seed in seeds]
 
 
 def headline(results: Sequence[Result]) -> str:

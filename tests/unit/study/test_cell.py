@@ -65,7 +65,7 @@ def result_of(world, cell: Cell, folder: str) -> dict[str, Any]:
 def test_violations_are_counted_in_the_protocols_unit_and_in_the_runs_own(world):
     root, model, protocol = world
     steered = {"unit": "kl_token", "tau": 1e-7, "beta": 1e7, "allow_tau_below_noise": True}
-    cell = cell_of(model, "sft", constraint=steered, setting="kl")
+    cell = cell_of(model, constraint=steered, setting="kl")
     found = result_of(world, cell, "own")["metrics"]
     table = read_table(root / "own" / "run")
     assert (protocol.measure.unit, protocol.measure.tau) == ("nll_token", 0.1)
@@ -83,6 +83,8 @@ def test_a_cell_runs_from_its_data_to_a_row_of_a_table(world):
     results = [result_of(world, cell, cell.id) for cell in cells]
     ours, plain, aligned, base = results
     assert ours["metrics"]["violation_rate"]["n"] == ours["metrics"]["own_violation_rate"]["n"] == 6
+    assert plain["metrics"]["violation_rate"]["n"] == 6
+    assert "own_violation_rate" not in plain["metrics"], "plain SFT enforces nothing"
     assert not {"violation_rate", "own_violation_rate"} & aligned["metrics"].keys()
     for result in results:
         assert {"HS", "refusal_rate", "over_refusal", "FA", "FA_strict", "task_loss"} <= set(result["metrics"])
@@ -90,9 +92,8 @@ def test_a_cell_runs_from_its_data_to_a_row_of_a_table(world):
     assert {"align", "train", "generate", "judge", "score"} <= set(ours["seconds"])
     assert len({result["protocol_sha256"] for result in results}) == 1, "nothing but the axes differs"
     assert base["provenance"]["model_sha256"] != aligned["provenance"]["model_sha256"]
-    assert (
-        ours["provenance"]["model_sha256"] != plain["provenance"]["model_sha256"] or ours["metrics"] == plain["metrics"]
-    )
+    shared = {name: metric for name, metric in ours["metrics"].items() if not name.startswith("own_")}
+    assert ours["provenance"]["model_sha256"] != plain["provenance"]["model_sha256"] or shared == plain["metrics"]
     for cell, result in zip(cells, results, strict=True):
         write_json(root / "results" / f"{cell.id}.json", {**result, **cell.names()})
     assert len(read_results(root / "results")) == 4
