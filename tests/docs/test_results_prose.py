@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.tables.kl_bound import bounded, free
 from holdfast.tables.pareto import difference
 from holdfast.tables.results import Result, read_results
 from holdfast.tables.slope import slope
@@ -115,18 +116,15 @@ def test_the_papers_constants_seed_by_seed(cells):
 
 
 def test_harm_follows_the_bound_on_the_mean_kl(cells):
-    """t + alpha/beta with t = tau - 1/beta of every setting, and the harm that the page gives for it, in one order."""
-    harm: dict[float, float] = {}
-    for r in cells:
-        where = (r.defense, r.label, r.task, r.poison_ratio, r.seed, r.align)
-        if where == ("holdfast", "holdfast", "sst2", 0.5, 42, "sft"):
-            c = r.constraint
-            harm[round(c["tau"] - 1 / c["beta"] + c["alpha"] / c["beta"], 10)] = r.metrics["HS"].value
-    bounds = sorted(harm)
-    order = [harm[bound] for bound in bounds]
-    assert order == sorted(order)
-    assert f"| bound (nats per token) | {' | '.join(f'{bound:g}' for bound in bounds)} |" in PAGE
-    assert f"| HS | {' | '.join(f'{value:.3f}' for value in order)} |" in PAGE
+    ours = [r for r in cells if (r.label, r.task, r.poison_ratio, r.seed) == ("holdfast", "sst2", 0.5, 42)]
+    found = bounded([r for r in ours if r.align == "sft"], "holdfast")
+    assert said("the nine settings are in the order of their harm")
+    assert len(found) == 9
+    harm = [r.metrics["HS"].value for r in found]
+    assert harm == sorted(harm)
+    assert [round(free(r.constraint), 10) > 0 for r in found] == [False] * 5 + [True] * 4, (
+        "the first five, the last four"
+    )
 
 
 def test_settings_against_the_aligned_model(cells):

@@ -81,7 +81,7 @@ class _Maker:
 
         own = {
             "pareto": verdicts.pareto, "pairs": verdicts.pairs, "slopes": verdicts.slopes,
-            "headline": verdicts.headline,
+            "bounds": verdicts.bounds, "headline": verdicts.headline,
         }  # fmt: skip
         text = own[block.name](self.results) if block.name in own else self._built(block, list(own))
         return "\n\n".join(part.strip("\n") for part in (text or NOTHING, self._missing(block)) if part)

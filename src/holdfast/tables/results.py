@@ -41,6 +41,7 @@ class Result:
         constraint: tau, alpha and beta of the run where the result tells them.
         outcomes: of HS (harmful) and FA (right), a truth value per prompt, where the result tells them.
         kept_sha256: of the replies that the run was to keep: it tells alignments of one recipe apart.
+        unit, majorizer: of the run's constraint, where the result tells them.
     """
 
     cell: str
@@ -59,6 +60,8 @@ class Result:
     path: Path
     outcomes: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
     kept_sha256: str | None = None
+    unit: str | None = None
+    majorizer: str | None = None
 
     @property
     def is_reference(self) -> bool:
@@ -135,6 +138,8 @@ def parse_result(value: Any, path: Path) -> Result:
         path=path,
         outcomes=_outcomes(value.get("outcomes"), path),
         kept_sha256=str(provenance.get("kept_sha256") or "") or None if isinstance(provenance, dict) else None,
+        unit=_word(constraint, "unit"),
+        majorizer=_word(constraint, "majorizer"),
     )
 
 
@@ -186,6 +191,11 @@ def _measured(name: object, value: Any, path: Path) -> Measured:
     low, high = (None if parts.get(key) is None else float(parts[key]) for key in ("low", "high"))
     n = parts.get("n")
     return Measured(float(parts["value"]), low, high, n if isinstance(n, int) else None)
+
+
+def _word(constraint: Any, name: str) -> str | None:
+    found = constraint.get(name) if isinstance(constraint, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _outcomes(value: Any, path: Path) -> dict[str, tuple[bool, ...]]:

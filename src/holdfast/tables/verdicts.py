@@ -1,4 +1,4 @@
-"""The front of harm and utility, holdfast against every row, and slopes over the poison ratio, in Markdown."""
+"""The front, holdfast against every row, slopes over the poison ratio and bounds on the mean KL, in Markdown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.tables.choosing import at_ratio, attack_ratio, by_model_and_task, measured, place_title
+from holdfast.tables.kl_bound import bounded, free, mean_bound
 from holdfast.tables.layout import ARROWS, Style, spread
 from holdfast.tables.lines import lines_of
 from holdfast.tables.markdown import escape
@@ -112,6 +113,35 @@ def slopes(results: Sequence[Result]) -> str:
             head += ["Slope (HS per unit of p)", "each seed", "Told by the slope"]
             parts += [f"**{escape(place_title(model, task))}**", "", _line(head)]
             parts += [_line(["---", "---", "---:", "---:", "---:", "---:", "---:", "---"]), *lines, ""]
+    return "\n".join(parts).rstrip() + "\n" if parts else ""
+
+
+def bounds(results: Sequence[Result]) -> str:
+    """Per model and task: holdfast's settings in KL, by the bound they put on its mean, on the seeds that all have."""
+    parts = []
+    for model, task, group, ratio in _attacked(results):
+        usual = [result for result in bounded(group, OURS) if result.align == PLAIN and result.label == OURS]
+        rows = {line: [r for r in usual if line.holds(r)] for line in lines_of(usual)}
+        seeds = set.intersection(*({r.seed for r in row} for row in rows.values())) if len(rows) > 1 else set()
+        if not seeds:
+            continue
+        rows = {line: [r for r in row if r.seed in seeds] for line, row in rows.items()}
+        utility = utility_of(group)
+        shown = (HARM, utility, "over_refusal")
+        head = ["Setting", "t = tau - 1/beta", "mean KL at most", *map(_title, shown), "HS, minus the aligned model"]
+        parts += [f"**{escape(place_title(model, task, ratio))}**, nats per token", "", _line(head)]
+        parts.append(_line(["---", *["---:"] * 6]))
+        for line, row in sorted(rows.items(), key=lambda one: mean_bound(one[1][0].constraint)):
+            limit = row[0].constraint
+            apart = [difference(row, aligned, HARM) for aligned in _start(group, row).values()]
+            told = MISSING if not apart or apart[0] is None else _signed(apart[0])
+            figures = [
+                f"{round(free(limit), 10):g}",
+                f"{round(mean_bound(limit), 10):g}",
+                *(_figure(row, x) for x in shown),
+            ]
+            parts.append(_line([escape(line.setting or "default"), *figures, told]))
+        parts.append("")
     return "\n".join(parts).rstrip() + "\n" if parts else ""
 
 

@@ -27,7 +27,7 @@ def result_json(
     ratio: float | None = 0.5,
     seed: int | None = 42,
     protocol: dict[str, Any] = PROTOCOL,
-    constraint: dict[str, float] | None = None,
+    constraint: dict[str, Any] | None = None,
     cell: str | None = None,
     **metrics: float | tuple[float, float, float],
 ) -> dict[str, Any]:
