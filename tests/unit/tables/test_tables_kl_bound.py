@@ -26,6 +26,7 @@ def test_no_kl_that_meets_the_constraint_has_a_larger_mean_and_one_has_it(limit)
     tau, alpha, beta = limit
     constraint = ChanceConstraint(tau=tau, alpha=alpha, beta=beta, unit="kl_token")
     values = {"tau": tau, "alpha": alpha, "beta": beta}
+
     def g(d):
         return float(constraint.value(torch.from_numpy(d)))
 
