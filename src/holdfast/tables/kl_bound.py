@@ -1,8 +1,10 @@
 """What a constraint in KL says of the mean, beside the harm that was measured under it.
 
-The ramp begins to count at t = tau - 1/beta, and a KL is never negative, so that
+The ramp begins to count at t = tau - 1/beta and is beta (D - t)_+ >= beta (D - t), so that
 
     mean_i (1 + beta (D_i - tau))_+ <= alpha    implies    mean_i D_i <= t + alpha/beta
+
+True of any unit; of a KL, which is never negative, it bounds how far the model has moved.
 """
 
 from __future__ import annotations

@@ -42,11 +42,6 @@ class Slope:
     each: tuple[float, ...]
 
     @property
-    def seeds(self) -> int:
-        """How many seeds it is from."""
-        return len(self.each)
-
-    @property
     def rises(self) -> bool:
         """Beyond the interval, and with every seed."""
         return self.low > 0 and min(self.each) > 0

@@ -23,7 +23,7 @@ def test_the_slope_is_that_of_least_squares():
     pairs = ((0.0, 0.1), (0.1, 0.3), (0.5, 0.2))
     expected = sum((p - mean_p) * (h - mean_h) for p, h in pairs) / sum((p - mean_p) ** 2 for p, _ in pairs)
     assert found.value == pytest.approx(expected)
-    assert (found.ratios, found.seeds) == ((0.0, 0.1, 0.5), 1)
+    assert (found.ratios, len(found.each)) == ((0.0, 0.1, 0.5), 1)
 
 
 def test_the_interval_of_one_seed_goes_against_each_weight():
