@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.tables.kl_bound import bounded, free
+from holdfast.tables.kl_bound import bounded, mean_bound, threshold
 from holdfast.tables.pareto import difference
 from holdfast.tables.results import Result, read_results
 from holdfast.tables.slope import slope
@@ -118,11 +118,12 @@ def test_the_papers_constants_seed_by_seed(cells):
 def test_harm_follows_the_bound_on_the_mean_kl(cells):
     ours = [r for r in cells if (r.label, r.task, r.poison_ratio, r.seed) == ("holdfast", "sst2", 0.5, 42)]
     found = bounded([r for r in ours if r.align == "sft"], "holdfast")
+    found.sort(key=lambda r: mean_bound(r.constraint))
     assert said("the nine settings are in the order of their harm")
     assert len(found) == 9
     harm = [r.metrics["HS"].value for r in found]
     assert harm == sorted(harm)
-    assert [round(free(r.constraint), 10) > 0 for r in found] == [False] * 5 + [True] * 4, (
+    assert [round(threshold(r.constraint), 10) > 0 for r in found] == [False] * 5 + [True] * 4, (
         "the first five, the last four"
     )
 

@@ -95,8 +95,9 @@ def test_boundaries_of_packed_rows_stay_with_transformers(name):
 
 def test_a_mixer_of_no_known_module_is_passed_over():
     Elsewhere = type("Elsewhere", (nn.Module,), {"__module__": "nowhere.to.be.found"})
+    before = qwen.torch_chunk_gated_delta_rule
     with computed_here([Elsewhere()]):
-        pass
+        assert qwen.torch_chunk_gated_delta_rule is before
 
 
 def test_an_installed_kernel_is_left_in_place(monkeypatch):

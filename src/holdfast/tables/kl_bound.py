@@ -16,22 +16,21 @@ from holdfast.tables.results import Result
 RAMP, UNIT = "ramp", "kl_token"
 
 
-def free(constraint: Mapping[str, float]) -> float:
-    """t = tau - 1/beta: up to here every example may move at no cost; below 0 none may."""
+def threshold(constraint: Mapping[str, float]) -> float:
+    """t = tau - 1/beta: up to here every example may move at no cost; at or below 0 none may."""
     return constraint["tau"] - 1 / constraint["beta"]
 
 
 def mean_bound(constraint: Mapping[str, float]) -> float:
     """t + alpha/beta, in nats per token."""
-    return free(constraint) + constraint["alpha"] / constraint["beta"]
+    return threshold(constraint) + constraint["alpha"] / constraint["beta"]
 
 
 def bounded(results: Sequence[Result], defense: str) -> list[Result]:
-    """The results of a defense that was steered by the ramp of a KL, by the bound on its mean."""
-    found = [
+    """The results of a defense that was steered by the ramp of a KL."""
+    return [
         result
         for result in results
         if (result.defense, result.unit, result.majorizer) == (defense, UNIT, RAMP)
         and {"tau", "alpha", "beta"} <= result.constraint.keys()
     ]
-    return sorted(found, key=lambda result: mean_bound(result.constraint))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.tables.choosing import at_ratio, attack_ratio, by_model_and_task, measured, place_title
-from holdfast.tables.kl_bound import bounded, free, mean_bound
+from holdfast.tables.kl_bound import bounded, mean_bound, threshold
 from holdfast.tables.layout import ARROWS, Style, spread
 from holdfast.tables.lines import lines_of
 from holdfast.tables.markdown import escape
@@ -136,7 +136,7 @@ def bounds(results: Sequence[Result]) -> str:
             apart = [difference(row, aligned, HARM) for aligned in _start(group, row).values()]
             told = MISSING if not apart or apart[0] is None else _signed(apart[0])
             figures = [
-                f"{round(free(limit), 10):g}",
+                f"{round(threshold(limit), 10):g}",
                 f"{round(mean_bound(limit), 10):g}",
                 *(_figure(row, x) for x in shown),
             ]

@@ -8,7 +8,7 @@ import torch
 from tests.unit.tables.making import result_json, results
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.tables.kl_bound import bounded, free, mean_bound
+from holdfast.tables.kl_bound import bounded, mean_bound, threshold
 from holdfast.tables.verdicts import bounds
 
 DEFAULT = {"tau": 0.1, "alpha": 0.05, "beta": 10.0, "unit": "kl_token", "majorizer": "ramp"}
@@ -35,7 +35,7 @@ def test_no_kl_that_meets_the_constraint_has_a_larger_mean_and_one_has_it(limit)
         d = draw.exponential(draw.uniform(0.001, 0.5), 40)
         if g(d) <= 0:
             assert d.mean() <= mean_bound(values) + 1e-12
-    at = np.full(40, free(values) + alpha / beta)  # everyone at the bound
+    at = np.full(40, threshold(values) + alpha / beta)  # everyone at the bound
     assert g(at) == pytest.approx(0.0, abs=1e-12)
 
 
