@@ -4,8 +4,9 @@ Random weights at a published shape; rows of SST-2 with half of them BeaverTails
 BeaverTails' safe pairs (safety and alignment), so lengths are real. LoRA r = 32 on q, k, v, batches of 10, bfloat16.
 Each defense trains a fresh model for 5 warm-up and 25 measured steps; plain SFT is measured first and again last. A
 step is timed from the end of the one before it, the device synchronised. AsFT and SafeLoRA get a random alignment
-adapter of rank 32, the case of a model that was aligned with LoRA. cuDNN's attention is switched off: it builds a plan
-for every new shape of a batch, and 25 batches of text are 25 shapes (`--cudnn` leaves it on).
+adapter of rank 32, the case of a model that was aligned with LoRA. tau is tiny, so that constraints are at work and
+safety rows have a gradient: the costliest case. cuDNN's attention is switched off: it builds a plan for every new shape
+of a batch, and 25 batches of text are 25 shapes (`--cudnn` leaves it on).
 
     python benchmarks/defense_cost.py --shape llama-3.1-8b --output out/cost
 """
@@ -17,6 +18,7 @@ import gc
 import statistics
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ ROLES = {
 # Lisa alternates: one guide batch in ten, and its proximal term on from the start, so that 25 steps show its mean cost.
 OPTIONS: dict[str, dict[str, Any]] = {"lisa": {"align_steps": 1, "finetune_steps": 9, "warmup_share": 0.0}}
 UNITS = {"holdfast": ("nll_token", "kl_token")}
+TAU = {"nll_token": 1e-6, "kl_token": 1e-9}
 
 
 class StepClock(TrainerCallback):
@@ -78,7 +81,7 @@ def measure(shape: str, stage: str, name: str, unit: str, data: Prepared, tokeni
     """Train with one defense and return its figures."""
     defense = make_defense({"name": name, **OPTIONS.get(name, {})})
     spent = {hook: _timed(defense, hook) for hook in ("initialise", "transform")}
-    clock = StepClock()
+    clock, events = StepClock(), Counter[str]()
     model = random_model(shape)
     with tempfile.TemporaryDirectory() as folder:
         unaligned = random_adapter(shape, Path(folder) / "alignment") if "unaligned" in defense.needed(stage) else None
@@ -88,7 +91,7 @@ def measure(shape: str, stage: str, name: str, unit: str, data: Prepared, tokeni
             gradient_checkpointing=False, bf16=torch.cuda.is_available(), use_cpu=not torch.cuda.is_available(),
             safety_batch_size=batch, reference_cache=f"{folder}/cache", logging_strategy="no", disable_tqdm=True,
         )  # fmt: skip
-        limit = hf.ChanceConstraint(unit=unit, allow_tau_below_noise=True)
+        limit = hf.ChanceConstraint(unit=unit, tau=TAU[unit], beta=1 / TAU[unit], allow_tau_below_noise=True)
         lora = LoraConfig(
             r=32, lora_alpha=4, lora_dropout=0.05, target_modules=["q_proj", "k_proj", "v_proj"], task_type="CAUSAL_LM"
         )
@@ -99,7 +102,9 @@ def measure(shape: str, stage: str, name: str, unit: str, data: Prepared, tokeni
         )  # fmt: skip
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
+        trainer.step_listeners.append(lambda row: events.update([row["event"]] if "event" in row else []))
         trainer.train()
+        path = trainer.step_path
         steps = clock.seconds[WARM_UP:]
         peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0
     del trainer, model
@@ -111,6 +116,7 @@ def measure(shape: str, stage: str, name: str, unit: str, data: Prepared, tokeni
         "stage": stage, "defense": name, "setting": f"unit={unit}" if name in UNITS else "",
         "step_ms": 1e3 * median, "p90_ms": 1e3 * statistics.quantiles(steps, n=10, method="inclusive")[-1],
         "gpu_mb": peak, "samples_per_s": batch / median, "steps_s": steps,
+        "path": path, "events": dict(events),
         "once_ms": {hook: 1e3 * sum(s) for hook, s in spent.items()},
     }  # fmt: skip
 
@@ -140,7 +146,7 @@ def result(row: dict[str, Any], shape: str, x_sft: float, protocol: dict[str, An
         "poison_ratio": 0.5 if row["stage"] == "finetune" else 0.0,
         "protocol_sha256": sha256_json(protocol), "protocol": protocol,
         "metrics": {key: {"value": value, "low": None, "high": None, "n": MEASURED} for key, value in metrics.items()},
-        "once_ms": row["once_ms"], "steps_s": row["steps_s"], "drift": row.get("drift"),
+        **{key: row.get(key) for key in ("once_ms", "steps_s", "path", "events", "drift")},
         "provenance": {"versions": versions(), "commit": commit(), "hardware": hardware()},
     }  # fmt: skip
 
@@ -181,6 +187,7 @@ def main() -> None:
         "align": prepare({"role": "align"}, {}, **shared),
     }  # fmt: skip
     protocol = {
+        "tau": TAU,
         "roles": ROLES,
         "batch": options.batch,
         "lora": "r=32 on q, k, v",
@@ -200,7 +207,8 @@ def main() -> None:
         print(
             f"{stage:9s} {name:16s} {row['setting']:15s} median {row['step_ms']:8.1f} ms  p90 {row['p90_ms']:8.1f}  "
             f"peak {row['gpu_mb']:8.0f} MiB  {row['samples_per_s']:6.2f}/s  x{row['step_ms'] / first['step_ms']:.2f}  "
-            f"memory x{row['gpu_mb'] / max(first['gpu_mb'], 1):.2f}  once {row['once_ms']}  drift {row.get('drift')}",
+            f"memory x{row['gpu_mb'] / max(first['gpu_mb'], 1):.2f}  {row['path']}  {row['events']}  "
+            f"once {row['once_ms']}  drift {row.get('drift')}",
             flush=True,
         )
 

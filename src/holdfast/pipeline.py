@@ -123,6 +123,7 @@ def run(
         measured = measure(trainer)
         result = {"safety": summary(trainer, measured), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
         result |= {"defense": {"name": chosen.name, "constrains": chosen.constrains}, "step": trainer.step_path}
+        result |= {"step_declined": trainer.step_declined}
         result |= {"config_sha256": config_sha256(config), "trust_remote_code": trust_remote_code}
         result |= {"versions": versions(), "commit": commit(), "hardware": hardware()}
         if main:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from holdfast.bench.settings import PATHS
+from holdfast.bench.settings import BASELINE, PATHS
 from holdfast.bench.shapes import NAMES
 from holdfast.tables.canvas import SETTINGS
 from holdfast.tables.palette import INK, MUTED
@@ -24,55 +25,76 @@ TASK_NAMES = {"sst2": "SST-2", "ag_news": "AG News", "gsm8k": "GSM8K"}
 MODES = {True: "checkpointing", False: "no checkpointing"}
 HEIGHT, ROOM = 3.8, 1.16
 
+WIDEST = 3  # panels beside one another; more go two by two
+
 Row = dict[str, Any]
 
 
-def draw(result: dict[str, Any]) -> bytes | None:
-    """PNG of a result's rows; None where nothing was measured."""
-    measured = [row for row in result["rows"] if "error" not in row]
-    if not measured:
+@dataclass(frozen=True)
+class _Panel:
+    title: str
+    swept: str
+    rows: list[Row]
+
+
+def draw(*results: dict[str, Any]) -> bytes | None:
+    """PNG of the rows of one result, or of several side by side; None where nothing was measured."""
+    panels = [panel for result in results for panel in _panels(result)]
+    if not panels:
         return None
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    paths = [path for path in PATHS if any(row["path"] == path for row in measured)]
-    swept = result["settings"]["sweep"]
-    panels = _panels(measured, by_mode=bool(swept))
+    paths = [path for path in PATHS if any(row["path"] == path for panel in panels for row in panel.rows)]
+    columns = len(panels) if len(panels) <= WIDEST else 2
+    lines = -(-len(panels) // columns)
     with mpl.rc_context({**mpl.rcParamsDefault, **SETTINGS, "axes.grid.axis": "y"}):
-        figure = Figure(figsize=(max(4.6 * len(panels), 6.4), HEIGHT), layout="constrained")
+        figure = Figure(figsize=(max(4.6 * columns, 6.4), HEIGHT * lines), layout="constrained")
         FigureCanvasAgg(figure)
-        for ax, (title, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            (_lines if swept else _bars)(ax, rows, paths, swept)
-            ax.set_title(title, loc="left", fontsize=10)
+        axes = figure.subplots(lines, columns, squeeze=False).flat
+        for ax, panel in zip(axes, panels, strict=False):
+            (_lines if panel.swept else _bars)(ax, panel.rows, paths, panel.swept)
+            ax.set_title(panel.title, loc="left", fontsize=10)
             ax.spines[["top", "right"]].set_visible(False)
-        figure.axes[0].set_ylabel("median step (ms)")
-        figure.suptitle(_title(result), x=0.01, ha="left", fontsize=10)
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        for ax in list(axes):
+            ax.set_axis_off()
+        for first in figure.axes[::columns]:
+            first.set_ylabel("median step (ms)")
+        figure.suptitle(_title(results), x=0.01, ha="left", fontsize=10)
+        drawn = [pair for ax in figure.axes for pair in zip(*ax.get_legend_handles_labels(), strict=True)]
+        handles = {label: handle for handle, label in reversed(drawn)}
+        labels = [LABELS[path] for path in paths]
+        shown = [handles[label] for label in labels]
+        figure.legend(shown, labels, loc="outside lower center", ncols=len(labels), frameon=False)
         out = io.BytesIO()
         figure.savefig(out, format="png", dpi=150, metadata={"Software": None})
     return out.getvalue()
 
 
-def _title(result: dict[str, Any]) -> str:
+def _title(results: Sequence[dict[str, Any]]) -> str:
     """What was held fixed, and on what machine."""
-    s = result["settings"]
+    s, swept = results[0]["settings"], {result["settings"]["sweep"] for result in results}
     fixed = {
         "length": f"{TASK_NAMES[s['task']]} lengths", "batch": f"task batch {s['batch']}",
         "safety_batch": f"safety batch {s['safety_batch']}", "rank": f"LoRA r = {s['rank']}",
     }  # fmt: skip
-    told = ", ".join(text for name, text in fixed.items() if name != s["sweep"])
-    return f"Training step: {told}\n{result['provenance']['hardware']}; numbers: times the step of TRL's SFT"
+    several = len(swept) > 1  # each is fixed in the others' panels
+    told = ", ".join(text for name, text in fixed.items() if several or name not in swept)
+    machines = " / ".join(dict.fromkeys(result["provenance"]["hardware"] for result in results))
+    return f"Training step: {told}{', unless varied' * several}\n{machines}; numbers: times the step of TRL's SFT"
 
 
-def _panels(rows: Sequence[Row], *, by_mode: bool) -> list[tuple[str, list[Row]]]:
+def _panels(result: dict[str, Any]) -> list[_Panel]:
     """Rows of each shape, in a sweep of each shape and checkpointing."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        mode = f", {MODES[row['checkpointing']]}" if by_mode else ""
-        found.setdefault(NAMES[row["shape"]] + mode, []).append(row)
-    return list(found.items())
+    swept = result["settings"]["sweep"]
+    found: dict[str, _Panel] = {}
+    for row in result["rows"]:
+        if "error" not in row:
+            mode = f", {MODES[row['checkpointing']]}" if swept else ""
+            title = NAMES[row["shape"]] + mode
+            found.setdefault(title, _Panel(title, swept, [])).rows.append(row)
+    return list(found.values())
 
 
 def _bars(ax: Any, rows: Sequence[Row], paths: Sequence[str], _: str) -> None:
@@ -94,14 +116,14 @@ def _bars(ax: Any, rows: Sequence[Row], paths: Sequence[str], _: str) -> None:
 
 
 def _lines(ax: Any, rows: Sequence[Row], paths: Sequence[str], swept: str) -> None:
-    """The median against the value; the last point says how many TRL steps it takes."""
+    """The median against the value; the last point of every path but TRL's says how many TRL steps it takes."""
     for path in paths:
         own = sorted((row for row in rows if row["path"] == path), key=lambda row: row["value"])
         if not own:
             continue
         values, medians = [row["value"] for row in own], [row["median_ms"] for row in own]
         ax.plot(values, medians, color=COLOURS[path], marker=MARKERS[path], markersize=5, label=LABELS[path])
-        if own[-1]["x_trl_sft"] is not None:
+        if path != BASELINE and own[-1]["x_trl_sft"] is not None:
             ax.annotate(
                 f"{own[-1]['x_trl_sft']:.2f}", (values[-1], medians[-1]), (6, -3), textcoords="offset points",
                 fontsize=7, color=INK,

@@ -60,7 +60,12 @@ def bench(
     drift: Annotated[bool, typer.Option("--drift/--no-drift", help="Measure trl_sft again at the end.")] = True,
     cudnn: Annotated[bool, typer.Option("--cudnn", help="Leave cuDNN's attention on.")] = False,
     output: Annotated[Path, typer.Option(help="The result; its picture goes beside it.")] = DEFAULT_OUTPUT,
-    show: Annotated[Path | None, typer.Option(help="Print a stored result as tables, and measure nothing.")] = None,
+    show: Annotated[
+        list[Path] | None, typer.Option(help="Print stored results as tables, and measure nothing.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="With --show: draw those results into one picture.", metavar="FILE.png")
+    ] = None,
 ) -> None:
     """Measure a training step beside TRL's plain SFT, in one process, with random weights at a published shape.
 
@@ -68,10 +73,13 @@ def bench(
     Example:
       holdfast bench --shape tiny --steps 5
       holdfast bench --shape llama-3.1-8b --shape smollm2-135m --task sst2 --output out/speed.json
+      holdfast bench --show out/batch.json --show out/rank.json --picture out/sweeps.png
     """
-    if show is not None:
-        say(markdown(read_record(show)))
+    if show:
+        _show_stored(show, picture)
         return
+    if picture is not None:
+        raise ConfigError("--picture without --show", remedy="a measurement draws its own, beside --output")
     settings = Settings(
         shapes=tuple(_parts(shape or [])), task=task, paths=tuple(_parts(paths or [])), steps=steps, warm_up=warm_up,
         checkpointing=_MODES[checkpointing], checkpointed_paths=tuple(_parts(checkpointed_paths or [])),
@@ -92,6 +100,20 @@ def bench(
     say(f"written to {output} and {output.with_suffix('.png').name}")
     if all("error" in row for row in record.rows):
         raise ResourceError("nothing could be measured: every path failed", remedy="see the errors above")
+
+
+def _show_stored(files: Sequence[Path], picture: Path | None) -> None:
+    records = [read_record(file) for file in files]
+    if picture is not None:
+        from holdfast.bench.picture import draw
+        from holdfast.core.files import write_bytes
+
+        drawn = draw(*records)
+        if picture.suffix != ".png" or drawn is None:
+            what = "nothing was measured in these results" if drawn is None else f"--picture {picture} is no .png file"
+            raise ConfigError(what, remedy="for example --show out/batch.json --picture out/batch.png")
+        write_bytes(picture, drawn)
+    say("\n\n".join(markdown(record) for record in records))
 
 
 def _parts(given: Sequence[str]) -> list[str]:

@@ -118,7 +118,7 @@ def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "seconds": _timings(folder) | ({} if work.aligned is None else _timings(work.aligned)),
         "provenance": {
             "versions": versions(), "commit": commit(), "hardware": hardware(), "defense": cell["defense"],
-            "constraint": work.constraint(), "step": work.step(), "kept_sha256": work.kept_sha256(),
+            "constraint": work.constraint(), **work.step(), "kept_sha256": work.kept_sha256(),
             "task_data": work.task_data(), **hashes,
         },
     }  # fmt: skip
@@ -158,10 +158,14 @@ class _Cell:
         file = self.folder / RUN / "config.yaml"
         return dict(resolved(load_config(file))["constraint"]) if file.is_file() else None
 
-    def step(self) -> str | None:
-        """How steps were computed: `two_pass`, `fused` or `fused, recorded`; None for a model before fine-tuning."""
+    def step(self) -> dict[str, str | None]:
+        """How steps were computed (`two_pass`, `fused` or `fused, recorded`; None for a model before fine-tuning).
+
+        And, where fused steps were declined, why.
+        """
         file = self.folder / RUN / "result.json"
-        return read_json(file).get("step") if file.is_file() else None
+        result = read_json(file) if file.is_file() else {}
+        return {"step": result.get("step"), "step_declined": result.get("step_declined")}
 
     def task_data(self) -> dict[str, Any] | None:
         """Where the task's training rows came from, with their hash; None for a task with data of its own."""

@@ -25,7 +25,7 @@ PROBED = 64  # task rows among which those are chosen that packing is tried on
 
 
 def make_joint(run: Any) -> JointPass | None:
-    """The engine as `args.step` asks for it; None where steps are not fused.
+    """The engine as `args.step` asks for it; None where steps are not fused, and `run.step_declined` if it was tried.
 
     Raises:
         UnsupportedError: `step: fused`, and this defense, model or these settings do not allow it.
@@ -45,6 +45,7 @@ def make_joint(run: Any) -> JointPass | None:
         return found
     if wanted == "fused":
         raise UnsupportedError(f"step: fused is not possible: {found}", remedy="set step: auto or two_pass")
+    run.step_declined = found
     if rank() == 0 and defense.joint_terms:
         logger.warning("two passes a step instead of one: %s", found)
     elif rank() == 0:

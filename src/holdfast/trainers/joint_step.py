@@ -59,6 +59,8 @@ class JointStepMixin:
 
     batch_keys: frozenset[str] = BATCH
     """What the batch in progress holds."""
+    step_declined: str | None = None
+    """Why this model or these settings do not allow fused steps; None where they do, or none were asked for."""
     _joint: JointPass | None = None
     _joint_decided = False
     _joint_step: JointStep | None = None

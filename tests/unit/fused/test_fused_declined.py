@@ -270,11 +270,13 @@ def test_auto_says_why_and_goes_on_with_two_passes(trainer, monkeypatch, caplog)
     monkeypatch.setattr(trainer.args, "step", "auto")
     assert make_joint(trainer) is None  # on the CPU two passes are the rule, and nothing is said
     assert not caplog.records
+    assert trainer.step_declined is None
     monkeypatch.setattr(type(trainer.args), "device", torch.device("cuda"))
     monkeypatch.setattr(trainer.args, "loss_type", "dft")
     with caplog.at_level(logging.WARNING, "holdfast"):
         assert make_joint(trainer) is None
     assert "two passes a step instead of one: loss_type 'dft' is not nll" in caplog.text
+    assert trainer.step_declined == "loss_type 'dft' is not nll"
 
 
 def test_fused_is_refused_by_the_models_reason(tmp_path):
