@@ -38,6 +38,7 @@ from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import Prepared, prepare
 from holdfast.stages.run_folder import RunFolder
 from holdfast.trainers.run_lock import RunLock
+from holdfast.trainers.trainer import SafeSFTTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -122,16 +123,26 @@ def run(
         started = time.monotonic()
         measured = measure(trainer)
         result = {"safety": summary(trainer, measured), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
-        result |= {"defense": {"name": chosen.name, "constrains": chosen.constrains}, "step": trainer.step_path}
-        result |= {"step_declined": trainer.step_declined}
-        result |= {"config_sha256": config_sha256(config), "trust_remote_code": trust_remote_code}
-        result |= {"versions": versions(), "commit": commit(), "hardware": hardware()}
+        result |= _about(config, trainer) | {"trust_remote_code": trust_remote_code}
         if main:
             explain_loading(folder)
             seconds = time.monotonic() - started
             write_audits(config, trainer, measured, before, seconds=seconds, trust_remote_code=trust_remote_code)
             folder.write_result(result)
     return RunResult(folder.path, result)
+
+
+def _about(config: RunConfig, trainer: SafeSFTTrainer) -> dict[str, Any]:
+    """What a run was: its defense, how its steps were computed, settings, versions, commit and machine."""
+    return {
+        "defense": {"name": trainer.defense.name, "constrains": trainer.defense.constrains},
+        "step": trainer.step_path,
+        "step_declined": trainer.step_declined,
+        "config_sha256": config_sha256(config),
+        "versions": versions(),
+        "commit": commit(),
+        "hardware": hardware(),
+    }
 
 
 def load_start(config: RunConfig, trust_remote_code: bool) -> tuple[Any, Any, Any]:

@@ -52,14 +52,14 @@ def draw(*results: dict[str, Any]) -> bytes | None:
     with mpl.rc_context({**mpl.rcParamsDefault, **SETTINGS, "axes.grid.axis": "y"}):
         figure = Figure(figsize=(max(4.6 * columns, 6.4), HEIGHT * lines), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(lines, columns, squeeze=False).flat
+        axes = list(figure.subplots(lines, columns, squeeze=False).flat)
         for ax, panel in zip(axes, panels, strict=False):
             (_lines if panel.swept else _bars)(ax, panel.rows, paths, panel.swept)
             ax.set_title(panel.title, loc="left", fontsize=10)
             ax.spines[["top", "right"]].set_visible(False)
-        for ax in list(axes):
+        for ax in axes[len(panels) :]:
             ax.set_axis_off()
-        for first in figure.axes[::columns]:
+        for first in axes[::columns]:
             first.set_ylabel("median step (ms)")
         figure.suptitle(_title(results), x=0.01, ha="left", fontsize=10)
         drawn = [pair for ax in figure.axes for pair in zip(*ax.get_legend_handles_labels(), strict=True)]

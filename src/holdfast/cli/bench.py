@@ -60,9 +60,7 @@ def bench(
     drift: Annotated[bool, typer.Option("--drift/--no-drift", help="Measure trl_sft again at the end.")] = True,
     cudnn: Annotated[bool, typer.Option("--cudnn", help="Leave cuDNN's attention on.")] = False,
     output: Annotated[Path, typer.Option(help="The result; its picture goes beside it.")] = DEFAULT_OUTPUT,
-    show: Annotated[
-        list[Path] | None, typer.Option(help="Print stored results as tables, and measure nothing.")
-    ] = None,
+    show: Annotated[list[Path] | None, typer.Option(help="Print stored results, and measure nothing.")] = None,
     picture: Annotated[
         Path | None, typer.Option(help="With --show: draw those results into one picture.", metavar="FILE.png")
     ] = None,
