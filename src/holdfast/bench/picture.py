@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.bench.settings import BASELINE, PATHS
 from holdfast.bench.shapes import NAMES
+from holdfast.core.errors import ConfigError
 from holdfast.tables.canvas import SETTINGS
 from holdfast.tables.palette import INK, MUTED
 
@@ -38,7 +39,8 @@ class _Panel:
 
 
 def draw(*results: dict[str, Any]) -> bytes | None:
-    """PNG of the rows of one result, or of several side by side; None where nothing was measured."""
+    """PNG of the rows of one result, or of several alike side by side; None where nothing was measured."""
+    require_alike(results)
     panels = [panel for result in results for panel in _panels(result)]
     if not panels:
         return None
@@ -85,6 +87,21 @@ def _title(results: Sequence[dict[str, Any]]) -> str:
     return f"Training step: {told}{', unless varied' * several}\n{machines}; numbers: times the step of TRL's SFT"
 
 
+def require_alike(results: Sequence[dict[str, Any]]) -> None:
+    """Refuse results that one heading cannot speak for.
+
+    Raises:
+        ConfigError: they were measured with other data, sizes or units.
+    """
+    for name in ("task", "batch", "safety_batch", "rank", "unit"):
+        found = list(dict.fromkeys(str(result["settings"].get(name, "nll_token")) for result in results))
+        if len(found) > 1:
+            raise ConfigError(
+                f"results with another {name} cannot be drawn together: {' and '.join(found)}",
+                remedy="draw them one by one",
+            )
+
+
 def _panels(result: dict[str, Any]) -> list[_Panel]:
     """Rows of each shape, in a sweep of each shape and checkpointing."""
     swept = result["settings"]["sweep"]
@@ -104,6 +121,8 @@ def _bars(ax: Any, rows: Sequence[Row], paths: Sequence[str], _: str) -> None:
     for k, path in enumerate(paths):
         own = {row["checkpointing"]: row for row in rows if row["path"] == path}
         shown = [(i, own[mode]) for i, mode in enumerate(modes) if mode in own]
+        if not shown:
+            continue
         at = [i + (k - (len(paths) - 1) / 2) * width for i, _row in shown]
         bars = ax.bar(
             at, [row["median_ms"] for _i, row in shown], 0.92 * width, color=COLOURS[path], label=LABELS[path]

@@ -101,17 +101,21 @@ def bench(
 
 
 def _show_stored(files: Sequence[Path], picture: Path | None) -> None:
+    """Print stored results as tables, and draw them where a picture is asked for."""
     records = [read_record(file) for file in files]
-    if picture is not None:
-        from holdfast.bench.picture import draw
-        from holdfast.core.files import write_bytes
-
-        drawn = draw(*records)
-        if picture.suffix != ".png" or drawn is None:
-            what = "nothing was measured in these results" if drawn is None else f"--picture {picture} is no .png file"
-            raise ConfigError(what, remedy="for example --show out/batch.json --picture out/batch.png")
-        write_bytes(picture, drawn)
     say("\n\n".join(markdown(record) for record in records))
+    if picture is None:
+        return
+    from holdfast.bench.picture import draw
+    from holdfast.core.files import write_bytes
+
+    if picture.suffix.lower() != ".png":
+        raise ConfigError(f"--picture {picture} is no .png file", remedy="for example --picture out/sweeps.png")
+    drawn = draw(*records)
+    if drawn is None:
+        raise ConfigError("nothing was measured in these results", remedy="show results that have figures")
+    write_bytes(picture, drawn)
+    note(f"drawn into {picture}")
 
 
 def _parts(given: Sequence[str]) -> list[str]:

@@ -100,6 +100,7 @@ def _shortage(error: Exception) -> ResourceError | None:
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return ResourceError(
             "out of memory",
-            remedy="lower train.per_device_train_batch_size, safety_micro_batch_size or max_length",
+            remedy="set train.gradient_checkpointing: true or train.step: two_pass (one pass holds both batches), or "
+            "lower train.per_device_train_batch_size, safety_micro_batch_size or max_length",
         )
     return None

@@ -175,8 +175,9 @@ class PrimalDual(Defense):
         self._added = None
         if run.joint:
             weights = {name: dual.moving.now.phi for name, dual in self._duals.items()}
-            return run.joint_micro_step(inputs, run.items, weights)
-        loss = backward()
+            loss = run.joint_micro_step(inputs, run.items, weights)
+        else:
+            loss = backward()
         return loss if self._added is None else loss - self._added.to(loss)
 
     def extra_loss(self, run: TrainingRun, model: Any, inputs: Inputs) -> Tensor | None:

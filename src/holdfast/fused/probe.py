@@ -8,7 +8,7 @@ model must be the same function in training as in evaluation, since the fused st
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,11 +23,14 @@ from holdfast.data.encode import Encoded
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.packed_rows import encoded_rows, lay_out
 
-# Relative differences, by whether all is computed in float32: of rounding, and of numbers that should not change.
-TOLERANCE = {True: 1e-3, False: 0.05}
+# Relative differences, by whether all is computed in float32: of a token's hidden state, of a group's gradient as one
+# vector, of one matrix of it, and of numbers that should not change. All but the last are rounding.
+HIDDEN = {True: 1e-3, False: 0.05}
+GRADIENT = {True: 1e-3, False: 0.15}
+MATRIX = {True: 1e-2, False: 0.5}
 UNCHANGED = {True: 1e-5, False: 5e-3}
 NOISE = 4.0  # what rounding may be, in multiples of what padding changes
-LARGEST_NOISE = 10.0  # and at most, in multiples of the tolerance
+LARGEST = {True: 1e-2, False: 0.5}  # and at most
 SAME_FUNCTION = "the model is another function in training than in evaluation"
 
 Found = tuple[Tensor, list[list[Tensor]]]
@@ -62,7 +65,7 @@ class _Probe:
         kind = body.device.type
         with body.precision():
             exact = causal_lm(body.model).dtype == torch.float32 and not torch.is_autocast_enabled(kind)
-        self.tolerance, self.unchanged = TOLERANCE[exact], UNCHANGED[exact]
+        self.exact = exact
 
     def problem(self) -> str | None:
         packed = self._packed()
@@ -70,14 +73,19 @@ class _Probe:
             return "a row's hidden states change with those packed beside it"
         seed = _seed(packed[0])
         alone, padded = self._own(seed, [[row] for row in self.rows]), self._own(seed, [self.rows])
-        for what, gap, noise in (
-            ("hidden states", _worst(packed[0], alone[0]), _worst(padded[0], alone[0])),
-            ("gradients", _whole(packed[1], alone[1]), _whole(padded[1], alone[1])),
-            ("gradients of a matrix", _farthest(packed[1], alone[1]), math.inf),
+        hidden, gradient = _worst(packed[0], alone[0]), _whole(packed[1], alone[1])
+        for what, gap, most in (
+            ("hidden states", hidden, self._rounding(HIDDEN, _worst(padded[0], alone[0]))),
+            ("gradients", gradient, self._rounding(GRADIENT, _whole(padded[1], alone[1]))),
+            ("gradients in one matrix", _farthest(packed[1], alone[1]), MATRIX[self.exact]),
         ):
-            if not gap <= allowed(noise, self.tolerance):
+            if not gap <= most:
                 return f"packed rows give other {what} (by {gap:.2g} relative)"
         return None if self._trains_as_it_evaluates() else SAME_FUNCTION
+
+    def _rounding(self, tolerance: Mapping[bool, float], noise: float) -> float:
+        """What rounding may explain, where padding alone changes as much as `noise`."""
+        return min(max(tolerance[self.exact], NOISE * noise), LARGEST[self.exact])
 
     def _packed(self) -> Found:
         layout = lay_out([encoded_rows(group) for group in self.groups]).to(self.body.device)
@@ -100,7 +108,7 @@ class _Probe:
                 for some in (encoded_rows(self.rows), rows)
             )
         same = torch.tensor(kept, device=before.device)
-        return not any(kept) or _worst(after[same], before[same]) <= self.unchanged
+        return not any(kept) or _worst(after[same], before[same]) <= UNCHANGED[self.exact]
 
     def _own(self, seed: Tensor, batches: Sequence[Sequence[Encoded]]) -> Found:
         """By the model's own forward, in batches of the rows in their order."""
@@ -138,7 +146,7 @@ class _Probe:
             evaluated = self._states(self.rows).float()
             with _training(self.body):
                 trained = self._states(self.rows).float()
-        return _worst(trained, evaluated) <= self.unchanged
+        return _worst(trained, evaluated) <= UNCHANGED[self.exact]
 
 
 @contextmanager
@@ -155,14 +163,15 @@ def _training(body: Body) -> Iterator[None]:
             module.training = was
 
 
-def allowed(noise: float, tolerance: float) -> float:
-    """What rounding may explain, where padding alone changes as much as `noise`."""
-    return min(max(tolerance, NOISE * noise), LARGEST_NOISE * tolerance)
-
-
 def _seed(hidden: Tensor) -> Tensor:
-    """Some gradient, different for every token: its hidden state's sign, rotated by one place."""
-    found: Tensor = torch.sign(hidden).roll(1, -1) / float(hidden.shape[-1]) ** 0.5
+    """Some gradient, the same at every call: random signs, so that tokens and with them groups have unlike gradients.
+
+    Groups of like gradients (those of refusals, by anything that hidden states have in common) could be exchanged
+    without a difference beyond rounding.
+    """
+    draw = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, hidden.shape, generator=draw, dtype=torch.int8)
+    found: Tensor = (2.0 * signs - 1.0).to(hidden) / float(hidden.shape[-1]) ** 0.5
     return found
 
 
@@ -174,20 +183,20 @@ def _worst(found: Tensor, expected: Tensor) -> float:
 
 
 def _whole(found: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]]) -> float:
-    """The largest difference of a group's gradient as one vector, relative to its size.
+    """The largest difference of a group's gradient as one vector, relative to its size; infinite where one is NaN.
 
-    A single matrix is too small a sample of rounding: with bfloat16 one of 180 was a twelfth off in a group of two rows
-    whose gradient as a whole was off by 3 %.
+    A single matrix is too small a sample of rounding to be held to the same bound: in bfloat16, with four refusals in
+    two groups and a model of 135M parameters, one was 11 % off where the group's gradient was 5 %.
     """
     gaps = []
     for xs, ys in zip(found, expected, strict=True):
         apart = math.hypot(*(float((x - y).norm()) for x, y in zip(xs, ys, strict=True)))
         gaps.append(apart / max(math.hypot(*(float(y.norm()) for y in ys)), 1e-12))
-    return max(gaps)
+    return _largest(gaps)
 
 
 def _farthest(found: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]]) -> float:
-    """The largest difference of a parameter's gradient in any group, relative to its size.
+    """The largest difference of a parameter's gradient in any group, relative to its size; infinite where one is NaN.
 
     Gradients far smaller than the largest of their group are rounding and count by that.
     """
@@ -196,7 +205,12 @@ def _farthest(found: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Ten
         largest = max(float(y.norm()) for y in ys)
         for x, y in zip(xs, ys, strict=True):
             gaps.append(float((x - y).norm()) / max(float(y.norm()), 0.05 * largest, 1e-12))
-    return max(gaps)
+    return _largest(gaps)
+
+
+def _largest(gaps: Sequence[float]) -> float:
+    """As `max`, which passes over a NaN that is not the first."""
+    return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps)
 
 
 # -- which rows --------------------------------------------------------------------------------------------------------

@@ -25,20 +25,23 @@ PROBED = 64  # task rows among which those are chosen that packing is tried on
 
 
 def make_joint(run: Any) -> JointPass | None:
-    """The engine as `args.step` asks for it; None where steps are not fused, and `run.step_declined` if it was tried.
+    """The engine as `args.step` asks for it; None where steps are not fused.
+
+    Where they could have been, `run.step_declined` then says what is against it.
 
     Raises:
         UnsupportedError: `step: fused`, and this defense, model or these settings do not allow it.
     """
     wanted, defense = run.args.step, run.defense
+    if wanted == "two_pass" or (wanted == "auto" and run.args.device.type != "cuda"):
+        return None
     if not defense.packed(run.stage):
+        run.step_declined = f"defense {defense.name!r} changes the loss or the model's layers"
         if wanted == "fused":
             raise UnsupportedError(
                 f"step: fused with defense {defense.name!r}, which changes the loss or the model's layers",
                 remedy="set step: auto or two_pass",
             )
-        return None
-    if wanted == "two_pass" or (wanted == "auto" and run.args.device.type != "cuda"):
         return None
     found = _engine(run)
     if isinstance(found, JointPass):

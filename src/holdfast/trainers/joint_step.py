@@ -6,6 +6,8 @@ does, the constraints' to the sum.
 
 from __future__ import annotations
 
+import gc
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +27,8 @@ from holdfast.trainers.joint_support import BATCH
 from holdfast.trainers.safety import SafetySet
 from holdfast.trainers.safety_pass import SafetyBatch
 from holdfast.trainers.side_pass import TokenMean
+
+logger = logging.getLogger(__name__)
 
 Weights = Mapping[str, Callable[[Tensor], Tensor]]
 
@@ -56,6 +60,9 @@ class JointStepMixin:
     _micro: int
     _metrics: Any
     _total_train_tokens: int
+    state: Any
+    padded_step: Callable[[], Tensor]
+    """The Trainer's own step on the micro-batch in progress."""
 
     batch_keys: frozenset[str] = BATCH
     """What the batch in progress holds."""
@@ -112,7 +119,31 @@ class JointStepMixin:
     # -- one micro-batch ---------------------------------------------------------------------------------------------
 
     def joint_micro_step(self, inputs: Inputs, items: Items, weights: Weights, *, screen: bool = False) -> Tensor:
-        """Accumulate the gradients of one micro-batch and of its part of the safety batches; the detached loss."""
+        """Accumulate the gradients of one micro-batch and of its part of the safety batches; the detached loss.
+
+        One pass holds what the backward needs of both batches. Where that does not fit and the path was ours to choose,
+        this step and all later ones take two passes: nothing of the failed micro-batch has been accumulated, the task's
+        gradient of earlier ones is kept, and the safety batch is passed over as a whole when the step ends.
+        """
+        try:
+            return self._joint_micro_step(inputs, items, weights, screen=screen)
+        except torch.OutOfMemoryError:
+            if self.args.step != "auto" or world() > 1:  # processes must not part ways
+                raise
+        self._leave_joint()  # here, where the exception no longer holds the pass's tensors
+        return self.padded_step()
+
+    def _leave_joint(self) -> None:
+        """Two passes from now on; what recordings held is given back."""
+        step = int(self.state.global_step) + 1
+        self.step_declined = f"out of memory in one pass, at step {step}"
+        logger.warning("two passes a step instead of one from step %d on: one pass runs out of memory", step)
+        self._joint = self._joint_step = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _joint_micro_step(self, inputs: Inputs, items: Items, weights: Weights, *, screen: bool) -> Tensor:
         assert self._joint is not None
         if not self._joint.passes.body.training:
             self.model.train()

@@ -248,11 +248,14 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         parent = super().training_step  # type: ignore[misc]
         self.items = items
 
-        def backward() -> Tensor:
-            if self.joint:
-                return self.joint_micro_step(inputs, items, {})
+        def padded_step() -> Tensor:
             loss: Tensor = parent(model, inputs, items, *args, **kwargs)
             return loss
+
+        def backward() -> Tensor:
+            return self.joint_micro_step(inputs, items, {}) if self.joint else padded_step()
+
+        self.padded_step = padded_step
 
         loss = self.defense.micro_step(self, inputs, backward)
         self.recorder.add_loss(loss, float(_raw(self.optimizer).param_groups[0]["lr"]))

@@ -6,9 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from matplotlib.colors import to_rgba
 
 from holdfast.bench import run as running
-from holdfast.bench.picture import draw
+from holdfast.bench.picture import COLOURS, LABELS, draw
 from holdfast.bench.record import Record
 from holdfast.bench.run import run
 from holdfast.bench.settings import Settings
@@ -139,3 +140,23 @@ def test_nothing_measured_is_not_drawn(tmp_path):
     assert draw(record.to_json()) is None
     record.add(replace(cell, path="sft"), figures(replace(cell, path="sft")))
     assert draw(record.to_json()).startswith(PNG)
+
+
+def test_five_panels_two_by_two_have_no_empty_axes_and_every_path_its_colour(tmp_path, measured, monkeypatch):
+    """A path that only the second result has is in the legend by its own bars."""
+    from matplotlib.figure import Figure
+
+    figures_made = []
+    inner = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: figures_made.append(self) or inner(self, *a, **k))
+    few = run(Settings(shapes=("tiny",), paths=("trl_sft",)), tmp_path / "a.json", lambda *_: None).to_json()
+    many = run(Settings(shapes=("tiny",)), tmp_path / "b.json", lambda *_: None).to_json()
+    assert draw(few, many, few, few, few) is not None
+    figure = figures_made[-1]
+    assert [ax.axison for ax in figure.axes] == [True] * 5 + [False]
+    (legend,) = figure.legends
+    shown = {
+        text.get_text(): handle.get_facecolor()
+        for text, handle in zip(legend.texts, legend.legend_handles, strict=True)
+    }
+    assert shown == {LABELS[path]: to_rgba(COLOURS[path]) for path in LABELS}

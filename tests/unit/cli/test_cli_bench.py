@@ -115,3 +115,13 @@ def test_a_picture_is_refused_where_it_cannot_be(holdfast, monkeypatch, tmp_path
     holdfast("bench", "--shape", "tiny", "--no-reference", "--no-drift", "--output", tmp_path / "y.json")
     code, _, err = holdfast("bench", "--show", tmp_path / "y.json", "--picture", tmp_path / "y.pdf")
     assert (code, "is no .png file" in err) == (2, True)
+
+
+def test_results_measured_otherwise_are_not_drawn_under_one_heading(holdfast, monkeypatch, tmp_path):
+    monkeypatch.setattr(running, "measure", measured)
+    for rank in (8, 16):
+        holdfast("bench", "--shape", "tiny", "--rank", rank, "--no-reference", "--output", tmp_path / f"{rank}.json")
+    stored = ["--show", tmp_path / "8.json", "--show", tmp_path / "16.json"]
+    code, _, err = holdfast("bench", *stored, "--picture", tmp_path / "x.png")
+    assert (code, "another rank cannot be drawn together: 8 and 16" in err) == (2, True)
+    assert not (tmp_path / "x.png").exists()

@@ -156,8 +156,14 @@ def test_the_aligned_models_own_refusals_can_be_what_is_kept(world, monkeypatch)
     outcome = keep_replies(kept, adapter_of(root / "align"), root / "align")
     assert (outcome["asked"], outcome["kept"]) == (12, 12)
     assert kept_file(root / "align").stat().st_mode & 0o077 == 0
+
+    def declined(run):
+        run.step_declined = "tried, and no"
+
+    monkeypatch.setattr("holdfast.trainers.joint_step.make_joint", declined)
     result = result_of((root, model, kept), cell_of(model), "kept")
-    assert result["provenance"]["step"] in ("two_pass", "fused", "fused, recorded")
+    assert result["provenance"]["step"] == "two_pass"
+    assert result["provenance"]["step_declined"] == "tried, and no"
     assert result["provenance"]["kept_sha256"] == outcome["kept_sha256"]
     record = json.loads((root / "kept" / "run" / "splits.json").read_text())
     assert sum(record["counts"].values()) == 12
