@@ -55,11 +55,17 @@ def test_what_is_said_of_the_cost_table_is_in_it():
     step = {(one["defense"], one["setting"]): one["metrics"]["step_ms"]["value"] for one in found}
     mean = {(one["defense"], one["setting"]): 1e3 * statistics.mean(one["steps_s"]) for one in found}
     memory = {(one["defense"], one["setting"]): one["metrics"]["gpu_mb"]["value"] for one in found}
-    ours, plain = ("holdfast", "unit=nll_token"), ("sft", "")
-    assert f"costs {step[ours] / step[plain]:.1f} times by the median" in text
-    assert f"{mean[ours] / mean[plain]:.1f} times ({mean[ours]:.0f} against {mean[plain]:.0f} ms)" in text
-    assert f"holdfast in nll_token ({step[ours]:.0f} ms) is at the level of mix ({step['mix', '']:.0f})" in text
-    assert f"below SafeGrad ({step['safegrad', '']:.0f}) and kl ({step['kl', '']:.0f})" in text
+    ours, kl, plain = ("holdfast", "unit=nll_token"), ("holdfast", "unit=kl_token"), ("sft", "")
+    times, means = ([f"{by[row] / by[plain]:.1f}" for row in (ours, kl)] for by in (step, mean))
+    assert f"costs {times[0]} times by the median in nll_token and {times[1]} in kl_token" in text
+    figures = f"({mean[ours]:.0f} and {mean[kl]:.0f} against {mean[plain]:.0f} ms)"
+    assert f"it is {means[0]} and {means[1]} {figures}" in text
+    level = f"({step[ours]:.0f} ms in nll_token, {step[kl]:.0f} in kl_token) is at the level of mix"
+    assert f"{level} ({step['mix', '']:.0f})" in text
+    assert f"SafeGrad ({step['safegrad', '']:.0f}) and kl ({step['kl', '']:.0f})" in text
+    assert f"packed and recorded too: {step[plain]:.1f} ms" in text
+    acted = [one["events"] for one in found if one["defense"] in ("holdfast", "mean_constraint")]
+    assert sorted(30 - events.get("inactive", 0) for events in acted) == [10, 29, 30]
     others = [memory[name, ""] / memory[plain] for name in ("mix", "safegrad", "kl")]
     times = (
         f"{memory[ours] / memory[plain]:.2f} times the memory where those take {min(others):.2f} to {max(others):.2f}"
@@ -68,9 +74,12 @@ def test_what_is_said_of_the_cost_table_is_in_it():
     assert f"The penalty ({step['penalty', '']:.0f})" in text
 
 
+def stored_rows(name: str) -> list[dict[str, Any]]:
+    return list(json.loads((RESULTS / f"{name}.json").read_text())["rows"])
+
+
 def stored(name: str) -> dict[tuple[str, int | None], dict[str, Any]]:
-    rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
-    return {(row["path"], row.get("value")): row for row in rows}
+    return {(row["path"], row.get("value")): row for row in stored_rows(name)}
 
 
 def test_kl_token_costs_what_the_page_says():
@@ -91,26 +100,35 @@ def test_the_sweeps_are_what_the_page_says():
         figures = [f"{rows[path, value][key]:.2f}" for value in values]
         return f"{', '.join(figures[:-1])} and {figures[-1]}"
 
-    assert f"at 40 rows holdfast takes {batch['holdfast', 40]['x_trl_sft']:.2f} times TRL's step and half its" in text
-    assert batch["holdfast", 40]["x_memory"] == pytest.approx(0.5, abs=0.005)
-    few = batch["holdfast", 5]
-    assert f"({few['x_trl_sft']:.2f} and {few['x_memory']:.2f} times at 5 rows)" in text
+    rows = (5, 10, 20, 40)
+    assert f"holdfast takes {times(batch, rows)} times TRL's step with 5, 10, 20 and 40 of them" in text
+    assert f"at {times(batch, rows, 'x_memory')} times the memory: TRL pads" in text
     x = [f"{safety['holdfast', n]['x_trl_sft']:.2f}" for n in (5, 20, 40)]
     assert f"{x[0]} times TRL's step with 5 of them, {x[1]} with 20, {x[2]} with 40" in text
     assert f"at {times(safety, (5, 20, 40), 'x_memory')} times the memory" in text
     assert f"Two passes: {times(safety, (5, 20, 40), path='two_pass')} times" in text
-    long = [length["holdfast", n] for n in (64, 128, 256)]
-    assert f"bound by its host ({long[0]['x_trl_sft']:.2f} times)" in text
-    assert f"{long[1]['x_trl_sft']:.2f} times at 128, {long[2]['x_trl_sft']:.2f} at 256" in text
-    assert f"at {times(length, (128, 256), 'x_memory')} times the memory" in text
-    assert f"(two passes {times(length, (128, 256), path='two_pass')} times" in text
+    of_trl = [safety["trl_sft", n]["median_ms"] for n in (5, 20, 40)]
+    assert f"where nothing that concerns it changed, {min(of_trl):.0f} to {max(of_trl):.0f} (" in text
+    lengths = (64, 128, 256)
+    long = [f"{length['holdfast', n]['x_trl_sft']:.2f}" for n in lengths]
+    assert f"{long[0]} times TRL's step at 64 tokens a row, {long[1]} at 128, {long[2]} at 256" in text
+    assert f"at {times(length, lengths, 'x_memory')} times the memory" in text
+    held = times(length, lengths, "x_memory", "two_pass")
+    assert f"two passes {times(length, lengths, path='two_pass')} times, at {held}" in text
+    assert length["trl_sft", 64]["median_ms"] == pytest.approx(length["trl_sft", 128]["median_ms"], rel=0.01)
     assert f"8, 32 and 128 take {times(rank, (8, 32, 128))} times" in text
+    common = ((batch, 10), (rank, 32))
+    means = [sum(rows["holdfast", n]["steps_ms"]) / sum(rows["trl_sft", n]["steps_ms"]) for rows, n in common]
+    assert f"those two points are at {means[0]:.2f} and {means[1]:.2f}" in text
     here = [batch["trl_sft", 10]["median_ms"], rank["trl_sft", 32]["median_ms"]]
     mine = [batch["holdfast", 10], rank["holdfast", 32]]
     assert f"came out at {mine[0]['x_trl_sft']:.2f} in one process and {mine[1]['x_trl_sft']:.2f} in another" in text
     told = f"TRL's step at {here[0]:.0f} and {here[1]:.0f} ms and ours at {mine[0]['median_ms']:.0f} and "
     assert f"{told}{mine[1]['median_ms']:.0f}" in text
     assert f"took {here[1]:.0f} to {here[0]:.0f} ms in these processes" in text
+    assert {f"{row['x_memory']:.2f}" for row in mine} == {"1.00"}
+    first = next(row for row in stored_rows("speed") if row["path"] == "holdfast" and not row["checkpointing"])
+    assert f"{first['median_ms'] / here[1]:.2f} and 1.08" in PAGE
 
 
 def test_the_picture_of_the_sweeps_is_drawn_from_the_stored_runs(tmp_path):

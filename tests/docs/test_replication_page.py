@@ -8,6 +8,7 @@ import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy.stats import spearmanr
@@ -60,29 +61,72 @@ def test_the_page_is_written_from_the_stored_cells(tmp_path, monkeypatch):
 
 
 def test_the_study_has_the_protocol_of_its_cells_and_counts_them():
-    stored = [json.loads(path.read_text()) for path in (RESULTS / "replication").glob("*.json")]
-    study = load_study(STUDY)
-    assert {one["cell"] for one in stored} <= {cell.id for cell in expand(study)}
-    (hashed,) = {one["protocol_sha256"] for one in stored}
+    cells, study = stored("replication"), load_study(STUDY)
+    assert {one["cell"] for one in cells} <= {cell.id for cell in expand(study)}
+    (hashed,) = {one["protocol_sha256"] for one in cells}
     protocol = load_protocol(study.preset, study.protocol)
-    record = protocol.record(judge=stored[0]["protocol"]["evaluation"]["judge"], roles=stored[0]["protocol"]["data"])
+    record = protocol.record(judge=cells[0]["protocol"]["evaluation"]["judge"], roles=cells[0]["protocol"]["data"])
     assert protocol_sha256(record) == hashed
     said = re.search(r"^# (\d+) cells", STUDY.read_text(), re.M)
     assert said is not None
     assert int(said.group(1)) == len(expand(study))
 
 
-def test_only_the_judge_and_the_alignment_differ_from_the_first_study(first, again):
-    """Prompts, data, training and measures are the same, or the two would not be comparable."""
-    ours, theirs = (
-        json.loads(next((RESULTS / name).glob("*.sst2.sft.p0.5.*.json")).read_text())
-        for name in ("replication", "study")
-    )
-    for one in (ours, theirs):
+def stored(name: str, pattern: str = "*.json") -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in (RESULTS / name).glob(pattern)]
+
+
+def test_what_is_the_same_in_both_studies_and_what_is_not():
+    ours, theirs = stored("replication"), stored("study")
+    for one in (*ours, *theirs):
         one["protocol"]["evaluation"].pop("judge")
-    assert ours["protocol"] == theirs["protocol"]
-    assert ours["provenance"]["kept_sha256"] != theirs["provenance"]["kept_sha256"]
-    assert f"`{ours['provenance']['kept_sha256'][:8]}`" in PAGE
+    assert all(one["protocol"] == ours[0]["protocol"] for one in (*ours, *theirs))
+    (kept,) = {one["provenance"]["kept_sha256"] for one in ours} - {None}
+    assert kept not in {one["provenance"]["kept_sha256"] for one in theirs}
+    assert f"`{kept[:8]}`" in PAGE
+    assert {one["seed"] for one in ours} == {7, None}
+    assert {one["provenance"]["versions"]["peft"] for one in ours} == {"0.21.0"}
+    assert {one["provenance"]["versions"]["peft"] for one in theirs} == {"0.21.2"}
+
+
+def test_which_rows_ran_in_two_passes():
+    def two_pass(name: str) -> set[tuple[str, int]]:
+        cells = [one for one in stored(name, "*.sst2.*") if one["align"] == "sft" and one["poison_ratio"] == 0.5]
+        return {(one["label"], one["seed"]) for one in cells if one["provenance"]["step"] == "two_pass"}
+
+    here = {"holdfast", "holdfast (paper)", "primal_dual", "mean_constraint"}
+    assert two_pass("replication") == {(label, 7) for label in here}
+    assert two_pass("study") == {("primal_dual", 42)}
+
+
+def test_how_alike_the_aligned_models_and_the_judges_are(first, again):
+    def outcomes(name: str, kind: str) -> str:
+        return str(stored(name, f"*.gsm8k.{kind}-*")[0]["outcomes"]["HS"])
+
+    aligned = [a == b for a, b in zip(outcomes("study", "aligned"), outcomes("replication", "aligned"), strict=True)]
+    assert f"the same verdict on {100 * statistics.mean(aligned):.0f} %" in PAGE
+    bases = [stored(name, "*.gsm8k.base-*")[0] for name in ("study", "replication")]
+    harm = [base["provenance"]["replies_sha256"]["harm"] for base in bases]
+    assert harm[0] == harm[1]
+    differ = [a != b for a, b in zip(*(base["outcomes"]["HS"] for base in bases), strict=True)]
+    values = [f"{base['metrics']['HS']['value']:.3f}" for base in bases]
+    assert f"The judges differ on {100 * statistics.mean(differ):.0f} % of the base model's replies" in PAGE
+    assert f"(HS {values[0]} and {values[1]})" in PAGE
+
+
+def test_what_holdfast_pays(again):
+    here = rows(again)
+    (aligned,) = (r for r in again if (r.defense, r.task) == ("aligned", "gsm8k"))
+    loss = {name: mean(here[name], "task_loss") for name in ("holdfast", "sft", "safegrad", "mix")}
+    over = {name: mean(here[name], "over_refusal") for name in ("holdfast", "safegrad", "mix")}
+    assert (
+        f"{loss['holdfast'] - loss['sft']:.3f} nats above SFT ({loss['holdfast']:.3f} against {loss['sft']:.3f}; "
+        f"SafeGrad {loss['safegrad']:.3f}, mix {loss['mix']:.3f})"
+    ) in PAGE
+    assert (
+        f"{over['holdfast']:.3f} of the harmless borderline prompts, SafeGrad {over['safegrad']:.3f}, mix "
+        f"{over['mix']:.3f}, the aligned model {aligned.metrics['over_refusal'].value:.3f}"
+    ) in PAGE
 
 
 def test_the_order_of_the_rows_and_their_largest_move(first, again):
@@ -92,7 +136,7 @@ def test_the_order_of_the_rows_and_their_largest_move(first, again):
         metric: spearmanr([mean(here[k], metric) for k in here], [mean(there[k], metric) for k in here]).statistic
         for metric in ("HS", "FA")
     }
-    assert f"(Spearman {orders['HS']:+.2f}; by accuracy {orders['FA']:+.2f})" in PAGE
+    assert f"(Spearman {orders['HS']:+.2f}; accuracy {orders['FA']:+.2f})" in PAGE
     moved = max(abs(mean(here[k]) - mean(there[k])) for k in here)
     assert f"moves by more than {moved:.3f}" in PAGE
     names = {"kl": "kl", "safelora": "SafeLoRA", "asft": "AsFT", "lisa": "Lisa", "mean_constraint": "mean_constraint",
