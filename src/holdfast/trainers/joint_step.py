@@ -190,13 +190,14 @@ class JointStepMixin:
         step = self._joint_step
         assert step is not None
         task, *sides = (_copied(vector) for vector in found.gradients)
+        # Before the task's gradient is touched: what runs out of memory must leave it as it was.
+        step.gradients = _sum(step.gradients, sides)
         parameters = self._adapted()
         if all(p.grad is None for p in parameters):
             for p, g in zip(parameters, task, strict=True):
                 p.grad = g
         else:
             torch._foreach_add_([p.grad for p in parameters], task)
-        step.gradients = _sum(step.gradients, sides)
         for name, d in found.degradations.items():
             step.degradations[name].append(d)
 
