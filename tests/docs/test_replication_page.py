@@ -183,3 +183,15 @@ def test_holdfast_against_the_aligned_model(first, again):
 
     assert f"started from: {against('holdfast')} on the same prompts" in PAGE
     assert f"(Primal-Dual {against('primal_dual')}, SafeGrad {against('safegrad')})" in PAGE
+
+
+def test_each_constraint_held_by_its_own_measure(again):
+    here = rows(again)
+    for label in ("holdfast", "primal_dual"):
+        own = here[label][0].metrics["own_violation_rate"]
+        assert (own.value, own.n) == (0.0, 273)
+    own = here["holdfast (paper)"][0].metrics["own_violation_rate"]
+    assert own.value * own.n == pytest.approx(1)
+    assert f"({100 * own.value:.1f} %), where alpha allows 5 %" in PAGE
+    harm = [f"{mean(here[label]):.3f}" for label in ("holdfast", "primal_dual", "holdfast (paper)")]
+    assert f"at {harm[0]}, {harm[1]} and {harm[2]}: **that a constraint holds" in PAGE
