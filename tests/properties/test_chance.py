@@ -212,6 +212,15 @@ def test_a_kl_that_costs_nothing_is_warned_of(settings, warned, caplog) -> None:
         assert dataclasses.replace(after, cvar_t=0.0, beta=1 / constraint.tau).free == 0.0, "the remedy is one"
 
 
+@pytest.mark.parametrize(
+    ("unit", "noted"), [("nll_token", True), ("nll_sum", True), ("nll_first", False), ("kl_token", False)]
+)
+def test_a_limit_on_the_likelihood_of_whole_replies_says_what_it_leaves_open(unit, noted) -> None:
+    note = ChanceConstraint(unit=unit).likelihood_note()
+    assert (note is not None) == noted
+    assert note is None or (note.startswith(f"{unit} holds the likelihood") and "kl_token" in note)
+
+
 def test_the_boundary_start_of_a_round_beta_is_feasible() -> None:
     ChanceConstraint(tau=0.1, alpha=0.05, beta=9.5).require_feasible_start()  # 1 - 9.5 * 0.1 > 0.05 in floats
     with pytest.raises(InfeasibleError, match=r"beta 9\.5\)"):

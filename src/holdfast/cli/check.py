@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.terminal import duration, quiet_libraries, say, say_json, size
+from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json, size
 from holdfast.core.percent import percent
 
 
@@ -45,6 +45,8 @@ def check(
         for name, limit in constraints(config).items():
             limit.require_feasible_start()
             limit.warn_of_free_degradation(name)
+            if config.lora is not None and (remark := limit.likelihood_note()) is not None:
+                note(f"{name}: {remark}")
 
 
 def _show(findings: dict[str, Any], reveal: bool) -> None:

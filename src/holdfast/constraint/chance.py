@@ -205,6 +205,15 @@ class ChanceConstraint:
             ramp,
         )
 
+    def likelihood_note(self) -> str | None:
+        """What a limit on the likelihood of whole replies leaves open; None in other units."""
+        if self.unit not in ("nll_token", "nll_sum"):
+            return None
+        return (
+            f"{self.unit} holds the likelihood of whole replies: one can stay as likely and no longer be said, as the "
+            "refusals of a small model were (docs/protocol.md). kl_token also counts what the model would rather say"
+        )
+
     def threshold(self, beta: float | None = None) -> float:
         """Returns t = tau - 1/beta, where the ramp starts to rise, at `beta` or the constraint's own."""
         return self.tau - 1 / (self.beta if beta is None else beta)

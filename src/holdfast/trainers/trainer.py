@@ -19,6 +19,7 @@ from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.constraint.completion import adapter_layers
 from holdfast.constraint.passes import Forward
 from holdfast.constraint.reference import cache_folder
 from holdfast.core.errors import ConfigError
@@ -206,6 +207,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
             if self.defense.constrains:
                 one.constraint.require_feasible_start()
                 one.constraint.warn_of_free_degradation(one.name)
+                if adapter_layers(self.model) and (note := one.constraint.likelihood_note()) is not None:
+                    _announce(f"{one.name}: {note}")
             safety_sets.measure(
                 one,
                 self.forward_of(self.model),

@@ -255,6 +255,17 @@ def test_a_free_degradation_is_warned_of_where_it_steers(run_file, holdfast, bet
         assert ("kl_token may cost nothing up to 0.1 nats per token (tau - 1/beta)" in err) == warned
 
 
+@pytest.mark.parametrize(
+    ("unit", "defense", "noted"),
+    [("nll_token", "holdfast", True), ("kl_token", "holdfast", False), ("nll_token", "sft", False)],
+)
+def test_steering_by_likelihood_says_what_that_leaves_open(run_file, holdfast, unit, defense, noted):
+    for command in ("check", "train"):
+        code, _, err = holdfast(command, run_file, f"constraint.unit={unit}", f"defense={defense}", "train.max_steps=1")
+        assert code == 0, err
+        assert ("safety: nll_token holds the likelihood of whole replies" in err) == noted
+
+
 def test_a_baseline_may_start_outside_a_limit_that_it_does_not_enforce(run_file, holdfast):
     code, out, err = holdfast("train", run_file, "defense=sft", "constraint.beta=1", "train.max_steps=2")
     assert code == 0, err
