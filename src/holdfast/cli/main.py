@@ -69,7 +69,7 @@ def _root(
       holdfast check run.yaml && holdfast train run.yaml
 
     \b
-    Exit codes: 0 ok, 2 usage or settings, 3 data, 4 infeasible, 5 numerical,
+    Exit codes: 0 ok, 2 usage or settings, 3 data, 4 infeasible or not certified, 5 numerical,
     6 checkpoint or fingerprint, 7 memory, disk or a missing package, 130 interrupted.
     """
 

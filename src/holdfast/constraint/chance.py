@@ -174,8 +174,8 @@ class ChanceConstraint:
         raise InfeasibleError(
             f"constraint: tau = {self.tau:g} is inside the numerical noise: the unchanged model moves by "
             f"{noise_floor:.3g} ({self.unit}), expected tau >= {NOISE_MARGIN:g} times that",
-            remedy=f"set tau >= {_rounded_up(NOISE_MARGIN * noise_floor)}, compute in float32, "
-            "or set constraint.allow_tau_below_noise: true",
+            remedy=f"set tau >= {_rounded_up(NOISE_MARGIN * noise_floor)}, compute in float32 (dtype: float32, --dtype "
+            "float32), or set constraint.allow_tau_below_noise: true (--allow-tau-below-noise)",
         )
 
     @property

@@ -191,7 +191,11 @@ def _named(spec: str | Path) -> Judge:
         found: Judge = trained.load(folder)
         return found
     if isinstance(spec, Path) or "/" in name:
-        raise ConfigError(f"judge: there is no folder {folder}", remedy="`holdfast ls judges` lists the names")
+        raise ConfigError(
+            f"judge: there is no folder {folder}",
+            remedy=f"holdfast judge train --output-dir {folder} makes one (in a study, folders are relative to its "
+            "file); `holdfast ls judges` lists judges by name",
+        )
     return _made(name, {})
 
 

@@ -51,7 +51,10 @@ CSS = {
     Standing.CERTIFIED: "good",
 }
 
-UNFINISHED_REASON = "The run is not finished: it has no result.json. holdfast train RUN.yaml --resume finishes it."
+UNFINISHED_REASON = (
+    "The run is not finished: it has no result.json. holdfast train RUN.yaml --resume finishes it; one trained from "
+    "Python has none, and is measured by holdfast audit --before MODEL --after ADAPTER --safety FILE."
+)
 
 
 @dataclass(frozen=True)
