@@ -76,10 +76,7 @@ def certify(
     allow_tau_below_noise: _Noise = False,
     trust_remote_code: _Trust = False,
     verify: Annotated[Path | None, _Flag("--verify", help="Recompute this certificate.json and all it names.")] = None,
-    expect: Annotated[
-        str | None,
-        _Flag(help="With --verify: the sha256 printed at issue (of the content)."),
-    ] = None,
+    expect: Annotated[str | None, _Flag(help="With --verify: the sha256 printed at issue, of the content.")] = None,
     regressions: Annotated[int | None, _Flag(help="With --n: test a bare count.")] = None,
     n: Annotated[int | None, _Flag("--n", help="With --regressions: prompts measured.")] = None,
     json: Annotated[bool, _Flag("--json", help="Print the certificate as JSON.")] = False,

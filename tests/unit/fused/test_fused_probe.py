@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -216,7 +217,9 @@ def test_rounding_of_one_matrix_is_not_taken_for_another_gradient():
 
     def change(gradients):
         sizes = [float(g.norm()) for g in gradients[0]]
-        small = min((i for i, size in enumerate(sizes) if size > 0), key=sizes.__getitem__)
+        counted = [i for i, size in enumerate(sizes) if size > 0.1 * max(sizes)]
+        small = min(counted, key=sizes.__getitem__)
+        assert 0.3 * sizes[small] < 0.1 * math.hypot(*sizes)  # little of the whole, and much of itself
         gradients[0][small] = 1.3 * gradients[0][small]
         return gradients
 
