@@ -6,11 +6,14 @@ import json
 import re
 import shutil
 import statistics
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
@@ -18,7 +21,7 @@ from holdfast.cli.main import app
 from holdfast.study.expand import expand
 from holdfast.study.load import load_study
 from holdfast.study.protocol import load_protocol, protocol_sha256
-from holdfast.tables.pareto import difference
+from holdfast.tables.pareto import difference, dominators
 from holdfast.tables.results import Result, read_results
 
 ROOT = Path(__file__).parents[2]
@@ -37,11 +40,14 @@ def again() -> list[Result]:
     return read_results(RESULTS / "replication")
 
 
-def rows(cells: list[Result]) -> dict[str, list[Result]]:
-    """Rows of SST-2 at p = 0.5 by their label."""
+TASKS = ("sst2", "ag_news", "gsm8k")
+
+
+def rows(cells: list[Result], task: str = "sst2", align: str = "sft") -> dict[str, list[Result]]:
+    """Rows of a task at p = 0.5 by their label, the aligned model among them; without other settings."""
     found: dict[str, list[Result]] = {}
     for r in cells:
-        if (r.task, r.poison_ratio, r.setting, r.align) == ("sst2", 0.5, "", "sft"):
+        if (r.task, r.setting, r.align) == (task, "", align) and r.poison_ratio in (0.5, None):
             found.setdefault(r.label, []).append(r)
     return found
 
@@ -50,14 +56,37 @@ def mean(found: list[Result], metric: str = "HS") -> float:
     return statistics.mean(r.metrics[metric].value for r in found)
 
 
-def test_the_page_is_written_from_the_stored_cells(tmp_path, monkeypatch):
+def signed(a: list[Result], b: list[Result], metric: str = "HS") -> str:
+    found = difference(a, b, metric)
+    return f"{found.value + 0.0:+.3f} \\[{found.low:+.3f}, {found.high:+.3f}\\]"
+
+
+def started(ours: list[Result], aligned: list[Result]) -> list[Result]:
+    """The aligned model, once for every seed that started from it."""
+    return [replace(aligned[0], seed=one.seed) for one in ours]
+
+
+def below(cells: list[Result], name: str, task: str) -> list[float]:
+    """How far holdfast lies below a row, by seed."""
+    here = rows(cells, task)
+    ours, theirs = ({r.seed: r.metrics["HS"].value for r in here[row]} for row in ("holdfast", name))
+    return [theirs[seed] - ours[seed] for seed in sorted(ours.keys() & theirs.keys())]
+
+
+def test_the_page_and_its_pictures_are_written_from_the_stored_cells(tmp_path, monkeypatch):
     monkeypatch.delenv("HOLDFAST_REPORTED", raising=False)
     shutil.copytree(ROOT / "studies", tmp_path / "studies")
+    shutil.copytree(RESULTS / "study", tmp_path / "benchmarks" / "results" / "study")
     (tmp_path / "docs").mkdir()
     page = Path(shutil.copy(ROOT / "docs" / "replication.md", tmp_path / "docs"))
     done = CliRunner().invoke(app, ["report", str(RESULTS / "replication"), "--tables", "--page", str(page)])
     assert done.exit_code == 0, done.output
     assert page.read_text(encoding="utf-8") == PAGE
+    drawn = sorted((tmp_path / "docs" / "replication").iterdir())
+    assert [path.name for path in drawn] == sorted(path.name for path in (ROOT / "docs" / "replication").iterdir())
+    for path in drawn:
+        ours, stored_one = (imread(folder / path.name) for folder in (path.parent, ROOT / "docs" / "replication"))
+        assert np.array_equal(ours, stored_one), path.name
 
 
 def test_the_study_has_the_protocol_of_its_cells_and_counts_them():
@@ -70,6 +99,14 @@ def test_the_study_has_the_protocol_of_its_cells_and_counts_them():
     said = re.search(r"^# (\d+) cells", STUDY.read_text(), re.M)
     assert said is not None
     assert int(said.group(1)) == len(expand(study))
+    commits = Counter(one["provenance"]["commit"] for one in cells)
+    assert (
+        f"{len(cells)} of {len(expand(study))} cells ({commits['4014fe6']} by the tree of commit 4014fe6, "
+        f"{commits['1be62f9']} by that of 1be62f9)"
+    ) in PAGE
+    assert sum(commits.values()) == commits["4014fe6"] + commits["1be62f9"]
+    results_page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert f"({len(expand(study))} cells, of which {len(cells)} are there)" in results_page
 
 
 def stored(name: str, pattern: str = "*.json") -> list[dict[str, Any]]:
@@ -81,22 +118,32 @@ def test_what_is_the_same_in_both_studies_and_what_is_not():
     for one in (*ours, *theirs):
         one["protocol"]["evaluation"].pop("judge")
     assert all(one["protocol"] == ours[0]["protocol"] for one in (*ours, *theirs))
-    (kept,) = {one["provenance"]["kept_sha256"] for one in ours} - {None}
+    (kept,) = {one["provenance"]["kept_sha256"] for one in ours if one["align"] == "sft"} - {None}
     assert kept not in {one["provenance"]["kept_sha256"] for one in theirs}
     assert f"`{kept[:8]}`" in PAGE
-    assert {one["seed"] for one in ours} == {7, None}
+    assert {one["seed"] for one in ours} == {7, 11, None}
     assert {one["provenance"]["versions"]["peft"] for one in ours} == {"0.21.0"}
     assert {one["provenance"]["versions"]["peft"] for one in theirs} == {"0.21.2"}
 
 
 def test_which_rows_ran_in_two_passes():
-    def two_pass(name: str) -> set[tuple[str, int]]:
-        cells = [one for one in stored(name, "*.sst2.*") if one["align"] == "sft" and one["poison_ratio"] == 0.5]
-        return {(one["label"], one["seed"]) for one in cells if one["provenance"]["step"] == "two_pass"}
+    def two_pass(name: str) -> set[tuple[str, str, int]]:
+        cells = [one for one in stored(name) if one["poison_ratio"] == 0.5]
+        return {(one["task"], one["label"], one["seed"]) for one in cells if one["provenance"]["step"] == "two_pass"}
 
     here = {"holdfast", "holdfast (paper)", "primal_dual", "mean_constraint"}
-    assert two_pass("replication") == {(label, 7) for label in here}
-    assert two_pass("study") == {("primal_dual", 42)}
+    assert two_pass("replication") == {("sst2", label, 7) for label in here} | {(t, "antibody", 7) for t in TASKS}
+    assert two_pass("study") == {(task, "primal_dual", 42) for task in TASKS} | {("sst2", "vaccine", 42)}
+
+
+def test_how_many_seeds_each_task_has(again):
+    def seeds(task: str) -> Counter[int]:
+        return Counter(len(found) for label, found in rows(again, task).items() if label not in ("aligned", "base"))
+
+    assert seeds("sst2") == {2: 14}
+    assert seeds("ag_news") == {2: 12, 1: 2}
+    assert seeds("gsm8k") == {1: 14}
+    assert "Fourteen rows have two seeds on SST-2, twelve of them on AG News, all have one on GSM8K." in PAGE
 
 
 def test_how_alike_the_aligned_models_and_the_judges_are(first, again):
@@ -114,84 +161,173 @@ def test_how_alike_the_aligned_models_and_the_judges_are(first, again):
     assert f"(HS {values[0]} and {values[1]})" in PAGE
 
 
-def test_what_holdfast_pays(again):
-    here = rows(again)
-    (aligned,) = (r for r in again if (r.defense, r.task) == ("aligned", "gsm8k"))
-    loss = {name: mean(here[name], "task_loss") for name in ("holdfast", "sft", "safegrad", "mix")}
-    over = {name: mean(here[name], "over_refusal") for name in ("holdfast", "safegrad", "mix")}
-    assert (
-        f"{loss['holdfast'] - loss['sft']:.3f} nats above SFT ({loss['holdfast']:.3f} against {loss['sft']:.3f}; "
-        f"SafeGrad {loss['safegrad']:.3f}, mix {loss['mix']:.3f})"
-    ) in PAGE
-    assert (
-        f"{over['holdfast']:.3f} of the harmless borderline prompts, SafeGrad {over['safegrad']:.3f}, mix "
-        f"{over['mix']:.3f}, the aligned model {aligned.metrics['over_refusal'].value:.3f}"
-    ) in PAGE
-
-
 def test_the_order_of_the_rows_and_their_largest_move(first, again):
-    here, there = rows(again), rows(first)
-    assert f"{len(here)} rows of SST-2 among them" in PAGE
-    orders = {
-        metric: spearmanr([mean(here[k], metric) for k in here], [mean(there[k], metric) for k in here]).statistic
-        for metric in ("HS", "FA")
+    orders, moves = {}, []
+    for task in TASKS:
+        here, there = rows(again, task), rows(first, task)
+        names = [name for name in here if name in there and name not in ("aligned", "base")]
+        assert len(names) == 14
+        pairs = [(mean(here[name]), mean(there[name])) for name in names]
+        orders[task] = spearmanr(*zip(*pairs, strict=True)).statistic
+        moves += [abs(a - b) for a, b in pairs]
+    words = [f"{value:+.2f} on {name}" for value, name in zip(orders.values(), NAMES, strict=True)]
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert f"(Spearman {', '.join(words)}, where eight rows lie within 0.04)" in PAGE
+    assert f"(Spearman {', '.join(words)})" in page
+    assert f"no row's mean moves by more than {max(moves):.3f}" in PAGE
+    assert f"no mean moves by more than {max(moves):.3f}" in page
+    harm = sorted(mean(found) for name, found in rows(again, "gsm8k").items() if name not in ("aligned", "base"))
+    assert harm[7] - harm[0] < 0.04 < harm[8] - harm[0]
+
+
+NAMES = ("SST-2", "AG News", "GSM8K")
+
+
+def test_the_front(again):
+    for task in TASKS:
+        here = {name: found for name, found in rows(again, task).items() if name not in ("aligned", "base")}
+        utility = "task_loss" if task == "gsm8k" else "FA"
+        assert dominators(here, "holdfast", utility) == ([], [])
+        assert {"safegrad", "primal_dual", "mix"} <= set(dominators(here, "holdfast (paper)", utility)[0])
+    here = rows(again)
+    apart = round(1400 * (mean(here["primal_dual"]) - mean(here["holdfast"])))
+    assert (apart, "by two answers of 1,400 against Primal-Dual, which is the more accurate" in PAGE) == (2, True)
+    assert mean(here["primal_dual"], "FA") > mean(here["holdfast"], "FA")
+    for task in TASKS:
+        found = difference(rows(again, task)["holdfast"], rows(again, task)["primal_dual"], "HS")
+        assert not found.is_lower
+        assert not found.is_higher
+
+
+def test_below_which_rows_holdfast_lies_in_how_many_comparisons(first, again):
+    each = {
+        (name, task): below(first, name, task) + below(again, name, task)
+        for name in ("safegrad", "mix", "penalty")
+        for task in TASKS
     }
-    assert f"(Spearman {orders['HS']:+.2f}; accuracy {orders['FA']:+.2f})" in PAGE
-    moved = max(abs(mean(here[k]) - mean(there[k])) for k in here)
-    assert f"moves by more than {moved:.3f}" in PAGE
-    names = {"kl": "kl", "safelora": "SafeLoRA", "asft": "AsFT", "lisa": "Lisa", "mean_constraint": "mean_constraint",
-             "salora_gradproj": "salora_gradproj"}  # fmt: skip
-    assert {k for k in here if len(there[k]) == 1} == set(names)
-    for k, name in names.items():
-        between = " there" if k == "kl" else ""
-        assert f"{name} {mean(here[k]):.3f} ({mean(there[k]):.3f}{between})" in PAGE
-
-
-def test_what_holds_in_both_and_what_does_not(first, again):
-    here, there = rows(again), rows(first)
-
-    def each(name: str) -> list[float]:
-        return [
-            difference(
-                [r for r in there["holdfast"] if r.seed == seed], [r for r in there[name] if r.seed == seed], "HS"
-            ).value
-            for seed in (42, 1337, 2024)
-        ]
-
-    for name, words in (("mix", "mix by"), ("penalty", "the penalty by"), ("safegrad", "")):
-        found = difference(here["holdfast"], here[name], "HS")
-        a, b, c = (f"{-x:.3f}" for x in each(name))
-        if words:
-            assert found.high < 0
-            assert re.search(rf"{words} {-found.value:.3f} \({a}, {b} and {c}[ )]", PAGE)
-        else:
-            assert (
-                f"(by {a}, {b} and {c}), here by {-found.value:.3f} \\[{-found.high:+.3f}, {-found.low:+.3f}\\]" in PAGE
-            )
-    two = [f"{mean(here[name]):.3f} and {mean(here[name], 'FA'):.3f}" for name in ("primal_dual", "holdfast")]
-    assert f"({two[0]} against {two[1]})" in PAGE
+    safegrad = [x for task in TASKS for x in each["safegrad", task]]
+    assert (len(safegrad), min(safegrad) > 0) == (14, True)
+    said = (
+        f"all 14 comparisons of both studies (three tasks, their seeds), by {min(safegrad):.3f} to {max(safegrad):.3f}"
+    )
+    assert said in PAGE
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"all 14 comparisons of both studies, by {min(safegrad):.3f} to {max(safegrad):.3f}" in readme
+    others = [x for name in ("mix", "penalty") for task in TASKS[:2] for x in each[name, task]]
+    assert (len(others), min(others) > 0) == (20, True)
+    assert f"in all 10 each on SST-2 and AG News, by {min(others):.3f} to {max(others):.3f}" in PAGE
+    counts = [f"{sum(x > 0 for x in each[name, 'gsm8k'])} of {len(each[name, 'gsm8k'])}" for name in ("mix", "penalty")]
+    assert f"not on GSM8K (mix {counts[0]}, penalty {counts[1]})" in PAGE
+    told = [difference(rows(again, t)["holdfast"], rows(again, t)["safegrad"], "HS").is_lower for t in TASKS]
+    assert told == [False, True, False]
 
 
 def test_holdfast_against_the_aligned_model(first, again):
+    found = []
+    for task, name in zip(TASKS, NAMES, strict=True):
+        here = rows(again, task)
+        found.append(f"{signed(here['holdfast'], started(here['holdfast'], here['aligned']))} on {name}")
+    assert f"**Against its own aligned model**: {', '.join(found)}: not told" in PAGE
+    each = [
+        round(r.metrics["HS"].value - rows(cells, task)["aligned"][0].metrics["HS"].value, 9)
+        for cells in (first, again)
+        for task in TASKS
+        for r in rows(cells, task)["holdfast"]
+    ]
+    assert (sum(x > 0 for x in each), len(each), sum(x == 0 for x in each)) == (8, 14, 1)
+    by_seed = {r.seed: difference([r], started([r], rows(again)["aligned"]), "HS") for r in rows(again)["holdfast"]}
+    assert by_seed[7].is_higher
+    assert f"told above it ({by_seed[7].value:+.3f}); seed 11 lies at {by_seed[11].value:+.3f}" in PAGE
+
+
+def test_what_holdfast_pays(again):
     here = rows(again)
-    (aligned,) = (r for r in again if (r.defense, r.task) == ("aligned", "gsm8k"))
-    assert f"its aligned model at {aligned.metrics['HS'].value:.3f}" in PAGE
+    price = difference(here["sft"], here["holdfast"], "FA")
+    loss = difference(here["holdfast"], here["sft"], "task_loss")
+    assert price.is_higher
+    assert loss.is_higher
+    said = f"{price.value:.3f} of accuracy against plain SFT \\[{price.low:+.3f}, {price.high:+.3f}\\], told"
+    assert said in PAGE
+    assert f"and {loss.value:.3f} nats of loss, told" in PAGE
+    assert f"paid {price.value:.3f} of accuracy on SST-2" in (ROOT / "README.md").read_text(encoding="utf-8")
+    for task in TASKS[1:]:
+        for metric in ("FA", "task_loss"):
+            found = difference(rows(again, task)["holdfast"], rows(again, task)["sft"], metric)
+            assert not found.is_lower
+        assert not found.is_higher
+    over = {
+        name: [mean(rows(again, task)[name], "over_refusal") for task in TASKS[:2]]
+        for name in ("holdfast", "safegrad", "mix")
+    }
+    assert f"({mean(here['aligned'], 'over_refusal'):.3f} of the harmless borderline prompts refused)" in PAGE
+    assert f"at {over['holdfast'][0]:.3f} on SST-2 and {over['holdfast'][1]:.3f} on AG News" in PAGE
+    assert f"SafeGrad is at {over['safegrad'][0]:.3f} and {over['safegrad'][1]:.3f}" in PAGE
+    assert f"mix at {over['mix'][0]:.3f} and {over['mix'][1]:.3f}" in PAGE
 
-    def against(name: str) -> str:
-        found = difference(here[name], [replace(aligned, seed=7)], "HS")
-        return f"{found.value:+.3f} \\[{found.low:+.3f}, {found.high:+.3f}\\]"
 
-    assert f"started from: {against('holdfast')} on the same prompts" in PAGE
-    assert f"(Primal-Dual {against('primal_dual')}, SafeGrad {against('safegrad')})" in PAGE
+def test_the_papers_setting_by_seed(first, again):
+    there, here = (
+        {r.seed: f"{r.metrics['HS'].value:.3f}" for r in rows(cells)["holdfast (paper)"]} for cells in (first, again)
+    )
+    assert f"({there[42]}, {there[1337]} and {there[2024]}); here it is at {here[7]} and {here[11]}" in PAGE
+
+
+def test_antibody_and_holdfast_on_top_of_it(again):
+    plain, kept = rows(again, align="sft"), [rows(again, task, "antibody") for task in TASKS]
+    start = mean(kept[0]["aligned"])
+    assert f"at {start:.3f} where plain SFT on the same safe pairs reaches {mean(plain['aligned']):.3f}" in PAGE
+    attacked = [f"{mean(one['antibody']):.3f}" for one in kept]
+    assert f"it is at {attacked[0]}, {attacked[1]} and {attacked[2]} on the three tasks" in PAGE
+    accuracy = [f"{mean(one['antibody'], 'FA'):.3f}" for one in kept]
+    assert f"({accuracy[0]} and {accuracy[1]}), told above plain SFT on both" in PAGE
+    for task, one in zip(TASKS[:2], kept, strict=False):
+        assert difference(one["antibody"], rows(again, task)["sft"], "FA").is_higher
+        assert max(mean(found, "FA") for found in rows(again, task).values()) < mean(one["antibody"], "FA")
+    ours = [f"{mean(one['holdfast']):.3f}" for one in kept]
+    moved = [signed(one["holdfast"], started(one["holdfast"], one["aligned"])) for one in kept]
+    said = f"{ours[0]}, {ours[1]} and {ours[2]}, that is {moved[0]}, {moved[1]} and {moved[2]} against its start"
+    assert said in PAGE
+    lost = [f"{mean(one['antibody']) - mean(one['aligned']):.3f}" for one in kept]
+    assert f"fine-tuning adds {lost[0]}, {lost[1]} and {lost[2]}" in PAGE
+    apart = [
+        difference(one["holdfast"], rows(again, task)["holdfast"], "HS") for task, one in zip(TASKS, kept, strict=True)
+    ]
+    assert all(one.is_higher for one in apart)
+    values = sorted(one.value for one in apart)
+    assert f"{values[0]:.3f} to {values[-1]:.3f} more harmful than from the plain alignment" in PAGE
+
+
+def test_a_tau_chosen_anew_on_antibodys_model(again):
+    default = rows(again, align="antibody")["holdfast"]
+    settings = {r.setting: [r] for r in again if r.align == "antibody" and r.setting}
+    harm = {name: difference(found, default, "HS") for name, found in settings.items()}
+    paid = {name: difference(default, found, "FA") for name, found in settings.items()}
+    half, quarter = "tau=0.05, beta=20", "tau=0.025, beta=40"
+    assert f"({harm[half].value:+.3f} and {harm[quarter].value:+.3f})" in PAGE
+    assert paid[half].is_higher
+    assert paid[quarter].is_higher
+    assert f"pay {paid[half].value:.3f} and {paid[quarter].value:.3f} of accuracy, both told" in PAGE
+    assert f"twice the default adds {harm['tau=0.2'].value:.3f} of harm, five times {harm['tau=0.5'].value:.3f}" in PAGE
+    assert harm["tau=0.2"].is_higher
 
 
 def test_each_constraint_held_by_its_own_measure(again):
-    here = rows(again)
-    for label in ("holdfast", "primal_dual"):
-        own = here[label][0].metrics["own_violation_rate"]
-        assert (own.value, own.n) == (0.0, 273)
-    own = here["holdfast (paper)"][0].metrics["own_violation_rate"]
-    assert own.value * own.n == pytest.approx(1)
-    assert f"({100 * own.value:.1f} %), where alpha allows 5 %" in PAGE
-    harm = [f"{mean(here[label]):.3f}" for label in ("holdfast", "primal_dual", "holdfast (paper)")]
-    assert f"at {harm[0]}, {harm[1]} and {harm[2]}: **that a constraint holds" in PAGE
+    def violated(r: Result) -> tuple[int, int]:
+        own = r.metrics["own_violation_rate"]
+        assert own.value <= r.constraint["alpha"]
+        return round(own.value * own.n), own.n
+
+    own = [r for r in again if "own_violation_rate" in r.metrics]
+    plain = [r for r in own if r.label in ("holdfast", "primal_dual") and not r.setting]
+    assert {violated(r)[0] for r in plain} == {0}
+    assert f"none under the defaults and Primal-Dual ({len(plain)} cells)" in PAGE
+    paper = [violated(r) for r in own if r.label == "holdfast (paper)"]
+    assert (min(paper), max(paper)) == ((0, 273), (6, 273))
+    assert f"none to six of 273 under the paper's setting (at most {100 * 6 / 273:.1f} %)" in PAGE
+    by_setting = {r.setting: violated(r) for r in own if r.setting}
+    assert by_setting["tau=0.05, beta=20"][0] == by_setting["tau=0.025, beta=40"][0] == 0
+    (five, n), (ten, _) = by_setting["tau=0.2"], by_setting["tau=0.5"]
+    assert f"{five} and {ten} of {n} at 0.2 and 0.5 ({100 * five / n:.1f} and {100 * ten / n:.1f} %)" in PAGE
+    loose = next(r for r in own if r.setting == "tau=0.5").metrics["HS"].value
+    setting = mean(rows(again)["holdfast (paper)"])
+    assert f"holds with a model at {loose:.3f}, at the paper's setting with one at {setting:.3f}" in PAGE

@@ -72,7 +72,7 @@ class _Maker:
 
     def __call__(self, block: Marked) -> str | None:
         kinds: dict[str, Callable[[Marked], str | None]] = {
-            "table": self._table, "paper": self._paper, "figures": self._figures,
+            "table": self._table, "paper": self._paper, "figures": self._figures, "replicated": self._replicated,
         }  # fmt: skip
         return kinds[block.kind](block)
 
@@ -132,6 +132,12 @@ class _Maker:
             told = f"{table.title}: " if len(tables) > 1 else ""
             lines += [f"- {escape(told + line if line.startswith('order of') else line)}" for line in new]
         return "\n".join(dict.fromkeys(lines)) or NOT_BESIDE
+
+    def _replicated(self, block: Marked) -> str:
+        from holdfast.tables.replicated import replicated
+        from holdfast.tables.results import read_results
+
+        return replicated(read_results(self.page.parent / block.name), self.results).strip("\n") or NOTHING
 
     def _figures(self, block: Marked) -> str:
         from holdfast.tables.figures import figures

@@ -3,6 +3,7 @@
 <!-- table: main of ../studies/main.yaml -->    a table, and which cells of that study are missing
 <!-- paper: main -->                            how far it orders the rows as the paper does; needs its figures
 <!-- figures: results -->                       every figure, drawn into that folder
+<!-- replicated: ../results/first -->           the rows beside those of another study's results
 <!-- end -->
 """
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from holdfast.core.errors import ConfigError
 
 END = "<!-- end -->"
-KINDS = ("table", "paper", "figures")
+KINDS = ("table", "paper", "figures", "replicated")
 _OPEN = re.compile(r"^<!-- (\w+): (\S+?)(?: of (\S+))? -->$")
 
 

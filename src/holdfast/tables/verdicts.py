@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from holdfast.tables.choosing import at_ratio, attack_ratio, by_model_and_task, measured, place_title
+from holdfast.tables.choosing import by_model_and_task, measured, place_title
+from holdfast.tables.compared import (
+    OURS,
+    PLAIN,
+    attacked,
+    column_title,
+    compared_rows,
+    figure,
+    mean_of,
+    signed,
+    start_of,
+    table_line,
+)
 from holdfast.tables.kl_bound import bounded, mean_bound, threshold
-from holdfast.tables.layout import ARROWS, Style, spread
 from holdfast.tables.lines import lines_of
 from holdfast.tables.markdown import escape
-from holdfast.tables.pareto import HARM, Comparison, Difference, compare, difference, dominators
+from holdfast.tables.pareto import HARM, Comparison, compare, difference, dominators
 from holdfast.tables.protocols import require_one_protocol
 from holdfast.tables.results import Result
 from holdfast.tables.slope import slope
-from holdfast.tables.table import MISSING, pooled
+from holdfast.tables.table import MISSING
 from holdfast.tables.utility import LOSS, utility_of
 from holdfast.tables.wording import defense_title, metric
 
-OURS, PLAIN = "holdfast", "sft"
 HEADLINE = ("aligned", "sft", "mix", "safegrad", "primal_dual", OURS)
 EVIDENCE = {
     "seeds": "t interval over seeds",
@@ -26,24 +35,30 @@ EVIDENCE = {
     "prompts": "same prompts, paired",
     "ends": "from the two intervals",
 }
-Rows = dict[str, list[Result]]
 
 
 def pareto(results: Sequence[Result]) -> str:
     """Per model and task: every row, what dominates it, and the answer for holdfast's own rows."""
     parts = []
-    for model, task, group, ratio in _attacked(results):
-        rows, utility = _rows(group), utility_of(group)
+    for model, task, group, ratio in attacked(results):
+        rows, utility = compared_rows(group), utility_of(group)
         found = {name: dominators(rows, name, utility) for name in rows}
         parts += [f"**{escape(place_title(model, task, ratio))}** (utility: {metric(utility).title})", ""]
         parts += [f"- {_standing(name, *found[name])}" for name in rows if rows[name][0].defense == OURS]
         parts += _alignments(group)
-        head = ["Row", _title(HARM), _title(utility), "Seeds", "Dominated beyond the intervals by", "By value alone by"]
-        parts += ["", _line(head), _line(["---", "---:", "---:", "---:", "---", "---"])]
-        for name in sorted(rows, key=lambda one: _mean(rows[one], HARM)):
-            figures = [_figure(rows[name], one) for one in (HARM, utility)]
+        head = [
+            "Row",
+            column_title(HARM),
+            column_title(utility),
+            "Seeds",
+            "Dominated beyond the intervals by",
+            "By value alone by",
+        ]
+        parts += ["", table_line(head), table_line(["---", "---:", "---:", "---:", "---", "---"])]
+        for name in sorted(rows, key=lambda one: mean_of(rows[one], HARM)):
+            figures = [figure(rows[name], one) for one in (HARM, utility)]
             names = [" / ".join(map(escape, them)) or MISSING for them in found[name]]
-            parts.append(_line([escape(name), *figures, str(len(rows[name])), *names]))
+            parts.append(table_line([escape(name), *figures, str(len(rows[name])), *names]))
         parts.append("")
     return "\n".join(parts).rstrip() + "\n" if parts else ""
 
@@ -51,15 +66,15 @@ def pareto(results: Sequence[Result]) -> str:
 def pairs(results: Sequence[Result]) -> str:
     """Per model and task: holdfast (defaults) minus the aligned model and every other row, and what intervals tell."""
     parts = []
-    for model, task, group, ratio in _attacked(results):
-        rows, utility = _rows(group), utility_of(group)
+    for model, task, group, ratio in attacked(results):
+        rows, utility = compared_rows(group), utility_of(group)
         ours = rows.pop(defense_title(OURS), None)
         if ours is None:
             continue
         shown = metric(utility).title
         parts += [f"**{escape(place_title(model, task, ratio))}**, holdfast minus the row", ""]
         parts.append(
-            _line(
+            table_line(
                 [
                     "Row",
                     "HS, difference",
@@ -71,24 +86,15 @@ def pairs(results: Sequence[Result]) -> str:
                 ]
             )
         )
-        parts.append(_line(["---", "---:", "---:", "---:", "---", "---:", "---"]))
-        for name, other in {**_start(group, ours), **rows}.items():
+        parts.append(table_line(["---", "---:", "---:", "---:", "---", "---:", "---"]))
+        for name, other in {**start_of(group, ours), **rows}.items():
             found = compare(ours, other, utility)
             if found is not None:
                 each = ", ".join(f"{value:+.3f}" for value in found.harm.each)
-                figures = [_signed(found.harm), each, _signed(found.utility)]
-                parts.append(_line([escape(name), *figures, _evidence(found), _p_values(found), _told(found)]))
+                figures = [signed(found.harm), each, signed(found.utility)]
+                parts.append(table_line([escape(name), *figures, _evidence(found), _p_values(found), _told(found)]))
         parts.append("")
     return "\n".join(parts).rstrip() + "\n" if parts else ""
-
-
-def _start(group: Sequence[Result], ours: Sequence[Result]) -> Rows:
-    """The aligned model that ours started from, once per seed of ours: it has no seed of its own."""
-    aligned = [line for line in lines_of(group) if line.defense == "aligned" and line.align == ours[0].align]
-    return {
-        line.title: [replace(one, seed=result.seed) for one in group if line.holds(one) for result in ours]
-        for line in aligned
-    }
 
 
 def slopes(results: Sequence[Result]) -> str:
@@ -98,28 +104,28 @@ def slopes(results: Sequence[Result]) -> str:
     require_one_protocol(found, "slopes")
     for model, task, group in by_model_and_task(found):
         lines = []
-        for name, row in _rows(group).items():
+        for name, row in compared_rows(group).items():
             if (one := slope(row)) is not None:
                 first, last = _common(*([r for r in row if r.poison_ratio == one.ratios[i]] for i in (0, -1)))
                 apart = difference(last, first, HARM)
-                ends = [_figure(first, HARM), _figure(last, HARM), MISSING if apart is None else _signed(apart)]
+                ends = [figure(first, HARM), figure(last, HARM), MISSING if apart is None else signed(apart)]
                 value = f"{one.value:+.3f} \\[{one.low:+.3f}, {one.high:+.3f}\\]"
                 told = "rises" if one.rises else "falls" if one.falls else "no slope told"
                 span = f"{one.ratios[0]:g} to {one.ratios[-1]:g} ({len(one.ratios)})"
                 each = ", ".join(f"{x:+.3f}" for x in one.each)
-                lines.append(_line([escape(name), span, *ends, value, each, told]))
+                lines.append(table_line([escape(name), span, *ends, value, each, told]))
         if lines:
             head = ["Row", "p", "HS, lowest p", "HS, highest p", "HS, highest minus lowest p"]
             head += ["Slope (HS per unit of p)", "each seed", "Told by the slope"]
-            parts += [f"**{escape(place_title(model, task))}**", "", _line(head)]
-            parts += [_line(["---", "---", "---:", "---:", "---:", "---:", "---:", "---"]), *lines, ""]
+            parts += [f"**{escape(place_title(model, task))}**", "", table_line(head)]
+            parts += [table_line(["---", "---", "---:", "---:", "---:", "---:", "---:", "---"]), *lines, ""]
     return "\n".join(parts).rstrip() + "\n" if parts else ""
 
 
 def bounds(results: Sequence[Result]) -> str:
     """Per model and task: holdfast's settings in KL, by the bound they put on its mean, on the seeds that all have."""
     parts = []
-    for model, task, group, ratio in _attacked(results):
+    for model, task, group, ratio in attacked(results):
         usual = [result for result in bounded(group, OURS) if result.align == PLAIN and result.label == OURS]
         rows = {line: [r for r in usual if line.holds(r)] for line in lines_of(usual)}
         seeds = set.intersection(*({r.seed for r in row} for row in rows.values())) if len(rows) > 1 else set()
@@ -128,19 +134,25 @@ def bounds(results: Sequence[Result]) -> str:
         rows = {line: [r for r in row if r.seed in seeds] for line, row in rows.items()}
         utility = utility_of(group)
         shown = (HARM, utility, "over_refusal")
-        head = ["Setting", "t = tau - 1/beta", "mean KL at most", *map(_title, shown), "HS, minus the aligned model"]
-        parts += [f"**{escape(place_title(model, task, ratio))}**, nats per token", "", _line(head)]
-        parts.append(_line(["---", *["---:"] * 6]))
+        head = [
+            "Setting",
+            "t = tau - 1/beta",
+            "mean KL at most",
+            *map(column_title, shown),
+            "HS, minus the aligned model",
+        ]
+        parts += [f"**{escape(place_title(model, task, ratio))}**, nats per token", "", table_line(head)]
+        parts.append(table_line(["---", *["---:"] * 6]))
         for line, row in sorted(rows.items(), key=lambda one: mean_bound(one[1][0].constraint)):
             limit = row[0].constraint
-            apart = [difference(row, aligned, HARM) for aligned in _start(group, row).values()]
-            told = MISSING if not apart or apart[0] is None else _signed(apart[0])
+            apart = [difference(row, aligned, HARM) for aligned in start_of(group, row).values()]
+            told = MISSING if not apart or apart[0] is None else signed(apart[0])
             figures = [
                 f"{round(threshold(limit), 10):g}",
                 f"{round(mean_bound(limit), 10):g}",
-                *(_figure(row, x) for x in shown),
+                *(figure(row, x) for x in shown),
             ]
-            parts.append(_line([escape(line.setting or "default"), *figures, told]))
+            parts.append(table_line([escape(line.setting or "default"), *figures, told]))
         parts.append("")
     return "\n".join(parts).rstrip() + "\n" if parts else ""
 
@@ -154,32 +166,16 @@ def _common(first: Sequence[Result], last: Sequence[Result]) -> tuple[list[Resul
 def headline(results: Sequence[Result]) -> str:
     """A short table: the aligned model, plain SFT, the nearest baselines and holdfast, all tasks."""
     parts = []
-    for model, task, group, ratio in _attacked(results):
+    for model, task, group, ratio in attacked(results):
         lines = [line for line in lines_of(group) if line.defense in HEADLINE and line.is_plain]
         shown = (HARM, utility_of(group), "refusal_rate")
-        parts += [_line([escape(place_title(model, task, ratio)), *map(_title, shown)])]
-        parts.append(_line(["---", "---:", "---:", "---:"]))
+        parts += [table_line([escape(place_title(model, task, ratio)), *map(column_title, shown)])]
+        parts.append(table_line(["---", "---:", "---:", "---:"]))
         for line in lines:
             row = [result for result in group if line.holds(result)]
-            parts.append(_line([escape(line.title), *(_figure(row, name) for name in shown)]))
+            parts.append(table_line([escape(line.title), *(figure(row, name) for name in shown)]))
         parts.append("")
     return "\n".join(parts).rstrip() + "\n" if parts else ""
-
-
-def _attacked(results: Sequence[Result]) -> list[tuple[str, str, list[Result], float | None]]:
-    """(model, task, results at the attack's ratio, ratio) wherever something was fine-tuned."""
-    found = measured(results)
-    require_one_protocol(found, "pareto")
-    ratio = attack_ratio(found)
-    groups = by_model_and_task(at_ratio(found, ratio))
-    return [(m, t, group, ratio) for m, t, group in groups if not all(r.is_reference for r in group)]
-
-
-def _rows(group: Sequence[Result]) -> Rows:
-    """The rows that are compared; variants of ours and rows on another alignment have tables of their own."""
-    usual = [result for result in group if not result.is_reference and result.align in (PLAIN, result.defense)]
-    tuned = [result for result in usual if not (result.defense == OURS and result.setting)]
-    return {line.title: [result for result in tuned if line.holds(result)] for line in lines_of(tuned)}
 
 
 def _standing(name: str, beyond: Sequence[str], by_value: Sequence[str]) -> str:
@@ -219,25 +215,3 @@ def _p_values(found: Comparison) -> str:
     if all(value is None for value in values):
         return MISSING
     return ", ".join(MISSING if value is None else f"{value:.2g}" for value in values)
-
-
-def _signed(one: Difference) -> str:
-    return f"{one.value:+.3f} \\[{one.low:+.3f}, {one.high:+.3f}\\]"
-
-
-def _mean(row: Sequence[Result], name: str) -> float:
-    value = pooled(row, name, row[0].task, None).mean
-    return float("inf") if value is None else value
-
-
-def _figure(row: Sequence[Result], name: str) -> str:
-    value, after = spread(pooled(row, name, "", None), Style(intervals=True))
-    return f"{value} {after}".strip().replace("[", "\\[").replace("]", "\\]")
-
-
-def _title(name: str) -> str:
-    return f"{escape(metric(name).title)} {ARROWS[metric(name).better]}".strip()
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
