@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import statistics
@@ -40,6 +41,7 @@ def again() -> list[Result]:
     return read_results(RESULTS / "replication")
 
 
+REPORTED = "HOLDFAST_REPORTED"
 TASKS = ("sst2", "ag_news", "gsm8k")
 
 
@@ -73,20 +75,30 @@ def below(cells: list[Result], name: str, task: str) -> list[float]:
     return [theirs[seed] - ours[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
 
-def test_the_page_and_its_pictures_are_written_from_the_stored_cells(tmp_path, monkeypatch):
-    monkeypatch.delenv("HOLDFAST_REPORTED", raising=False)
+def write(tmp_path: Path, *options: str) -> str:
+    """The page as the stored cells give it."""
     shutil.copytree(ROOT / "studies", tmp_path / "studies")
     shutil.copytree(RESULTS / "study", tmp_path / "benchmarks" / "results" / "study")
     (tmp_path / "docs").mkdir()
     page = Path(shutil.copy(ROOT / "docs" / "replication.md", tmp_path / "docs"))
-    done = CliRunner().invoke(app, ["report", str(RESULTS / "replication"), "--tables", "--page", str(page)])
+    done = CliRunner().invoke(app, ["report", str(RESULTS / "replication"), "--tables", "--page", str(page), *options])
     assert done.exit_code == 0, done.output
-    assert page.read_text(encoding="utf-8") == PAGE
+    return page.read_text(encoding="utf-8")
+
+
+def test_the_page_and_its_pictures_are_written_from_the_stored_cells(tmp_path, monkeypatch):
+    monkeypatch.delenv(REPORTED, raising=False)
+    assert write(tmp_path) == PAGE
     drawn = sorted((tmp_path / "docs" / "replication").iterdir())
     assert [path.name for path in drawn] == sorted(path.name for path in (ROOT / "docs" / "replication").iterdir())
     for path in drawn:
         ours, stored_one = (imread(folder / path.name) for folder in (path.parent, ROOT / "docs" / "replication"))
         assert np.array_equal(ours, stored_one), path.name
+
+
+@pytest.mark.skipif(REPORTED not in os.environ, reason=f"{REPORTED} is not set")
+def test_the_orders_beside_the_papers_are_those_of_its_figures(tmp_path):
+    assert write(tmp_path, "--reported", os.environ[REPORTED], "--reported-model", "Qwen-3.5-4B") == PAGE
 
 
 def test_the_study_has_the_protocol_of_its_cells_and_counts_them():
