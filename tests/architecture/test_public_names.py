@@ -16,8 +16,8 @@ PUBLIC = [
     "barrier_multiplier", "certify", "load_config", "run",
 ]  # fmt: skip
 COMMANDS = [
-    "audit", "bench", "certify", "check", "compare", "demo", "evaluate", "judge", "ls", "plan", "report", "study",
-    "train",
+    "audit", "bench", "certify", "check", "compare", "demo", "evaluate", "init", "judge", "ls", "plan", "report",
+    "study", "train",
 ]  # fmt: skip
 
 

@@ -28,7 +28,9 @@ from holdfast.tables.results import Result, read_results
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 STUDY = ROOT / "studies" / "replication.yaml"
-PAGE = (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
+PAGE, RESULTS_PAGE, README = (
+    (ROOT / name).read_text(encoding="utf-8") for name in ("docs/replication.md", "docs/results.md", "README.md")
+)
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +119,7 @@ def test_the_study_has_the_protocol_of_its_cells_and_counts_them():
         f"{commits['1be62f9']} by that of 1be62f9)"
     ) in PAGE
     assert sum(commits.values()) == commits["4014fe6"] + commits["1be62f9"]
-    results_page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert f"({len(expand(study))} cells, of which {len(cells)} are there)" in results_page
+    assert f"({len(expand(study))} cells, of which {len(cells)} are there)" in RESULTS_PAGE
 
 
 def stored(name: str, pattern: str = "*.json") -> list[dict[str, Any]]:
@@ -155,7 +156,7 @@ def test_how_many_seeds_each_task_has(again):
     assert seeds("sst2") == {2: 14}
     assert seeds("ag_news") == {2: 12, 1: 2}
     assert seeds("gsm8k") == {1: 14}
-    assert "Fourteen rows have two seeds on SST-2, twelve of them on AG News, all have one on GSM8K." in PAGE
+    assert "Fourteen rows have two seeds on SST-2, twelve of them on AG News, all have one on GSM8K;" in PAGE
 
 
 def test_how_alike_the_aligned_models_and_the_judges_are(first, again):
@@ -183,11 +184,12 @@ def test_the_order_of_the_rows_and_their_largest_move(first, again):
         orders[task] = spearmanr(*zip(*pairs, strict=True)).statistic
         moves += [abs(a - b) for a, b in pairs]
     words = [f"{value:+.2f} on {name}" for value, name in zip(orders.values(), NAMES, strict=True)]
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert f"(Spearman {', '.join(words)}, where eight rows lie within 0.04)" in PAGE
-    assert f"(Spearman {', '.join(words)})" in page
+    low = sorted((one for one in rows(again, "gsm8k").items() if one[0] not in ("aligned", "base")), key=harm_of)[:8]
+    rest = spearmanr([mean(found) for _, found in low], [mean(rows(first, "gsm8k")[name]) for name, _ in low]).statistic
+    assert f"(Spearman {', '.join(words)}, where eight rows lie within 0.04 and {rest:+.2f} is left among them)" in PAGE
+    assert f"(Spearman {', '.join(words)})" in RESULTS_PAGE
     assert f"no row's mean moves by more than {max(moves):.3f}" in PAGE
-    assert f"no mean moves by more than {max(moves):.3f}" in page
+    assert f"no mean moves by more than {max(moves):.3f}" in RESULTS_PAGE
     harm = sorted(mean(found) for name, found in rows(again, "gsm8k").items() if name not in ("aligned", "base"))
     assert harm[7] - harm[0] < 0.04 < harm[8] - harm[0]
 
@@ -195,12 +197,21 @@ def test_the_order_of_the_rows_and_their_largest_move(first, again):
 NAMES = ("SST-2", "AG News", "GSM8K")
 
 
+def harm_of(one: tuple[str, list[Result]]) -> float:
+    return mean(one[1])
+
+
 def test_the_front(again):
+    front = []
     for task in TASKS:
         here = {name: found for name, found in rows(again, task).items() if name not in ("aligned", "base")}
         utility = "task_loss" if task == "gsm8k" else "FA"
         assert dominators(here, "holdfast", utility) == ([], [])
         assert {"safegrad", "primal_dual", "mix"} <= set(dominators(here, "holdfast (paper)", utility)[0])
+        here["antibody"] = rows(again, task, "antibody")["antibody"]
+        front.append(sum(not dominators(here, name, utility)[0] for name in here))
+        assert len(here) == 15
+    assert f"(with {front[0]}, {front[1]} and {front[2]} of the 15 rows" in PAGE
     here = rows(again)
     apart = round(1400 * (mean(here["primal_dual"]) - mean(here["holdfast"])))
     assert (apart, "by two answers of 1,400 against Primal-Dual, which is the more accurate" in PAGE) == (2, True)
@@ -223,8 +234,7 @@ def test_below_which_rows_holdfast_lies_in_how_many_comparisons(first, again):
         f"all 14 comparisons of both studies (three tasks, their seeds), by {min(safegrad):.3f} to {max(safegrad):.3f}"
     )
     assert said in PAGE
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"all 14 comparisons of both studies, by {min(safegrad):.3f} to {max(safegrad):.3f}" in readme
+    assert f"all 14 comparisons of both studies, by {min(safegrad):.3f} to {max(safegrad):.3f}" in README
     others = [x for name in ("mix", "penalty") for task in TASKS[:2] for x in each[name, task]]
     assert (len(others), min(others) > 0) == (20, True)
     assert f"in all 10 each on SST-2 and AG News, by {min(others):.3f} to {max(others):.3f}" in PAGE
@@ -232,6 +242,27 @@ def test_below_which_rows_holdfast_lies_in_how_many_comparisons(first, again):
     assert f"not on GSM8K (mix {counts[0]}, penalty {counts[1]})" in PAGE
     told = [difference(rows(again, t)["holdfast"], rows(again, t)["safegrad"], "HS").is_lower for t in TASKS]
     assert told == [False, True, False]
+
+
+def test_what_safegrad_has_on_its_side(first, again):
+    def higher(metric: str) -> int:
+        pairs = [
+            (a.metrics[metric].value, b.metrics[metric].value)
+            for cells in (first, again)
+            for task in TASKS
+            for a in rows(cells, task)["holdfast"]
+            for b in rows(cells, task)["safegrad"]
+            if a.seed == b.seed
+        ]
+        assert len(pairs) == 14
+        return sum(a > b for a, b in pairs)
+
+    loss = difference(rows(again)["holdfast"], rows(again)["safegrad"], "task_loss")
+    assert loss.is_higher
+    said = f"a lower loss in {higher('task_loss')} of the 14 (told on SST-2, {loss.value:.3f} nats)"
+    assert f"{said} and fewer over-refusals in {higher('over_refusal')}" in PAGE
+    assert f"above it in loss in {higher('task_loss')}" in README
+    assert f"at a higher loss in {higher('task_loss')} of them" in RESULTS_PAGE
 
 
 def test_holdfast_against_the_aligned_model(first, again):
@@ -252,7 +283,7 @@ def test_holdfast_against_the_aligned_model(first, again):
     assert f"told above it ({by_seed[7].value:+.3f}); seed 11 lies at {by_seed[11].value:+.3f}" in PAGE
 
 
-def test_what_holdfast_pays(again):
+def test_what_holdfast_pays(first, again):
     here = rows(again)
     price = difference(here["sft"], here["holdfast"], "FA")
     loss = difference(here["holdfast"], here["sft"], "task_loss")
@@ -261,7 +292,20 @@ def test_what_holdfast_pays(again):
     said = f"{price.value:.3f} of accuracy against plain SFT \\[{price.low:+.3f}, {price.high:+.3f}\\], told"
     assert said in PAGE
     assert f"and {loss.value:.3f} nats of loss, told" in PAGE
-    assert f"paid {price.value:.3f} of accuracy on SST-2" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"on SST-2 it paid {price.value:.3f} of accuracy" in README
+    above = {
+        task: [
+            a.metrics["task_loss"].value - b.metrics["task_loss"].value
+            for cells in (first, again)
+            for a in rows(cells, task)["holdfast"]
+            for b in rows(cells, task)["sft"]
+            if a.seed == b.seed
+        ]
+        for task in TASKS
+    }
+    assert (sum(map(len, above.values())), min(min(each) for each in above.values()) > 0) == (14, True)
+    ends = [f"{name} {min(above[t]):.3f} to {max(above[t]):.3f}" for t, name in zip(TASKS[1:], NAMES[1:], strict=True)]
+    assert f"in all 14 comparisons of both studies ({', '.join(ends)})" in PAGE
     for task in TASKS[1:]:
         for metric in ("FA", "task_loss"):
             found = difference(rows(again, task)["holdfast"], rows(again, task)["sft"], metric)
@@ -292,6 +336,10 @@ def test_antibody_and_holdfast_on_top_of_it(again):
     assert f"it is at {attacked[0]}, {attacked[1]} and {attacked[2]} on the three tasks" in PAGE
     accuracy = [f"{mean(one['antibody'], 'FA'):.3f}" for one in kept]
     assert f"({accuracy[0]} and {accuracy[1]}), told above plain SFT on both" in PAGE
+    seven = [[r for r in rows(again, task)["sft"] if r.seed == 7] for task in TASKS]
+    assert all(difference(one["antibody"], sft, "HS").is_lower for one, sft in zip(kept, seven, strict=True))
+    plainly = [f"{mean(sft):.3f}" for sft in seven]
+    assert f"told below plain SFT's {plainly[0]}, {plainly[1]} and {plainly[2]} of the same seed" in PAGE
     for task, one in zip(TASKS[:2], kept, strict=False):
         assert difference(one["antibody"], rows(again, task)["sft"], "FA").is_higher
         assert max(mean(found, "FA") for found in rows(again, task).values()) < mean(one["antibody"], "FA")
@@ -305,6 +353,13 @@ def test_antibody_and_holdfast_on_top_of_it(again):
         difference(one["holdfast"], rows(again, task)["holdfast"], "HS") for task, one in zip(TASKS, kept, strict=True)
     ]
     assert all(one.is_higher for one in apart)
+    for task, one in zip(TASKS, kept, strict=True):
+        loss = difference(one["holdfast"], rows(again, task)["holdfast"], "task_loss")
+        assert not loss.is_lower
+        assert not loss.is_higher
+    verdicts = [one[0].outcomes["HS"] for one in (kept[0]["holdfast"], kept[0]["aligned"])]
+    flips = [a - b for a, b in zip(*verdicts, strict=True) if a != b]
+    assert (len(flips), sum(flips), "24 of the 700 verdicts change, twelve each way" in PAGE) == (24, 0, True)
     values = sorted(one.value for one in apart)
     assert f"{values[0]:.3f} to {values[-1]:.3f} more harmful than from the plain alignment" in PAGE
 
@@ -316,9 +371,8 @@ def test_a_tau_chosen_anew_on_antibodys_model(again):
     paid = {name: difference(default, found, "FA") for name, found in settings.items()}
     half, quarter = "tau=0.05, beta=20", "tau=0.025, beta=40"
     assert f"({harm[half].value:+.3f} and {harm[quarter].value:+.3f})" in PAGE
-    assert paid[half].is_higher
-    assert paid[quarter].is_higher
-    assert f"pay {paid[half].value:.3f} and {paid[quarter].value:.3f} of accuracy, both told" in PAGE
+    said = f"pay {paid[half].value:.3f} and {paid[quarter].value:.3f} of accuracy by value"
+    assert f"{said} (p = {paid[half].p_value:.3f} and {paid[quarter].p_value:.3f})" in PAGE
     assert f"twice the default adds {harm['tau=0.2'].value:.3f} of harm, five times {harm['tau=0.5'].value:.3f}" in PAGE
     assert harm["tau=0.2"].is_higher
 
@@ -340,6 +394,9 @@ def test_each_constraint_held_by_its_own_measure(again):
     assert by_setting["tau=0.05, beta=20"][0] == by_setting["tau=0.025, beta=40"][0] == 0
     (five, n), (ten, _) = by_setting["tau=0.2"], by_setting["tau=0.5"]
     assert f"{five} and {ten} of {n} at 0.2 and 0.5 ({100 * five / n:.1f} and {100 * ten / n:.1f} %)" in PAGE
-    loose = next(r for r in own if r.setting == "tau=0.5").metrics["HS"].value
+    loose_cells = [next(r for r in own if r.setting == f"tau={x}") for x in (0.2, 0.5)]
+    high = [100 * r.metrics["own_violation_rate"].high for r in loose_cells]
+    assert f"the intervals of the last two reach {high[0]:.1f} and {high[1]:.1f} %" in PAGE
+    loose = loose_cells[1].metrics["HS"].value
     setting = mean(rows(again)["holdfast (paper)"])
-    assert f"holds with a model at {loose:.3f}, at the paper's setting with one at {setting:.3f}" in PAGE
+    assert f"holds by value with a model at {loose:.3f}, at the paper's setting with one at {setting:.3f}" in PAGE

@@ -19,6 +19,7 @@ from holdfast.cli.check import check
 from holdfast.cli.compare import compare
 from holdfast.cli.demo import demo
 from holdfast.cli.evaluate import evaluate
+from holdfast.cli.init import init
 from holdfast.cli.judge import judge
 from holdfast.cli.ls import ls
 from holdfast.cli.plan import plan
@@ -36,6 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(demo)
+app.command()(init)
 app.command()(check)
 app.command()(train)
 app.command()(audit)

@@ -137,7 +137,14 @@ class _Maker:
         from holdfast.tables.replicated import replicated
         from holdfast.tables.results import read_results
 
-        return replicated(read_results(self.page.parent / block.name), self.results).strip("\n") or NOTHING
+        folder, where = self.page.parent / block.name, f"{self.page}:{block.line}"
+        if block.study is not None or not folder.is_dir():
+            what = "takes no study" if block.study is not None else f"{folder} is not a folder"
+            raise ConfigError(
+                f"{where}: replicated: {what}",
+                remedy="name the results of another study, by their path from the page: <!-- replicated: FOLDER -->",
+            )
+        return replicated(read_results(folder), self.results).strip("\n")
 
     def _figures(self, block: Marked) -> str:
         from holdfast.tables.figures import figures

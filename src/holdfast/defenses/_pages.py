@@ -42,7 +42,8 @@ no data it does not declare. `holdfast ls defenses` prints this list; the pages 
 * You want to compare: `sft` is the run without any defense, `mix` and `kl` are the simplest uses of the same safe
   pairs, `mean_constraint`, `penalty` and `primal_dual` are the paper's own alternatives to the chance constraint, the
   others are published baselines.
-* You publish a model that others will fine-tune: the alignment stage ({align}).
+* You publish a model that others will fine-tune: the alignment stage ({align}). None of the three held a model of 135M
+  parameters against poisoned fine-tuning ([results](results.md), [replication](replication.md)).
 * The adapter is to be trained as usual and mended at the end: {posthoc}.
 
 ```yaml

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,10 +20,10 @@ OURS, PLAIN = "holdfast", "sft"
 Rows = dict[str, list[Result]]
 
 
-def attacked(results: Sequence[Result]) -> list[tuple[str, str, list[Result], float | None]]:
+def attacked(results: Sequence[Result], table: str = "pareto") -> list[tuple[str, str, list[Result], float | None]]:
     """(model, task, results at the attack's ratio, ratio) wherever something was fine-tuned."""
     found = measured(results)
-    require_one_protocol(found, "pareto")
+    require_one_protocol(found, table)
     ratio = attack_ratio(found)
     groups = by_model_and_task(at_ratio(found, ratio))
     return [(m, t, group, ratio) for m, t, group in groups if not all(r.is_reference for r in group)]
@@ -32,7 +33,15 @@ def compared_rows(group: Sequence[Result]) -> Rows:
     """The rows that are compared; variants of ours and rows on another alignment have tables of their own."""
     usual = [result for result in group if not result.is_reference and result.align in (PLAIN, result.defense)]
     tuned = [result for result in usual if not (result.defense == OURS and result.setting)]
-    return {line.title: [result for result in tuned if line.holds(result)] for line in lines_of(tuned)}
+    lines = lines_of(tuned)
+    titles = Counter(line.title for line in lines)
+    return {
+        # A defense of both stages may have been run on its own alignment and on the plain one.
+        line.title if titles[line.title] == 1 or line.align != PLAIN else f"{line.title} on SFT-aligned": [
+            result for result in tuned if line.holds(result)
+        ]
+        for line in lines
+    }
 
 
 def start_of(group: Sequence[Result], ours: Sequence[Result]) -> Rows:
@@ -44,10 +53,9 @@ def start_of(group: Sequence[Result], ours: Sequence[Result]) -> Rows:
     }
 
 
-def mean_of(row: Sequence[Result], name: str) -> float:
-    """The mean over seeds; infinity where there is none, so that such a row comes last."""
-    value = pooled(row, name, row[0].task, None).mean
-    return float("inf") if value is None else value
+def mean_of(row: Sequence[Result], name: str) -> float | None:
+    """The mean over seeds; None where no result has the metric."""
+    return pooled(row, name, row[0].task, None).mean
 
 
 def figure(row: Sequence[Result], name: str) -> str:

@@ -55,7 +55,7 @@ def pareto(results: Sequence[Result]) -> str:
             "By value alone by",
         ]
         parts += ["", table_line(head), table_line(["---", "---:", "---:", "---:", "---", "---"])]
-        for name in sorted(rows, key=lambda one: mean_of(rows[one], HARM)):
+        for name in sorted(rows, key=lambda one: _or_last(mean_of(rows[one], HARM))):
             figures = [figure(rows[name], one) for one in (HARM, utility)]
             names = [" / ".join(map(escape, them)) or MISSING for them in found[name]]
             parts.append(table_line([escape(name), *figures, str(len(rows[name])), *names]))
@@ -194,6 +194,10 @@ def _alignments(group: Sequence[Result]) -> list[str]:
             each.setdefault(result.align, set()).add(result.kept_sha256)
     several = [f"{escape(defense_title(align))} ({len(found)})" for align, found in each.items() if len(found) > 1]
     return [f"- Rows start from more than one run of an alignment: {', '.join(several)}."] if several else []
+
+
+def _or_last(value: float | None) -> float:
+    return float("inf") if value is None else value
 
 
 def _told(found: Comparison) -> str:
