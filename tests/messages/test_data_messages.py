@@ -55,7 +55,7 @@ def refusal(path, **options):
             "the completion is empty or only whitespace",
         ),
         (b'{"prompt": "unspeakable", "completion": "c", "tools": ["t"]}', "column 'tools' is not supported"),
-        (b'{"instruction": "unspeakable"}', "expected columns prompt and completion, messages, or text"),
+        (b'{"instruction": "unspeakable", "unspeakable, too": 1}', "messages, or text; found instruction, 1 other"),
         (b'{"messages": []}', "messages has no messages"),
         (b'{"messages": ["unspeakable"]}', "messages[0] must be an object with role and content"),
         (b'{"messages": [{"role": "unspeakable", "content": "x"}]}', "messages[0].role is not one of system"),

@@ -147,7 +147,7 @@ def test_every_problem_is_listed_at_once():
         ({"constraint": {"taw": 1}}, "constraint.taw: unknown key", "'tau'"),
         ({"filter": {"rat": 1}}, "filter.rat: unknown key", "'rate'"),
         ({"defense": {"name": "holdfast", "rat": 1}}, "defense.rat: unknown key", "'rate'"),
-        ({"defense": "holdfst"}, "unknown defense 'holdfst'", "'holdfast'"),
+        ({"defense": "holdfst"}, "defense: unknown defense 'holdfst'", "'holdfast'"),
         ({"train": {"seed": 1}}, "train.seed: is not set here", "`seed` at the top"),
         ({"train": {"output_dir": "x"}}, "train.output_dir: is not set here", "`output_dir` at the top"),
         ({"train": {"hub_token": "hf_abcdefghijk"}}, "train.hub_token: is not set here", "HF_TOKEN"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -143,7 +143,7 @@ def _pick(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
         if all(columns.get(name, name) in row for name in names):
             raise RowError(f"{' or '.join(names)} is null")
     expected = ", ".join(columns.values()) if columns else "prompt and completion, messages, or text"
-    raise MissingColumnsError(f"expected columns {expected}")
+    raise MissingColumnsError(f"expected columns {expected}; found {', '.join(listed_columns(row)) or 'none'}")
 
 
 def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
@@ -202,15 +202,22 @@ def _type(value: object) -> str:
     return "an object" if isinstance(value, Mapping) else names.get(type(value), type(value).__name__)
 
 
+def listed_columns(found: Iterable[str], known: Collection[str] = ()) -> list[str]:
+    """The names of columns in order, some of them; what may be text instead of a name is only counted."""
+    every = [str(name) for name in found]
+    names = sorted(name for name in every if COLUMN_NAME.fullmatch(name) or name in known)
+    others = len(every) - len(names)
+    return names[:MAX_LISTED] + ([f"{others} {'other' if others == 1 else 'others'}"] if others else [])
+
+
 def missing_columns_error(where: str, found: Iterable[str], columns: Mapping[str, str]) -> DataError:
     """Name the columns found and the mapping to write; what may be text instead of a name is only counted."""
     columns = _of_format(columns)
     every = [str(name) for name in found]
     names = sorted(name for name in every if COLUMN_NAME.fullmatch(name) or name in columns.values())
-    others = len(every) - len(names)
-    listed = names[:MAX_LISTED]
-    if others:
-        listed.append(f"{others} {'other' if others == 1 else 'others'} (is the header line missing?)")
+    listed = listed_columns(every, columns.values())
+    if len(names) < len(every):
+        listed[-1] += " (is the header line missing?)"
     wanted = [name for name in columns.values() if name not in names] or ["prompt", "completion"]
     proposal = {}
     for ours in columns or ("prompt", "completion"):
