@@ -29,6 +29,9 @@ from holdfast.cli.terminal import refuse, say
 from holdfast.cli.train import train
 from holdfast.core.errors import HoldfastError, ResourceError
 
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+"""What the system says of a path that is the user's to change."""
+
 app = typer.Typer(
     name="holdfast",
     add_completion=False,
@@ -87,11 +90,21 @@ def main() -> None:
         refuse(error)
         sys.exit(error.exit_code)
     except Exception as error:
-        shortage = _shortage(error)
-        if shortage is None:
+        refusal = _shortage(error) or _closed_path(error)
+        if refusal is None:
             raise
-        refuse(shortage)
-        sys.exit(shortage.exit_code)
+        refuse(refusal)
+        sys.exit(refusal.exit_code)
+
+
+def _closed_path(error: Exception) -> ResourceError | None:
+    """The refusal that stands for a path that may not be used, or is of another kind; None for any other exception."""
+    if not isinstance(error, OSError) or error.errno not in CLOSED or error.filename is None:
+        return None
+    return ResourceError(
+        f"{error.filename}: {(error.strerror or str(error)).lower()}",
+        remedy="name a place that you may read and write (output_dir, --output), or change its permissions",
+    )
 
 
 def _shortage(error: Exception) -> ResourceError | None:

@@ -57,3 +57,11 @@ def test_nothing_is_written_over(holdfast, tmp_path):
 def test_json_names_the_files(holdfast, tmp_path):
     _, out, _ = holdfast("init", tmp_path, "--json")
     assert json.loads(out) == {"files": [str(tmp_path / name) for name in FILES]}
+
+
+def test_a_place_that_cannot_be_a_folder_is_named_without_a_traceback(holdfast, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    code, _, err = holdfast("init", tmp_path / "file")
+    assert code == 7
+    assert err.startswith(f"error: {tmp_path / 'file'}: file exists")
+    assert (tmp_path / "file").read_text() == "mine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -102,7 +103,18 @@ def test_running_out_of_disk_or_memory_exits_7(failing, error):
     assert "What to do: " in err
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), OSError(errno.EIO, "broken disk")])
+@pytest.mark.parametrize("kind", [PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError])
+def test_a_path_that_may_not_be_used_is_named_and_exits_7(failing, kind):
+    numbers = {"PermissionError": errno.EACCES, "NotADirectoryError": errno.ENOTDIR}
+    number = {**numbers, "IsADirectoryError": errno.EISDIR, "FileExistsError": errno.EEXIST}[kind.__name__]
+    code, err = failing(kind(number, os.strerror(number), "/some/where"))
+    assert code == 7
+    assert err.startswith(f"error: /some/where: {os.strerror(number).lower()}\n  What to do: ")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a bug"), OSError(errno.EIO, "broken disk"), OSError(errno.EACCES, "no path")]
+)
 def test_a_bug_keeps_its_traceback(monkeypatch, error):
     def command(*_args, **_kwargs):
         raise error
