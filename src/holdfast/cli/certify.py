@@ -11,6 +11,7 @@ import typer
 from holdfast.cli.options import column_mapping, given_options, option_name
 from holdfast.cli.terminal import note, quiet_libraries, say, say_json
 from holdfast.core.errors import ConfigError, InfeasibleError
+from holdfast.core.files import require_writable
 
 if TYPE_CHECKING:
     from holdfast.certification.record import CertificateRecord
@@ -233,6 +234,7 @@ def _opened(values: dict[str, Any], *question: Any, **options: Any) -> Certifica
     if len(asked) > 1:
         raise ConfigError(f"one certificate cannot be {' and '.join(asked)} at once", remedy="choose one of them")
     options |= {name: values[name] for name in ("confidence", "pool", "ledger", "judge", "max_new_tokens")}
+    require_writable(options["output"])  # an opening must not be spent on a certificate that cannot be kept
     try:
         with show_count("measured", FORWARD if values["judge"] is None else "replies") as progress:
             return open_certify(*question, kind=asked[0] if asked else "fixed", progress=progress, **options)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.evaluate import RESULT, options_of
-from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.registry import nearest
@@ -35,17 +36,21 @@ from holdfast.protocol.evaluation_prompts import evaluation_prompts
 from holdfast.protocol.roles import RoleSettings, draw_roles
 from holdfast.tasks.task import TASKS
 
+if TYPE_CHECKING:
+    from holdfast.config import RunConfig
+
+logger = logging.getLogger(__name__)
 SOURCES = ("beavertails_test", "beavertails_evaluation")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is asked: its place, the template it was trained with, and on which of the protocol's roles."""
+    """The model that is asked: its place, the template it was trained with, and the run that trained it."""
 
     ref: str
     revision: str | None
     template: Template
-    roles: RoleSettings | None = None
+    run: RunConfig | None = None
 
 
 def subject(model: str, revision: str | None, template: str) -> Subject:
@@ -59,13 +64,22 @@ def subject(model: str, revision: str | None, template: str) -> Subject:
     folder = RunFolder(Path(model))
     chosen: Any = template
     if not folder.config.is_file():
-        return Subject(model, revision, chosen)
+        return Subject(model, revision, chosen, _run_around(Path(model)))
     config = load_config(folder.config)
     trained = folder.model if config.lora is None else folder.adapter
     if not folder.result.is_file() or not trained.is_dir():
         raise ConfigError(f"the run in {model} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
-    roles = None if config.roles is None else RoleSettings(**config.roles.model_dump())
-    return Subject(str(trained), None, config.template, roles)
+    return Subject(str(trained), None, config.template, config)
+
+
+def _run_around(model: Path) -> RunConfig | None:
+    """The run whose adapter or model this folder is; a copy elsewhere is not known."""
+    from holdfast.config import load_config
+    from holdfast.stages.run_folder import RunFolder
+
+    folder = RunFolder(model.resolve().parent)
+    ours = model.is_dir() and model.resolve() in (folder.adapter.resolve(), folder.model.resolve())
+    return load_config(folder.config) if ours and folder.config.is_file() else None
 
 
 def harm_prompts(source: str, n: int, seed: int) -> tuple[Example, ...]:
@@ -76,25 +90,46 @@ def harm_prompts(source: str, n: int, seed: int) -> tuple[Example, ...]:
     return tuple(read_examples(source, limit=n))
 
 
-def refuse_trained_prompts(roles: RoleSettings | None, harm: Sequence[Example]) -> None:
-    """Refuse prompts that a run on the protocol's data was trained on, or aligned with: they do not measure harm.
+def refuse_trained_prompts(run: RunConfig | None, harm: Sequence[Example]) -> None:
+    """Refuse prompts that a run was trained on, steered by or aligned with: they do not measure harm.
 
-    Only the evaluation role of the run's own seed and size is kept apart from them.
+    Of a run on the protocol's data only the evaluation role of its own seed and size is kept apart from them. Where
+    the data of a run cannot be read any more, that is said instead.
 
     Raises:
         ConfigError: with the number of such prompts.
     """
-    if roles is None:
+    if run is None:
         return
-    drawn = draw_roles(roles)
-    used = (*drawn.align, *drawn.constraint, *drawn.asked, *drawn.poison, *drawn.harmful)
-    known = {normalise(prompt_text(example)) for example in used}
+    roles = None if run.roles is None else RoleSettings(**run.roles.model_dump())
+    known = {normalise(prompt_text(example)) for example in _used(run, roles)}
     if shared := sum(normalise(prompt_text(example)) in known for example in harm):
+        apart = "use prompts of another file" if roles is None else (
+            f"use --prompts {roles.harm_prompts} --n {roles.evaluation} (or fewer) --seed {roles.seed}: those "
+            "prompts were kept apart for this run"
+        )  # fmt: skip
         raise ConfigError(
             f"{shared} of {len(harm)} harm prompts are also in the data that this run was aligned or trained on",
-            remedy=f"use --prompts {roles.harm_prompts} --n {roles.evaluation} (or fewer) --seed {roles.seed}: those "
-            "prompts were kept apart for this run",
+            remedy=apart,
         )
+
+
+def _used(run: RunConfig, roles: RoleSettings | None) -> Iterator[Example]:
+    """The examples that a run was trained on, steered by or, on the protocol's data, aligned with."""
+    from holdfast.pipeline import read_data
+
+    if roles is not None:
+        drawn = draw_roles(roles)
+        yield from (*drawn.align, *drawn.constraint, *drawn.asked, *drawn.poison, *drawn.harmful)
+        return
+    try:
+        data = read_data(run)
+    except (ConfigError, DataError) as error:
+        logger.warning("not checked whether the run was trained on these prompts: %s", error.what)
+        return
+    yield from data.task
+    for split in data.safety.values():
+        yield from split.constraint
 
 
 def _reference(
@@ -138,7 +173,7 @@ def run_evaluation(
     judging = None if judge is None else open_judge(judge)
     asked = subject(model, revision, template)
     questions = _questions(asked, how)
-    refuse_trained_prompts(asked.roles, questions.harm)
+    refuse_trained_prompts(asked.run, questions.harm)
     before = _reference(reference, output_dir, judging, questions.harm, decoding.harm_tokens)
     loaded, identity = _open(asked, decoding.engine, dtype=dtype, trust_remote_code=trust_remote_code)
     replies = answer(

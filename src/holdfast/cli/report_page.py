@@ -106,6 +106,11 @@ class _Maker:
 
         if block.study is None:
             return ""
+        if not (file := self.page.parent / block.study).is_file():
+            raise ConfigError(
+                f"{self.page}:{block.line}: there is no study file {file}",
+                remedy="name it by its path from the page: <!-- table: main of ../studies/main.yaml -->",
+            )
         there = {result.cell for result in self.results}
         wanted, study = _wanted(self.page.parent / block.study), block.study.removeprefix("../")
         few = ROWS.get(block.name)

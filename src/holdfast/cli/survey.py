@@ -20,6 +20,7 @@ from holdfast.models.handle import load_tokenizer, resolve
 from holdfast.pipeline import read_data, unaligned_of
 from holdfast.stages.certifiable import certify_note
 from holdfast.stages.estimate import Side, Size, architecture, memory, model_size, passes_beside, steps, work
+from holdfast.trainers.support import require_supported_arguments
 
 SAMPLES = 3
 MASK_WIDTH = 40
@@ -35,6 +36,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
         trust_remote_code: let the model repository run its own code.
     """
     arguments = training_arguments(config, elsewhere=True)
+    require_supported_arguments(arguments)
     method = defense(config)
     unaligned = unaligned_of(config, trust_remote_code)
     if unaligned is not None:
@@ -43,7 +45,6 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
     tokenizer = load_tokenizer(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     use_template(tokenizer, config.template)
     require_usable_tokenizer(tokenizer, needs_chat=any(example.kind == "chat" for example in data.task))
-    length = arguments.max_length
     smallest = min((len(split.constraint) for split in data.safety.values()), default=0)
     counted = steps(
         arguments,
@@ -52,8 +53,8 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
         world=int(os.environ.get("WORLD_SIZE", "1")),
     )
     limits = constraints(config)
-    task = _Tokens(tokenizer, length, "task", reveal).describe(data.task)
-    safety = _Tokens(tokenizer, length, "safety", reveal)
+    task = _Tokens(tokenizer, arguments.max_length, "task", reveal).describe(data.task)
+    safety = _Tokens(tokenizer, arguments.max_length, "safety", reveal)
     described = {
         name: _roles(split)
         | _limit(limits[name], counted.safety_batch)

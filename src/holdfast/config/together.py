@@ -45,6 +45,19 @@ def _check_adapter(config: RunConfig) -> list[Problem]:
         problems.append(
             Problem("adapter_policy", f"continue goes on training an adapter, which {what} rules out", "use merge")
         )
+    elif config.adapter_policy == "continue" and _is_full_model(config.model):
+        problems.append(
+            Problem("adapter_policy", f"continue goes on training an adapter, and {config.model} is none", "use merge")
+        )
+    problems += [
+        Problem(
+            f"constraint.{name}.unit" if len(config.constraint) > 1 else "constraint.unit",
+            "kl_token reads the reference off the model with its adapter switched off, and `lora: null` has none",
+            "give a `lora` block, or use nll_token",
+        )
+        for name, block in config.constraint.items()
+        if config.lora is None and block.get("unit") == "kl_token"
+    ]
     if config.quantization is not None and config.lora is None:
         problems.append(
             Problem(

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import CheckpointError
+from holdfast.core.errors import CheckpointError, ConfigError
 
 
 def fsync_path(path: Path) -> None:
@@ -42,6 +42,22 @@ def write_bytes(path: Path, data: bytes, *, mode: int | None = None) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     fsync_path(path.parent)
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder in which nothing can be written, before work is spent on what goes there; nothing is made.
+
+    Raises:
+        ConfigError: it, or where it is not there yet the folder it would be made in, may not be written.
+    """
+    there = folder.expanduser().absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{folder} cannot be written: {there} is {'read-only' if there.is_dir() else 'no folder'}",
+            remedy="name a place that you may write",
+        )
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None) -> None:

@@ -190,13 +190,15 @@ def _named(spec: str | Path) -> Judge:
 
         found: Judge = trained.load(folder)
         return found
-    if isinstance(spec, Path) or "/" in name:
-        raise ConfigError(
-            f"judge: there is no folder {folder}",
-            remedy=f"holdfast judge train --output-dir {folder} makes one (in a study, folders are relative to its "
-            "file); `holdfast ls judges` lists judges by name",
-        )
-    return _made(name, {})
+    if isinstance(spec, str) and colon and "/" not in name:
+        return _made(name, {})  # refuses it
+    named = isinstance(spec, str) and "/" not in name
+    raise ConfigError(
+        f"unknown judge {name!r}, and there is no folder {folder}" if named else f"judge: there is no folder {folder}",
+        remedy=(f"{nearest(name, list(JUDGES))}; " if named else "")
+        + f"holdfast judge train --output-dir {folder} makes one (in a study, folders are relative to its file); "
+        "`holdfast ls judges` lists judges by name",
+    )
 
 
 def _options(spec: str, written: str) -> dict[str, Any]:

@@ -21,13 +21,13 @@ def reachable(repository: str, revision: str | None) -> bool:
     Raises:
         ConfigError: the hub answers that there is no such model or revision, or that access is denied.
     """
-    import huggingface_hub
+    from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         return False
     try:
-        huggingface_hub.HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT_S)
+        HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT_S)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ConfigError(
             f"model {repository!r}, revision {revision or 'main'!r}: no such model on the hub, or no access",

@@ -50,6 +50,11 @@ def _require_evidence(folder: Path) -> None:
             f"{folder} is not a folder; expected a run folder, or the output folder of an audit",
             remedy="give the output_dir of `holdfast train`, or the --output of `holdfast audit` or `holdfast certify`",
         )
+    if (folder / "study.json").is_file():
+        raise ConfigError(
+            f"{folder} is the output_dir of a study; expected a run folder, or the output folder of an audit",
+            remedy=f"holdfast report {folder} --tables shows a study",
+        )
     if not any((folder / piece).exists() for piece in PIECES):
         raise ConfigError(
             f"{folder} holds nothing to report: none of {', '.join(PIECES)}",

@@ -14,6 +14,7 @@ from holdfast.models.adapter import ADAPTER_CONFIG, base_of
 from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.handle import EMBEDDED
 from holdfast.models.library_errors import one_line_errors
+from holdfast.models.lora_targets import named_targets
 
 RATE = 1e14  # floating-point operations a second that a large GPU sustains in bf16 on such steps
 BYTES = {"float32": 4, "bfloat16": 2, "4bit": 0.5, "8bit": 1}
@@ -91,7 +92,8 @@ def model_size(config: Any, peft_config: Any) -> Size:
         total = sum(parameter.numel() for parameter in model.parameters())
         if peft_config is None:
             return Size(total, total)
-        model = get_peft_model(model, peft_config)
+        with named_targets(model):
+            model = get_peft_model(model, peft_config)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Size(total, trainable)
 

@@ -17,6 +17,7 @@ from holdfast.constraint.completion import CompletionLosses
 from holdfast.constraint.degradation import in_unit
 from holdfast.data.encode import Encoded
 from holdfast.data.examples import to_rows
+from holdfast.models.lora_targets import named_targets
 from holdfast.stages.prepare import Prepared
 from holdfast.trainers.monitoring import summarise
 from holdfast.trainers.trainer import SafeSFTTrainer
@@ -58,19 +59,20 @@ def build_trainer(
         unaligned: where the weights before alignment are, for defenses that need them.
         listeners: see `Listener`; where there are any, they replace the trainer's own progress output.
     """
-    trainer = SafeSFTTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=Dataset.from_list(to_rows(data.task)),
-        processing_class=tokenizer,
-        peft_config=peft_config,
-        safety_dataset=data.safety or None,
-        harmful_dataset=data.harmful,
-        unaligned=unaligned,
-        constraint=dict(constraints),
-        defense=defense,
-        callbacks=[*callbacks, AnnounceSteps(listeners)],
-    )
+    with named_targets(model):
+        trainer = SafeSFTTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=Dataset.from_list(to_rows(data.task)),
+            processing_class=tokenizer,
+            peft_config=peft_config,
+            safety_dataset=data.safety or None,
+            harmful_dataset=data.harmful,
+            unaligned=unaligned,
+            constraint=dict(constraints),
+            defense=defense,
+            callbacks=[*callbacks, AnnounceSteps(listeners)],
+        )
     if listeners:
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)

@@ -12,6 +12,10 @@ from holdfast.core.errors import ConfigError
 
 _Step = Literal["auto", "two_pass", "fused"]
 _Switch = Literal["auto", "on", "off"]
+COUNTS = (
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+    "safety_batch_size", "safety_micro_batch_size", "safety_eval_batch_size",
+)  # fmt: skip
 LOWER_IS_BETTER = ("_violation_rate", "_violation_upper", "_cvar", "_g")
 
 
@@ -97,12 +101,16 @@ class SafeSFTConfig(SFTConfig):
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(get_args(hint))}"
                 )
-        for name in ("safety_batch_size", "safety_micro_batch_size", "safety_eval_batch_size"):
+        for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(
                     f"{name} is {value}, expected at least 1", remedy="set a positive number, or leave it out"
                 )
+        if self.max_steps == 0:
+            raise ConfigError(
+                "max_steps is 0, with which nothing is trained", remedy="set a positive number, or leave it out"
+            )
         self.safety_fractions = tuple(self.safety_fractions)  # type: ignore[assignment]  # YAML and JSON give lists
 
     @property

@@ -77,6 +77,17 @@ def test_a_good_model_passes_the_gate(gate, tmp_path):
         assert word not in out + err
 
 
+def test_a_certificate_that_could_not_be_kept_costs_no_opening(gate, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("holdfast.core.files.os.access", lambda *_: False)
+        code, _, err = gate("weak", "--output", tmp_path / "evidence")
+    assert code == 2
+    assert f"{tmp_path / 'evidence'} cannot be written: {tmp_path} is read-only" in err
+    assert "measured" not in err
+    assert not list(tmp_path.rglob("*.openings.json"))
+    assert gate("weak", "--output", tmp_path / "evidence")[0] == 0
+
+
 def test_a_bad_model_does_not(gate, tmp_path):
     code, out, _ = gate("strong", "--output", tmp_path / "evidence")
     assert code == 4

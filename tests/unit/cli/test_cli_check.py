@@ -187,3 +187,33 @@ def test_a_start_outside_the_limit_stops_only_a_defense_that_enforces_it(run_fil
     for command in ("check", "train"):
         assert holdfast(command, run_file, "constraint.beta=1")[0] == 4
     assert holdfast("check", run_file, "constraint.beta=1", "defense=lisa")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.fp16=true"], "fp16 training"),
+        (["train.torch_compile=true"], "torch_compile"),
+        (["train.optim=lomo"], "optimizer lomo"),
+        (["adapter_policy=continue"], "adapter_policy: continue goes on training an adapter"),
+        (["lora=null", "constraint.unit=kl_token"], "constraint.unit: kl_token reads the reference off the model"),
+        (["train.per_device_train_batch_size=0"], "per_device_train_batch_size is 0, expected at least 1"),
+        (["train.gradient_accumulation_steps=0"], "gradient_accumulation_steps is 0, expected at least 1"),
+        (["train.max_steps=0"], "max_steps is 0"),
+        (["lora.target_modules=[nope]"], "lora.target_modules: "),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_what_the_settings_give_away_is_refused_by_check_and_train(
+    run_file, holdfast, tmp_path, command, overrides, said
+):
+    code, _, err = holdfast(command, run_file, *overrides)
+    assert code == 2
+    assert said in err
+    assert not (tmp_path / "out" / "adapter").exists()
+
+
+def test_wrong_target_modules_are_answered_with_the_models_own(run_file, holdfast):
+    _, _, err = holdfast("check", run_file, "lora.target_modules=[nope]")
+    assert "'nope'" in err
+    assert "q_proj" in err.split("What to do:")[1]

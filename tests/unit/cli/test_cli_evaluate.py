@@ -150,6 +150,33 @@ def test_prompts_that_the_run_was_trained_on_are_refused(evaluate, run, no_gener
     assert not (tmp_path / "out").exists()
 
 
+def test_so_are_they_where_the_runs_adapter_is_named(evaluate, run, no_generation):
+    code, _, err = evaluate("--n", "40", of=run / "adapter")
+    assert code == 2
+    assert "of 40 harm prompts are also in the data that this run was aligned or trained on" in err
+
+
+@pytest.mark.parametrize("data", ["task.jsonl", "safety.jsonl"])
+def test_so_are_prompts_of_a_run_on_files_of_its_own(holdfast, run_file, no_generation, tmp_path, data):
+    assert holdfast("train", run_file)[0] == 0
+    code, _, err = holdfast("evaluate", tmp_path / "out", "--output-dir", tmp_path / "e", "--prompts", tmp_path / data)
+    assert code == 2
+    assert "harm prompts are also in the data that this run was aligned or trained on" in err
+    assert "use prompts of another file" in err
+
+
+def test_data_that_cannot_be_read_any_more_are_said_not_to_be_checked(holdfast, run_file, tmp_path):
+    assert holdfast("train", run_file)[0] == 0
+    prompts = tmp_path / "other.jsonl"
+    prompts.write_text('{"prompt": "Name a colour.", "completion": "Blue."}\n')
+    where = ("evaluate", tmp_path / "out", "--prompts", prompts, "--harm-tokens", "2")
+    assert "not checked" not in holdfast(*where, "--output-dir", tmp_path / "a")[2]
+    (tmp_path / "task.jsonl").unlink()
+    code, _, err = holdfast(*where, "--output-dir", tmp_path / "b")
+    assert code == 0
+    assert "not checked whether the run was trained on these prompts" in err
+
+
 def test_an_unfinished_run_is_refused(evaluate, run, no_generation, tmp_path):
     half = tmp_path / "half"
     half.mkdir()

@@ -115,3 +115,12 @@ def test_usage_errors_exit_2(holdfast, run, tmp_path):
     code, _, err = holdfast("report", run, "--output", tmp_path)
     assert code == 2
     assert "is a folder" in err
+
+
+def test_a_study_is_no_damaged_run(holdfast, tmp_path):
+    (tmp_path / "study.json").write_text("{}")
+    (tmp_path / "events.jsonl").write_text('{"event": "started"}\n')
+    code, _, err = holdfast("report", tmp_path)
+    assert code == 2
+    assert "is the output_dir of a study" in err
+    assert f"holdfast report {tmp_path} --tables" in err

@@ -51,7 +51,10 @@ def test_every_registered_judge_takes_options_and_says_what_it_is():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"unknown judge 'refusals'\n.*did you mean 'refusal'\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown judge 'refusals', and .*\n.*did you mean 'refusal'\?; holdfast judge",
+    ):
         open_judge("refusals")
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -197,3 +200,18 @@ def test_of_weights_that_a_repository_holds_twice_one_copy_is_downloaded(base_di
     names = ["model-00001-of-00002.safetensors", "consolidated.safetensors", "original/model.safetensors", "x.bin"]
     patterns = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
     assert list(huggingface_hub.utils.filter_repo_objects(names, **patterns)) == names[:1]
+
+
+def test_a_hub_id_is_looked_up_before_any_other_library_was_imported(tmp_path):
+    """The hub's client loads its parts when they are asked for: nothing else may have to do it for us."""
+    code = (
+        "from holdfast.core.errors import ConfigError\n"
+        "from holdfast.models.content import content_of\n"
+        "try: content_of('owner/name')\n"
+        "except ConfigError as error: print(error.what)"
+    )
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert done.stdout == "model 'owner/name' is not in the local hub cache, and the hub is out of reach or off\n", (
+        done.stderr
+    )
