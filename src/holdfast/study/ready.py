@@ -15,7 +15,7 @@ from holdfast.evaluation.evaluate import held_out
 from holdfast.evaluation.judge import open_judge
 from holdfast.protocol.poison import poison_count
 from holdfast.protocol.roles import RoleSettings, draw_roles
-from holdfast.study.cells import Alignment, Cell
+from holdfast.study.cells import Alignment, Cell, Model
 from holdfast.study.kept import kept_file
 from holdfast.study.protocol import Protocol, align_settings, finetune_settings
 from holdfast.tasks.task import TASKS
@@ -35,13 +35,15 @@ def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: b
         data: also draw the roles and read the tasks' held-out splits, which may be downloaded for it.
 
     Raises:
-        ConfigError: no judge, one that cannot be opened, settings that no run accepts, or more poison or held-out
-            examples than there are.
+        ConfigError: no judge, one that cannot be opened, a model's folder that is not there, settings that no run
+            accepts, or more poison or held-out examples than there are.
         CheckpointError: the judge's folder is damaged.
         DataError: a task's data cannot be read, or the data sets are too small for the roles.
     """
     settings = Protocol.model_validate(protocol)
     _require_judge(settings)
+    for model in dict.fromkeys(cell.model for cell in cells):
+        _require_folder(model)
     for alignment in dict.fromkeys(cell.alignment for cell in cells if cell.alignment is not None):
         _require_alignment(settings, alignment)
     for cell in cells:
@@ -67,6 +69,16 @@ def _require_judge(settings: Protocol) -> None:
             stored = described["base"]
             given = options.get("base")
             resolve(given or stored["ref"], None if given else stored["revision"], False)
+
+
+def _require_folder(model: Model) -> None:
+    """A model that is named by a folder has to be there; a hub id is asked for when it is loaded."""
+    place = Path(model.ref)
+    if place.is_absolute() and not place.is_dir():
+        raise ConfigError(
+            f"models: there is no folder {place}",
+            remedy="correct the path (in a study, folders are relative to its file), or name a hub id",
+        )
 
 
 def _require_alignment(settings: Protocol, alignment: Alignment) -> None:

@@ -64,6 +64,14 @@ def test_a_judge_that_cannot_be_opened_is_refused(judge, said):
         check({"evaluation": {"judge": judge}}, data=False)
 
 
+def test_a_model_by_a_folder_that_is_not_there_is_refused(tmp_path):
+    there, gone = (Model("tiny", str(tmp_path / name), None) for name in ("there", "gone"))
+    (tmp_path / "there").mkdir()
+    check({}, of=[reference_cell(there, "sst2", "none")], data=False)
+    with pytest.raises(ConfigError, match=f"models: there is no folder {tmp_path / 'gone'}"):
+        check({}, of=[reference_cell(gone, "sst2", "none")], data=False)
+
+
 @pytest.fixture
 def judge(tmp_path):
     """The folder of a trained judge, as far as it is read without its weights."""
