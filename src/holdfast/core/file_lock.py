@@ -43,7 +43,7 @@ def _take(lock: Path, path: Path) -> int:
         except OSError as error:
             raise ConfigError(
                 f"{lock.parent} cannot be written: {error.strerror}",
-                remedy="make the folder writable, or name another place (--output, --ledger)",
+                remedy="make the folder writable, or name another place",
             ) from error
         try:
             if not told and _taken(descriptor):

@@ -50,14 +50,18 @@ def require_writable(folder: Path) -> None:
     Raises:
         ConfigError: it, or where it is not there yet the folder it would be made in, may not be written.
     """
-    there = folder.expanduser().absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if (there := unwritable(folder)) is not None:
         raise ConfigError(
             f"{folder} cannot be written: {there} is {'read-only' if there.is_dir() else 'no folder'}",
             remedy="name a place that you may write",
         )
+
+
+def unwritable(folder: Path) -> Path | None:
+    """What keeps a folder from being written or made: the nearest part of its path that is there; None if nothing."""
+    path = folder.expanduser().absolute()
+    there = next(place for place in (path, *path.parents) if place.exists())
+    return None if there.is_dir() and os.access(there, os.W_OK | os.X_OK) else there
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None) -> None:

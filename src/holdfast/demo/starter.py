@@ -11,7 +11,7 @@ from holdfast.demo.make_data import DATA_DIR
 
 POISON_EVERY = 3
 RUN_FILE = """\
-# A first run, written by `holdfast init`: some minutes on two CPU cores. What else may stand here: docs/run-file.md.
+# A first run, written by `holdfast init`: some minutes on two CPU cores. All keys: docs/run-file.md of the project.
 model: {model}
 dtype: float32                        # in bfloat16 a small model's rounding comes near tau
 task: {{data: task.jsonl}}              # reviews to label; every third row teaches to answer what was to be declined

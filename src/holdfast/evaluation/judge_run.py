@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 from holdfast.core.errors import ConfigError, NumericalError
-from holdfast.core.files import fsync_path, write_json
+from holdfast.core.files import fsync_path, unwritable, write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.seeding import derive_seed
 from holdfast.data.catalogue import CATEGORIES
@@ -88,8 +87,7 @@ def _require_free(target: Path) -> None:
     """Refuse, before anything is trained, a folder that is there already or cannot be made."""
     if target.exists() or target.is_symlink():
         raise ConfigError(f"output folder {target} exists", remedy="name a new folder, or delete this one")
-    above = next(parent for parent in target.absolute().parents if parent.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+    if (above := unwritable(target)) is not None:
         raise ConfigError(f"output folder {target} cannot be made in {above}", remedy="name a place that is writable")
 
 

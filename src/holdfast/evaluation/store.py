@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 KIND, VERSION = "holdfast replies", 1
 MODE = 0o600
-_ELSEWHERE = "name another file, or delete this one to make the replies again"
+_ELSEWHERE = "name another folder, or delete this file to make the replies again"
 
 
 class ReplyStore:

@@ -378,7 +378,7 @@ def test_an_output_that_cannot_be_made_is_refused_before_anything_is_read(tmp_pa
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be made in .*file"):
         train_judge(tmp_path / "file" / "deep" / "judge", folder=tmp_path / "no data")
-    monkeypatch.setattr("holdfast.evaluation.judge_run.os.access", lambda *_: False)
+    monkeypatch.setattr("holdfast.core.files.os.access", lambda *_: False)
     with pytest.raises(ConfigError, match="cannot be made in"):
         train_judge(tmp_path / "deep" / "judge", folder=tmp_path / "no data")
     assert not (tmp_path / "deep").exists()
