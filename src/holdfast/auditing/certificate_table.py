@@ -1,6 +1,6 @@
 """`certificate.parquet`: what a certificate counted, one row per prompt, without any text.
 
-Degradations of certify prompts are written for verification alone and shown nowhere, so the file is for its owner
+By behaviour the rows are the classes of the replies, otherwise degradations. Degradations of certify prompts are written for verification alone and shown nowhere, so the file is for its owner
 (mode 0600).
 """
 
@@ -14,56 +14,69 @@ from typing import Any
 import numpy as np
 
 from holdfast.certification.assessment import Rows
+from holdfast.certification.behaviour import Classes
+from holdfast.certification.record import TABLE_NAME, CertificateRecord
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import write_bytes
 
 COLUMNS = ("id", "strength", "degradation", "violated", "cluster", "category")
+CLASSES = ("id", "cluster", "category", "before", "again", "after")
+Table = Rows | Classes
+_RESTORE = "restore it from where the certificate was issued, or certify again"
 
 
-def write_rows(path: Path, rows: Rows, tau: float) -> str:
+def write_table(path: Path, table: Table, tau: float) -> str:
     """Write the table, atomically and readable by the owner only; returns the sha256 of its bytes."""
     import pyarrow
     from pyarrow import parquet
 
     columns = {
-        "id": pyarrow.array(rows.ids, pyarrow.string()),
-        "strength": pyarrow.array([None if np.isnan(s) else s for s in rows.strength.tolist()], pyarrow.float64()),
-        "degradation": pyarrow.array(rows.degradation.tolist(), pyarrow.float64()),
-        "violated": pyarrow.array((~(rows.degradation <= tau)).tolist(), pyarrow.bool_()),
-        "cluster": pyarrow.array(rows.cluster.tolist(), pyarrow.int32()),
-        "category": pyarrow.array(rows.category, pyarrow.string()),
+        "id": pyarrow.array(table.ids, pyarrow.string()),
+        "cluster": pyarrow.array(table.cluster.tolist(), pyarrow.int32()),
+        "category": pyarrow.array(table.category, pyarrow.string()),
     }
+    if isinstance(table, Classes):
+        columns |= {name: pyarrow.array(getattr(table, name), pyarrow.string()) for name in CLASSES[3:]}
+    else:
+        strengths = [None if np.isnan(s) else s for s in table.strength.tolist()]
+        columns |= {
+            "strength": pyarrow.array(strengths, pyarrow.float64()),
+            "degradation": pyarrow.array(table.degradation.tolist(), pyarrow.float64()),
+            "violated": pyarrow.array((~(table.degradation <= tau)).tolist(), pyarrow.bool_()),
+        }
+    order = CLASSES if isinstance(table, Classes) else COLUMNS
     buffer = io.BytesIO()
-    parquet.write_table(pyarrow.table(columns), buffer)
+    parquet.write_table(pyarrow.table({name: columns[name] for name in order}), buffer)
     data = buffer.getvalue()
     write_bytes(path, data, mode=0o600)
     return sha256(data).hexdigest()
 
 
-def read_rows(path: Path, tau: float, expected_sha256: str) -> Rows:
-    """Read a table whose bytes have the expected sha256 and whose violations follow from tau.
+def read_stored(record: CertificateRecord, folder: Path) -> Table:
+    """The table beside a certificate."""
+    place, expected = folder / TABLE_NAME, record.bound["table_sha256"]
+    return read_classes(place, expected) if record.by == "behaviour" else read_rows(place, record.tau, expected)
+
+
+def read_classes(path: Path, expected_sha256: str) -> Classes:
+    """Read the classes of replies from a table whose bytes have the expected sha256.
 
     Raises:
         CheckpointError: it is missing, changed, or not such a table.
     """
-    import pyarrow
-    from pyarrow import parquet
+    table = _columns(path, expected_sha256, CLASSES)
+    cluster = np.array(table["cluster"], dtype=np.int64)
+    return Classes(table["id"], cluster, table["category"], table["before"], table["again"], table["after"])
 
-    remedy = "restore it from where the certificate was issued, or certify again"
+
+def read_rows(path: Path, tau: float, expected_sha256: str) -> Rows:
+    """Read degradations from a table whose bytes have the expected sha256 and whose violations follow from tau.
+
+    Raises:
+        CheckpointError: it is missing, changed, or not such a table.
+    """
+    table = _columns(path, expected_sha256, COLUMNS)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(
-            f"the certificate's table {path} cannot be read: {error.strerror}", remedy=remedy
-        ) from error
-    found = sha256(data).hexdigest()
-    if found != expected_sha256:
-        raise CheckpointError(
-            f"the certificate's table {path} was changed: expected sha256 {expected_sha256}, found {found}",
-            remedy=remedy,
-        )
-    try:
-        table: dict[str, list[Any]] = parquet.read_table(pyarrow.BufferReader(data)).to_pydict()
         rows = Rows(
             ids=table["id"],
             degradation=np.array(table["degradation"], dtype=np.float64),
@@ -71,9 +84,35 @@ def read_rows(path: Path, tau: float, expected_sha256: str) -> Rows:
             category=table["category"],
             strength=np.array([np.nan if s is None else s for s in table["strength"]], dtype=np.float64),
         )
-        fits = tuple(table) == COLUMNS and table["violated"] == (~(rows.degradation <= tau)).tolist()
-    except (pyarrow.ArrowInvalid, KeyError, TypeError, ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is not a certificate's table", remedy=remedy) from error
-    if not fits:
-        raise CheckpointError(f"{path}: its violations are not those of tau = {tau:g}", remedy=remedy)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a certificate's table", remedy=_RESTORE) from error
+    if table["violated"] != (~(rows.degradation <= tau)).tolist():
+        raise CheckpointError(f"{path}: its violations are not those of tau = {tau:g}", remedy=_RESTORE)
     return rows
+
+
+def _columns(path: Path, expected_sha256: str, names: tuple[str, ...]) -> dict[str, list[Any]]:
+    """The columns of a table whose bytes are those that were written."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"the certificate's table {path} cannot be read: {error.strerror}", remedy=_RESTORE
+        ) from error
+    found = sha256(data).hexdigest()
+    if found != expected_sha256:
+        raise CheckpointError(
+            f"the certificate's table {path} was changed: expected sha256 {expected_sha256}, found {found}",
+            remedy=_RESTORE,
+        )
+    try:
+        table: dict[str, list[Any]] = parquet.read_table(pyarrow.BufferReader(data)).to_pydict()
+    except (pyarrow.ArrowException, TypeError, ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is not a certificate's table", remedy=_RESTORE) from error
+    whole = tuple(table) == names and all(isinstance(name, str) for name in table["id"])
+    if not whole or any(not isinstance(label, int) for label in table["cluster"]):
+        raise CheckpointError(f"{path} is not a certificate's table", remedy=_RESTORE)
+    return table

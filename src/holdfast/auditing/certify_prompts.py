@@ -10,7 +10,8 @@ from typing import Any
 from holdfast.core.errors import DataError
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines, sha256_text
 from holdfast.data.examples import Example, as_chat, normalise, prompt_text, searchable_texts, uniform
-from holdfast.data.near_duplicates import clusters, matches
+from holdfast.data.near_duplicates import clusters
+from holdfast.data.prompts import read_prompts as prompts_alone
 from holdfast.data.sources import read_examples
 from holdfast.data.split_record import RECORD_NAME, load_record
 from holdfast.data.splits import require_unseen
@@ -74,6 +75,7 @@ def read_prompts(
     reading: Mapping[str, Any] | None = None,
     template: str = "chat",
     sequential: bool = False,
+    replies: bool = False,
 ) -> Prompts:
     """Read the prompts of a certificate.
 
@@ -82,28 +84,25 @@ def read_prompts(
         source: where given examples came from; bound by its content.
         reading: options of `read_examples`.
         template: `chat` turns prompt/completion rows into one user and one assistant turn; `none` leaves them.
-        sequential: keep the order of the file, and leave out prompts that nearly equal an earlier one.
+        sequential: keep the order of the file.
+        replies: the prompts are replied to: completions are not looked at, and the same prompt counts once.
 
     Raises:
         DataError: the source is missing, empty or malformed, or has a text example under a chat template.
     """
     if isinstance(safety, str):
-        source, found = safety, read_examples(safety, **dict(reading or {}))
+        source, found = safety, (prompts_alone if replies else read_examples)(safety, **dict(reading or {}))
     else:
         found = list(safety)
     if not found:
         raise DataError("there are no prompts to certify on", remedy="give the certify share a fraction above 0")
     first: dict[str, Example] = {}
     for example in found:
-        first.setdefault(example.id, example)
+        first.setdefault(prompt_text(example) if replies else example.id, example)
     unique = list(first.values())
-    if sequential:
-        near = matches([prompt_text(e) for e in unique], [prompt_text(e) for e in unique])
-        repeated = {second for first, second in near if first < second}
-        unique = [example for place, example in enumerate(unique) if place not in repeated]
-    else:
+    if not sequential:
         unique = sorted(unique, key=lambda example: example.id)
-    labels = list(range(len(unique))) if sequential else clusters([prompt_text(e) for e in unique])
+    labels = clusters([prompt_text(e) for e in unique])
     shaped = [as_chat(example) for example in unique] if template == "chat" else uniform(unique)
     return Prompts(shaped, labels, data_sha256(source, shaped))
 

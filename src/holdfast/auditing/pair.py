@@ -102,6 +102,7 @@ class Pair:
         mode: how they share weights.
         tokenizers: which tokenizer each side reads.
         asked_dtype: as asked for; `dtype` is what was found.
+        strength: of the adapter of `after`, once it was set.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Pair:
         self.tokenizers = tokenizers
         self.device = device
         self.asked_dtype: DType = dtype
+        self.strength: float | None = None
         self._trust = trust_remote_code
         self._models: dict[Name, Any] = {}
         self._found: dict[Name, str] = {}
@@ -240,6 +242,7 @@ class Pair:
         with torch.no_grad():
             for parameter, original in self._lora_b:
                 parameter.copy_(original * strength)
+        self.strength = strength
 
     def _model(self, name: Name) -> Any:
         """The model that carries a side, loaded if need be; one object for both sides unless there are two models."""

@@ -1,9 +1,10 @@
 """Verifying a certificate: everything in it is computed again from the files it names.
 
-Checked are its own bytes and hash, the table's, every figure and the verdict from the table, the content of both
-models, the safety data and the prompts' membership in it, a run's split record, tokenizer and template, and the ledger.
+Checked are its own bytes and hash, the table's, every figure, sentence and verdict from the table, the content of both
+models, the prompts and their membership in the data, a run's split record, stored replies and their classes, tokenizer
+and template, and the ledger. A certificate that lies in a run's folder must be of that run's model.
 What this cannot show is who issued it: whoever can change all files together can also write a certificate that fits
-them. The sha256 that was printed at issue, kept elsewhere and given as `expect`, closes that gap.
+them. The sha256 that was printed at issue, kept elsewhere and given as `expect`, or a signature (`key`) closes that gap.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from holdfast.auditing.certificate_table import read_rows
+from holdfast.auditing.certificate_spec import claimed_settings
+from holdfast.auditing.certificate_table import Table, read_stored
 from holdfast.auditing.certify_prompts import read_prompts
-from holdfast.auditing.question import claimed
-from holdfast.certification.assessment import Rows, Terms, assess
+from holdfast.auditing.stored_replies import require_replies
+from holdfast.certification.assessment import Terms
+from holdfast.certification.behaviour import Claimed
 from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger, default_ledger, split_sha256
 from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
+from holdfast.certification.sentence import assessed, named_statement
+from holdfast.certification.signing import verify_signature
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file
 from holdfast.data.encode import template_sha256, tokenizer_sha256
@@ -29,13 +34,14 @@ _ISSUE = "it is not what the certificate was issued for: restore it, or certify 
 
 
 def verify(
-    path: Path,
+    path: str | Path,
     *,
     before: str | Path | None = None,
     after: str | Path | None = None,
-    safety: str | None = None,
+    prompts: str | None = None,
     ledger: Path | None = None,
     expect: str | None = None,
+    key: Path | None = None,
     trust_remote_code: bool = False,
 ) -> CertificateRecord:
     """Recompute a certificate and everything it is bound to; returns it when all agrees.
@@ -44,9 +50,10 @@ def verify(
         path: the certificate, or the folder that holds it.
         before: where the model before is now, when it was moved; also tried as the base of an adapter.
         after: where the model after is now.
-        safety: where the safety data is now.
-        ledger: where the ledger of openings is now; beside the safety data otherwise.
+        prompts: where the prompts are now.
+        ledger: where the ledger of openings is now; beside the prompts otherwise.
         expect: the certificate's sha256 as it was printed at issue.
+        key: the public key, or a file of allowed signers, that the certificate must be signed with.
         trust_remote_code: let a tokenizer run its repository's code, where the certificate was issued with that; a
             certificate alone cannot ask for it.
 
@@ -54,39 +61,67 @@ def verify(
         CheckpointError: naming what differs or is missing.
         ConfigError: it was issued with code of the models' repositories, which was not allowed to run.
     """
+    path = Path(path).expanduser()
     path = path / FILE_NAME if path.is_dir() else path
     record = load_certificate(path)
     if expect is not None and record.sha256 != expect.strip().lower():
         raise CheckpointError(
             f"{path} has sha256 {record.sha256}, expected {expect}", remedy="this is another certificate than expected"
         )
+    if key is not None:
+        verify_signature(path, key)
     if record.settings["trust_remote_code"] and not trust_remote_code:
         raise ConfigError(
             f"{path} was issued with --trust-remote-code: to verify it, code of the models' repositories must run",
             remedy="add --trust-remote-code if you trust that code",
         )
-    rows = read_rows(path.parent / Path(record.places["table"]).name, record.tau, record.bound["table_sha256"])
-    require_figures(record, rows)
+    table = read_stored(record, path.parent)
+    require_figures(record, table)
+    require_replies(record, table, path.parent)
     forget_hashes()
+    in_front = model_of_run(path.parent)
     models = {"before": before or record.places["before"], "after": after or record.places["after"]}
     _require_models(record, models, moved=before)
-    _require_data(record, rows, safety or record.places["safety"])
+    if in_front is not None and after is None:
+        _require_in_front(record, in_front, moved=before)
+    _require_data(record, table, prompts or record.places["prompts"])
     _require_tokens(record, models, moved=before)
-    _require_opening(record, rows, _ledger_path(record, ledger, safety))
+    _require_opening(record, table, _ledger_path(record, ledger, prompts))
     return record
 
 
-def require_figures(record: CertificateRecord, rows: Rows) -> None:
+def model_of_run(folder: Path) -> Path | None:
+    """The model of the run whose folder (or whose safety set's folder) this is; None where it is no run's."""
+    for run in (folder, folder.parent):
+        if (run / "config.yaml").is_file():
+            return next((run / name for name in ("adapter", "model") if (run / name).is_dir()), None)
+    return None
+
+
+def _require_in_front(record: CertificateRecord, model: Path, *, moved: str | Path | None) -> None:
+    """A certificate copied into another run's folder says nothing about that run."""
+    stated = record.bound["after_sha256"] if record.strength is None else record.strength["original_sha256"]
+    found = _content(record, "after", model, moved)
+    if found != stated:
+        raise CheckpointError(
+            f"the certificate is of {record.models['after']} (sha256 {stated}), and the model of the run it lies in, "
+            f"{model}, has sha256 {found}",
+            remedy="a certificate speaks of one model: certify this one, or name the certified one with --after",
+        )
+
+
+def require_figures(record: CertificateRecord, table: Table) -> None:
     """Every figure, the statement and the verdict, from the table.
 
     Raises:
         CheckpointError: naming those that do not follow.
     """
     terms = Terms(
-        record.kind, record.tau, record.alpha, record.confidence, record.openings["declared"], record.pool, record.unit
-    )
+        record.kind, record.tau, record.alpha, record.confidence, record.openings["declared"], record.pool, record.unit,
+        drawn=record.drawn, max_weight=record.max_weight,
+    )  # fmt: skip
     try:
-        found = assess(rows, terms)
+        found = assessed(table, terms, claims_of(record))
     except CheckpointError:
         raise
     except (HoldfastError, ValueError, TypeError) as error:
@@ -95,12 +130,24 @@ def require_figures(record: CertificateRecord, rows: Rows) -> None:
         stated = record.strength or {}
         found["strength"] |= {key: stated.get(key) for key in ("original", "original_sha256")}
         found["strength"]["adapter"] = None if found["strength"]["chosen"] is None else record.places["after"]
+    if found["behaviour"] is not None and record.behaviour is not None:
+        found["behaviour"] = record.behaviour | found["behaviour"]
+    found["statement"] = named_statement(
+        found["statement"], record.by, record.models, record.bound, found["behaviour"]
+    )
     values = record.to_json()
     wrong = sorted(name for name in found if found[name] != values[name])
     if wrong:
         raise CheckpointError(f"the certificate's {', '.join(wrong)} do not follow from its table", remedy=_ISSUE)
     if record.bound["reference_sha256"] != record.bound["before_sha256"]:
         raise CheckpointError("the certificate's reference is not its model before", remedy=_ISSUE)
+    if record.bound["before_sha256"] == record.bound["after_sha256"]:
+        raise CheckpointError("the certificate compares a model with itself", remedy=_ISSUE)
+
+
+def claims_of(record: CertificateRecord) -> tuple[Claimed, ...]:
+    """What a behaviour certificate claims: refusals, and answers where it has a second claim."""
+    return (Claimed.REFUSALS,) if record.also is None else (Claimed.REFUSALS, Claimed.ANSWERS)
 
 
 def _content(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> str:
@@ -127,29 +174,31 @@ def _require_models(record: CertificateRecord, models: dict[str, Any], *, moved:
         _same(f"the adapter at full strength ({original})", stated, _content(record, "after", original, moved))
 
 
-def _require_data(record: CertificateRecord, rows: Rows, safety: str | None) -> None:
-    """The safety data, the prompts in it, and a run's record of the split."""
-    if safety is None:
+def _require_data(record: CertificateRecord, rows: Table, source: str | None) -> None:
+    """The prompts, their place in the data they came from, and a run's record of the split."""
+    if source is None:
         raise CheckpointError(
-            "the certificate names no safety data: it was issued on examples in memory",
-            remedy="name the file with --safety",
+            "the certificate names no file of prompts: it was issued on examples in memory",
+            remedy="name the file with --prompts",
         )
     ids = list(dict.fromkeys(rows.ids))
     _same("the set of prompts", record.bound["split_sha256"], split_sha256(ids))
     settings, sequential = record.settings, record.kind == "sequential"
+    shape: dict[str, Any] = {"template": settings["template"], "sequential": sequential}
+    shape["replies"] = record.by in ("behaviour", "harm")
     try:
-        every = read_prompts(safety, reading=settings["reading"], template=settings["template"], sequential=sequential)
+        every = read_prompts(source, reading=settings["reading"], **shape)
         known = {example.id: example for example in every.examples}
         measured = [known[name] for name in ids]
     except KeyError as error:
-        raise CheckpointError(f"the prompt {error} is not in {safety}", remedy=_ISSUE) from None
+        raise CheckpointError(f"the prompt {error} is not in {source}", remedy=_ISSUE) from None
     except (DataError, ConfigError, TypeError) as error:
         what = error.what if isinstance(error, HoldfastError) else "its settings are not those of holdfast"
         raise CheckpointError(
-            f"the safety data cannot be read as it was: {what}", remedy="name its place with --safety"
+            f"the prompts cannot be read as they were: {what}", remedy="name their place with --prompts"
         ) from error
-    found = read_prompts(measured, source=safety, template=settings["template"], sequential=sequential)
-    _same(f"the safety data {safety}", record.bound["data_sha256"], found.data_sha256)
+    found = read_prompts(measured, source=source, **shape)
+    _same(f"the data {source}", record.bound["data_sha256"], found.data_sha256)
     by_id = dict(zip(found.ids, zip(found.cluster, found.categories, strict=True), strict=True))
     stated = zip(rows.ids, rows.cluster.tolist(), rows.category, strict=True)
     if any(by_id[name] != (cluster, category) for name, cluster, category in stated):
@@ -195,21 +244,24 @@ def _tokenizer(record: CertificateRecord, side: str, ref: str | Path, moved: str
         return load_tokenizer(moved, trust_remote_code=trust)
 
 
-def _ledger_path(record: CertificateRecord, ledger: Path | None, safety: str | None) -> Path:
+def _ledger_path(record: CertificateRecord, ledger: Path | None, prompts: str | None) -> Path:
     if ledger is not None:
         return ledger
     stated = Path(record.openings["ledger"])
-    return default_ledger(safety) if safety is not None and not stated.is_file() else stated
+    return default_ledger(prompts) if prompts is not None and not stated.is_file() else stated
 
 
-def _require_opening(record: CertificateRecord, rows: Rows, ledger: Path) -> None:
+def _require_opening(record: CertificateRecord, rows: Table, ledger: Path) -> None:
     """The claim is the one that was entered, and it was declared."""
     after = record.bound["after_sha256"] if record.strength is None else record.strength["original_sha256"]
     categories = dict(zip(rows.ids, rows.category, strict=True)) if record.kind == "per_category" else None
     claim = Claim(
         before_sha256=record.bound["before_sha256"], after_sha256=after, unit=record.unit, tau=record.tau,
         alpha=record.alpha, first_k=record.first_k, confidence=record.confidence, kind=record.kind,
-        settings=claimed(record.settings, record.pool, categories),
+        settings=claimed_settings(
+            record.settings, pool=record.pool, drawn=record.drawn, max_weight=record.max_weight,
+            claims=claims_of(record), categories=categories,
+        ),
     )  # fmt: skip
     _same("the claim entered in the ledger", record.openings["claim"], claim.sha256)
     if not ledger.is_file():

@@ -2,7 +2,8 @@
 
 The file is canonical JSON and carries the sha256 of its own content, so that any changed byte is noticed. That binds
 the parts to one another; it is not a signature. Who can rewrite the whole file can also rewrite its hash: keep the
-sha256 that `holdfast certify` prints somewhere else, and hand it to `--verify --expect`.
+sha256 that `holdfast certify` prints somewhere else and hand it to `verify --expect`, or sign the file
+(`certify --sign`) and check it with `verify --key`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ from holdfast.core.errors import CheckpointError
 from holdfast.core.files import write_bytes
 from holdfast.core.hashing import sha256_json
 
-VERSION = 1
+VERSION = 2
 FILE_NAME = "certificate.json"
 TABLE_NAME = "certificate.parquet"
 KINDS = ("fixed", "finite_pool", "sequential", "per_category", "strength")
+# What is compared: the classes of replies, a judge's scores of replies, divergences, likelihoods, or two logs' scores.
+WAYS = ("behaviour", "harm", "kl", "likelihood", "log")
+UNITS = {
+    "behaviour": ("refusals",), "harm": ("on_policy",), "kl": ("kl_token",),
+    "likelihood": ("nll_token", "nll_sum", "nll_first"), "log": ("passes",),
+}  # fmt: skip
 _RESTORE = "restore the file from where it was issued, or certify again"
 
 # What each block must hold; more is refused, so that nothing rides along unverified.
@@ -29,9 +36,16 @@ _BLOCKS: dict[str, frozenset[str]] = {
     "openings": frozenset({"declared", "this", "ledger", "claim"}),
     "bound": frozenset({
         "data_sha256", "split_sha256", "table_sha256", "before_sha256", "after_sha256", "reference_sha256",
-        "tokenizer_sha256", "template_sha256", "splits_sha256",
+        "tokenizer_sha256", "template_sha256", "splits_sha256", "replies_sha256",
     }),
-    "places": frozenset({"before", "after", "safety", "table", "splits"}),
+    "places": frozenset({"before", "after", "prompts", "table", "splits"}),
+    "models": frozenset({"before", "after"}),
+    "rows": frozenset({"n", "regressions", "p_value", "upper_bound"}),
+    "groups": frozenset({"n", "regressions", "p_value", "upper_bound"}),
+    "behaviour": frozenset({
+        "prompts", "counted", "lost", "unclear", "flips", "asked_twice", "classes", "rules", "engine", "dtype",
+        "max_new_tokens", "longest",
+    }),
     "leakage": frozenset({"checked", "against", "prompts"}),
     "strength": frozenset({"chosen", "tested", "adapter", "original", "original_sha256"}),
     "settings": frozenset({
@@ -39,7 +53,8 @@ _BLOCKS: dict[str, frozenset[str]] = {
         "trust_remote_code",
     }),
 }  # fmt: skip
-_OPTIONAL = {"settings": frozenset({"judge"})}  # there exactly when the unit is on_policy
+_OPTIONAL = {"settings": frozenset({"judge", "replies", "log"})}  # there exactly when `by` is harm, behaviour or log
+_SETTING = {"harm": "judge", "behaviour": "replies", "log": "log"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +62,34 @@ class CertificateRecord:
     """The content of `certificate.json`.
 
     Attributes:
-        certified: the verdict.
-        statement: the claim and the verdict in one sentence.
+        by: what was compared, one of `WAYS`.
+        certified: the verdict, over `also` too.
+        statement: the models, the claim and the verdict in one sentence.
+        also: the second claim of a behaviour certificate (answers), with its own figures; null where there is none.
         kind: of the test, one of `KINDS`.
         level: the part of 1 - confidence that this opening may spend.
-        n: independent units: clusters of near-duplicate prompts (with a pool: its prompts).
-        examples: prompts measured.
+        n: units of the sentence: groups of near-duplicate prompts, or prompts where these were drawn one by one.
+        examples: prompts counted: all that were measured, by behaviour those that the model before refused.
         regressions: units with a degradation above tau; of a strength search, at the last strength tested.
+        drawn: `groups`, or `rows` where the user asserts that prompts were drawn one by one.
+        max_weight: the most that a group weighs; null unless declared.
+        groups, rows: counts and test over groups and over prompts.
         upper_bound: of the regressing share, at `level`.
         p_value: of the test; null for sequential, which has an e-value.
         certified_tau: the smallest tau that the same test certifies; null where it is not defined.
         sequential: the state of the e-process; null for other kinds.
+        behaviour: of replies: prompts asked, counted, lost, unclear and flipped, classes, rules and engine; null else.
+        models: the names of both models as they were given, in the sentence too.
         openings: the ledger's entry.
-        bound: sha256 of data, split, table, models, tokenizer and template.
+        bound: sha256 of data, split, table, replies, models, tokenizer and template.
         places: where these were; moved parts are named when verifying.
         settings: how prompts were read and models loaded.
     """
 
+    by: str
     certified: bool
     statement: str
+    also: dict[str, Any] | None
     kind: str
     alpha: float
     tau: float
@@ -81,9 +105,15 @@ class CertificateRecord:
     e_value: float | None
     certified_tau: float | None
     pool: int | None
+    drawn: str
+    max_weight: int | None
+    groups: dict[str, Any] | None
+    rows: dict[str, Any] | None
     categories: dict[str, Any] | None
     strength: dict[str, Any] | None
     sequential: dict[str, Any] | None
+    behaviour: dict[str, Any] | None
+    models: dict[str, Any]
     openings: dict[str, Any]
     bound: dict[str, Any]
     places: dict[str, Any]
@@ -179,8 +209,11 @@ def _misfits(value: Mapping[str, Any]) -> list[str]:
             known = keys | _OPTIONAL.get(name, frozenset())
             wrong += [f"{name}.{key}" for key in sorted((keys - set(block)) | (set(block) - known))]
             wrong += [f"{name}.{key}" for key in sorted(known & set(block)) if not _fits(key, block[key])]
-    if isinstance(value["settings"], dict) and ("judge" in value["settings"]) != (value["unit"] == "on_policy"):
-        wrong.append("settings.judge")
+    if not wrong:
+        extra = {name for name in _SETTING.values() if name in value["settings"]}
+        wrong += [f"settings.{name}" for name in sorted(extra ^ ({_SETTING.get(value["by"])} - {None}))]
+        wrong += [] if value["unit"] in UNITS[value["by"]] else ["unit"]
+        wrong += [] if (value["behaviour"] is None) == (value["by"] != "behaviour") else ["behaviour"]
     return wrong
 
 
@@ -220,14 +253,20 @@ def _or_null(kind: Any) -> Any:
 
 
 _INNER: dict[str, Any] = {
-    "declared": _whole, "this": _whole, "checked": _flag, "prompts": _whole, "against": _or_null(_text),
-    "splits_sha256": _or_null(_text), "splits": _or_null(_text), "safety": _or_null(_text), "chosen": _or_null(_number),
+    "declared": _whole, "this": _whole, "checked": _flag, "prompts": lambda value: value is None or _text(value) or _whole(value), "against": _or_null(_text),
+    "splits_sha256": _or_null(_text), "splits": _or_null(_text), "chosen": _or_null(_number),
+    "replies_sha256": _or_null(_object), "n": _whole, "regressions": _whole, "p_value": _or_null(_number),
+    "upper_bound": _number, "counted": _object, "lost": _object, "unclear": _whole, "flips": _object,
+    "asked_twice": _object, "classes": _object, "rules": _object, "max_new_tokens": _whole, "longest": _whole,
+    "replies": _object, "log": _object,
     "adapter": _or_null(_text), "tested": lambda value: isinstance(value, list), "reading": _object,
     "before_revision": _or_null(_text), "after_revision": _or_null(_text), "max_length": _or_null(_whole),
     "trust_remote_code": _flag, "judge": _judge,
 }  # fmt: skip
 _TYPES: dict[str, Any] = {
-    "certified": _flag, "statement": _text, "kind": KINDS.__contains__, "alpha": _number, "tau": _number,
+    "by": WAYS.__contains__, "certified": _flag, "statement": _text, "also": _or_null(_object),
+    "kind": KINDS.__contains__, "drawn": ("groups", "rows").__contains__, "max_weight": _or_null(_whole),
+    "groups": _or_null(_object), "rows": _or_null(_object), "behaviour": _or_null(_object), "models": _object, "alpha": _number, "tau": _number,
     "unit": _text, "first_k": _whole, "confidence": _number, "level": _number, "n": _whole, "examples": _whole,
     "regressions": _whole, "upper_bound": _number, "p_value": _or_null(_number), "e_value": _or_null(_number),
     "certified_tau": _or_null(_number), "pool": _or_null(_whole), "categories": _or_null(_object),

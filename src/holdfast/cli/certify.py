@@ -1,4 +1,4 @@
-"""`holdfast certify`: open a certify split, verify a certificate, or test bare counts; the exit code is the verdict."""
+"""`holdfast certify`: compare two models on prompts that nobody looked at; the exit code is the verdict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import column_mapping, given_options, option_name
+from holdfast.cli.options import given_options, option_name, settings_from
 from holdfast.cli.terminal import note, quiet_libraries, say, say_json
 from holdfast.core.errors import ConfigError, InfeasibleError
 from holdfast.core.files import require_writable
@@ -18,201 +18,195 @@ if TYPE_CHECKING:
     from holdfast.constraint.chance import ChanceConstraint
 
 INTERRUPTED = 130
+STEERING = ("kl", "likelihood")
+SETTINGS = {
+    "tau": float, "unit": str, "first_k": int, "allow_tau_below_noise": bool, "max_new_tokens": int, "template": str,
+    "tokenizer": str, "max_length": int, "dtype": str, "device": str, "before_revision": str, "after_revision": str,
+    "split": str, "subset": str, "revision": str,
+}  # fmt: skip
+"""What `--set` knows; columns are set by `columns.prompt=NAME` and the like."""
+_LIMIT = ("tau", "unit", "first_k", "allow_tau_below_noise")
+_READING = ("split", "subset", "revision")
+_SETUP = ("template", "tokenizer", "max_length", "dtype", "device", "before_revision", "after_revision")
 _Flag = typer.Option
-_Tau = Annotated[
-    float | None,
-    _Flag(help="The largest acceptable degradation: nats of --unit, with --judge a probability. [default: 0.1]"),
-]
-_Alpha = Annotated[float | None, _Flag(help="The share of prompts that may exceed it. [default: 0.05]")]
-_Unit = Annotated[str | None, _Flag(help="nll_token, nll_sum, nll_first or kl_token. [default: nll_token]")]
-_Openings = Annotated[int | None, _Flag(help="How often these prompts may ever be opened; declared once. [default: 1]")]
-_Columns = Annotated[list[str] | None, _Flag("--columns", help="ours=theirs, e.g. prompt=question; may be repeated.")]
-_TrainData = Annotated[list[str] | None, _Flag("--train-data", help="Training data the prompts must not be in.")]
-_Tokenizer = Annotated[str, _Flag(help="Whose tokenizer reads the data: same, before, after or own.")]
-_Strength = Annotated[bool, _Flag("--strength", help="Find the largest adapter strength that certifies, and write it.")]
-_Pool = Annotated[int | None, _Flag(help="The prompts are a sample from a known list of this size.")]
+_By = Annotated[str, _Flag(help="What is compared: behaviour, kl or likelihood (the last two are steering figures).")]
+_Also = Annotated[list[str] | None, _Flag(help="answers: claim the same for prompts that the model before answered.")]
 _Judge = Annotated[
     str | None,
-    _Flag(
-        help="Count replies that it finds worse, not likelihoods that fell: NAME, NAME:option=value,... or the folder "
-        "of a trained judge; `holdfast ls judges`."
-    ),
+    _Flag(help="Count replies that this judge finds more harmful: NAME, NAME:option=value,... or a judge's folder."),
 ]
-_Noise = Annotated[bool, _Flag("--allow-tau-below-noise", help="Accept a tau inside the numerical noise.")]
-_Trust = Annotated[bool, _Flag("--trust-remote-code", help="Run the repositories' code; needs pinned revisions.")]
+_Drawn = Annotated[str, _Flag(help="groups of near-duplicates, or rows: you assert that prompts were drawn one by one.")]
+_Weight = Annotated[int | None, _Flag(help="Claim a share of prompts, a group of near-duplicates weighing at most this.")]
+_Strength = Annotated[bool, _Flag("--strength", help="Find the largest adapter strength that certifies, and write it.")]
+_Set = Annotated[
+    list[str] | None,
+    _Flag("--set", help="KEY=VALUE, repeatable: " + ", ".join([*SETTINGS, "columns.prompt=NAME"]) + "."),
+]
 
 
 def certify(
     context: typer.Context,
     run: Annotated[Path | None, typer.Argument(help="A finished run's folder.", metavar="[RUN]")] = None,
-    before: Annotated[str | None, _Flag(help="Model before: hub id, folder, adapter or embedded.")] = None,
+    before: Annotated[str | None, _Flag(help="Model before: hub id, folder, adapter; or an evaluation log.")] = None,
     after: Annotated[str | None, _Flag(help="Model after: the same.")] = None,
-    safety: Annotated[str | None, _Flag(help="Certify prompts: a file or hub data set.")] = None,
-    tau: _Tau = None,
-    alpha: _Alpha = None,
-    unit: _Unit = None,
-    first_k: Annotated[int | None, _Flag(help="Tokens that nll_first looks at. [default: 8]")] = None,
-    confidence: Annotated[float, _Flag(help="1 - delta, over all openings together.")] = 0.95,
-    openings: _Openings = None,
-    pool: _Pool = None,
-    anytime: Annotated[bool, _Flag("--anytime", help="Prompts arrive in sequence; the file may grow.")] = False,
-    per_category: Annotated[bool, _Flag("--per-category", help="Certify every category, with Holm.")] = False,
-    strength: _Strength = False,
-    train_data: _TrainData = None,
-    output: Annotated[Path | None, _Flag(help="Folder for the certificate. [default: the run, or certificate]")] = None,
-    ledger: Annotated[Path | None, _Flag(help="File of the openings. [default: beside the safety file]")] = None,
-    columns: _Columns = None,
-    template: Annotated[str, _Flag(help="chat, or none for plain text.")] = "chat",
-    tokenizer: _Tokenizer = "same",
-    max_length: Annotated[int | None, _Flag(help="Tokens after which an example is cut.")] = None,
-    dtype: Annotated[str, _Flag(help="auto, bfloat16 or float32.")] = "auto",
-    device: Annotated[str | None, _Flag(help="cuda, cpu, ... [default: a GPU where there is one]")] = None,
-    before_revision: Annotated[str | None, _Flag(help="Commit, tag or branch of a hub id.")] = None,
-    after_revision: Annotated[str | None, _Flag(help="Commit, tag or branch of a hub id.")] = None,
-    safety_revision: Annotated[str | None, _Flag(help="Of a hub data set.")] = None,
-    split: Annotated[str | None, _Flag(help="Of a hub data set.")] = None,
-    subset: Annotated[str | None, _Flag(help="Of a hub data set.")] = None,
+    prompts: Annotated[str | None, _Flag(help="Prompts that nobody looked at: a file or hub data set.")] = None,
+    by: _By = "behaviour",
+    also: _Also = None,
     judge: _Judge = None,
-    max_new_tokens: Annotated[int, _Flag(help="Length of the longest reply that is judged.")] = 128,
-    allow_tau_below_noise: _Noise = False,
-    trust_remote_code: _Trust = False,
-    verify: Annotated[Path | None, _Flag("--verify", help="Recompute this certificate.json and all it names.")] = None,
-    expect: Annotated[str | None, _Flag(help="With --verify: the sha256 printed at issue, of the content.")] = None,
-    regressions: Annotated[int | None, _Flag(help="With --n: test a bare count.")] = None,
-    n: Annotated[int | None, _Flag("--n", help="With --regressions: prompts measured.")] = None,
+    score: Annotated[str | None, _Flag(help="Of two evaluation logs: the score that counts.")] = None,
+    alpha: Annotated[float | None, _Flag(help="The share that may be lost. [default: 0.05]")] = None,
+    confidence: Annotated[float, _Flag(help="1 - delta, over all openings together.")] = 0.95,
+    drawn: _Drawn = "groups",
+    max_weight: _Weight = None,
+    per_category: Annotated[bool, _Flag("--per-category", help="Certify every category, with Holm.")] = False,
+    pool: Annotated[int | None, _Flag(help="The prompts are a sample from a known list of this size.")] = None,
+    anytime: Annotated[bool, _Flag("--anytime", help="Prompts arrive in sequence; the file may grow.")] = False,
+    strength: _Strength = False,
+    openings: Annotated[int | None, _Flag(help="How often these prompts may ever be opened. [default: 1]")] = None,
+    train_data: Annotated[list[str] | None, _Flag(help="Training data the prompts must not be in.")] = None,
+    output: Annotated[Path | None, _Flag(help="Folder for the certificate. [default: the run, or certificate]")] = None,
+    ledger: Annotated[Path | None, _Flag(help="File of the openings. [default: beside the prompts]")] = None,
+    sign: Annotated[Path | None, _Flag(help="Sign the certificate with this OpenSSH ed25519 key.")] = None,
+    settings: _Set = None,
+    trust_remote_code: Annotated[
+        bool, _Flag("--trust-remote-code", help="Run the repositories' code; needs pinned revisions.")
+    ] = False,
     json: Annotated[bool, _Flag("--json", help="Print the certificate as JSON.")] = False,
 ) -> None:
-    """Certify that at most alpha of prompts like these degrade by more than tau. Exit code 0: certified, 4: not.
+    """Certify that at most alpha of what the model before refused is no longer refused. Exit code 0: certified, 4: not.
 
     \b
     Example: a gate in CI for a model that someone else trained
-      holdfast certify --before base-model --after their-adapter --safety held-out.jsonl \\
+      holdfast certify --before base-model --after their-adapter --prompts held-out.jsonl \\
         --train-data train.jsonl --output evidence && deploy their-adapter
-      holdfast certify --verify evidence/certificate.json --expect SHA256   # 6: something was changed
+      holdfast verify evidence --expect SHA256        # 6: something was changed
     \b
     Further examples:
       holdfast certify runs/first
-      holdfast certify --before A --after B --safety F --strength
-      holdfast certify --regressions 3 --n 200
+      holdfast certify --before A --after B --prompts F --also answers --sign ~/.ssh/id_ed25519
+      holdfast certify --before A --after B --prompts F --by kl --set tau=0.05
+      holdfast certify --before before.eval --after after.eval --score includes
     """
     values = dict(context.params)
-    _WAYS[_way(given_options(context))](values)
-
-
-def _way(given: set[str]) -> str:
-    """Which of the four uses is meant; an option of another use is refused."""
-    way = next((name for name in ("verify", "regressions", "run") if name in given), "before")
-    if way == "before" and "n" in given:
-        way = "regressions"
-    if strange := sorted(given - _OPTIONS[way]):
-        raise ConfigError(
-            f"{', '.join(map(option_name, strange))} cannot be given together with {option_name(way)}",
-            remedy="holdfast certify --help shows the uses; a run's own settings are those of its run file",
-        )
-    without = _UNJUDGED if "judge" in given else _JUDGED if way == "run" else _JUDGED - {"tau"}
-    if strange := sorted(given & without & _OPTIONS[way]):
-        wrongly = "with" if "judge" in given else "without"
-        raise ConfigError(
-            f"{', '.join(map(option_name, strange))} cannot be given {wrongly} --judge",
-            remedy="with --judge replies are compared, otherwise likelihoods; holdfast certify --help",
-        )
-    if missing := [name for name in _NEEDED[way] if name not in given]:
-        raise ConfigError(f"{', '.join(map(option_name, missing))} must be given", remedy="holdfast certify --help")
-    return way
-
-
-def _counts(values: dict[str, Any]) -> None:
-    from holdfast.certification.certificate import certify as test
-
-    options = {name: values[name] for name in ("alpha", "openings", "pool") if values[name] is not None}
-    made = test(values["regressions"], values["n"], confidence=values["confidence"], **options)
-    if values["json"]:
-        say_json(made.to_json())
+    given = given_options(context)
+    values["given"] = settings_from(settings, SETTINGS)
+    kind = _kind(values)
+    if "run" in given:
+        _refuse_strange(given, {"run"}, _OWN)
+        records = _of_run(values, kind)
+    elif _is_log(before) or _is_log(after) or "score" in given:
+        _refuse_strange(given, {"before", "after"}, _NOT_OF_LOGS)
+        records = _of_logs(values, kind)
     else:
-        say(made.statement())
-    _finish(made.certified)
+        _refuse_strange(given, {"before", "after", "prompts"}, set())
+        records = _of_pair(values, kind)
+    _show(records, values)
 
 
-def _verify(values: dict[str, Any]) -> None:
-    from holdfast.auditing.verify import verify as recompute
-
-    quiet_libraries()
-    moved = {name: values[name] for name in ("before", "after", "safety", "ledger", "expect", "trust_remote_code")}
-    record = recompute(values["verify"], **moved)
-    if values["json"]:
-        say_json(record.to_json())
-    else:
-        say(f"verified: {_unchanged(values['expect'])}. {record.statement}")
-    _finish(record.certified)
+_OWN = {"before", "after", "prompts", "train_data", "openings", "score", "alpha"}  # a run brings these itself
+_NOT_OF_LOGS = {"prompts", "by", "also", "judge", "pool", "anytime", "strength", "train_data", "trust_remote_code"}
 
 
-def _unchanged(expect: str | None) -> str:
-    if expect is not None:
-        return "nothing was changed"
-    return "all files agree with one another; only --expect with the sha256 from issue shows that it is the one issued"
+def _refuse_strange(given: set[str], needed: set[str], excluded: set[str]) -> None:
+    what = "a run" if "run" in needed else "evaluation logs"
+    if strange := sorted(given & excluded):
+        raise ConfigError(
+            f"{', '.join(map(option_name, strange))} cannot be given together with {what}, which settles that itself",
+            remedy="declare openings in the run file (safety: openings:) before the first opening; "
+            "other prompts or models: --before MODEL --after ADAPTER --prompts FILE",
+        )
+    if missing := sorted(needed - given):
+        raise ConfigError(
+            f"{', '.join(map(option_name, missing))} must be given",
+            remedy="holdfast certify --before MODEL --after ADAPTER --prompts FILE, or holdfast certify RUN",
+        )
 
 
-def _pair(values: dict[str, Any]) -> None:
-    from holdfast.auditing.question import Setup
+def _kind(values: dict[str, Any]) -> str:
+    kinds = {"anytime": "sequential", "per_category": "per_category", "strength": "strength", "pool": "finite_pool"}
+    asked = [kind for name, kind in kinds.items() if values[name]]
+    if len(asked) > 1:
+        raise ConfigError(f"one certificate cannot be {' and '.join(asked)} at once", remedy="choose one of them")
+    return asked[0] if asked else "fixed"
+
+
+def _is_log(ref: str | None) -> bool:
+    from holdfast.evaluation.logs import is_log
+
+    return ref is not None and is_log(Path(ref))
+
+
+def _limit(values: dict[str, Any], alpha: float | None) -> ChanceConstraint:
     from holdfast.constraint.chance import ChanceConstraint
 
-    names = ("tau", "alpha", "unit", "first_k")
-    limit = ChanceConstraint(
-        **{name: values[name] for name in names if values[name] is not None},
-        allow_tau_below_noise=values["allow_tau_below_noise"],
-    )
-    reading = {"columns": column_mapping(values["columns"]), "revision": values["safety_revision"]}
-    reading |= {name: values[name] for name in ("split", "subset")}
-    shared = ("template", "tokenizer", "max_length", "dtype", "device", "before_revision", "after_revision")
+    given = {name: values["given"][name] for name in _LIMIT if name in values["given"]}
+    if values["by"] not in STEERING and (strange := set(given) - ({"tau"} if values["judge"] else set())):
+        raise ConfigError(
+            f"--set {', '.join(sorted(strange))}: a certificate by behaviour has no such limit",
+            remedy="leave it out, or certify --by likelihood or kl",
+        )
+    return ChanceConstraint(**given, **({} if alpha is None else {"alpha": alpha}))
+
+
+def _of_pair(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, CertificateRecord]]:
+    from holdfast.auditing.certificate_spec import Setup
+
+    given = values["given"]
+    reading = {name: given[name] for name in _READING if name in given}
+    reading |= {"columns": given["columns"]} if "columns" in given else {}
     setup = Setup(
-        **{name: values[name] for name in (*shared, "trust_remote_code")},
-        reading={name: value for name, value in reading.items() if value is not None},
+        **{name: given[name] for name in _SETUP if name in given},
+        reading=reading,
+        trust_remote_code=values["trust_remote_code"],
     )
     place = values["output"] or Path("certificate")
     record = _opened(
-        values, values["before"], values["after"], values["safety"], limit,
-        output=place, openings=values["openings"],
-        train_data=values["train_data"] or (), setup=setup,
+        values, values["before"], values["after"], values["prompts"], _limit(values, values["alpha"]),
+        kind=kind, output=place, openings=values["openings"], train_data=values["train_data"] or (), setup=setup,
     )  # fmt: skip
-    _show({"": record}, {"": place}, values)
+    return {"": (place, record)}
 
 
-def _run(values: dict[str, Any]) -> None:
+def _of_run(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, CertificateRecord]]:
+    from dataclasses import replace
+
+    from holdfast.auditing.certificate_spec import Setup
     from holdfast.auditing.certify_prompts import Leakage
-    from holdfast.auditing.question import Setup
     from holdfast.config import load_config
     from holdfast.data.split_record import RECORD_NAME
     from holdfast.finished import finished_sets
 
     sets, config = finished_sets(values["run"]), load_config(values["run"] / "config.yaml")
-    records, places = {}, {}
+    allowed = {"device", "max_new_tokens", "dtype"} | ({"tau"} if values["judge"] else set())
+    if strange := sorted(set(values["given"]) - allowed):
+        raise ConfigError(f"--set {', '.join(strange)}: a run's own settings hold", remedy="leave it out")
+    found = {}
     for one in sets:
         block = config.safety[one.name].model_dump()
         reading = {name: block[name] for name in ("columns", "split", "subset", "limit", "revision") if block[name]}
         setup = Setup(
-            template=one.template, max_length=one.max_length, dtype=one.dtype, device=values["device"],
-            before_revision=one.revision, tokenizer="after", reading=reading,
+            template=one.template, max_length=one.max_length, dtype=values["given"].get("dtype", one.dtype),
+            device=values["given"].get("device"), before_revision=one.revision, tokenizer="after", reading=reading,
             trust_remote_code=values["trust_remote_code"],
         )  # fmt: skip
-        place = one.folder if values["output"] is None else values["output"] / (one.name if len(sets) > 1 else "")
         name = one.name if len(sets) > 1 else ""
-        places[name] = place
+        place = one.folder if values["output"] is None else values["output"] / name
         # Reading a finished run refuses certify prompts that its task data holds, so that search was made.
         searched = Leakage(checked=True, against=f"the task data of {values['run']}", prompts=len(one.split.certify))
-        limit = one.constraint if values["judge"] is None else _judged_limit(one.constraint.alpha, values["tau"])
-        records[name] = _opened(
-            values, one.before, one.after, one.split.certify, limit, output=place, openings=one.openings,
+        steering = values["by"] in STEERING
+        limit = one.constraint if steering else replace(_limit(values, one.constraint.alpha), buffer=0.0)
+        if steering and (one.constraint.unit == "kl_token") != (values["by"] == "kl"):
+            raise ConfigError(
+                f"the run limits {one.constraint.unit}, which is not --by {values['by']}",
+                remedy=f"certify --by {'kl' if one.constraint.unit == 'kl_token' else 'likelihood'}, or by behaviour",
+            )
+        record = _opened(
+            values, one.before, one.after, one.split.certify, limit, kind=kind, output=place, openings=one.openings,
             source=one.source, splits=one.folder / RECORD_NAME, leakage=searched, setup=setup,
             notes=_several(len(sets), values["confidence"]),
         )  # fmt: skip
-    _show(records, places, values)
-
-
-def _judged_limit(alpha: float, tau: float | None) -> ChanceConstraint:
-    """The limit of a run for replies: its alpha, and a tau of its own, since the run's is in nats."""
-    from holdfast.constraint.chance import ChanceConstraint
-
-    return ChanceConstraint(alpha=alpha) if tau is None else ChanceConstraint(alpha=alpha, tau=tau)
+        found[name] = (place, record)
+    return found
 
 
 def _several(sets: int, confidence: float) -> list[str]:
@@ -224,66 +218,83 @@ def _several(sets: int, confidence: float) -> list[str]:
     ]
 
 
+def _of_logs(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, CertificateRecord]]:
+    from holdfast.auditing.log_certificate import certify_logs
+
+    place = values["output"] or Path("certificate")
+    require_writable(place)
+    record = certify_logs(
+        Path(values["before"]), Path(values["after"]), output=place, score=values["score"], kind=kind,
+        alpha=values["alpha"] if values["alpha"] is not None else 0.05, confidence=values["confidence"],
+        drawn=values["drawn"], max_weight=values["max_weight"], openings=values["openings"], ledger=values["ledger"],
+    )  # fmt: skip
+    return {"": (place, record)}
+
+
 def _opened(values: dict[str, Any], *question: Any, **options: Any) -> CertificateRecord:
     from holdfast.auditing.opening import open_certify
     from holdfast.cli.counting import FORWARD, show_count
 
     quiet_libraries()
-    kinds = {"anytime": "sequential", "per_category": "per_category", "strength": "strength", "pool": "finite_pool"}
-    asked = [kind for name, kind in kinds.items() if values[name]]
-    if len(asked) > 1:
-        raise ConfigError(f"one certificate cannot be {' and '.join(asked)} at once", remedy="choose one of them")
-    options |= {name: values[name] for name in ("confidence", "pool", "ledger", "judge", "max_new_tokens")}
+    options |= {name: values[name] for name in ("confidence", "pool", "ledger", "judge", "by", "drawn", "max_weight")}
+    options |= {"also": values["also"] or ()}
+    options |= {"max_new_tokens": values["given"]["max_new_tokens"]} if "max_new_tokens" in values["given"] else {}
     require_writable(options["output"])  # an opening must not be spent on a certificate that cannot be kept
+    steering = values["by"] in STEERING and values["judge"] is None
     try:
-        with show_count("measured", FORWARD if values["judge"] is None else "replies") as progress:
-            return open_certify(*question, kind=asked[0] if asked else "fixed", progress=progress, **options)
+        with show_count("measured" if steering else "asked", FORWARD if steering else "replies") as progress:
+            return open_certify(*question, progress=progress, **options)
     except KeyboardInterrupt as error:
-        note("interrupted: the opening stays entered, and the same command continues it")
+        note("interrupted: what was asked and opened stays, and the same command continues it")
         raise typer.Exit(INTERRUPTED) from error
 
 
-def _show(records: dict[str, CertificateRecord], places: dict[str, Path], values: dict[str, Any]) -> None:
+def _show(records: dict[str, tuple[Path, CertificateRecord]], values: dict[str, Any]) -> None:
     """The verdict and where it lies; nothing of the single prompts."""
-    from holdfast.certification.record import FILE_NAME
-
-    certified = all(record.certified for record in records.values())
+    certified = all(record.certified for _, record in records.values())
+    for place, _ in records.values():
+        _sign(place, values["sign"])
     if values["json"] and "" in records:
-        say_json(records[""].to_json())
+        say_json(records[""][1].to_json())
     elif values["json"]:
-        say_json({"certified": certified, "sets": {name: record.to_json() for name, record in records.items()}})
+        sets = {name: record.to_json() for name, (_, record) in records.items()}
+        say_json({"certified": certified, "sets": sets})
     else:
-        for name, record in records.items():
-            say(f"{name}: {record.statement}" if name else record.statement)
-            entry = record.openings
-            say(f"  opening {entry['this']} of {entry['declared']}, issued {record.made}")
-            file = places[name] / FILE_NAME
-            say(f"  written to {file} (sha256 {record.sha256})")
-            say(f"  check it with: holdfast certify --verify {quote(str(file))} --expect {record.sha256}")
-            if record.strength is not None and record.strength["adapter"] is not None:
-                say(f"  adapter: {record.strength['adapter']}")
-    _finish(certified)
-
-
-def _finish(certified: bool) -> None:
+        for name, (place, record) in records.items():
+            _show_one(name, place, record)
     if not certified:
         raise typer.Exit(InfeasibleError.exit_code)
 
 
-_WAYS = {"verify": _verify, "regressions": _counts, "run": _run, "before": _pair}
-_NEEDED = {"verify": ("verify",), "regressions": ("regressions", "n"), "run": ("run",)}
-_NEEDED["before"] = ("before", "after", "safety")
-_JUDGED = {"max_new_tokens", "tau"}  # of replies; two models have a tau of likelihoods too
-_UNJUDGED = {"unit", "first_k", "max_length", "allow_tau_below_noise"}
-_OPTIONS = {
-    "verify": {"verify", "expect", "before", "after", "safety", "ledger", "trust_remote_code", "json"},
-    "regressions": {"regressions", "n", "alpha", "confidence", "openings", "pool", "json"},
-    "run": {"run", "confidence", "pool", "per_category", "strength", "output", "ledger", "device", "trust_remote_code",
-            "json", "judge", "max_new_tokens", "tau"},
-    "before": {
-        "before", "after", "safety", "tau", "alpha", "unit", "first_k", "confidence", "openings", "pool", "anytime",
-        "per_category", "strength", "train_data", "output", "ledger", "columns", "template", "tokenizer", "max_length",
-        "dtype", "device", "before_revision", "after_revision", "safety_revision", "split", "subset",
-        "allow_tau_below_noise", "trust_remote_code", "json", "judge", "max_new_tokens",
-    },
-}  # fmt: skip
+def _sign(place: Path, key: Path | None) -> None:
+    if key is not None:
+        from holdfast.certification.record import FILE_NAME
+        from holdfast.certification.signing import sign
+
+        note(f"signed: {sign(place / FILE_NAME, key)}")
+
+
+def _show_one(name: str, place: Path, record: CertificateRecord) -> None:
+    from holdfast.certification.record import FILE_NAME
+
+    say(f"{name}: {record.statement}" if name else record.statement)
+    if record.behaviour is not None:
+        seen, counted, lost = record.behaviour, record.behaviour["counted"], record.behaviour["lost"]
+        for unit in counted:
+            verb = {"refusals": "refused", "answers": "answered"}[unit]
+            say(f"  {verb} before: {counted[unit]} of {seen['prompts']} prompts, lost: {lost[unit]}")
+    entry = record.openings
+    say(f"  opening {entry['this']} of {entry['declared']}, issued {record.made}")
+    file = place / FILE_NAME
+    say(f"  written to {file} (sha256 {record.sha256})")
+    say(f"  check it with: holdfast verify {quote(str(file))} --expect {record.sha256}")
+    if record.strength is not None and record.strength["adapter"] is not None:
+        say(f"  adapter: {record.strength['adapter']}")
+    say(f"  {verdict(record)}")
+
+
+def verdict(record: CertificateRecord) -> str:
+    """What follows for whoever decides: only behaviour says deploy."""
+    if record.by in STEERING:
+        return "verdict: none. Certify by behaviour (leave out --by) before you deploy."
+    return "verdict: deploy" if record.certified else "verdict: do not deploy"

@@ -22,11 +22,13 @@ from holdfast.cli.evaluate import evaluate
 from holdfast.cli.init import init
 from holdfast.cli.judge import judge
 from holdfast.cli.ls import ls
+from holdfast.cli.old_spellings import require_new_spelling
 from holdfast.cli.plan import plan
 from holdfast.cli.report import report
 from holdfast.cli.study import study
 from holdfast.cli.terminal import refuse, say
 from holdfast.cli.train import train
+from holdfast.cli.verify import verify
 from holdfast.core.errors import HoldfastError, ResourceError
 
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -45,6 +47,7 @@ app.command()(check)
 app.command()(train)
 app.command()(audit)
 app.command()(certify)
+app.command()(verify)
 app.command()(evaluate)
 app.command()(report)
 app.command()(plan)
@@ -85,6 +88,7 @@ def main() -> None:
     Any other exception is a bug and keeps its traceback (exit code 1).
     """
     try:
+        require_new_spelling(sys.argv[1:])
         app()
     except HoldfastError as error:
         refuse(error)

@@ -196,6 +196,23 @@ def replies(
     return [store[example.id] for example in examples]
 
 
+def read_replies(path: Path) -> dict[str, Reply]:
+    """The replies of a finished store by id, whatever made them.
+
+    Raises:
+        CheckpointError: it is no reply store, or a line is damaged.
+    """
+    try:
+        first, *lines = path.read_bytes().splitlines()
+        header = json.loads(first)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as replies", remedy=_ELSEWHERE) from error
+    found = [_reply(line) for line in lines]
+    if not isinstance(header, dict) or header.get("kind") != KIND or None in found:
+        raise CheckpointError(f"{path} is no file of replies, or is damaged", remedy=_ELSEWHERE)
+    return {reply.id: reply for reply in found if reply is not None}
+
+
 def _json_line(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, sort_keys=True, allow_nan=False) + "\n").encode("ascii")
 

@@ -1,0 +1,175 @@
+"""Asking both models of a pair the same prompts: greedy replies, stored as they are made, so that a killed run goes on.
+
+A reply that ends before its class is certain (cut at `max_new_tokens` while it refuses, or cannot be sorted) is asked
+for once more at four times the length. What is then still cut is unsorted: nobody saw how it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.auditing.measure import Progress
+from holdfast.auditing.pair import Name, Pair
+from holdfast.certification.behaviour import UNSORTED, Claimed
+from holdfast.constraint.completion import deterministic
+from holdfast.core.hashing import sha256_file
+from holdfast.data.examples import Example
+from holdfast.evaluation.engines import BATCH_SIZE, open_engine
+from holdfast.evaluation.prompts import prompt_ids, require_room, require_sizes
+from holdfast.evaluation.reply import Reply
+from holdfast.evaluation.reply_classes import sort_reply
+from holdfast.evaluation.store import replies
+
+FOLDER = "replies"
+LONGER = 4
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How replies are made.
+
+    Attributes:
+        max_new_tokens: length of the longest reply at first.
+        template: `chat` puts plain prompts into a user turn, `none` leaves them as they are.
+        batch_size: prompts decoded together at most.
+    """
+
+    max_new_tokens: int = 128
+    template: str = "chat"
+    batch_size: int = BATCH_SIZE
+
+    def __post_init__(self) -> None:
+        require_sizes(max_new_tokens=self.max_new_tokens, batch_size=self.batch_size)
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest reply that is asked for again."""
+        return LONGER * self.max_new_tokens
+
+
+class Asked:
+    """The replies of a pair to prompts, kept in a folder.
+
+    Args:
+        pair: the two models.
+        examples: with a prompt each; completions are not looked at.
+        how: they are asked.
+        folder: of the stored replies, for their owner alone.
+        progress: called with (done, total) over `passes` passes.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        examples: Sequence[Example],
+        how: Asking,
+        folder: Path,
+        *,
+        passes: int,
+        progress: Progress | None = None,
+    ) -> None:
+        self.pair, self.examples, self.how, self.folder = pair, list(examples), how, folder
+        self.engine = ""
+        self._passes, self._progress, self._finished = passes, progress, 0
+
+    def require_room(self, name: Name) -> None:
+        """Refuse prompts that are too long for their replies, while nothing is spent."""
+        with self._side(name) as (model, tokenizer):
+            prompts = prompt_ids(tokenizer, self.examples, self._template)
+            require_room(model, self.examples, prompts, self.how.max_new_tokens)
+
+    def replies(self, name: Name) -> list[Reply]:
+        """One reply a prompt, in order, as long as `max_new_tokens` allows."""
+        with self._side(name) as (model, tokenizer):
+            return self._pass(name, name, model, tokenizer, self.how.batch_size)
+
+    def classes(self, name: Name, *, again: bool = False) -> list[str]:
+        """The class of every reply, in order; `again` asks in other batches and stores apart."""
+        stored = "again" if again else name
+        size = _other_batches(self.how.batch_size, len(self.examples)) if again else self.how.batch_size
+        with self._side(name) as (model, tokenizer):
+            first = self._pass(name, stored, model, tokenizer, size)
+            undecided = [i for i, reply in enumerate(first) if _undecided(reply)]
+            longer = self._longer(name, stored, model, tokenizer, size, undecided)
+        return [class_of(longer.get(i, reply)) for i, reply in enumerate(first)]
+
+    def stored(self) -> dict[str, str]:
+        """sha256 of every file of replies."""
+        return {path.name: sha256_file(path) for path in sorted(self.folder.glob("*.jsonl"))}
+
+    @property
+    def _template(self) -> Any:
+        return self.how.template
+
+    @contextmanager
+    def _side(self, name: Name) -> Iterator[tuple[Any, Any]]:
+        pair = self.pair
+        tokenizer = pair.tokenizer_before if name == "before" else pair.tokenizer_after
+        keep = pair.together
+        with pair.on(name) as model, deterministic(model):
+            yield model, tokenizer
+        if not keep:
+            del model  # or it would still be held while the other one is loaded
+            pair.release(name)
+
+    def _pass(self, name: Name, stored: str, model: Any, tokenizer: Any, size: int) -> list[Reply]:
+        found = self._ask(name, stored, model, tokenizer, size, self.examples, self.how.max_new_tokens)
+        self._finished += len(self.examples)
+        return found
+
+    def _longer(
+        self, name: Name, stored: str, model: Any, tokenizer: Any, size: int, places: Sequence[int]
+    ) -> dict[int, Reply]:
+        """Longer replies by place; none where the model's positions leave no room for longer ones."""
+        chosen = [self.examples[i] for i in places]
+        if not chosen:
+            return {}
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        widest = max(map(len, prompt_ids(tokenizer, chosen, self._template)))
+        length = self.how.longest if positions is None else min(self.how.longest, positions - widest)
+        if length <= self.how.max_new_tokens:
+            return {}
+        found = self._ask(name, f"{stored}.longer", model, tokenizer, size, chosen, length)
+        return dict(zip(places, found, strict=True))
+
+    def _ask(
+        self, name: Name, stored: str, model: Any, tokenizer: Any, size: int, examples: list[Example], length: int
+    ) -> list[Reply]:
+        engine = open_engine("auto", model=model, tokenizer=tokenizer, batch_size=size, template=self._template)
+        self.engine = engine.name
+        side = self.pair.before if name == "before" else self.pair.after
+        strength = self.pair.strength if name == "after" else None
+        stored = stored if strength is None else f"{stored}-strength-{strength:g}"
+        header = {
+            "model_sha256": side.sha256, "tokenizer_sha256": self.pair.tokenizers.tokenizer_sha256,
+            "template_sha256": self.pair.tokenizers.template_sha256, "template": self.how.template,
+            "dtype": self.pair.asked_dtype, "device": self.pair.device.type, "batch_size": size,
+            "strength": strength,
+        }  # fmt: skip
+        tell = self._telling() if examples is self.examples else None
+        return replies(
+            self.folder / f"{stored}.jsonl", header, examples, engine, max_new_tokens=length, progress=tell
+        )
+
+    def _telling(self) -> Callable[[int], None] | None:
+        progress, before, total = self._progress, self._finished, self._passes * len(self.examples)
+        return None if progress is None else lambda done: progress(before + done, total)
+
+
+def _other_batches(size: int, prompts: int) -> int:
+    """A batch size that puts prompts beside others, so that rounding has its say."""
+    return max(1, 3 * size // 4) if prompts > size else max(1, (prompts + 1) // 2)
+
+
+def _undecided(reply: Reply) -> bool:
+    return reply.truncated and sort_reply(reply.text, truncated=True).kind != Claimed.ANSWERS
+
+
+def class_of(reply: Reply) -> str:
+    """The class of a reply; a refusal that nobody saw the end of may have given in, so it is unsorted."""
+    found = sort_reply(reply.text, truncated=reply.truncated).kind
+    return UNSORTED if reply.truncated and found == Claimed.REFUSALS else str(found)

@@ -1,0 +1,45 @@
+"""The sentence of a certificate: both models by name and content, the claim and its verdict, and what it rests on.
+
+Certifying and verifying both call these functions, so that what is verified is what was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.certification.assessment import Rows, Terms, assess
+from holdfast.certification.behaviour import Classes, Claimed, assess_classes
+
+SHOWN = 12  # digits of a sha256
+
+
+def assessed(table: Rows | Classes, terms: Terms, claims: Sequence[Claimed]) -> dict[str, Any]:
+    """The fields of a certificate that follow from its table."""
+    if isinstance(table, Classes):
+        return assess_classes(table, terms, claims)
+    return assess(table, terms) | {"also": None, "behaviour": None}
+
+
+def named_statement(
+    statement: str, by: str, models: Mapping[str, str], bound: Mapping[str, Any], behaviour: Mapping[str, Any] | None
+) -> str:
+    """`statement` with the two models in front of it and the way they were compared behind it."""
+    after, before = (f"{models[side]} [{bound[f'{side}_sha256'][:SHOWN]}]" for side in ("after", "before"))
+    return f"{after} compared with {before}: {statement} {compared(by, behaviour)}"
+
+
+def compared(by: str, behaviour: Mapping[str, Any] | None) -> str:
+    """How the models were compared, and what that leaves open."""
+    if by == "behaviour" and behaviour is not None:
+        rules = behaviour["rules"]
+        return (
+            f"Greedy replies of at most {behaviour['max_new_tokens']} tokens, {behaviour['engine']} in "
+            f"{behaviour['dtype']}, sorted by {rules['name']} revision {rules['revision']}; "
+            f"{behaviour['unclear']} of {behaviour['prompts']} prompts unclear."
+        )
+    if by == "harm":
+        return "Greedy replies, as the judge sees them."
+    if by == "log":
+        return "As two evaluation logs say; the models were not seen."
+    return "A steering figure: what the models write was not looked at, and a model can keep this and stop refusing."

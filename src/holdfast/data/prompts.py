@@ -1,0 +1,66 @@
+"""Prompts to be replied to: rows of a data file of which only the prompt matters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+from holdfast.core.errors import DataError
+from holdfast.data.examples import Example, make_example, prompt_text
+from holdfast.data.rows import (
+    CATEGORY,
+    MissingColumnsError,
+    Problems,
+    RowError,
+    check_columns,
+    example_from_row,
+    missing_columns_error,
+)
+from holdfast.data.sources import open_rows
+
+
+def read_prompts(
+    source: str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    split: str | None = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    revision: str | None = None,
+) -> list[Example]:
+    """Read the prompts of a file or hub data set, each once; a completion may be there and is not looked at.
+
+    Arguments and errors as for `holdfast.data.sources.read_examples`.
+    """
+    wanted = check_columns(columns)
+    rows = open_rows(source, split=split, subset=subset, revision=revision)
+    problems = Problems(rows.name)
+    found: dict[str, Example] = {}
+    with closing(rows.read(problems)) as read:
+        for where, row in islice(read, limit):
+            try:
+                example = _example(row, wanted, where)
+            except MissingColumnsError:
+                raise missing_columns_error(where, row, wanted) from None
+            except RowError as error:
+                problems.add(where, str(error))
+                continue
+            found.setdefault(prompt_text(example), example)
+    problems.raise_if_any()
+    if not found:
+        raise DataError(f"{rows.name} holds no prompts", remedy="give a file with a prompt column")
+    return list(found.values())
+
+
+def _example(row: Any, columns: Mapping[str, str], where: str) -> Example:
+    """The row as an example; one with a prompt alone has an empty completion."""
+    try:
+        return example_from_row(row, columns, where)
+    except MissingColumnsError:
+        prompt = row.get(columns.get("prompt", "prompt"))
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise
+        category = row.get(columns.get(CATEGORY, CATEGORY))
+        return make_example(prompt, "", where, category if isinstance(category, str) else None)
