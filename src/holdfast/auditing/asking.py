@@ -166,10 +166,10 @@ def _other_batches(size: int, prompts: int) -> int:
 
 
 def _undecided(reply: Reply) -> bool:
-    return reply.truncated and sort_reply(reply.text, truncated=True).kind != Claimed.ANSWERS
+    return reply.truncated and sort_reply(reply.text, truncated=True).reply_class != Claimed.ANSWERS
 
 
 def class_of(reply: Reply) -> str:
     """The class of a reply; a refusal that nobody saw the end of may have given in, so it is unsorted."""
-    found = sort_reply(reply.text, truncated=reply.truncated).kind
+    found = sort_reply(reply.text, truncated=reply.truncated).reply_class
     return UNSORTED if reply.truncated and found == Claimed.REFUSALS else str(found)

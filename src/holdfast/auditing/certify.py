@@ -13,7 +13,7 @@ from holdfast.certification.record import CertificateRecord
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError
 from holdfast.data.examples import Example, make_example
-from holdfast.data.sources import examples_from_rows
+from holdfast.data.prompts import prompts_in_memory
 from holdfast.evaluation.judge import JudgeSpec
 
 Prompts = str | Path | Sequence[str | Mapping[str, Any]]
@@ -102,4 +102,4 @@ def certify(
 def _examples(prompts: Sequence[str | Mapping[str, Any]]) -> list[Example]:
     texts = [make_example(text, "", f"prompt {i}") for i, text in enumerate(prompts) if isinstance(text, str)]
     rows = [row for row in prompts if not isinstance(row, str)]
-    return [*texts, *(examples_from_rows(rows) if rows else [])]
+    return [*texts, *(prompts_in_memory(rows) if rows else [])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -18,7 +18,7 @@ from holdfast.data.rows import (
     example_from_row,
     missing_columns_error,
 )
-from holdfast.data.sources import open_rows
+from holdfast.data.sources import RowSource, open_rows, rows_in_memory
 
 
 def read_prompts(
@@ -34,8 +34,16 @@ def read_prompts(
 
     Arguments and errors as for `holdfast.data.sources.read_examples`.
     """
+    return _read(open_rows(source, split=split, subset=subset, revision=revision), columns, limit)
+
+
+def prompts_in_memory(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
+    """The same for rows in memory."""
+    return _read(rows_in_memory(rows, "prompts"), None, None)
+
+
+def _read(rows: RowSource, columns: Mapping[str, str] | None, limit: int | None) -> list[Example]:
     wanted = check_columns(columns)
-    rows = open_rows(source, split=split, subset=subset, revision=revision)
     problems = Problems(rows.name)
     found: dict[str, Example] = {}
     with closing(rows.read(problems)) as read:
