@@ -103,6 +103,7 @@ HOMES = {
     "pydantic": {"holdfast.config", "holdfast.study"},
     "ray": {"holdfast.study"},
     "vllm": {"holdfast.evaluation"},
+    "cryptography": {"holdfast.certification.signing", "holdfast.certification.allowed_signers"},
 }
 MAX_FILE, MAX_FUNCTION = 350, 60
 
