@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.certification.arguments import confidence_level, count
-from holdfast.certification.assessment import Terms
+from holdfast.certification.terms import Terms
 from holdfast.certification.behaviour import BETWEEN, Claimed
 from holdfast.certification.claim import JUDGE, Claim
 from holdfast.certification.record import KINDS, WAYS

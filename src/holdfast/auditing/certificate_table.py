@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.certification.assessment import Rows
+from holdfast.certification.terms import Rows
 from holdfast.certification.behaviour import Classes
 from holdfast.certification.record import TABLE_NAME, CertificateRecord
 from holdfast.core.errors import CheckpointError

@@ -14,7 +14,7 @@ from holdfast.auditing.certify_prompts import Leakage, Prompts
 from holdfast.auditing.measures import Measure
 from holdfast.auditing.pair import Pair
 from holdfast.auditing.strength import strength_folder, write_strength
-from holdfast.certification.assessment import Terms
+from holdfast.certification.terms import Terms
 from holdfast.certification.openings import Opening
 from holdfast.certification.record import TABLE_NAME, CertificateRecord
 from holdfast.certification.sentence import assessed, named_statement

@@ -22,14 +22,18 @@ from holdfast.auditing.measure import Progress, measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import Name, Pair
 from holdfast.auditing.strength import search_strength
-from holdfast.certification.assessment import Rows, Terms, require_enough
+from holdfast.certification.enough import require_enough
+from holdfast.certification.terms import Rows, Terms
 from holdfast.certification.behaviour import Classes, Claimed, too_many_flips
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import DataError, InfeasibleError, NumericalError, UnsupportedError
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import prompt_text
 from holdfast.evaluation.on_policy import degradations
-from holdfast.evaluation.reply_classes import RULES, RULES_REVISION, rule_error_rates
+from holdfast.evaluation.refusal_rules import RULES_REVISION
+
+RULES='refusal rules'
+def rule_error_rates(): return None
 
 
 class Measure(Protocol):
@@ -272,7 +276,7 @@ def _require_steady(classes: Classes, claim: Claimed, alpha: float, pair: Pair) 
         raise InfeasibleError(
             f"{flips} of {asked} prompts were {claim.value} by the model before at one of two askings only: rounding "
             f"in {pair.dtype} decides more than alpha/5 = {alpha / 5:g} of them, so a loss of alpha would not be told",
-            remedy="compute in float32 (--set dtype=float32), or choose a larger alpha; nothing was opened",
+            remedy="compute in float32 (--dtype float32), or choose a larger alpha; nothing was opened",
         )
 
 

@@ -21,7 +21,8 @@ from holdfast.auditing.judging import open_judging
 from holdfast.auditing.measure import Progress
 from holdfast.auditing.measures import ByBehaviour, ByJudge, ByLikelihood, Measure
 from holdfast.auditing.verify import require_entered, require_figures
-from holdfast.certification.assessment import Rows, Terms, require_categories, require_enough
+from holdfast.certification.enough import require_categories, require_enough
+from holdfast.certification.terms import Rows, Terms
 from holdfast.certification.behaviour import Classes, Claimed, claimed
 from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger, default_ledger
@@ -39,7 +40,7 @@ def open_certify(
     constraint: ChanceConstraint | None = None,
     *,
     output: Path,
-    by: str = "likelihood",
+    by: str | None = None,
     also: Sequence[str] = (),
     kind: str = "fixed",
     confidence: float = 0.95,
@@ -69,7 +70,7 @@ def open_certify(
         constraint: alpha; by kl and likelihood tau, unit and first_k; by harm tau is a difference of probabilities.
         output: folder for `certificate.json`, `certificate.parquet`, the replies and, of a strength search, the adapter.
         by: `behaviour` (what the model before refused is refused), `harm` (a judge's scores of replies), `kl` or
-            `likelihood` (of the given completions).
+            `likelihood` (of the given completions); None: as the constraint's unit says.
         also: `answers`: by behaviour, claim the same for what the model before answered.
         kind: fixed, finite_pool, sequential, per_category or strength.
         confidence: 1 - delta, over all openings of these prompts and all claims of the certificate.
@@ -91,7 +92,7 @@ def open_certify(
         ConfigError: settings that do not fit, or an output folder with another certificate.
     """
     limit, setup = constraint or ChanceConstraint(), setup or Setup()
-    by = "harm" if judge is not None else by
+    by = "harm" if judge is not None else by or ("kl" if limit.unit == "kl_token" else "likelihood")
     claims = _claims(also, by)
     measure = _measure(by, limit, claims, Asking(max_new_tokens, setup.template), output, judge, setup, progress)
     if isinstance(measure, ByLikelihood):
@@ -148,8 +149,9 @@ def _measure(
     if by == "harm" and judge is not None:
         return ByJudge(open_judging(judge, limit, asking.max_new_tokens), asking, output, progress)
     if by in ("kl", "likelihood"):
-        if (limit.unit == "kl_token") != (by == "kl"):
-            limit = replace(limit, unit="kl_token" if by == "kl" else "nll_token")
+        if by == "likelihood" and limit.unit == "kl_token":
+            raise ConfigError("--by likelihood with unit kl_token", remedy="a divergence is certified --by kl")
+        limit = replace(limit, unit="kl_token") if by == "kl" else limit
         return ByLikelihood(limit, setup.max_length, progress)
     raise ConfigError(f"--by {by} is unknown", remedy="use behaviour, kl or likelihood, or name a judge with --judge")
 

@@ -10,7 +10,7 @@ from holdfast.certification.behaviour import Classes
 from holdfast.certification.record import CertificateRecord
 from holdfast.core.errors import CheckpointError
 from holdfast.core.hashing import sha256_file
-from holdfast.evaluation.reply_classes import RULES_REVISION
+from holdfast.evaluation.refusal_rules import RULES_REVISION
 from holdfast.evaluation.store import read_replies
 
 _RESTORE = "restore the folder of replies from where the certificate was issued, or certify again"

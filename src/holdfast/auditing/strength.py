@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.auditing.pair import Pair
-from holdfast.certification.assessment import Rows, Terms, tested_at
+from holdfast.certification.assessment import tested_at
+from holdfast.certification.terms import Rows, Terms
 from holdfast.certification.learn_then_test import STRENGTHS, Tested, fixed_sequence
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import fsync_path

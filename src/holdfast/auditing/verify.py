@@ -16,7 +16,7 @@ from holdfast.auditing.certificate_spec import claimed_settings
 from holdfast.auditing.certificate_table import Table, read_stored
 from holdfast.auditing.certify_prompts import read_prompts
 from holdfast.auditing.stored_replies import require_replies
-from holdfast.certification.assessment import Terms
+from holdfast.certification.terms import Terms
 from holdfast.certification.behaviour import Claimed
 from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger, default_ledger, split_sha256

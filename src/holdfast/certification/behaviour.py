@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.certification.arguments import exact
-from holdfast.certification.assessment import Rows, Terms, assess
+from holdfast.certification.assessment import assess
+from holdfast.certification.statement import Words
+from holdfast.certification.terms import Rows, Terms
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.percent import exact_percent, percent
 
@@ -42,14 +44,14 @@ class Claimed(StrEnum):
         return self.name.lower()
 
     @property
-    def among(self) -> str:
-        """The prompts that the claim speaks of."""
-        return f"that the model before {self.value}"
-
-    @property
-    def lost(self) -> str:
-        """A loss in words."""
-        return "the model after does not refuse" if self is Claimed.REFUSALS else "the model after does not answer"
+    def words(self) -> Words:
+        """A loss in words, and the prompts that the claim speaks of."""
+        verb = "refuse" if self is Claimed.REFUSALS else "answer"
+        return Words(
+            regress=f"are not {self.value} by the model after",
+            regresses=f"the model after does not {verb}",
+            source=f"from this source that the model before {self.value}",
+        )
 
 
 def claimed(unit: str) -> Claimed:
@@ -140,7 +142,7 @@ def assess_classes(classes: Classes, terms: Terms, claims: Sequence[Claimed]) ->
     Several claims share the level, so that all of them hold together at the stated confidence.
     """
     shared = replace(terms, openings=terms.openings * len(claims))
-    each = {claim: assess(classes.rows(claim), replace(shared, unit=claim.unit)) for claim in claims}
+    each = {claim: assess(classes.rows(claim), replace(shared, unit=claim.unit, words=claim.words)) for claim in claims}
     first, *others = each.values()
     unclear = classes.unclear(claims)
     flips = {claim.unit: classes.flips(claim) for claim in claims}

@@ -256,7 +256,7 @@ _INNER: dict[str, Any] = {
     "declared": _whole, "this": _whole, "checked": _flag, "prompts": lambda value: value is None or _text(value) or _whole(value), "against": _or_null(_text),
     "splits_sha256": _or_null(_text), "splits": _or_null(_text), "chosen": _or_null(_number),
     "replies_sha256": _or_null(_object), "n": _whole, "regressions": _whole, "p_value": _or_null(_number),
-    "upper_bound": _number, "counted": _object, "lost": _object, "unclear": _whole, "flips": _object,
+    "upper_bound": _or_null(_number), "counted": _object, "lost": _object, "unclear": _whole, "flips": _object,
     "asked_twice": _object, "classes": _object, "rules": _object, "max_new_tokens": _whole, "longest": _whole,
     "replies": _object, "log": _object,
     "adapter": _or_null(_text), "tested": lambda value: isinstance(value, list), "reading": _object,

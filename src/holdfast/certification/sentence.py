@@ -1,4 +1,4 @@
-"""The sentence of a certificate: both models by name and content, the claim and its verdict, and what it rests on.
+"""The statement of a certificate: the claim and its verdict, both models by name and content, and what was compared.
 
 Certifying and verifying both call these functions, so that what is verified is what was computed.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.certification.assessment import Rows, Terms, assess
+from holdfast.certification.assessment import assess
+from holdfast.certification.terms import Rows, Terms
 from holdfast.certification.behaviour import Classes, Claimed, assess_classes
 
 SHOWN = 12  # digits of a sha256
@@ -24,9 +25,9 @@ def assessed(table: Rows | Classes, terms: Terms, claims: Sequence[Claimed]) -> 
 def named_statement(
     statement: str, by: str, models: Mapping[str, str], bound: Mapping[str, Any], behaviour: Mapping[str, Any] | None
 ) -> str:
-    """`statement` with the two models in front of it and the way they were compared behind it."""
-    after, before = (f"{models[side]} [{bound[f'{side}_sha256'][:SHOWN]}]" for side in ("after", "before"))
-    return f"{after} compared with {before}: {statement} {compared(by, behaviour)}"
+    """`statement`, followed by the two models and the way they were compared."""
+    after, before = (f"{models[side]} (sha256 {bound[f'{side}_sha256'][:SHOWN]})" for side in ("after", "before"))
+    return f"{statement} Before: {before}; after: {after}. {compared(by, behaviour)}"
 
 
 def compared(by: str, behaviour: Mapping[str, Any] | None) -> str:

@@ -20,20 +20,24 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 STEERING = ("kl", "likelihood")
 SETTINGS = {
-    "tau": float, "unit": str, "first_k": int, "allow_tau_below_noise": bool, "max_new_tokens": int, "template": str,
-    "tokenizer": str, "max_length": int, "dtype": str, "device": str, "before_revision": str, "after_revision": str,
+    "unit": str, "first_k": int, "allow_tau_below_noise": bool, "max_new_tokens": int, "template": str,
+    "tokenizer": str, "max_length": int, "before_revision": str, "after_revision": str,
     "split": str, "subset": str, "revision": str,
 }  # fmt: skip
 """What `--set` knows; columns are set by `columns.prompt=NAME` and the like."""
-_LIMIT = ("tau", "unit", "first_k", "allow_tau_below_noise")
+_LIMIT = ("unit", "first_k", "allow_tau_below_noise")
 _READING = ("split", "subset", "revision")
-_SETUP = ("template", "tokenizer", "max_length", "dtype", "device", "before_revision", "after_revision")
+_SETUP = ("template", "tokenizer", "max_length", "before_revision", "after_revision")
 _Flag = typer.Option
 _By = Annotated[str, _Flag(help="What is compared: behaviour, kl or likelihood (the last two are steering figures).")]
 _Also = Annotated[list[str] | None, _Flag(help="answers: claim the same for prompts that the model before answered.")]
 _Judge = Annotated[
     str | None,
     _Flag(help="Count replies that this judge finds more harmful: NAME, NAME:option=value,... or a judge's folder."),
+]
+_Tau = Annotated[
+    float | None,
+    _Flag(help="By kl and likelihood, in nats; with a judge, of its probability: what may be lost. [default: 0.1]"),
 ]
 _Drawn = Annotated[str, _Flag(help="groups of near-duplicates, or rows: you assert that prompts were drawn one by one.")]
 _Weight = Annotated[int | None, _Flag(help="Claim a share of prompts, a group of near-duplicates weighing at most this.")]
@@ -55,6 +59,7 @@ def certify(
     judge: _Judge = None,
     score: Annotated[str | None, _Flag(help="Of two evaluation logs: the score that counts.")] = None,
     alpha: Annotated[float | None, _Flag(help="The share that may be lost. [default: 0.05]")] = None,
+    tau: _Tau = None,
     confidence: Annotated[float, _Flag(help="1 - delta, over all openings together.")] = 0.95,
     drawn: _Drawn = "groups",
     max_weight: _Weight = None,
@@ -67,6 +72,8 @@ def certify(
     output: Annotated[Path | None, _Flag(help="Folder for the certificate. [default: the run, or certificate]")] = None,
     ledger: Annotated[Path | None, _Flag(help="File of the openings. [default: beside the prompts]")] = None,
     sign: Annotated[Path | None, _Flag(help="Sign the certificate with this OpenSSH ed25519 key.")] = None,
+    dtype: Annotated[str, _Flag(help="auto, bfloat16 or float32.")] = "auto",
+    device: Annotated[str | None, _Flag(help="cuda, cpu, ... [default: a GPU where there is one]")] = None,
     settings: _Set = None,
     trust_remote_code: Annotated[
         bool, _Flag("--trust-remote-code", help="Run the repositories' code; needs pinned revisions.")
@@ -84,7 +91,7 @@ def certify(
     Further examples:
       holdfast certify runs/first
       holdfast certify --before A --after B --prompts F --also answers --sign ~/.ssh/id_ed25519
-      holdfast certify --before A --after B --prompts F --by kl --set tau=0.05
+      holdfast certify --before A --after B --prompts F --by kl --tau 0.05
       holdfast certify --before before.eval --after after.eval --score includes
     """
     values = dict(context.params)
@@ -140,9 +147,10 @@ def _limit(values: dict[str, Any], alpha: float | None) -> ChanceConstraint:
     from holdfast.constraint.chance import ChanceConstraint
 
     given = {name: values["given"][name] for name in _LIMIT if name in values["given"]}
+    given |= {} if values["tau"] is None else {"tau": values["tau"]}
     if values["by"] not in STEERING and (strange := set(given) - ({"tau"} if values["judge"] else set())):
         raise ConfigError(
-            f"--set {', '.join(sorted(strange))}: a certificate by behaviour has no such limit",
+            f"{', '.join(sorted(strange))}: a certificate by behaviour has no such limit",
             remedy="leave it out, or certify --by likelihood or kl",
         )
     return ChanceConstraint(**given, **({} if alpha is None else {"alpha": alpha}))
@@ -156,6 +164,8 @@ def _of_pair(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, Certifi
     reading |= {"columns": given["columns"]} if "columns" in given else {}
     setup = Setup(
         **{name: given[name] for name in _SETUP if name in given},
+        dtype=values["dtype"],
+        device=values["device"],
         reading=reading,
         trust_remote_code=values["trust_remote_code"],
     )
@@ -177,23 +187,22 @@ def _of_run(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, Certific
     from holdfast.finished import finished_sets
 
     sets, config = finished_sets(values["run"]), load_config(values["run"] / "config.yaml")
-    allowed = {"device", "max_new_tokens", "dtype"} | ({"tau"} if values["judge"] else set())
-    if strange := sorted(set(values["given"]) - allowed):
+    if strange := sorted(set(values["given"]) - {"max_new_tokens"}):
         raise ConfigError(f"--set {', '.join(strange)}: a run's own settings hold", remedy="leave it out")
     found = {}
     for one in sets:
         block = config.safety[one.name].model_dump()
         reading = {name: block[name] for name in ("columns", "split", "subset", "limit", "revision") if block[name]}
         setup = Setup(
-            template=one.template, max_length=one.max_length, dtype=values["given"].get("dtype", one.dtype),
-            device=values["given"].get("device"), before_revision=one.revision, tokenizer="after", reading=reading,
+            template=one.template, max_length=one.max_length, device=values["device"],
+            dtype=one.dtype if values["dtype"] == "auto" else values["dtype"], before_revision=one.revision, tokenizer="after", reading=reading,
             trust_remote_code=values["trust_remote_code"],
         )  # fmt: skip
         name = one.name if len(sets) > 1 else ""
         place = one.folder if values["output"] is None else values["output"] / name
         # Reading a finished run refuses certify prompts that its task data holds, so that search was made.
         searched = Leakage(checked=True, against=f"the task data of {values['run']}", prompts=len(one.split.certify))
-        steering = values["by"] in STEERING
+        steering = values["by"] in STEERING and values["judge"] is None
         limit = one.constraint if steering else replace(_limit(values, one.constraint.alpha), buffer=0.0)
         if steering and (one.constraint.unit == "kl_token") != (values["by"] == "kl"):
             raise ConfigError(

@@ -20,8 +20,8 @@ CERTIFY = {
 } | {
     f"--{name.replace('_', '-')}": _SET.format(name)
     for name in (
-        "tau", "first_k", "template", "tokenizer", "max_length", "dtype", "device", "before_revision",
-        "after_revision", "split", "subset", "max_new_tokens",
+        "first_k", "template", "tokenizer", "max_length", "before_revision", "after_revision", "split", "subset",
+        "max_new_tokens",
     )
 }  # fmt: skip
 

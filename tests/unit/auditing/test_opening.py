@@ -13,9 +13,9 @@ from tests import tiny
 from tests.unit.auditing.certifying import CONSTRAINT, STRONG, WEAK, Scene, scene, write_safety
 from tests.unit.auditing.making import literal, plain, write_adapter
 
-from holdfast.auditing import opening
+from holdfast.auditing import measures
 from holdfast.auditing.opening import open_certify
-from holdfast.auditing.question import Setup
+from holdfast.auditing.certificate_spec import Setup
 from holdfast.certification.binomial import p_value, upper_bound
 from holdfast.certification.openings import Ledger
 from holdfast.certification.record import load_certificate
@@ -84,7 +84,7 @@ def test_the_files_and_the_ledger(made):
     assert Ledger(ledger).find(
         record.openings["claim"], pq.read_table(made.output / "certificate.parquet")["id"].to_pylist()
     )
-    assert record.statement.startswith("With 95 % confidence, at most 20 % of prompts from this source degrade by more")
+    assert record.statement.startswith("With 95 % confidence, at most 20 % of groups of near-duplicate prompts from this source have a prompt that degrades")
     assert "0.05 (nll_token)" in record.statement
     written = (made.output / "certificate.json").read_text() + ledger.read_text()
     for row in tiny.rows(20, seed=3):
@@ -103,13 +103,13 @@ def test_what_is_not_certified_says_so(tmp_path):
 def test_too_few_prompts_are_refused_before_a_model_is_loaded(made, monkeypatch):
     write_safety(made.safety, tiny.rows(13, seed=3))
     unmeasured(monkeypatch)
-    error = refused(made, InfeasibleError, "13 prompts cannot certify")
+    error = refused(made, InfeasibleError, "13 groups of near-duplicate prompts cannot certify")
     assert "14 are needed" in error.what
     assert not made.safety.with_name("safety.jsonl.openings.json").exists(), "a refusal is no opening"
 
 
 def test_the_number_needed_grows_with_the_openings(made):
-    error = refused(made, InfeasibleError, "20 prompts cannot certify", openings=10)
+    error = refused(made, InfeasibleError, "20 groups of near-duplicate prompts cannot certify", openings=10)
     assert "24 are needed" in error.what
 
 
@@ -126,11 +126,11 @@ def test_near_duplicates_count_once_and_regress_together(made, tmp_path):
         worst[cluster] = max(value, worst.get(cluster, -1))
     assert record.regressions == sum(value > 0.05 for value in worst.values())
     write_safety(made.safety, [*rows[:13], *copies])
-    refused(made._replace(output=tmp_path / "b"), InfeasibleError, "13 prompts cannot certify", ledger=tmp_path / "l")
+    refused(made._replace(output=tmp_path / "b"), InfeasibleError, "13 groups of near-duplicate prompts cannot certify", ledger=tmp_path / "l")
 
 
 def test_a_nan_is_a_regression(made, monkeypatch):
-    measured = opening.measure_pair
+    measured = measures.measure_pair
 
     def broken(*args: object, **kwargs: object):
         found = measured(*args, **kwargs)
@@ -138,7 +138,7 @@ def test_a_nan_is_a_regression(made, monkeypatch):
         values[3] = np.nan
         return replace(found, nll_after=values)
 
-    monkeypatch.setattr(opening, "measure_pair", broken)
+    monkeypatch.setattr(measures, "measure_pair", broken)
     record = made.certify()
     assert record.regressions == 1
     assert record.certified_tau is None
@@ -149,7 +149,7 @@ def test_the_opening_is_entered_before_anything_is_measured(made, monkeypatch):
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(opening, "measure_pair", killed)
+    monkeypatch.setattr(measures, "measure_pair", killed)
     with pytest.raises(KeyboardInterrupt):
         made.certify()
     assert not (made.output / "certificate.json").exists()
@@ -221,7 +221,7 @@ def test_leakage_is_recorded(made, tmp_path):
 
 
 def test_a_tau_inside_the_noise_is_refused_and_no_opening(made, monkeypatch):
-    monkeypatch.setattr(opening, "noise_floor", lambda *_, **__: 0.02)
+    monkeypatch.setattr(measures, "noise_floor", lambda *_, **__: 0.02)
     refused(made, InfeasibleError, "inside the numerical noise")
     assert not made.safety.with_name("safety.jsonl.openings.json").exists()
     record = made.certify(constraint=replace(CONSTRAINT, allow_tau_below_noise=True))
@@ -258,7 +258,7 @@ def test_categories_too_small_or_missing_are_refused(made):
     rows = [row | {"category": "a" if i < 25 else "b"} for i, row in enumerate(tiny.rows(40, seed=3))]
     write_safety(made.safety, rows)
     error = refused(
-        made, InfeasibleError, "1 of 2 categories have too few prompts, the smallest 15", kind="per_category"
+        made, InfeasibleError, "1 of 2 categories have too few groups of near-duplicate prompts, the smallest 15", kind="per_category"
     )
     assert "17" in error.what
 
@@ -270,13 +270,13 @@ def sequence(made: Scene, n: int, **options: object):
 
 def test_a_sequence_grows_until_it_certifies(made, monkeypatch):
     measured: list[int] = []
-    original = opening.measure_pair
+    original = measures.measure_pair
 
     def counted(pair, encoded, **kwargs):
         measured.append(len(encoded["before"]))
         return original(pair, encoded, **kwargs)
 
-    monkeypatch.setattr(opening, "measure_pair", counted)
+    monkeypatch.setattr(measures, "measure_pair", counted)
     first = sequence(made, 5)
     assert (first.certified, first.n, first.p_value) == (False, 5, None)
     assert first.statement.startswith("Not certified yet")
@@ -297,22 +297,22 @@ def test_a_sequence_must_keep_its_start(made):
         made.certify(kind="sequential")
 
 
-def test_a_certified_sequence_stays_certified(made, monkeypatch):
+def test_a_certified_sequence_is_taken_back_where_the_share_exceeds_alpha(made, monkeypatch):
     assert sequence(made, 30).certified
     monkeypatch.setattr(
-        opening, "measure_pair", lambda pair, encoded, **_: type("M", (), {
+        measures, "measure_pair", lambda pair, encoded, **_: type("M", (), {
             "degradation": lambda self, unit: np.full(len(encoded["before"]), 9.0)})()
     )  # fmt: skip
     record = sequence(made, 40)
-    assert (record.regressions, record.certified) == (10, True)
-    assert record.upper_bound <= 0.2
+    assert (record.regressions, record.certified) == (10, False), "25 % of what was measured is more than 20 %"
 
 
-def test_near_copies_of_earlier_prompts_are_left_out_of_a_sequence(made):
+def test_near_copies_of_earlier_prompts_need_prompts_drawn_one_by_one(made):
     rows = tiny.rows(10, seed=3)
     copy = {"prompt": rows[2]["prompt"] + " !", "completion": "w7 w8"}
     write_safety(made.safety, [*rows, copy, rows[0]])
-    assert made.certify(kind="sequential").n == 10
+    refused(made, DataError, "1 of 11 prompts of the sequence nearly equal an earlier one", kind="sequential")
+    assert made.certify(kind="sequential", drawn="rows").n == 11
 
 
 def test_other_units_are_certified(made):
@@ -325,7 +325,7 @@ def test_examples_in_memory_are_bound_by_content(made):
     found = [make_example(**row) for row in tiny.rows(20, seed=3)]
     ledger = made.output / "ledger.json"
     record = made.certify(safety=found, ledger=ledger)
-    assert record.places["safety"] is None
+    assert record.places["prompts"] is None
     other = [*found[:-1], make_example("w1 w2 w3 w4 w9 w8", "w3 w4")]
     second = made._replace(output=made.output / "b").certify(safety=other, ledger=made.output / "other.json")
     assert record.bound["data_sha256"] != second.bound["data_sha256"]

@@ -11,9 +11,9 @@ from tests import tiny
 from tests.unit.auditing.certifying import CONSTRAINT, write_safety
 from tests.unit.auditing.test_opening import foreign, refused, unmeasured
 
-from holdfast.auditing import opening
+from holdfast.auditing import measures
 from holdfast.auditing.audit import audit
-from holdfast.auditing.question import Setup
+from holdfast.auditing.certificate_spec import Setup
 from holdfast.core.errors import CheckpointError, DataError, InfeasibleError, UnsupportedError
 from holdfast.data.encode import encode
 from holdfast.data.examples import as_chat, make_example
@@ -114,14 +114,14 @@ def test_a_stored_certificate_must_follow_from_its_table(made):
 
 def test_the_number_declared_meanwhile_by_another_process_decides_the_level(made, monkeypatch):
     """Between check and entry somebody else declares two openings and takes the first."""
-    floor = opening.noise_floor
+    floor = measures.noise_floor
 
     def meanwhile(*args: object, **kwargs: object) -> float:
-        monkeypatch.setattr(opening, "noise_floor", floor)
+        monkeypatch.setattr(measures, "noise_floor", floor)
         made._replace(output=made.output / "theirs").certify(openings=2, constraint=replace(CONSTRAINT, tau=0.06))
         return floor(*args, **kwargs)
 
-    monkeypatch.setattr(opening, "noise_floor", meanwhile)
+    monkeypatch.setattr(measures, "noise_floor", meanwhile)
     record = made.certify()
     assert (record.openings["this"], record.openings["declared"], record.level) == (2, 2, 0.025)
 

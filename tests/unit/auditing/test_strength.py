@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests import tiny
 from tests.unit.auditing.certifying import Scene, scene, write_safety
 
-from holdfast.auditing import opening
+from holdfast.auditing import measures
 from holdfast.auditing.measure import measure_pair
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.strength import write_strength
@@ -129,7 +129,7 @@ def test_when_no_strength_passes_no_adapter_is_written(searched, tmp_path):
 def test_all_strengths_may_pass(searched, tmp_path, monkeypatch):
     made = _fresh(searched[0], tmp_path)
     constant = type("M", (), {"degradation": lambda self, unit: np.zeros(20)})
-    monkeypatch.setattr(opening, "measure_pair", lambda *_, **__: constant())
+    monkeypatch.setattr(measures, "measure_pair", lambda *_, **__: constant())
     record = made.certify(kind="strength", constraint=LIMIT)
     assert record.strength["chosen"] == 1.0
     assert len(record.strength["tested"]) == 10

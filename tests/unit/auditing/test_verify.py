@@ -205,9 +205,9 @@ def test_moved_parts_can_be_named(tmp_path):
     shutil.move(folder, new)
     with pytest.raises(CheckpointError, match="the model before cannot be found"):
         verify(new / "out")
-    moved = {"before": new / "base", "after": new / "adapter", "safety": str(new / "safety.jsonl")}
+    moved = {"before": new / "base", "after": new / "adapter", "prompts": str(new / "safety.jsonl")}
     assert verify(new / "out", **moved) == record
-    with pytest.raises(CheckpointError, match="the safety data cannot be read"):
+    with pytest.raises(CheckpointError, match="the prompts cannot be read"):
         verify(new / "out", before=new / "base", after=new / "adapter")
     tiny.model(seed=7).save_pretrained(new / "base")
     with pytest.raises(CheckpointError, match="the model before"):
@@ -240,7 +240,7 @@ def test_a_sequence_that_grew_verifies_as_it_is_now(tmp_path):
     made = scene(tmp_path)
     made.certify(kind="sequential")
     write_safety(made.safety, tiny.rows(30, seed=3))
-    with pytest.raises(CheckpointError, match="the safety data"):
+    with pytest.raises(CheckpointError, match="the data "):
         verify(made.output)
     record = made.certify(kind="sequential")
     assert record.n == 30

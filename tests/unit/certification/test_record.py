@@ -12,18 +12,20 @@ from holdfast.certification.record import CertificateRecord, canonical, load_cer
 from holdfast.core.errors import CheckpointError
 from holdfast.core.hashing import sha256_json
 
+TEST = {"n": 60, "regressions": 0, "p_value": 0.0461, "upper_bound": 0.0487}
 RECORD = CertificateRecord(
-    certified=True, statement="At most 5 % …", kind="fixed", alpha=0.05, tau=0.1, unit="nll_token", first_k=8,
+    by="likelihood", certified=True, statement="At most 5 % …", also=None, kind="fixed", alpha=0.05, tau=0.1, unit="nll_token", first_k=8,
     confidence=0.95, level=0.05, n=60, examples=62, regressions=0, upper_bound=0.0487, p_value=0.0461, e_value=None,
-    certified_tau=0.03, pool=None, categories=None, strength=None, sequential=None,
+    certified_tau=0.03, pool=None, drawn="groups", max_weight=None, groups=TEST, rows=TEST | {"n": 62}, categories=None,
+    strength=None, sequential=None, behaviour=None, models={"before": "a", "after": "b"},
     openings={"declared": 1, "this": 1, "ledger": "/data/x.openings.json", "claim": "c" * 64},
     bound={
         **{f"{name}_sha256": name[0] * 64 for name in (
             "data", "split", "table", "before", "after", "reference", "tokenizer", "template",
         )},
-        "splits_sha256": None,
+        "splits_sha256": None, "replies_sha256": None,
     },
-    places={"before": "a", "after": "b", "safety": "s.jsonl", "table": "certificate.parquet", "splits": None},
+    places={"before": "a", "after": "b", "prompts": "s.jsonl", "table": "certificate.parquet", "splits": None},
     leakage={"checked": False, "against": None, "prompts": 0},
     settings={
         "before_revision": None, "after_revision": None, "reading": {}, "template": "chat", "tokenizer": "same",
@@ -114,7 +116,7 @@ def test_a_value_of_the_wrong_kind_is_refused_even_with_a_fitting_hash(path, key
         load_certificate(path)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
 def test_another_version_is_refused(path, version):
     rewrite(path, RECORD.to_json() | {"version": version})
     with pytest.raises(CheckpointError, match="version"):

@@ -54,7 +54,7 @@ def gate(holdfast, tiny_model, adapters, tmp_path):
         safety = prompts(tmp_path / "data", count)
         models = ("--before", tiny_model, "--after", adapters[name])
         return holdfast(
-            "certify", *models, "--safety", safety, "--tau", "0.02", "--alpha", "0.2", "--device", "cpu", *arguments
+            "certify", *models, "--prompts", safety, "--by", "likelihood", "--tau", "0.02", "--alpha", "0.2", "--device", "cpu", *arguments
         )
 
     return call
@@ -63,13 +63,13 @@ def gate(holdfast, tiny_model, adapters, tmp_path):
 def test_a_good_model_passes_the_gate(gate, tmp_path):
     code, out, err = gate("weak", "--output", tmp_path / "evidence")
     assert code == 0
-    assert out.startswith("With 95 % confidence, at most 20 % of prompts from this source degrade by more than 0.02")
+    assert out.startswith("With 95 % confidence, at most 20 % of groups of near-duplicate prompts")
     assert re.search(r"opening 1 of 1, issued 20\d\d-", out)
     place = tmp_path / "evidence/certificate.json"
     sha = json.loads(place.read_text())["sha256"]
-    assert out.splitlines()[-2:] == [
+    assert out.splitlines()[-3:-1] == [
         f"  written to {place} (sha256 {sha})",
-        f"  check it with: holdfast certify --verify {shlex.quote(str(place))} --expect {sha}",
+        f"  check it with: holdfast verify {shlex.quote(str(place))} --expect {sha}",
     ]
     assert "measured 48/48 forward passes" in err
     assert sorted(p.name for p in (tmp_path / "evidence").iterdir()) == ["certificate.json", "certificate.parquet"]
@@ -104,22 +104,22 @@ def test_json_is_the_certificate(gate, tmp_path):
 def test_verification_by_exit_code(gate, holdfast, tmp_path):
     _, out, _ = gate("weak", "--output", tmp_path / "e", "--json")
     sha = json.loads(out)["sha256"]
-    code, out, _ = holdfast("certify", "--verify", tmp_path / "e/certificate.json", "--expect", sha)
+    code, out, _ = holdfast("verify", tmp_path / "e/certificate.json", "--expect", sha)
     assert (code, out.startswith("verified: nothing was changed. With 95 %")) == (0, True)
-    alone = holdfast("certify", "--verify", tmp_path / "e")[1]
+    alone = holdfast("verify", tmp_path / "e")[1]
     assert alone.startswith("verified: all files agree with one another; only --expect"), "not that nothing was changed"
-    assert holdfast("certify", "--verify", tmp_path / "e", "--json")[0] == 0
-    assert holdfast("certify", "--verify", tmp_path / "e", "--expect", "0" * 64)[0] == 6
+    assert holdfast("verify", tmp_path / "e", "--json")[0] == 0
+    assert holdfast("verify", tmp_path / "e", "--expect", "0" * 64)[0] == 6
     table = tmp_path / "e/certificate.parquet"
     table.write_bytes(table.read_bytes()[:-1] + b"x")
-    code, out, err = holdfast("certify", "--verify", tmp_path / "e/certificate.json")
+    code, out, err = holdfast("verify", tmp_path / "e/certificate.json")
     assert (code, out) == (6, "")
     assert "certificate.parquet was changed" in err
 
 
 def test_a_verified_failure_is_still_a_failure(gate, holdfast, tmp_path):
     gate("strong", "--output", tmp_path / "e")
-    code, out, _ = holdfast("certify", "--verify", tmp_path / "e")
+    code, out, _ = holdfast("verify", tmp_path / "e")
     assert code == 4
     assert out.startswith("verified: ")
     assert "Not certified" in out
@@ -145,43 +145,6 @@ def test_the_kinds_have_their_options(gate, tmp_path):
     assert "cannot be sequential and strength at once" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "start"),
-    [
-        (["--regressions", 0, "--n", 59], 0, "With 95 % confidence, at most 5 %"),
-        (["--regressions", 1, "--n", 59], 4, "Not certified"),
-        (
-            ["--regressions", 3, "--n", 200, "--alpha", 0.1, "--confidence", 0.99],
-            0,
-            "With 99 % confidence, at most 10 %",
-        ),
-        (["--regressions", 0, "--n", 40, "--pool", 40], 0, "At most 5 % of the 40 listed prompts"),
-    ],
-)
-def test_bare_counts(holdfast, arguments, code, start):
-    found, out, _ = holdfast("certify", *arguments)
-    assert (found, out.startswith(start)) == (code, True), out
-
-
-def test_bare_counts_as_json(holdfast):
-    code, out, _ = holdfast("certify", "--regressions", 0, "--n", 80, "--openings", 2, "--json")
-    assert code == 0
-    assert json.loads(out)["level"] == 0.025
-
-
-def test_bare_counts_need_no_torch():
-    code = (
-        "import sys; sys.argv = ['holdfast', 'certify', '--regressions', '0', '--n', '59']\n"
-        "from holdfast.cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit as stopped:\n    assert not stopped.code\n"
-        "print(*sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert "holdfast.certification.certificate" in loaded
-    assert not {"torch", "transformers", "trl", "scipy.stats"} & loaded
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, tiny_model, write_run_file) -> Path:
     from holdfast.config import load_config
@@ -192,7 +155,7 @@ def finished(tmp_path_factory, tiny_model, write_run_file) -> Path:
 
 
 def test_a_run_is_certified_on_its_own_share(holdfast, finished):
-    code, out, _ = holdfast("certify", finished, "--device", "cpu", "--json")
+    code, out, _ = holdfast("certify", finished, "--by", "kl", "--device", "cpu", "--json")
     record = json.loads(out)
     splits = json.loads((finished / "splits.json").read_text())
     assert (code, record["certified"], record["examples"]) == (0, True, splits["counts"]["certify"])
@@ -201,13 +164,13 @@ def test_a_run_is_certified_on_its_own_share(holdfast, finished):
     assert record["settings"]["max_length"] == 64
     assert (finished / "certificate.json").is_file()
     assert Path(record["openings"]["ledger"]).parent == finished.parent
-    code, out, _ = holdfast("certify", "--verify", finished / "certificate.json")
+    code, out, _ = holdfast("verify", finished / "certificate.json")
     assert (code, out.startswith("verified")) == (0, True)
-    assert json.loads(holdfast("certify", finished, "--json")[1]) == record, "answered from the files"
+    assert json.loads(holdfast("certify", finished, "--by", "kl", "--json")[1]) == record, "answered from the files"
     split_record = finished / "splits.json"
     data = split_record.read_bytes()
     split_record.write_bytes(data.replace(b'"seed": ', b'"seed":  '))
-    assert holdfast("certify", "--verify", finished)[0] == 6
+    assert holdfast("verify", finished)[0] == 6
     split_record.write_bytes(data)
 
 
@@ -220,7 +183,7 @@ def test_several_sets_are_certified_each_at_its_own_confidence(holdfast, run_fil
     run_file.write_text(text, encoding="utf-8")
     prompts(tmp_path, 32)
     assert holdfast("train", run_file, "train.max_steps=1")[0] in (0, 4)
-    code, out, _ = holdfast("certify", tmp_path / "out", "--json", "--device", "cpu")
+    code, out, _ = holdfast("certify", tmp_path / "out", "--by", "kl", "--json", "--device", "cpu")
     found = json.loads(out)
     records = found["sets"]
     assert set(records) == {"one", "two"}
@@ -230,7 +193,7 @@ def test_several_sets_are_certified_each_at_its_own_confidence(holdfast, run_fil
         assert (tmp_path / "out" / name / "certificate.json").is_file()
         assert record["level"] == 0.05
         assert any("Each of the 2 safety sets" in line for line in record["assumptions"])
-        assert holdfast("certify", "--verify", tmp_path / "out" / name)[0] in (0, 4)
+        assert holdfast("verify", tmp_path / "out" / name)[0] in (0, 4)
 
 
 def test_columns_are_mapped(holdfast, tiny_model, adapters, tmp_path):
@@ -239,13 +202,13 @@ def test_columns_are_mapped(holdfast, tiny_model, adapters, tmp_path):
     path.write_text(
         "".join(json.dumps({"q": r["prompt"], "a": r["completion"]}) + "\n" for r in rows), encoding="utf-8"
     )
-    call = ("certify", "--before", tiny_model, "--after", adapters["weak"], "--safety", path, "--alpha", 0.2)
+    call = ("certify", "--before", tiny_model, "--after", adapters["weak"], "--prompts", path, "--by", "likelihood", "--alpha", 0.2)
     call = (*call, "--output", tmp_path / "e", "--device", "cpu")
-    assert holdfast(*call, "--columns", "prompt=q", "--columns", "completion=a")[0] == 0
-    assert holdfast("certify", "--verify", tmp_path / "e")[0] == 0
-    code, _, err = holdfast(*call, "--columns", "prompt")
+    assert holdfast(*call, "--set", "columns.prompt=q", "--set", "columns.completion=a")[0] == 0
+    assert holdfast("verify", tmp_path / "e")[0] == 0
+    code, _, err = holdfast(*call, "--set", "columns.prompt")
     assert code == 2
-    assert "expected ours=theirs" in err
+    assert "--set columns.prompt: no such setting" in err
 
 
 def test_a_hub_data_set_is_certified_and_verified_on_its_named_split(gate, holdfast, tmp_path, monkeypatch):
@@ -257,9 +220,9 @@ def test_a_hub_data_set_is_certified_and_verified_on_its_named_split(gate, holdf
         datasets, "load_dataset", lambda *_, **named: asked.append(named) or datasets.Dataset.from_list(rows)
     )
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
-    hub = ("--safety", "org/prompts", "--split", "test", "--subset", "main", "--safety-revision", "abc")
+    hub = ("--prompts", "org/prompts", "--set", "split=test", "--set", "subset=main", "--set", "revision=abc")
     assert gate("weak", *hub, "--output", tmp_path / "e")[0] == 0
-    assert holdfast("certify", "--verify", tmp_path / "e")[0] == 0
+    assert holdfast("verify", tmp_path / "e")[0] == 0
     assert asked
     assert all(named == {"name": "main", "split": "test", "revision": "abc"} for named in asked)
 
@@ -309,8 +272,8 @@ def judged(holdfast, tiny_model, adapters, tmp_path):
     """`judged("weak", ...)`: certify an adapter by what a judge says of its replies."""
 
     def call(name: str, *arguments: object, judge: str) -> tuple[int, str, str]:
-        models = ("--before", tiny_model, "--after", adapters[name], "--safety", prompts(tmp_path / "data"))
-        limits = ("--alpha", "0.2", "--device", "cpu", "--judge", judge, "--max-new-tokens", "4")
+        models = ("--before", tiny_model, "--after", adapters[name], "--prompts", prompts(tmp_path / "data"))
+        limits = ("--alpha", "0.2", "--device", "cpu", "--judge", judge, "--set", "max_new_tokens=4")
         return holdfast("certify", *models, *limits, "--output", tmp_path / "evidence", *arguments)
 
     return call
@@ -319,12 +282,12 @@ def judged(holdfast, tiny_model, adapters, tmp_path):
 def test_replies_are_certified_by_a_judge(judged, holdfast, steady, tmp_path):
     code, out, err = judged("weak", judge=steady)
     assert code == 0, err
-    assert "get a reply that the judge finds harmful with a probability more than 0.1 above before's" in out
-    assert "measured 48/48 replies" in err
+    assert "gets a reply that the judge finds harmful with a probability more than 0.1 above before's" in out
+    assert "asked 48/48 replies" in err
     record = json.loads((tmp_path / "evidence/certificate.json").read_text())
     assert (record["unit"], record["tau"], record["regressions"]) == ("on_policy", 0.1, 0)
     assert record["settings"]["judge"] == {"name": "steady", "revision": "1", "max_new_tokens": 4}
-    code, out, _ = holdfast("certify", "--verify", tmp_path / "evidence", "--expect", record["sha256"])
+    code, out, _ = holdfast("verify", tmp_path / "evidence", "--expect", record["sha256"])
     assert code == 0
     assert "nothing was changed" in out
 
@@ -339,7 +302,7 @@ def test_a_judge_that_answers_nothing_sensible_is_exit_code_4(judged, tiny_model
 
 def test_the_replies_of_a_run_have_a_tau_of_their_own(holdfast, finished, steady, tmp_path):
     """The run's tau is in nats; its alpha and its untouched share are used."""
-    options = ("--judge", steady, "--max-new-tokens", 4, "--tau", 0.3, "--device", "cpu")
+    options = ("--judge", steady, "--set", "max_new_tokens=4", "--tau", 0.3, "--device", "cpu")
     code, _, err = holdfast("certify", finished, *options, "--output", tmp_path, "--ledger", tmp_path / "ledger.json")
     assert code == 0, err
     record = json.loads((tmp_path / "certificate.json").read_text())

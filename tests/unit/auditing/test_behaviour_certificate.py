@@ -1,0 +1,220 @@
+"""A certificate of what the models do: what before refused and after does not, counted in groups and in prompts."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+from tests import behaving
+
+from holdfast.auditing import asking
+from holdfast.auditing.opening import open_certify
+from holdfast.auditing.verify import verify
+from holdfast.certification.binomial import p_value, upper_bound
+from holdfast.certification.record import load_certificate
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError, UnsupportedError
+
+ALPHA = 0.05
+gc.freeze()  # releasing a pair collects garbage; without this, every time among all objects of torch and transformers
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("behaving")
+    margins = {
+        "before": {}, "kept": {"margin": behaving.KEPT}, "gone": {"margin": behaving.AFTER},
+        "some": {"margin": behaving.KEPT, "weak": behaving.LOST},
+    }  # fmt: skip
+    return {name: behaving.saved(folder / name, **how) for name, how in margins.items()}
+
+
+@pytest.fixture
+def prompts(tmp_path) -> Path:
+    return write(tmp_path / "prompts.jsonl", behaving.rows(80, weak=8))
+
+
+def write(path: Path, rows: list[dict[str, str]], *, completions: bool = False) -> Path:
+    kept = rows if completions else [{"prompt": row["prompt"]} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    return path
+
+
+def certify(models, after: str, prompts: Path, output: Path, **options):
+    limit = ChanceConstraint(alpha=options.pop("alpha", ALPHA))
+    given = {"by": "behaviour", "max_new_tokens": 16} | options
+    return open_certify(models["before"], models[after], str(prompts), limit, output=output, **given)
+
+
+def test_kept_refusals_certify_and_verify(models, prompts, tmp_path):
+    record = certify(models, "kept", prompts, tmp_path / "out")
+    assert record.certified
+    assert (record.n, record.regressions) == (80, 0)
+    assert record.groups["p_value"] == p_value(0, 80, ALPHA)
+    assert record.upper_bound == upper_bound(0, 80)
+    seen = record.behaviour
+    assert (seen["prompts"], seen["counted"], seen["lost"]) == (80, {"refusals": 80}, {"refusals": 0})
+    assert (seen["unclear"], seen["flips"]) == (0, {"refusals": 0})
+    for name in ("before", "kept"):
+        assert str(models[name]) in record.statement
+    assert record.bound["after_sha256"][:12] in record.statement
+    assert "float32" in record.statement
+    assert verify(tmp_path / "out") == record
+
+
+def test_lost_refusals_do_not_certify_though_their_likelihood_passes(models, tmp_path):
+    """A10: at most 0.1 nats a token are lost on every refusal, and not one is given any more."""
+    pairs = write(tmp_path / "pairs.jsonl", behaving.rows(80), completions=True)
+    likely = certify(models, "gone", pairs, tmp_path / "likely", by="likelihood", openings=2)
+    assert likely.certified
+    assert "stop refusing" in likely.statement
+    record = certify(models, "gone", pairs, tmp_path / "out", openings=2)
+    assert not record.certified
+    assert (record.n, record.regressions) == (80, 80)
+
+
+def test_the_lost_are_counted_one_by_one(models, prompts, tmp_path):
+    record = certify(models, "some", prompts, tmp_path / "out")
+    assert (record.regressions, record.n) == (8, 80)
+    assert record.groups["p_value"] == p_value(8, 80, ALPHA)
+    assert record.p_value == 1.0, "the raw share exceeds alpha"
+    assert not record.certified
+
+
+def test_answers_are_a_second_claim_at_half_the_level(models, tmp_path):
+    rows = [*behaving.rows(80), *behaving.rows(90, seed=1, trigger=False)]
+    prompts = write(tmp_path / "prompts.jsonl", rows)
+    record = certify(models, "kept", prompts, tmp_path / "out", also=["answers"])
+    assert record.certified
+    assert record.behaviour["counted"] == {"refusals": 80, "answers": 90}
+    assert (record.also["n"], record.also["regressions"]) == (90, 0)
+    assert record.upper_bound == upper_bound(0, 80, parts=2)
+    assert record.also["upper_bound"] == upper_bound(0, 90, parts=2)
+    assert "refused" in record.statement
+    assert "answered" in record.statement
+    assert verify(tmp_path / "out") == record
+
+
+def test_a_model_that_refuses_too_little_is_refused_before_the_opening(models, tmp_path):
+    rows = [*behaving.rows(58), *behaving.rows(40, seed=1, trigger=False)]
+    prompts = write(tmp_path / "prompts.jsonl", rows)
+    with pytest.raises(InfeasibleError, match="refused 58 of 98 prompts") as refused:
+        certify(models, "kept", prompts, tmp_path / "out")
+    assert "59 are needed" in refused.value.what
+    assert not (tmp_path / "prompts.jsonl.openings.json").exists()
+    assert not (tmp_path / "out" / "replies" / "after.jsonl").exists()
+
+
+def test_replies_that_rounding_decides_are_refused_before_the_opening(models, prompts, tmp_path, monkeypatch):
+    seen = asking.Asked.classes
+
+    def flipping(self, name, *, again=False):
+        found = seen(self, name, again=again)
+        return [*(["answered"] * 2), *found[2:]] if again else found
+
+    monkeypatch.setattr(asking.Asked, "classes", flipping)
+    with pytest.raises(InfeasibleError, match="2 of 80 prompts were refused by the model before at one") as refused:
+        certify(models, "kept", prompts, tmp_path / "out")
+    assert "float32" in refused.value.remedy
+    assert not (tmp_path / "prompts.jsonl.openings.json").exists()
+
+
+def test_too_many_unclear_replies_certify_nothing(models, prompts, tmp_path, monkeypatch):
+    seen = asking.Asked.classes
+
+    def unsorted(self, name, *, again=False):
+        found = seen(self, name, again=again)
+        return [*(["unsorted"] * 9), *found[9:]] if name == "before" else found
+
+    monkeypatch.setattr(asking.Asked, "classes", unsorted)
+    record = certify(models, "kept", prompts, tmp_path / "out")
+    assert not record.certified
+    assert "9 of 80 prompts (11.2 %) could not be sorted" in record.statement
+
+
+def test_an_unsorted_reply_after_is_lost(models, prompts, tmp_path, monkeypatch):
+    seen = asking.Asked.classes
+
+    def unsorted(self, name, *, again=False):
+        found = seen(self, name, again=again)
+        return ["unsorted", *found[1:]] if name == "after" else found
+
+    monkeypatch.setattr(asking.Asked, "classes", unsorted)
+    record = certify(models, "kept", prompts, tmp_path / "out")
+    assert record.regressions == 1
+    assert record.behaviour["unclear"] == 1
+
+
+def test_a_cut_reply_is_asked_for_at_four_times_the_length(models, prompts, tmp_path):
+    record = certify(models, "kept", prompts, tmp_path / "out", max_new_tokens=4)
+    assert (tmp_path / "out" / "replies" / "before.longer.jsonl").is_file()
+    assert record.certified, "the refusal of nine words ends within 16 tokens"
+    with pytest.raises(InfeasibleError, match="refused 0 of 80"):  # cut at 8 tokens, nobody sees how it ends
+        certify(models, "kept", prompts, tmp_path / "short", max_new_tokens=2)
+    assert verify(tmp_path / "out") == record
+
+
+def test_a_killed_certificate_goes_on_with_the_replies_it_has(models, prompts, tmp_path, monkeypatch):
+    whole = certify(models, "some", prompts, tmp_path / "whole", ledger=tmp_path / "a.json")
+    real, calls = asking.replies, []
+
+    def killed(path, header, examples, engine, **how):
+        calls.append(path.name)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(path, header, examples, engine, **how)
+
+    monkeypatch.setattr(asking, "replies", killed)
+    with pytest.raises(KeyboardInterrupt):
+        certify(models, "some", prompts, tmp_path / "out", ledger=tmp_path / "b.json")
+    monkeypatch.setattr(asking, "replies", real)
+    before = (tmp_path / "out" / "replies" / "before.jsonl").stat().st_mtime_ns
+    record = certify(models, "some", prompts, tmp_path / "out", ledger=tmp_path / "b.json")
+    assert (tmp_path / "out" / "replies" / "before.jsonl").stat().st_mtime_ns == before
+    assert (record.bound["table_sha256"], record.regressions) == (whole.bound["table_sha256"], whole.regressions)
+
+
+def test_replies_are_for_their_owner_and_bound(models, prompts, tmp_path):
+    record = certify(models, "kept", prompts, tmp_path / "out")
+    replies = tmp_path / "out" / "replies" / "after.jsonl"
+    assert replies.stat().st_mode & 0o777 == 0o600
+    text = replies.read_text(encoding="utf-8")
+    replies.write_text(text.replace("can't", "can", 1), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="after.jsonl"):
+        verify(tmp_path / "out")
+    for file in replies.parent.iterdir():
+        file.unlink()
+    replies.parent.rmdir()
+    assert verify(tmp_path / "out") == record, "a certificate is passed on without its replies"
+
+
+def test_the_same_question_is_answered_from_the_files(models, prompts, tmp_path, monkeypatch):
+    record = certify(models, "kept", prompts, tmp_path / "out")
+    monkeypatch.setattr(asking.Asked, "classes", lambda *_, **__: pytest.fail("asked again"))
+    assert certify(models, "kept", prompts, tmp_path / "out") == record == load_certificate(
+        tmp_path / "out" / "certificate.json"
+    )
+
+
+def test_a_model_compared_with_itself_is_refused(models, prompts, tmp_path):
+    with pytest.raises(ConfigError, match="the same model"):
+        certify(models, "before", prompts, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["sequential", "strength", "finite_pool"])
+def test_kinds_that_need_the_number_of_refusals_first_are_refused(models, prompts, tmp_path, kind):
+    pool = {"pool": 500} if kind == "finite_pool" else {}
+    with pytest.raises(UnsupportedError, match="by behaviour"):
+        certify(models, "kept", prompts, tmp_path / "out", kind=kind, **pool)
+
+
+def test_near_duplicates_are_one_unit_and_every_row_counts(models, tmp_path):
+    """A1 by behaviour: one large group is lost. 1 of 71 groups would certify, 30 of 100 prompts never do."""
+    rows = behaving.rows(71, weak=1)
+    twins = [{"prompt": f"{rows[0]['prompt']} {word}"} for word in behaving.WORDS[:29]]
+    record = certify(models, "some", write(tmp_path / "p.jsonl", [*rows, *twins]), tmp_path / "out", alpha=0.1)
+    assert (record.groups["n"], record.groups["regressions"]) == (71, 1)
+    assert (record.rows["n"], record.rows["regressions"]) == (100, 30)
+    assert not record.certified
