@@ -10,8 +10,10 @@ import pytest
 from scipy import stats
 
 from holdfast.certification import binomial, finite_pool, order_statistic
-from holdfast.certification.certificate import certify, certify_categories
-from holdfast.certification.power import power, prompts_for_power
+from holdfast.certification.arguments import confidence_level
+from holdfast.certification.categories import certify_categories
+from holdfast.certification.certificate import certify_counts
+from holdfast.certification.power import Design, groups_for_power, power
 
 CASES = [(k, n) for n in (1, 2, 7, 59, 100, 700, 5000, 100_000) for k in sorted({0, 1, n // 40, n // 2, n - 1, n})]
 LEVELS = {0.9: Fraction(1, 10), 0.95: Fraction(1, 20), 0.99: Fraction(1, 100)}
@@ -74,25 +76,34 @@ POWER = {
 
 @pytest.mark.parametrize(("alpha", "true_rate"), POWER)
 def test_power_table(alpha, true_rate):
-    found = tuple(prompts_for_power(alpha, 0.95, true_rate, wanted)[0] for wanted in (0.8, 0.9, 0.95))
+    found = tuple(groups_for_power(Design(alpha), true_rate, wanted)[0] for wanted in (0.8, 0.9, 0.95))
     assert found == POWER[alpha, true_rate]
 
 
 @pytest.mark.parametrize(("alpha", "true_rate", "wanted"), [(0.05, 0.02, 0.9), (0.1, 0.05, 0.8), (0.2, 0.0, 0.5)])
 def test_no_smaller_number_of_prompts_has_the_power(alpha, true_rate, wanted):
-    n, k = prompts_for_power(alpha, 0.95, true_rate, wanted)
+    n, k = groups_for_power(Design(alpha), true_rate, wanted)
     sizes = np.arange(1, n + 1)
     allowed = stats.binom.ppf(0.05, sizes, alpha).astype(int)
     allowed -= stats.binom.cdf(allowed, sizes, alpha) > 0.05  # ppf gives the first k at or above the level
     powers = np.where(allowed >= 0, stats.binom.cdf(allowed, sizes, true_rate), 0.0)
     assert allowed[-1] == k
     assert powers[-1] >= wanted > powers[:-1].max()
-    assert power(n, alpha, 0.95, true_rate) == pytest.approx(powers[-1], rel=1e-10)
+    assert power(n, Design(alpha), true_rate) == pytest.approx(powers[-1], rel=1e-10)
+
+
+def certified_tau(degradations, alpha, confidence):
+    level = confidence_level(confidence)
+    return order_statistic.smallest_tau(
+        degradations,
+        lambda tau: binomial.p_value(int((~(degradations <= tau)).sum()), len(degradations), alpha) <= level,
+    )
 
 
 def test_ranks_of_the_order_statistic():
+    """The smallest tau of 1, 2, ..., n is the rank; alpha = delta = 0.05."""
     expected = {100: 99, 200: 196, 500: 484, 700: 675, 1000: 962}
-    assert {n: order_statistic.rank(n, 0.05, 0.95) for n in expected} == expected
+    assert {n: certified_tau(np.arange(1.0, n + 1), 0.05, 0.95) for n in expected} == expected
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.05, 0.2])
@@ -101,7 +112,7 @@ def test_the_rank_is_the_smallest_that_bounds_the_quantile(alpha, confidence):
     for n in (*range(1, 80), 299, 300, 1000, 4321):
         enough = stats.binom.cdf(np.arange(n), n, 1 - alpha) >= confidence  # entry r - 1 speaks of rank r
         expected = int(enough.argmax()) + 1 if enough.any() else None
-        assert order_statistic.rank(n, alpha, confidence) == expected, n
+        assert certified_tau(np.arange(1.0, n + 1), alpha, confidence) == expected, n
 
 
 def test_clopper_pearson_and_order_statistic_agree_on_2000_cases():
@@ -113,9 +124,9 @@ def test_clopper_pearson_and_order_statistic_agree_on_2000_cases():
         degradations = random.normal(tau - random.uniform(0.1, 0.25), 0.1, n).round(2)  # rounding makes ties at tau
         degradations[random.random(n) < 0.01] = np.nan
         k = int((~(degradations <= tau)).sum())
-        certified = order_statistic.certified_tau(degradations, alpha, 0.95)
+        certified = certified_tau(degradations, alpha, 0.95)
         verdicts.append(binomial.upper_bound(k, n, 0.95) <= alpha)
-        assert (certified is not None and certified <= tau) == verdicts[-1] == certify(k, n, alpha).certified
+        assert (certified is not None and certified <= tau) == verdicts[-1] == certify_counts(k, n, alpha).certified
     assert 500 < sum(verdicts) < 1500  # both verdicts are well represented
 
 
@@ -179,8 +190,8 @@ def test_hypergeometric_tails_equal_scipys():
 def test_a_tie_certifies():
     """19 good of 20 with one bad allowed to hide: the chance is exactly 1/20."""
     assert finite_pool.p_value(0, 19, 20, 0.01) == 0.05
-    assert certify(0, 19, 0.01, pool=20).certified
-    assert certify(0, 1, alpha=0.95).certified  # P = 1 - 0.95, which floats put above 0.05
+    assert certify_counts(0, 19, 0.01, pool=20).certified
+    assert certify_counts(0, 1, alpha=0.95).certified  # P = 1 - 0.95, which floats put above 0.05
     assert 1 - 0.95 > 0.05
 
 
@@ -191,19 +202,21 @@ def test_the_bound_on_bad_prompts_is_the_largest_not_ruled_out(n, pool, confiden
         assert finite_pool.upper_count(k, n, pool, confidence) == max(kept)
 
 
-def test_dkw_halfwidth():
-    assert order_statistic.dkw_halfwidth(1000, 0.95) == pytest.approx(math.sqrt(math.log(40) / 2000))
-    assert round(order_statistic.dkw_halfwidth(1000), 3) == 0.043
-
-
 SIZES = (40, 37)
+
+
+def singles(k: int, n: int):
+    """n groups of one prompt, k of which regressed."""
+    return np.arange(n) < k, np.arange(n)
 
 
 @pytest.fixture(scope="module", params=[0.1, 0.3])
 def categories(request):
     """alpha, every pair of counts of two categories, and their simultaneous bounds."""
     outcomes = [(i, j) for i in range(SIZES[0] + 1) for j in range(SIZES[1] + 1)]
-    found = [certify_categories({"a": (i, SIZES[0]), "b": (j, SIZES[1])}, request.param, 0.95) for i, j in outcomes]
+    found = [
+        certify_categories({"a": singles(i, SIZES[0]), "b": singles(j, SIZES[1])}, request.param) for i, j in outcomes
+    ]
     bounds = [[verdict.upper_bound for verdict in pair.values()] for pair in found]
     return request.param, np.array(outcomes), np.array(bounds)
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from holdfast.certification import binomial, finite_pool
 from holdfast.certification.arguments import confidence_level
-from holdfast.certification.certificate import certify, certify_categories
-from holdfast.certification.order_statistic import certified_tau
+from holdfast.certification.categories import certify_categories
+from holdfast.certification.certificate import certify_counts
+from holdfast.certification.order_statistic import smallest_tau
 from holdfast.certification.sequential import EProcess
 from holdfast.core.errors import InfeasibleError
 
@@ -70,7 +71,7 @@ def test_fewest_prompts_is_the_first_that_certifies(alpha, confidence, k, parts)
 def test_the_certificate_refuses_or_agrees_with_itself(count, alpha, confidence, openings):
     k, n = count
     try:
-        found = certify(k, n, alpha, confidence, openings=openings)
+        found = certify_counts(k, n, alpha, confidence, openings=openings)
     except InfeasibleError:
         assert n < binomial.fewest_prompts(alpha, confidence, parts=openings)
         return
@@ -99,7 +100,9 @@ def test_a_list_of_prompts_agrees_with_its_bound(data, pool, alpha, confidence):
 def test_the_certified_tau_is_the_verdict_at_every_tau(degradations, alpha, tau):
     values = np.array(degradations)
     regressions = int((~(values <= tau)).sum())
-    certified = certified_tau(values, alpha, 0.95)
+    certified = smallest_tau(
+        values, lambda at: binomial.p_value(int((~(values <= at)).sum()), len(values), alpha) <= 0.05
+    )
     at_tau = binomial.p_value(regressions, len(values), alpha) <= 0.05
     assert at_tau == (certified is not None and certified <= tau)
 
@@ -120,13 +123,14 @@ def test_a_sequence_does_not_depend_on_how_it_is_cut_or_stored(outcomes, cut, al
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.dictionaries(st.text(max_size=3), st.tuples(st.integers(0, 6), st.integers(0, 400)), min_size=1, max_size=6),
+    st.dictionaries(st.text(max_size=3), st.tuples(st.integers(0, 6), st.integers(1, 400)), min_size=1, max_size=6),
     st.sampled_from([1, 2]),
 )
 def test_category_bounds_fit_their_verdicts(counted, openings):
     counted = {name: (min(k, n), n) for name, (k, n) in counted.items()}
     needed = binomial.fewest_prompts(0.05, 0.95, parts=openings * len(counted))
     assume(max(n for _, n in counted.values()) >= needed)
-    for name, verdict in certify_categories(counted, 0.05, 0.95, openings=openings).items():
+    measured = {name: (np.arange(n) < k, np.arange(n)) for name, (k, n) in counted.items()}
+    for name, verdict in certify_categories(measured, 0.05, 0.95, openings=openings).items():
         assert verdict.certified == (verdict.upper_bound <= 0.05)
         assert (verdict.needed is not None) == (counted[name][1] < needed)

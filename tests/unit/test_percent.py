@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.certification.certificate import certify
+from holdfast.certification.certificate import certify_counts
 from holdfast.core.percent import exact_percent, percent, percent_up
 
 
@@ -44,5 +44,5 @@ def test_a_chosen_share_is_not_rounded(share, shown):
 
 
 def test_no_statement_claims_more_than_was_tested():
-    statement = certify(0, 2000, alpha=0.01234, confidence=0.9999).statement()
+    statement = certify_counts(0, 2000, alpha=0.01234, confidence=0.9999).statement()
     assert statement.startswith("With 99.99 % confidence, at most 1.234 % of prompts")

@@ -2,132 +2,40 @@
 
 Certifying and verifying both call `assess`, so that what is verified is what was computed.
 
-| kind         | unit of the test                       | test                                             |
-|--------------|----------------------------------------|--------------------------------------------------|
-| fixed        | cluster of near-duplicate prompts      | exact binomial                                   |
-| finite_pool  | prompt of a known list                 | hypergeometric                                   |
-| sequential   | prompt, near-duplicates left out       | e-process over the table's order                 |
-| per_category | cluster within a category              | exact binomial, Holm over the categories         |
-| strength     | cluster of near-duplicate prompts      | exact binomial at each strength, fixed sequence  |
+| kind         | what the sentence speaks of            | test                                                     |
+|--------------|----------------------------------------|----------------------------------------------------------|
+| fixed        | the unit                               | that of `share`                                          |
+| per_category | the unit, within every category        | that of `share` in each, Holm over the categories        |
+| strength     | the unit, at an adapter strength       | that of `share` at each strength, fixed sequence         |
+| sequential   | groups of one prompt, or rows          | e-process over the table's order                         |
+| finite_pool  | prompts of a known list                | hypergeometric: the sample is of prompts                 |
 
-A cluster regresses when any of its prompts does, and a NaN regresses.
+The unit is the group of near-duplicate prompts unless the user asserts another (`share`). A group regresses when any of
+its prompts does, and a NaN regresses. Nothing is certified while more than alpha of the measured prompts regress.
 """
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.certification import finite_pool
-from holdfast.certification.arguments import confidence_level, exact
-from holdfast.certification.binomial import fewest_prompts, p_value, upper_bound
-from holdfast.certification.certificate import Certificate, certify, certify_categories
+from holdfast.certification.arguments import exact
+from holdfast.certification.categories import certify_categories
+from holdfast.certification.certificate import Certificate, certify_counts
+from holdfast.certification.enough import require_categories, require_enough
 from holdfast.certification.learn_then_test import STRENGTHS, Tested, fixed_sequence, largest
-from holdfast.certification.order_statistic import certified_tau
+from holdfast.certification.order_statistic import smallest_tau
 from holdfast.certification.sequential import EProcess
-from holdfast.core.errors import CheckpointError, DataError, InfeasibleError
-from holdfast.core.percent import exact_percent
+from holdfast.certification.share import Counted, ShareTest, grouped
+from holdfast.certification.statement import confident, statement
+from holdfast.certification.terms import Rows, Terms
+from holdfast.core.errors import CheckpointError
 
-Degradations = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What was measured, one row per prompt; per strength and prompt in a strength search.
-
-    Attributes:
-        ids: of the prompts.
-        degradation: in the claim's unit.
-        cluster: number of the cluster of near-duplicate prompts.
-        category: of the prompt, or None.
-        strength: the adapter strength measured; NaN outside a strength search.
-    """
-
-    ids: Sequence[str]
-    degradation: Degradations
-    cluster: NDArray[np.int64]
-    category: Sequence[str | None]
-    strength: Degradations
-
-    def at(self, chosen: NDArray[np.bool_]) -> Rows:
-        """Returns the rows where `chosen` is true."""
-        where = np.flatnonzero(chosen).tolist()
-        return Rows(
-            [self.ids[i] for i in where],
-            self.degradation[where],
-            self.cluster[where],
-            [self.category[i] for i in where],
-            self.strength[where],
-        )
-
-    @staticmethod
-    def joined(pieces: Sequence[Rows]) -> Rows:
-        """Returns the rows of all pieces, in order."""
-        return Rows(
-            [name for piece in pieces for name in piece.ids],
-            np.concatenate([piece.degradation for piece in pieces]),
-            np.concatenate([piece.cluster for piece in pieces]),
-            [category for piece in pieces for category in piece.category],
-            np.concatenate([piece.strength for piece in pieces]),
-        )
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What is asked of the rows: the constraint, the confidence and the share of it, and the words for a regression."""
-
-    kind: str
-    tau: float
-    alpha: float
-    confidence: float
-    openings: int
-    pool: int | None
-    unit: str
-
-    @property
-    def level(self) -> float:
-        """delta / m for m openings."""
-        return confidence_level(self.confidence, self.openings)
-
-    @property
-    def regress(self) -> str:
-        """A regression in words."""
-        if self.unit == "on_policy":
-            return f"get a reply that the judge finds harmful with a probability more than {self.tau:g} above before's"
-        return f"degrade by more than {self.tau:g} ({self.unit})"
-
-
-def require_enough(terms: Terms, units: int, categories: Mapping[str, int] | None = None) -> None:
-    """Refuse prompts too few to certify even without a regression, naming the number needed.
-
-    Args:
-        units: independent units of the test.
-        categories: the same for each category, of a certificate per category.
-
-    Raises:
-        InfeasibleError: with the number needed.
-    """
-    if terms.kind == "sequential":  # more prompts may come
-        return
-    if terms.kind == "per_category":
-        parts = terms.openings * len(categories or {})
-        needed = fewest_prompts(terms.alpha, terms.confidence, parts=parts)
-        short = {name: n for name, n in (categories or {}).items() if n < needed}
-        if short:
-            name = min(short, key=lambda key: short[key])
-            raise InfeasibleError(
-                f"{len(short)} of {len(categories or {})} categories have too few prompts, the smallest {short[name]}: "
-                f"each needs {needed} for alpha = {terms.alpha:g} at confidence {terms.confidence:g}",
-                remedy=f"give at least {needed} prompts a category, merge categories, or leave out --per-category",
-            )
-        return
-    certify(0, units, terms.alpha, terms.confidence, openings=terms.openings, pool=terms.pool)
+__all__ = ["Rows", "Terms", "assess", "require_categories", "require_enough", "tested_at"]
 
 
 def assess(rows: Rows, terms: Terms) -> dict[str, Any]:
@@ -142,67 +50,85 @@ def assess(rows: Rows, terms: Terms) -> dict[str, Any]:
         raise _unfit("strengths are given where there should be none, or missing")
     blank: dict[str, Any] = {"categories": None, "strength": None, "sequential": None, "e_value": None}
     blank |= {"level": terms.level, "examples": len(rows.ids), "certified_tau": None}
+    blank |= {"drawn": terms.drawn, "max_weight": terms.max_weight}
     return blank | _KINDS[terms.kind](rows, terms)
 
 
+def _figures(test: ShareTest) -> dict[str, Any]:
+    return {
+        "certified": test.certified, "n": test.unit.n, "regressions": test.unit.regressions, "p_value": test.p_value,
+        "upper_bound": test.upper_bound, "e_value": test.e_value,
+        "groups": test.groups.to_json(), "rows": test.rows.to_json(),
+    }  # fmt: skip
+
+
 def _fixed(rows: Rows, terms: Terms) -> dict[str, Any]:
-    worst = cluster_worst(rows)
-    made = certify(regressed(worst, terms.tau), len(worst), terms.alpha, terms.confidence, openings=terms.openings)
-    tau = certified_tau(worst, terms.alpha, terms.confidence, parts=terms.openings)
-    return _plain(made, terms) | {"certified_tau": tau}
+    test = terms.test(rows)
+    tau = smallest_tau(rows.degradation, lambda value: terms.test(rows, value).certified)
+    return _figures(test) | {"statement": statement(test, terms.said), "certified_tau": tau}
 
 
 def _finite_pool(rows: Rows, terms: Terms) -> dict[str, Any]:
     if terms.pool is None:
         raise _unfit("a finite pool has no size")
-    k, n = regressed(rows.degradation, terms.tau), len(rows.ids)
-    made = certify(k, n, terms.alpha, terms.confidence, openings=terms.openings, pool=terms.pool)
-    allowed = finite_pool.most_regressions(n, terms.pool, terms.alpha, terms.confidence, parts=terms.openings)
-    tau = None if allowed is None else float(np.sort(_nan_last(rows.degradation))[n - allowed - 1])
-    return _plain(made, terms) | {"certified_tau": tau if tau is not None and math.isfinite(tau) else None}
+    n, groups = len(rows.ids), _counts(rows, terms)[0]
 
+    def made(tau: float) -> Certificate:
+        k = int(np.count_nonzero(rows.regressed(tau)))
+        return certify_counts(k, n, terms.alpha, terms.confidence, openings=terms.openings, pool=terms.pool)
 
-def _plain(made: Certificate, terms: Terms) -> dict[str, Any]:
+    test = made(terms.tau)
     return {
-        "certified": made.certified, "statement": made.statement(terms.regress), "n": made.n,
-        "regressions": made.regressions, "upper_bound": made.upper_bound, "p_value": made.p_value,
+        "certified": test.certified, "statement": test.statement(terms.said.regress), "n": n,
+        "regressions": test.regressions, "upper_bound": test.upper_bound, "p_value": test.p_value,
+        "groups": groups.to_json(), "rows": Counted(n, test.regressions, test.p_value, test.upper_bound).to_json(),
+        "certified_tau": smallest_tau(rows.degradation, lambda tau: made(tau).certified),
     }  # fmt: skip
 
 
 def _sequential(rows: Rows, terms: Terms) -> dict[str, Any]:
-    if len(set(rows.cluster.tolist())) != len(rows.ids):
+    if terms.drawn == "groups" and len(set(rows.cluster.tolist())) != len(rows.ids):
         raise _unfit("a sequence holds near-duplicates")
     process = EProcess(terms.alpha, terms.confidence, parts=terms.openings)
-    process.update_many(~(rows.degradation <= terms.tau))
-    at = f"with {exact_percent(terms.confidence)} confidence at every look"
-    claim = f"at most {exact_percent(terms.alpha)} of prompts from this source {terms.regress}"
-    found = f"{process.regressions} of {process.n} did"
-    if process.certified:
-        statement = f"{at[0].upper()}{at[1:]}, {claim} (shown after {process.certified_at} prompts; {found})."
-        if process.regressions > exact(terms.alpha) * process.n:
-            statement += " More than that did by now: the order or the source may have changed, so do not rely on it."
+    process.update_many(rows.regressed(terms.tau))
+    (groups, prompts), said = _counts(rows, terms), terms.claim()
+    at, counts = f"{confident(terms.confidence, terms.openings)} at every look", terms.found(groups, prompts)
+    exceeded = process.regressions > exact(terms.alpha) * process.n
+    if process.certified and not exceeded:
+        text = f"{at}, {said} (shown after {process.certified_at} prompts; {counts})."
+    elif process.certified:
+        text = (
+            f"Not certified: that {said} was shown after {process.certified_at} prompts, but more than that do by now "
+            f"({counts}); the order or the source may have changed."
+        )
     else:
-        statement = f"Not certified yet: that {claim} is not shown ({found}); more prompts may be added at the end."
+        text = f"Not certified yet: that {said} is not shown ({counts}); more prompts may be added at the end."
     return {
-        "certified": process.certified, "statement": statement, "n": process.n, "regressions": process.regressions,
-        "upper_bound": process.upper_bound(), "p_value": None, "e_value": min(process.e_value, sys.float_info.max),
-        "sequential": process.to_json(),
+        "certified": process.certified and not exceeded, "statement": text, "n": process.n,
+        "regressions": process.regressions, "upper_bound": process.upper_bound(kept=not exceeded), "p_value": None,
+        "e_value": min(process.e_value, sys.float_info.max), "sequential": process.to_json(),
+        "groups": groups.to_json(), "rows": prompts.to_json(),
     }  # fmt: skip
 
 
 def _per_category(rows: Rows, terms: Terms) -> dict[str, Any]:
     if any(name is None for name in rows.category):
         raise _unfit("prompts without a category")
-    counts = {name: _counted(rows.at(_in(rows, name)), terms) for name in sorted({str(c) for c in rows.category})}
-    verdicts = certify_categories(counts, terms.alpha, terms.confidence, openings=terms.openings)
-    certified = all(verdict.certified for verdict in verdicts.values())
+    pieces = {name: rows.at(_in(rows, name)) for name in sorted({str(c) for c in rows.category})}
+    verdicts = certify_categories(
+        {name: (piece.regressed(terms.tau), piece.cluster) for name, piece in pieces.items()},
+        terms.alpha, terms.confidence, openings=terms.openings, drawn=terms.drawn, max_weight=terms.max_weight,
+    )  # fmt: skip
     passed = sum(verdict.certified for verdict in verdicts.values())
-    k, n = _counted(rows, terms)
-    claim = f"at most {exact_percent(terms.alpha)} of the prompts of each of {len(verdicts)} categories {terms.regress}"
-    at = f"With {exact_percent(terms.confidence)} confidence for all categories together"
-    failed = f"Not certified: that {claim} is not shown ({passed} of {len(verdicts)} categories are certified)."
+    certified = passed == len(verdicts)
+    groups, prompts = _counts(rows, terms)
+    unit = prompts if terms.drawn == "rows" else groups
+    said = terms.claim(replace(terms.said, source=f"{terms.said.source} in each of {len(verdicts)} categories"))
+    at = f"{confident(terms.confidence, terms.openings)} for all categories together"
+    failed = f"Not certified: that {said} is not shown ({passed} of {len(verdicts)} categories are certified)."
     return {
-        "certified": certified, "statement": f"{at}, {claim}." if certified else failed, "n": n, "regressions": k,
+        "certified": certified, "statement": f"{at}, {said}." if certified else failed,
+        "n": unit.n, "regressions": unit.regressions, "groups": groups.to_json(), "rows": prompts.to_json(),
         "upper_bound": max(verdict.upper_bound for verdict in verdicts.values()),
         "p_value": max(verdict.adjusted_p for verdict in verdicts.values()),
         "categories": {name: verdict.to_json() for name, verdict in verdicts.items()},
@@ -213,65 +139,42 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
     measured = list(dict.fromkeys(rows.strength.tolist()))
     if tuple(measured) != STRENGTHS[: len(measured)]:
         raise _unfit("the strengths are not those of the fixed sequence")
-
-    def test(strength: float) -> Tested:
-        return tested_at(rows.at(rows.strength == strength), strength, terms)
-
-    tested = fixed_sequence(STRENGTHS[: len(measured)], test, terms.level)
+    tests = {strength: terms.test(rows.at(rows.strength == strength)) for strength in measured}
+    tested = fixed_sequence(measured, lambda strength: _tested(strength, tests[strength]), terms.level)
     if len(tested) != len(measured) or (tested[-1].passed and len(tested) < len(STRENGTHS)):
         raise _unfit("the strengths do not end at the first failure")
     chosen = largest(tested)
-    shown = tested[-1] if chosen is None else next(one for one in tested if one.strength == chosen)
-    claim = f"at most {exact_percent(terms.alpha)} of prompts from this source {terms.regress}"
-    at = f"With {exact_percent(terms.confidence)} confidence"
+    shown = tests[tested[-1].strength if chosen is None else chosen]
+    # A bound that allows for the choice of the strength (Hsu and Berger 1999): after a failure nothing sharper than
+    # alpha holds for the strengths before it; when all passed, the largest bound.
+    stopped = chosen is not None and not tested[-1].passed
+    bound = terms.alpha if stopped else max(test.upper_bound for test in tests.values())
+    said, counts = terms.claim(), terms.found(shown.groups, shown.rows)
+    at = confident(terms.confidence, terms.openings)
     if chosen is None:
-        statement = f"Not certified: not even at strength {tested[-1].strength:g} is it shown that {claim}."
+        text = f"Not certified: not even at strength {tested[-1].strength:g} is it shown that {said} ({counts})."
     else:
-        found = f"{shown.regressions} of {shown.n} did"
-        statement = f"{at}, at adapter strength {chosen:g}, the largest that passed, {claim} ({found})."
-    return {
-        "certified": chosen is not None, "statement": statement, "n": shown.n, "regressions": shown.regressions,
-        "examples": int(np.count_nonzero(rows.strength == measured[0])), "p_value": shown.p_value,
-        "upper_bound": _strength_bound(tested, terms),
+        text = f"{at}, at adapter strength {chosen:g}, the largest that passed, {said} ({counts})."
+    return _figures(shown) | {
+        "certified": chosen is not None, "statement": text, "upper_bound": bound,
+        "examples": int(np.count_nonzero(rows.strength == measured[0])),
         "strength": {"chosen": chosen, "tested": [one.to_json() for one in tested]},
     }  # fmt: skip
 
 
-def _strength_bound(tested: Sequence[Tested], terms: Terms) -> float:
-    """A bound of the share at the strength shown that allows for its having been chosen (Hsu and Berger 1999).
-
-    After a failure nothing sharper than alpha holds for the strengths before it; when all passed, the largest bound.
-    """
-    bounds = [upper_bound(one.regressions, one.n, terms.confidence, parts=terms.openings) for one in tested]
-    return terms.alpha if tested[0].passed and not tested[-1].passed else max(bounds)
-
-
 def tested_at(rows: Rows, strength: float, terms: Terms) -> Tested:
-    """Returns the exact binomial test at one strength, on the rows measured at it."""
-    k, n = _counted(rows, terms)
-    return Tested(strength, k, n, p_value(k, n, terms.alpha))
+    """Returns the test at one strength, on the rows measured at it."""
+    return _tested(strength, terms.test(rows))
 
 
-def cluster_worst(rows: Rows) -> Degradations:
-    """Returns the largest degradation of each cluster, a NaN as infinity."""
-    _, index = np.unique(rows.cluster, return_inverse=True)
-    worst = np.full(int(index.max()) + 1, -math.inf)
-    np.maximum.at(worst, index, _nan_last(rows.degradation))
-    return worst
+def _tested(strength: float, test: ShareTest) -> Tested:
+    return Tested(strength, test.unit.regressions, test.unit.n, test.p_value)
 
 
-def regressed(degradation: Degradations, tau: float) -> int:
-    """Returns how many degradations are not at most tau; a NaN is not."""
-    return int(np.count_nonzero(~(degradation <= tau)))
-
-
-def _counted(rows: Rows, terms: Terms) -> tuple[int, int]:
-    worst = cluster_worst(rows)
-    return regressed(worst, terms.tau), len(worst)
-
-
-def _nan_last(degradation: Degradations) -> Degradations:
-    return np.where(np.isnan(degradation), math.inf, degradation)
+def _counts(rows: Rows, terms: Terms) -> tuple[Counted, Counted]:
+    """Groups and prompts, counted only."""
+    sizes, bad = grouped(rows.regressed(terms.tau), rows.cluster)
+    return Counted(len(bad), int(np.count_nonzero(bad))), Counted(int(sizes.sum()), int(bad.sum()))
 
 
 def _in(rows: Rows, name: str) -> NDArray[np.bool_]:
@@ -289,17 +192,3 @@ _KINDS = {
     "per_category": _per_category,
     "strength": _strength,
 }
-
-
-def require_categories(categories: Sequence[str | None]) -> None:
-    """Refuse prompts of which some have no category.
-
-    Raises:
-        DataError: with the count.
-    """
-    missing = sum(category is None for category in categories)
-    if missing:
-        raise DataError(
-            f"{missing} of {len(categories)} prompts have no category",
-            remedy="give every row a `category` (map yours with --columns category=NAME), or leave out --per-category",
-        )

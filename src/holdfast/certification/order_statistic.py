@@ -1,57 +1,27 @@
-"""The same test read as a quantile: which tau is certified at the user's alpha.
+"""The same test read as a quantile: the smallest tau that degradations certify is one of them.
 
-D_(r), the r-th smallest of n degradations, bounds the (1 - alpha) quantile with confidence 1 - delta when
-P(Bin(n, 1 - alpha) <= r - 1) >= 1 - delta. At most n - r degradations exceed D_(r), so "D_(r) <= tau" is the
-binomial test's verdict at tau, for every tau.
+For the exact binomial test it is D_(r), r the smallest rank with P(Bin(n, 1 - alpha) <= r - 1) >= 1 - delta: at most
+n - r degradations exceed D_(r), so "D_(r) <= tau" is the verdict at tau, for every tau.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.certification.arguments import confidence_level, tally
-from holdfast.certification.binomial import most_regressions
-from holdfast.core.errors import DataError
 
+def smallest_tau(degradations: NDArray[np.float64], certifies: Callable[[float], bool]) -> float | None:
+    """Returns the smallest tau at which a test certifies; None where no finite degradation will do.
 
-def rank(n: int, alpha: float, confidence: float = 0.95, *, parts: int = 1) -> int | None:
-    """Returns the smallest r with P(Bin(n, 1 - alpha) <= r - 1) >= 1 - delta/parts; None when n is too small.
-
-    P(Bin(n, 1-alpha) <= r-1) = 1 - P(Bin(n, alpha) <= n-r), so r = n minus the most regressions that certify.
+    Regressions fall as tau grows, and only at the degradations themselves; so the smallest tau is one of these, and
+    bisection over them finds it for any test that one regression more never lets certify.
     """
-    allowed = most_regressions(n, alpha, confidence, parts=parts)
-    return None if allowed is None else n - allowed
-
-
-def certified_tau(
-    degradations: Sequence[float] | NDArray[Any], alpha: float, confidence: float = 0.95, *, parts: int = 1
-) -> float | None:
-    """Returns D_(r), the smallest tau that these degradations certify; None when no finite tau is certified.
-
-    A NaN counts as infinitely degraded.
-    """
-    values = np.asarray(degradations, dtype=np.float64)
-    if values.ndim != 1 or values.size == 0:
-        raise DataError(
-            f"degradations have shape {values.shape}, expected a non-empty vector",
-            remedy="pass one degradation per prompt",
-        )
-    r = rank(values.size, alpha, confidence, parts=parts)
-    if r is None:
-        return None
-    tau = float(np.sort(np.where(np.isnan(values), math.inf, values))[r - 1])
-    return tau if math.isfinite(tau) else None
-
-
-def dkw_halfwidth(n: int, confidence: float = 0.95) -> float:
-    """Returns sqrt(ln(2/delta) / (2n)): the whole empirical distribution is this close to the true one.
-
-    The Dvoretzky-Kiefer-Wolfowitz band holds for all tau at once, which a certificate at one tau does not.
-    """
-    _, n = tally(0, n)
-    return math.sqrt(math.log(2 / confidence_level(confidence)) / (2 * n))
+    values = np.unique(degradations)
+    values = values[np.isfinite(values)]
+    low, high = -1, len(values)  # does not certify; certifies, or is the end
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if certifies(float(values[middle])) else (middle, high)
+    return float(values[high]) if high < len(values) else None

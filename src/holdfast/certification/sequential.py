@@ -72,12 +72,12 @@ class EProcess:
         """Whether the e-value has reached 1/delta at any look."""
         return self.certified_at is not None
 
-    def upper_bound(self) -> float:
+    def upper_bound(self, *, kept: bool = True) -> float:
         """Returns a bound of the regressing share that holds at all looks at once with the stated confidence.
 
         U = sup {a : e-value of H0: p >= a is below 1/delta}. U < p would mean that the process at a = p has reached
         1/delta, which Ville bounds by delta. Each factor rises with a at fixed p1/a, so U is one crossing. Once
-        alpha is certified the bound stays at most alpha.
+        alpha is certified the bound stays at most alpha, unless what was shown is not kept.
         """
         threshold = -math.log(self.level)
         low, high = 0.0, 1.0  # not rejected, rejected or the end
@@ -85,7 +85,7 @@ class EProcess:
             middle = (low + high) / 2
             reached = float(log_e_value(self.n, self.regressions, middle)) >= threshold
             low, high = (low, middle) if reached else (middle, high)
-        return min(high, self.alpha) if self.certified else high
+        return min(high, self.alpha) if self.certified and kept else high
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state; the e-value follows from the counts, so nothing is rounded."""

@@ -15,6 +15,7 @@ import typer
 from holdfast.cli.audit import audit
 from holdfast.cli.bench import bench
 from holdfast.cli.certify import certify
+from holdfast.cli.certify_counts import certify_counts
 from holdfast.cli.check import check
 from holdfast.cli.compare import compare
 from holdfast.cli.demo import demo
@@ -48,6 +49,7 @@ app.command()(train)
 app.command()(audit)
 app.command()(certify)
 app.command()(verify)
+app.command()(certify_counts)
 app.command()(evaluate)
 app.command()(report)
 app.command()(plan)

@@ -1,4 +1,4 @@
-"""`holdfast plan`: how many prompts a certificate needs, and what a given number can and cannot certify."""
+"""`holdfast plan`: how many groups of prompts a certificate needs, and what a given number can and cannot certify."""
 
 from __future__ import annotations
 
@@ -9,104 +9,46 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.terminal import say, say_json
-from holdfast.core.errors import ConfigError, InfeasibleError
 from holdfast.core.percent import exact_percent
-
-DEFAULT_POWER = 0.9
-LIKELY = 0.8
-POWERS = (0.8, 0.9, 0.95)
-SHARES_OF_ALPHA = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)  # true rates worth showing: from a perfect model to a doubtful one
 
 
 def plan(
-    alpha: Annotated[float, typer.Option(help="The share of regressing prompts to certify.")] = 0.05,
+    alpha: Annotated[float, typer.Option(help="The share of regressing groups to certify.")] = 0.05,
     confidence: Annotated[float, typer.Option(help="The certificate's confidence, 1 - delta.")] = 0.95,
     true_rate: Annotated[float | None, typer.Option(help="The share you believe regresses really.")] = None,
     power: Annotated[
         float | None, typer.Option(help="The wanted chance of a certificate at --true-rate (0.9 unless given).")
     ] = None,
-    n: Annotated[int | None, typer.Option("--n", help="The prompts you have, in each category.")] = None,
+    n: Annotated[int | None, typer.Option("--n", help="The groups of prompts you have, in each category.")] = None,
     openings: Annotated[int, typer.Option(help="How often the split may be opened; shares delta.")] = 1,
     categories: Annotated[int, typer.Option(help="Categories certified at once; share delta.")] = 1,
+    max_weight: Annotated[
+        int | None, typer.Option(help="Certify a share of prompts in which a group weighs at most this.")
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option(help="Prompts in each group, with --max-weight (1 unless given).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Say how many prompts a certificate needs, and what N prompts can and cannot certify.
+    """Say how many groups of prompts a certificate needs, and what N of them can and cannot certify.
+
+    Near-duplicate prompts are one group; a prompt without any is a group of its own.
 
     \b
     Example:
       holdfast plan --alpha 0.05 --confidence 0.95 --true-rate 0.02 --power 0.9
       holdfast plan --n 200
     """
-    from holdfast.certification.arguments import confidence_level, count
+    from holdfast.certification.power import plan as planned
 
-    if power is not None and true_rate is None:
-        raise ConfigError("--power without --true-rate: power is the chance at a true rate", remedy="add --true-rate")
-    parts = count("openings", openings, least=1) * count("categories", categories, least=1)
-    wanted = DEFAULT_POWER if power is None else power
-    aim = (alpha, confidence, parts)
-    found: dict[str, Any] = {
-        "alpha": alpha,
-        "confidence": confidence,
-        "openings": openings,
-        "categories": categories,
-        "level": confidence_level(confidence, parts),
-        "fewest": _fewest(*aim),
-        "for_power": None if true_rate is None else _for_power(*aim, true_rate, wanted),
-        "with_n": None if n is None else _with_n(*aim, n),
-        "table": _table(*aim) if true_rate is None and n is None else None,
-    }
+    found = planned(
+        alpha, confidence, true_rate=true_rate, power=power, n=n, openings=openings, categories=categories,
+        max_weight=max_weight, group_size=group_size,
+    )  # fmt: skip
     if json:
         say_json(found)
     else:
         _show(found)
-
-
-def _fewest(alpha: float, confidence: float, parts: int) -> list[dict[str, int]]:
-    from holdfast.certification.binomial import fewest_prompts
-
-    return [{"regressions": k, "prompts": fewest_prompts(alpha, confidence, k, parts=parts)} for k in range(4)]
-
-
-def _for_power(alpha: float, confidence: float, parts: int, true_rate: float, wanted: float) -> dict[str, Any]:
-    from holdfast.certification.power import power, prompts_for_power
-
-    prompts, allowed = prompts_for_power(alpha, confidence, true_rate, wanted, parts=parts)
-    reached = power(prompts, alpha, confidence, true_rate, parts=parts)
-    return {"true_rate": true_rate, "power": wanted, "prompts": prompts, "regressions": allowed, "reached": reached}
-
-
-def _with_n(alpha: float, confidence: float, parts: int, n: int) -> dict[str, Any]:
-    from holdfast.certification.binomial import most_regressions, upper_bound
-    from holdfast.certification.power import largest_true_rate, power
-
-    rates = [float(f"{share * alpha:.3g}") for share in SHARES_OF_ALPHA]
-    return {
-        "n": n,
-        "most_regressions": most_regressions(n, alpha, confidence, parts=parts),
-        "smallest_alpha": upper_bound(0, n, confidence, parts=parts),
-        "at_power": {
-            "power": LIKELY,
-            "largest_true_rate": largest_true_rate(n, alpha, confidence, LIKELY, parts=parts),
-        },
-        "power": [{"true_rate": r, "power": power(n, alpha, confidence, r, parts=parts)} for r in rates],
-    }
-
-
-def _table(alpha: float, confidence: float, parts: int) -> list[dict[str, Any]]:
-    from holdfast.certification.power import prompts_for_power
-
-    rows: list[dict[str, Any]] = []
-    for share in SHARES_OF_ALPHA:
-        rate = float(f"{share * alpha:.3g}")
-        needed: list[dict[str, Any]] = []
-        for wanted in POWERS:
-            try:
-                prompts, allowed = prompts_for_power(alpha, confidence, rate, wanted, parts=parts)
-                needed.append({"power": wanted, "prompts": prompts, "regressions": allowed})
-            except InfeasibleError:  # beyond the largest number that is searched
-                needed.append({"power": wanted, "prompts": None, "regressions": None})
-        rows.append({"true_rate": rate, "needed": needed})
-    return rows
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -114,28 +56,42 @@ def _show(found: dict[str, Any]) -> None:
     shared = found["openings"] * found["categories"]
     each = f" (each of {shared} tests gets delta / {shared} = {found['level']:.3g})" if shared > 1 else ""
     alpha, confidence = exact_percent(found["alpha"]), exact_percent(found["confidence"])
-    say(f"To certify: at most {alpha} regress, confidence {confidence}{each}")
-    fewest = ", ".join(f"{entry['prompts']} if {entry['regressions']}" for entry in found["fewest"])
-    say(f"  prompts needed{per}: {fewest} of them regress")
+    say(f"To certify: at most {alpha} {_what(found)}, confidence {confidence}{each}")
+    fewest = ", ".join(f"{entry['groups']} if {entry['regressions']}" for entry in found["fewest"])
+    say(f"  groups needed{per}: {fewest} of them regress")
     if (aim := found["for_power"]) is not None:
         say(
-            f"  if {exact_percent(aim['true_rate'])} really regress: {aim['prompts']} prompts{per}, of which at most"
+            f"  if {exact_percent(aim['true_rate'])} really regress: {aim['groups']} groups{per}, of which at most"
             f" {aim['regressions']} may regress, certify with probability {_percent(aim['reached'])}"
         )
     if found["with_n"] is not None:
         _show_with_n(found["with_n"], found, per)
     if found["table"] is not None:
         _show_table(found["table"], per)
+    say(f"  {_assumed(found)}")
+
+
+def _what(found: dict[str, Any]) -> str:
+    if found["max_weight"] is None:
+        return "of groups of near-duplicate prompts regress"
+    return f"of prompts regress, where a group of near-duplicates weighs at most {found['max_weight']}"
+
+
+def _assumed(found: dict[str, Any]) -> str:
+    if found["max_weight"] is None:
+        return "a group regresses when one of its prompts does; where sizes differ, the test over prompts must pass too"
+    size = found["group_size"]
+    return "for groups of one prompt" if size == 1 else f"for groups of {size} prompts that regress together"
 
 
 def _show_with_n(have: dict[str, Any], found: dict[str, Any], per: str) -> None:
     n, most, alpha = have["n"], have["most_regressions"], exact_percent(found["alpha"])
     smallest = _hundredths(have["smallest_alpha"], math.ceil)
     if most is None:
-        say(f"{n} prompts{per} cannot certify {alpha}, whatever they show: {found['fewest'][0]['prompts']} are needed")
+        say(f"{n} groups{per} cannot certify {alpha}, whatever they show: {found['fewest'][0]['groups']} are needed")
         say(f"  the smallest share they can certify, with no regression: {smallest}")
         return
-    say(f"{n} prompts{per} can certify {alpha} if at most {most} of them regress; {most + 1} or more cannot")
+    say(f"{n} groups{per} can certify {alpha} if at most {most} of them regress; {most + 1} or more cannot")
     say(f"  no result of theirs certifies less than {smallest}")
     likely = _hundredths(have["at_power"]["largest_true_rate"], math.floor)
     say(f"  they certify in 4 of 5 cases only if at most {likely} regress")
@@ -144,10 +100,10 @@ def _show_with_n(have: dict[str, Any], found: dict[str, Any], per: str) -> None:
 
 
 def _show_table(rows: list[dict[str, Any]], per: str) -> None:
-    say(f"  prompts needed{per} (and regressions allowed) to certify with the given probability:")
-    say(f"    {'if really':<12}" + "".join(f"{_percent(power):>16}" for power in POWERS))
+    say(f"  groups needed{per} (and regressions allowed) to certify with the given probability:")
+    say(f"    {'if really':<12}" + "".join(f"{_percent(entry['power']):>16}" for entry in rows[0]["needed"]))
     for row in rows:
-        cells = (f"{e['prompts']} ({e['regressions']})" if e["prompts"] else "too many" for e in row["needed"])
+        cells = (f"{e['groups']} ({e['regressions']})" if e["groups"] else "too many" for e in row["needed"])
         say(f"    {_percent(row['true_rate']):<12}" + "".join(f"{cell:>16}" for cell in cells))
 
 

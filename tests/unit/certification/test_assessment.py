@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from holdfast.certification.assessment import Rows, Terms, assess, cluster_worst, require_enough
+from holdfast.certification.assessment import Rows, Terms, assess, require_enough
 from holdfast.certification.binomial import p_value, upper_bound
 from holdfast.core.errors import CheckpointError, InfeasibleError
 
@@ -28,15 +28,16 @@ def rows(degradation, *, cluster=None, category=None, strength=math.nan) -> Rows
     )
 
 
-def test_a_cluster_regresses_with_its_worst_member():
+def test_a_group_regresses_with_any_of_its_prompts():
     found = assess(rows([0.0] * 29 + [0.5, 0.0, math.nan], cluster=[*range(20)] + [3] * 9 + [3, 4, 4]), terms())
     assert (found["n"], found["examples"], found["regressions"]) == (20, 32, 2)
-    assert found["p_value"] == p_value(2, 20, 0.2)
-
-
-def test_the_worst_of_a_cluster_whatever_the_labels():
-    worst = cluster_worst(rows([1.0, -2.0, math.nan, -3.0], cluster=[7, 2, 9, 2]))
-    assert worst.tolist() == [-2.0, 1.0, math.inf]
+    assert found["groups"] == {
+        "n": 20, "regressions": 2, "p_value": p_value(2, 20, 0.2), "upper_bound": upper_bound(2, 20)
+    }  # fmt: skip
+    assert found["rows"] == {
+        "n": 32, "regressions": 2, "p_value": p_value(2, 32, 0.2), "upper_bound": upper_bound(2, 32)
+    }  # fmt: skip
+    assert found["p_value"] == p_value(2, 20, 0.2) > p_value(2, 32, 0.2)
 
 
 def test_at_tau_exactly_nothing_regresses():
@@ -44,13 +45,16 @@ def test_at_tau_exactly_nothing_regresses():
     assert assess(rows([np.nextafter(0.1, 1)] * 20), terms())["regressions"] == 20
 
 
-def test_a_sequence_that_turned_bad_after_it_certified_says_so():
+def test_a_sequence_that_turned_bad_is_not_certified_and_says_why():
     good = assess(rows([0.0] * 40), terms("sequential"))
     turned = assess(rows([0.0] * 40 + [0.5] * 40), terms("sequential"))
     assert good["certified"]
-    assert turned["certified"], "what was shown at a look stays shown, if the order was independent"
-    assert "do not rely on it" in turned["statement"]
-    assert "rely" not in good["statement"]
+    assert not turned["certified"]
+    assert turned["sequential"]["certified_at"] is not None
+    assert turned["upper_bound"] > 0.5
+    assert "was shown after 22 prompts, but more than that do by now (40 of 80 groups did" in turned["statement"]
+    back = assess(rows([0.0] * 40 + [0.5] * 40 + [0.0] * 120), terms("sequential"))
+    assert back["certified"], "20 % is not more than 20 %"
 
 
 def test_the_bound_of_a_strength_allows_for_the_choice_of_it():
@@ -75,12 +79,12 @@ def test_the_certified_tau_is_where_the_verdict_turns():
     assert not assess(rows(values), terms("finite_pool", pool=90, tau=np.nextafter(tau, 0)))["certified"]
 
 
-def test_a_pool_counts_prompts_not_clusters():
+def test_a_pool_counts_prompts_not_groups():
     found = assess(rows([0.0] * 20, cluster=[0] * 20), terms("finite_pool", pool=20))
     assert (found["n"], found["upper_bound"], found["certified"]) == (20, 0.0, True)
 
 
-def test_a_cluster_in_two_categories_counts_in_both():
+def test_a_group_in_two_categories_counts_in_both():
     category = ["a"] * 20 + ["b"] * 20
     cluster = [*range(20), 0, *range(21, 40)]
     found = assess(rows([0.0] * 20 + [0.5] + [0.0] * 19, cluster=cluster, category=category), terms("per_category"))

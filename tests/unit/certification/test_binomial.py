@@ -107,38 +107,43 @@ def test_the_whole_list_is_needed_when_nothing_may_be_bad():
 
 
 def test_nan_degradations_never_certify():
-    values = [0.0] * 58 + [math.nan]
-    assert order_statistic.certified_tau(values, 0.05) is None
-    assert order_statistic.certified_tau([0.0] * 59, 0.05) == 0.0
-    assert order_statistic.certified_tau([0.0] * 58, 0.05) is None  # too few
-    with pytest.raises(DataError, match=r"shape \(0,\)"):
-        order_statistic.certified_tau([], 0.05)
+    def tau(values):
+        degradations = np.array(values)
+        return order_statistic.smallest_tau(
+            degradations, lambda at: binomial.p_value(int((~(degradations <= at)).sum()), len(values), 0.05) <= 0.05
+        )
+
+    assert tau([0.0] * 58 + [math.nan]) is None
+    assert tau([0.0] * 58 + [math.inf]) is None
+    assert tau([0.0] * 59) == 0.0
+    assert tau([0.0] * 58) is None  # too few
+    assert tau([0.0] * 92 + [math.nan]) == 0.0
 
 
 def test_power_beyond_alpha_is_refused():
     for rate in (0.05, 0.2):
         with pytest.raises(InfeasibleError, match=r"is not below alpha = 0\.05"):
-            power.prompts_for_power(0.05, 0.95, rate, 0.9)
-    with pytest.raises(InfeasibleError, match="more than 1,000,000 prompts"):
-        power.prompts_for_power(1e-5, 0.95, 9e-6, 0.9)
+            power.groups_for_power(power.Design(), rate, 0.9)
+    with pytest.raises(InfeasibleError, match="more than 1,000,000 groups"):
+        power.groups_for_power(power.Design(1e-5), 9e-6, 0.9)
     with pytest.raises(ConfigError, match="power = 1, expected a share"):
-        power.prompts_for_power(0.05, 0.95, 0.01, 1)
+        power.groups_for_power(power.Design(), 0.01, 1)
 
 
 def test_power_is_a_saw_and_its_first_tooth_is_found():
-    n, k = power.prompts_for_power(0.05, 0.95, 0.02, 0.9)
-    assert power.power(n, 0.05, 0.95, 0.02) >= 0.9 > power.power(n + 10, 0.05, 0.95, 0.02)
-    assert power.power(58, 0.05, 0.95, 0.0) == 0.0
+    n, k = power.groups_for_power(power.Design(), 0.02, 0.9)
+    assert power.power(n, power.Design(), 0.02) >= 0.9 > power.power(n + 10, power.Design(), 0.02)
+    assert power.power(58, power.Design(), 0.0) == 0.0
     assert binomial.most_regressions(n, 0.05) == k
 
 
 def test_the_largest_true_rate_has_the_power():
-    rate = power.largest_true_rate(200, 0.05, 0.95, 0.8)
-    assert power.power(200, 0.05, 0.95, rate) == pytest.approx(0.8, rel=1e-9)
-    assert power.largest_true_rate(58, 0.05, 0.95, 0.8) is None
+    rate = power.largest_true_rate(200, power.Design(), 0.8)
+    assert power.power(200, power.Design(), rate) == pytest.approx(0.8, rel=1e-9)
+    assert power.largest_true_rate(58, power.Design(), 0.8) is None
 
 
 def test_a_hundred_thousand_prompts_are_planned():
-    n, k = power.prompts_for_power(0.05, 0.95, 0.048, 0.9)
+    n, k = power.groups_for_power(power.Design(), 0.048, 0.9)
     assert 90_000 < n < 110_000
     assert binomial.fewest_prompts(0.05, 0.95, k) == n

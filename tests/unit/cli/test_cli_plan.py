@@ -11,10 +11,10 @@ def test_with_no_arguments_it_prints_a_table(holdfast):
     code, out, err = holdfast("plan")
     assert (code, err) == (0, "")
     assert out.splitlines()[:2] == [
-        "To certify: at most 5 % regress, confidence 95 %",
-        "  prompts needed: 59 if 0, 93 if 1, 124 if 2, 153 if 3 of them regress",
+        "To certify: at most 5 % of groups of near-duplicate prompts regress, confidence 95 %",
+        "  groups needed: 59 if 0, 93 if 1, 124 if 2, 153 if 3 of them regress",
     ]
-    assert [line.split() for line in out.splitlines()[-2:]] == [
+    assert [line.split() for line in out.splitlines()[-3:-1]] == [
         ["3", "%", "601", "(21)", "832", "(31)", "1036", "(40)"],
         ["4", "%", "2698", "(116)", "3701", "(163)", "4654", "(208)"],
     ]
@@ -23,13 +23,13 @@ def test_with_no_arguments_it_prints_a_table(holdfast):
 def test_true_rate_and_power(holdfast):
     code, out, _ = holdfast("plan", "--true-rate", 0.02, "--power", 0.9)
     assert code == 0
-    assert "if 2 % really regress: 311 prompts, of which at most 9 may regress" in out
+    assert "if 2 % really regress: 311 groups, of which at most 9 may regress" in out
     assert holdfast("plan", "--true-rate", 0.02)[1] == out  # 0.9 unless given
 
 
 def test_what_n_prompts_can_and_cannot(holdfast):
     _, out, _ = holdfast("plan", "--n", 200)
-    assert "200 prompts can certify 5 % if at most 4 of them regress; 5 or more cannot" in out
+    assert "200 groups can certify 5 % if at most 4 of them regress; 5 or more cannot" in out
     assert "no result of theirs certifies less than 1.49 %" in out
     assert "they certify in 4 of 5 cases only if at most 1.54 % regress" in out
 
@@ -37,7 +37,7 @@ def test_what_n_prompts_can_and_cannot(holdfast):
 def test_too_few_prompts_are_told_so(holdfast):
     code, out, _ = holdfast("plan", "--n", 58)
     assert code == 0
-    assert "58 prompts cannot certify 5 %, whatever they show: 59 are needed" in out
+    assert "58 groups cannot certify 5 %, whatever they show: 59 are needed" in out
     assert "with no regression: 5.04 %" in out
 
 
@@ -46,7 +46,7 @@ def test_json_says_the_same(holdfast):
     found = json.loads(out)
     assert code == 0
     assert found["level"] == pytest.approx(0.05 / 14)
-    assert found["fewest"][0] == {"regressions": 0, "prompts": 110}
+    assert found["fewest"][0] == {"regressions": 0, "groups": 110}
     assert found["for_power"]["reached"] >= 0.9
     assert found["with_n"]["most_regressions"] == 2
     likely = found["with_n"]["at_power"]
@@ -58,7 +58,7 @@ def test_json_says_the_same(holdfast):
 def test_the_whole_table_in_json(holdfast):
     found = json.loads(holdfast("plan", "--json")[1])
     row = next(row for row in found["table"] if row["true_rate"] == 0.02)
-    assert [(e["power"], e["prompts"], e["regressions"]) for e in row["needed"]] == [
+    assert [(e["power"], e["groups"], e["regressions"]) for e in row["needed"]] == [
         (0.8, 234, 6), (0.9, 311, 9), (0.95, 386, 12),
     ]  # fmt: skip
     assert (found["for_power"], found["with_n"]) == (None, None)
@@ -67,7 +67,7 @@ def test_the_whole_table_in_json(holdfast):
 def test_a_table_beyond_a_million_prompts_says_so(holdfast):
     code, out, _ = holdfast("plan", "--alpha", 0.00005)
     assert code == 0
-    assert "too many" in out.splitlines()[-1]
+    assert "too many" in out.splitlines()[-2]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""A share of prompts in which a group of near-duplicates weighs at most c, whatever links its size to its failures.
+
+Groups are drawn independently. Of the N prompts of a group F regress; it weighs w = min(N, c). H0: the weighted share
+E[w F/N] / E[w] is at least alpha, that is E[Z] >= 0 with Z = w (F/N - alpha) <= (1 - alpha) c. For every lambda in
+(0, 1 / ((1 - alpha) c)) the factor 1 - lambda Z is positive and has expectation at most 1 under H0, and so has
+
+    E = mean over a fixed grid of lambda of prod_j (1 - lambda Z_j).
+
+By Markov's inequality E reaches 1/delta with probability at most delta under H0, so min(1, 1/E) is a p-value. With
+c = 1 and groups of one prompt, E is the e-value of `sequential`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.certification.arguments import GRID, confidence_level, grid_alpha
+from holdfast.certification.binomial import rounded
+from holdfast.certification.sequential import MIXTURE
+
+# lambda (1 - alpha) c: the mixture of the e-process, where p1 = (1 - share) alpha.
+SHARES = 1 - MIXTURE
+_BISECTIONS = 60
+
+
+def log_e_value(
+    sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int, alpha: float, counts: NDArray[np.int64] | None = None
+) -> float:
+    """Returns log E.
+
+    Args:
+        sizes: prompts of each group.
+        failed: of those, the regressed.
+        cap: c, the most that a group weighs.
+        counts: how many groups there are of each; one unless given.
+    """
+    kinds, repeats = (np.stack((sizes, failed)), counts) if counts is not None else _tallied(sizes, failed)
+    weight, share = np.minimum(kinds[0], cap) / cap, kinds[1] / kinds[0]
+    lost = weight * (share - alpha) / (1 - alpha)  # Z / ((1 - alpha) c)
+    logs = repeats @ np.log1p(-SHARES * lost[:, None])
+    largest = logs.max()
+    return float(largest + np.log(np.exp(logs - largest).mean()))
+
+
+def p_value(sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int, alpha: float) -> float:
+    """Returns min(1, 1/E) at alpha."""
+    return _p_of(sizes, failed, cap)(grid_alpha(alpha))
+
+
+def equal_groups(k: Any, n: Any, relative_weight: float, alpha: float) -> NDArray[np.float64]:
+    """Returns min(1, 1/E) elementwise for n groups of one size of which k regress as a whole; w/c = relative_weight."""
+    k, n = np.asarray(k, dtype=np.float64), np.asarray(n, dtype=np.float64)
+    step = SHARES * relative_weight
+    logs = k[..., None] * np.log1p(-step) + (n - k)[..., None] * np.log1p(step * alpha / (1 - alpha))
+    largest = logs.max(axis=-1)
+    log_e = largest + np.log(np.exp(logs - largest[..., None]).mean(axis=-1))
+    return rounded(np.exp(-np.maximum(log_e, 0.0)))
+
+
+def upper_bound(
+    sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int, confidence: float = 0.95, *, parts: int = 1
+) -> float:
+    """Returns the smallest alpha of ten significant digits that these groups certify at level (1 - confidence) / parts.
+
+    Z / ((1 - alpha) c) falls with alpha, so E rises with it and crosses 1 / level once.
+    """
+    level, p = confidence_level(confidence, parts), _p_of(sizes, failed, cap)
+    low, high = 0.0, 1.0  # not certified; certified, or the end
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if middle < 1 and p(middle) <= level else (middle, high)
+    bound = Context(prec=GRID.prec, rounding=ROUND_CEILING).create_decimal(repr(high))
+    while (lower := GRID.next_minus(bound)) > 0 and p(float(lower)) <= level:
+        bound = lower
+    while bound < 1 and p(float(bound)) > level:
+        bound = GRID.next_plus(bound)
+    return float(min(bound, Decimal(1)))
+
+
+def _p_of(sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int) -> Callable[[float], float]:
+    kinds, repeats = _tallied(sizes, failed)
+
+    def p(alpha: float) -> float:
+        return float(rounded(np.exp(-np.maximum(log_e_value(kinds[0], kinds[1], cap, alpha, repeats), 0.0))))
+
+    return p
+
+
+def _tallied(sizes: NDArray[np.int64], failed: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The different pairs (size, failed) in order, and how many groups have each: the order of groups has no say."""
+    kinds, repeats = np.unique(np.stack((sizes, failed)), axis=1, return_counts=True)
+    return kinds, repeats

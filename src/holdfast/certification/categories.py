@@ -1,0 +1,102 @@
+"""A share tested in every category at once: the test of `share` in each, Holm's correction over all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.certification import binomial
+from holdfast.certification.arguments import confidence_level, count, rate
+from holdfast.certification.certificate import require_enough
+from holdfast.certification.holm import adjusted
+from holdfast.certification.share import Counted, share_test
+from holdfast.core.errors import DataError
+
+Measured: TypeAlias = tuple[Sequence[bool] | NDArray[np.bool_], Sequence[int] | NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class CategoryVerdict:
+    """One category among several that were tested together.
+
+    Attributes:
+        n, regressions: units of the test: groups, or prompts that were drawn one by one.
+        groups, rows: counts of groups and of prompts, each with its test before the correction.
+        p_value, adjusted_p: before and after Holm's correction; certified when adjusted_p is at most the level.
+        upper_bound: simultaneous for all categories at the stated confidence; at most alpha exactly when certified.
+        needed: the units without a regression that certify the category whatever the others show, where `n` is
+            below it; else None, and with a max_weight, where it depends on the sizes of groups.
+    """
+
+    n: int
+    regressions: int
+    groups: Counted
+    rows: Counted
+    p_value: float
+    adjusted_p: float
+    upper_bound: float
+    certified: bool
+    needed: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields by name."""
+        return asdict(self)
+
+
+def certify_categories(
+    measured: Mapping[str, Measured],
+    alpha: float = 0.05,
+    confidence: float = 0.95,
+    *,
+    openings: int = 1,
+    drawn: str = "groups",
+    max_weight: int | None = None,
+) -> dict[str, CategoryVerdict]:
+    """Tests every category, {name: (failed, group)}, with Holm's correction: any false verdict has P <= delta.
+
+    The bounds fit the verdicts and hold together with them (Strassburger and Bretz 2008): categories that fail get
+    the bound at level / (number of failed), categories that pass get alpha, or, when all pass, the bound at
+    level / (number of categories) where that is lower.
+
+    Raises:
+        InfeasibleError: the largest category has too few units for any verdict; names the number needed.
+    """
+    if not measured:
+        raise DataError("no categories, expected at least one", remedy="give every prompt a category")
+    alpha, level = rate("alpha", alpha), confidence_level(confidence, count("openings", openings, least=1))
+    test = partial(share_test, alpha=alpha, confidence=confidence, drawn=drawn, max_weight=max_weight)
+    alone = {name: test(*pair, parts=openings) for name, pair in measured.items()}
+    shares, needed = openings * len(alone), 0
+    if max_weight is None:
+        needed = binomial.fewest_prompts(alpha, confidence, parts=shares)
+        most, unit = max(one.unit.n for one in alone.values()), "prompts" if drawn == "rows" else "groups"
+        require_enough(most, needed, alpha, confidence, shares, unit=f"{unit} in a category")
+    corrected = adjusted({name: one.p_value for name, one in alone.items()})
+    failed = sum(p > level for p in corrected.values())
+
+    def bound(name: str, passed: bool) -> float:
+        if passed and failed:
+            return alpha
+        if passed:
+            return min(alpha, test(*measured[name], parts=shares).upper_bound)
+        return test(*measured[name], parts=openings * failed).upper_bound
+
+    return {
+        name: CategoryVerdict(
+            n=one.unit.n,
+            regressions=one.unit.regressions,
+            groups=one.groups,
+            rows=one.rows,
+            p_value=one.p_value,
+            adjusted_p=corrected[name],
+            upper_bound=bound(name, corrected[name] <= level),
+            certified=corrected[name] <= level,
+            needed=needed if one.unit.n < needed else None,
+        )
+        for name, one in alone.items()
+    }
