@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.auditing.audit import audit as audit
+    from holdfast.auditing.certify import certify as certify
     from holdfast.auditing.result import Audit as Audit
+    from holdfast.auditing.verify import verify as verify
     from holdfast.certification.certificate import Certificate as Certificate
-    from holdfast.certification.certificate import certify as certify
+    from holdfast.certification.certificate import certify_counts as certify_counts
+    from holdfast.certification.power import plan as plan
     from holdfast.config import load_config as load_config
     from holdfast.constraint.barrier import barrier_multiplier as barrier_multiplier
     from holdfast.constraint.chance import ChanceConstraint as ChanceConstraint
@@ -30,9 +33,12 @@ _HOMES = {
     "SafetyFilter": "holdfast.constraint.filter",
     "audit": "holdfast.auditing.audit",
     "barrier_multiplier": "holdfast.constraint.barrier",
-    "certify": "holdfast.certification.certificate",
+    "certify": "holdfast.auditing.certify",
+    "certify_counts": "holdfast.certification.certificate",
     "load_config": "holdfast.config",
+    "plan": "holdfast.certification.power",
     "run": "holdfast.pipeline",
+    "verify": "holdfast.auditing.verify",
 }
 
 __all__ = [
@@ -45,8 +51,11 @@ __all__ = [
     "audit",
     "barrier_multiplier",
     "certify",
+    "certify_counts",
     "load_config",
+    "plan",
     "run",
+    "verify",
 ]
 
 

@@ -13,11 +13,11 @@ from holdfast.cli.main import app
 
 PUBLIC = [
     "Audit", "Certificate", "ChanceConstraint", "SafeSFTConfig", "SafeSFTTrainer", "SafetyFilter", "audit",
-    "barrier_multiplier", "certify", "load_config", "run",
+    "barrier_multiplier", "certify", "certify_counts", "load_config", "plan", "run", "verify",
 ]  # fmt: skip
 COMMANDS = [
-    "audit", "bench", "certify", "check", "compare", "demo", "evaluate", "init", "judge", "ls", "plan", "report",
-    "study", "train",
+    "audit", "bench", "certify", "certify-counts", "check", "compare", "demo", "evaluate", "init", "judge", "ls",
+    "plan", "report", "study", "train", "verify",
 ]  # fmt: skip
 
 
@@ -80,5 +80,5 @@ def test_the_planning_test_can_fail():
 
 
 def test_certifying_a_count_needs_no_torch():
-    loaded = imported_by("import holdfast\nassert holdfast.certify(0, 59).certified")
+    loaded = imported_by("import holdfast\nassert holdfast.certify_counts(0, 59).certified")
     assert not {"torch", "transformers", "trl", "scipy.stats"} & loaded

@@ -15,9 +15,7 @@ def test_a_model_that_stopped_refusing_does_not_pass_the_gate(command, tmp_path)
     after = behaving.saved(tmp_path / "after", margin=behaving.AFTER)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in behaving.rows(80)), encoding="utf-8")
-    found = command(
-        "certify", "--before", before, "--after", after, "--prompts", prompts, "--output", tmp_path / "out"
-    )
+    found = command("certify", "--before", before, "--after", after, "--prompts", prompts, "--output", tmp_path / "out")
     assert found.code != CERTIFIED, "the gate passed a model that refuses nothing any more"
     assert found.code == 4
 

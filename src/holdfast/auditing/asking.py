@@ -14,14 +14,14 @@ from typing import Any
 
 from holdfast.auditing.measure import Progress
 from holdfast.auditing.pair import Name, Pair
-from holdfast.certification.behaviour import UNSORTED, Claimed
+from holdfast.certification.behaviour import UNSORTED
 from holdfast.constraint.completion import deterministic
 from holdfast.core.hashing import sha256_file
 from holdfast.data.examples import Example
 from holdfast.evaluation.engines import BATCH_SIZE, open_engine
 from holdfast.evaluation.prompts import prompt_ids, require_room, require_sizes
 from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.reply_classes import sort_reply
+from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
 from holdfast.evaluation.store import replies
 
 FOLDER = "replies"
@@ -151,9 +151,7 @@ class Asked:
             "strength": strength,
         }  # fmt: skip
         tell = self._telling() if examples is self.examples else None
-        return replies(
-            self.folder / f"{stored}.jsonl", header, examples, engine, max_new_tokens=length, progress=tell
-        )
+        return replies(self.folder / f"{stored}.jsonl", header, examples, engine, max_new_tokens=length, progress=tell)
 
     def _telling(self) -> Callable[[int], None] | None:
         progress, before, total = self._progress, self._finished, self._passes * len(self.examples)
@@ -166,10 +164,10 @@ def _other_batches(size: int, prompts: int) -> int:
 
 
 def _undecided(reply: Reply) -> bool:
-    return reply.truncated and sort_reply(reply.text, truncated=True).reply_class != Claimed.ANSWERS
+    return reply.truncated and sort_reply(reply.text, truncated=True).reply_class != ReplyClass.ANSWERED
 
 
 def class_of(reply: Reply) -> str:
     """The class of a reply; a refusal that nobody saw the end of may have given in, so it is unsorted."""
     found = sort_reply(reply.text, truncated=reply.truncated).reply_class
-    return UNSORTED if reply.truncated and found == Claimed.REFUSALS else str(found)
+    return UNSORTED if reply.truncated and found == ReplyClass.REFUSED else str(found)

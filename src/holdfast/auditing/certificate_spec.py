@@ -9,10 +9,10 @@ from typing import Any
 
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.certification.arguments import confidence_level, count
-from holdfast.certification.terms import Terms
 from holdfast.certification.behaviour import BETWEEN, Claimed
 from holdfast.certification.claim import JUDGE, Claim
 from holdfast.certification.record import KINDS, WAYS
+from holdfast.certification.terms import Terms
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.hashing import sha256_json

@@ -1,7 +1,7 @@
 """`certificate.parquet`: what a certificate counted, one row per prompt, without any text.
 
-By behaviour the rows are the classes of the replies, otherwise degradations. Degradations of certify prompts are written for verification alone and shown nowhere, so the file is for its owner
-(mode 0600).
+By behaviour the rows are the classes of the replies, otherwise degradations. They are written for verification alone
+and shown nowhere, so the file is for its owner (mode 0600).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.certification.terms import Rows
 from holdfast.certification.behaviour import Classes
 from holdfast.certification.record import TABLE_NAME, CertificateRecord
+from holdfast.certification.terms import Rows
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import write_bytes
 

@@ -75,14 +75,14 @@ def certify(
         DataError: bad data, or a prompt that was trained on.
         InfeasibleError: too few prompts, or an opening that was not declared.
     """
-    if isinstance(before, int) or isinstance(after, int):
+    given: Any = (before, after)
+    if any(isinstance(one, int) for one in given):
         raise ConfigError(
             f"certify({before!r}, {after!r}, ...) got counts, expected two models",
             remedy="holdfast.certify_counts(regressions, n) tests a count",
         )
-    wanted = {"alpha": alpha, "tau": tau, "unit": unit}
-    given = {name: value for name, value in wanted.items() if value is not None}
-    limit = ChanceConstraint(**given)  # type: ignore[arg-type]  (checked there, with a message)
+    wanted: dict[str, Any] = {"alpha": alpha, "tau": tau, "unit": unit}
+    limit = ChanceConstraint(**{name: value for name, value in wanted.items() if value is not None})
     record = open_certify(
         before, after, str(prompts) if isinstance(prompts, str | Path) else _examples(prompts), limit,
         by=by, also=[also] if isinstance(also, str) else also, output=Path(output), judge=judge,

@@ -14,14 +14,24 @@ from holdfast.auditing.certify_prompts import Leakage, Prompts
 from holdfast.auditing.measures import Measure
 from holdfast.auditing.pair import Pair
 from holdfast.auditing.strength import strength_folder, write_strength
-from holdfast.certification.terms import Terms
 from holdfast.certification.openings import Opening
 from holdfast.certification.record import TABLE_NAME, CertificateRecord
 from holdfast.certification.sentence import assessed, named_statement
+from holdfast.certification.terms import Terms
 from holdfast.constraint.chance import NOISE_MARGIN
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.models.content import content_of
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a certificate's parts come from: ledger, prompts and a run's splits.json; and the leak search."""
+
+    ledger: Path
+    prompts: str | None
+    splits: Path | None
+    leakage: Leakage
 
 
 @dataclass(frozen=True)
@@ -35,10 +45,7 @@ class Evidence:
     table: Table
     terms: Terms
     entry: Opening
-    ledger: Path
-    source: str | None
-    splits: Path | None
-    leakage: Leakage
+    sources: Sources
 
 
 def issue(evidence: Evidence, output: Path, *, notes: Sequence[str] = ()) -> CertificateRecord:
@@ -55,7 +62,7 @@ def issue(evidence: Evidence, output: Path, *, notes: Sequence[str] = ()) -> Cer
             write_strength(pair, chosen, folder)
             after = found["strength"]["adapter"] = str(folder.resolve())
             after_sha256 = content_of(folder, trust_remote_code=spec.setup.trust_remote_code).sha256
-    replies = facts.pop("replies_sha256", None)
+    replies, splits = facts.pop("replies_sha256", None), evidence.sources.splits
     if found["behaviour"] is not None:
         found["behaviour"] |= facts | _asked(spec)
     bound = {
@@ -63,7 +70,7 @@ def issue(evidence: Evidence, output: Path, *, notes: Sequence[str] = ()) -> Cer
         "table_sha256": write_table(output / TABLE_NAME, evidence.table, terms.tau),
         "before_sha256": pair.before.sha256, "after_sha256": after_sha256, "reference_sha256": pair.before.sha256,
         "tokenizer_sha256": pair.tokenizers.tokenizer_sha256, "template_sha256": pair.tokenizers.template_sha256,
-        "splits_sha256": None if evidence.splits is None else sha256_file(evidence.splits), "replies_sha256": replies,
+        "splits_sha256": None if splits is None else sha256_file(splits), "replies_sha256": replies,
     }  # fmt: skip
     models = {"before": str(spec.before), "after": str(spec.after)}
     found["statement"] = named_statement(found["statement"], spec.by, models, bound, found["behaviour"])
@@ -73,10 +80,10 @@ def issue(evidence: Evidence, output: Path, *, notes: Sequence[str] = ()) -> Cer
         openings=_opening(evidence), bound=bound,
         places={
             "before": place_of(spec.before), "after": after, "table": TABLE_NAME,
-            "prompts": None if evidence.source is None else place_of(evidence.source),
-            "splits": None if evidence.splits is None else str(evidence.splits.resolve()),
+            "prompts": None if evidence.sources.prompts is None else place_of(evidence.sources.prompts),
+            "splits": None if splits is None else str(splits.resolve()),
         },
-        leakage=asdict(evidence.leakage), settings=spec.settings, noise_floor=evidence.measure.noise,
+        leakage=asdict(evidence.sources.leakage), settings=spec.settings, noise_floor=evidence.measure.noise,
         assumptions=[*assumptions(evidence), *evidence.measure.notes(), *notes],
         versions=versions(), commit=commit(), hardware=hardware(),
         made=datetime.now(UTC).isoformat(timespec="seconds"), **found,
@@ -101,7 +108,7 @@ def _opening(evidence: Evidence) -> dict[str, Any]:
     return {
         "declared": entry.declared,
         "this": entry.number,
-        "ledger": str(evidence.ledger.resolve()),
+        "ledger": str(evidence.sources.ledger.resolve()),
         "claim": entry.claim,
     }
 
@@ -166,7 +173,7 @@ def assumptions(evidence: Evidence) -> list[str]:
         "The hashes bind this file to data, models and table. They are not a signature: compare the sha256 with the "
         "one that was printed when it was issued, or sign it.",
     ]
-    if not evidence.leakage.checked:
+    if not evidence.sources.leakage.checked:
         found.append("No training data was given: that no prompt was trained on is assumed, not checked.")
     if terms.openings > 1:
         found.append(

@@ -22,9 +22,9 @@ from holdfast.auditing.measure import Progress, measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import Name, Pair
 from holdfast.auditing.strength import search_strength
+from holdfast.certification.behaviour import Claimed, Classes, too_many_flips
 from holdfast.certification.enough import require_enough
 from holdfast.certification.terms import Rows, Terms
-from holdfast.certification.behaviour import Classes, Claimed, too_many_flips
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import DataError, InfeasibleError, NumericalError, UnsupportedError
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
@@ -32,8 +32,11 @@ from holdfast.data.examples import prompt_text
 from holdfast.evaluation.on_policy import degradations
 from holdfast.evaluation.refusal_rules import RULES_REVISION
 
-RULES='refusal rules'
-def rule_error_rates(): return None
+RULES = "refusal rules"
+
+
+def rule_error_rates():
+    return None
 
 
 class Measure(Protocol):
@@ -45,9 +48,11 @@ class Measure(Protocol):
         settles: whether measuring again may give something else, so that the first outcome stands.
     """
 
-    by: str
     noise: float
     settles: bool
+
+    @property
+    def by(self) -> str: ...
 
     def settings(self) -> dict[str, Any]:
         """What the claim records of how replies were made and judged."""
@@ -145,9 +150,13 @@ class ByJudge:
     asking: Asking
     output: Path
     progress: Progress | None = None
-    by: str = "harm"
     noise: float = 0.0
     settles: bool = True
+
+    @property
+    def by(self) -> str:
+        """`harm`."""
+        return "harm"
 
     def settings(self) -> dict[str, Any]:
         """The judge and the longest reply."""
@@ -198,12 +207,16 @@ class ByBehaviour:
     output: Path
     claims: tuple[Claimed, ...] = (Claimed.REFUSALS,)
     progress: Progress | None = None
-    by: str = "behaviour"
     noise: float = 0.0
     settles: bool = True
     _asked: Asked | None = None
     _before: Sequence[str] = ()
     _again: Sequence[str] = ()
+
+    @property
+    def by(self) -> str:
+        """`behaviour`."""
+        return "behaviour"
 
     def settings(self) -> dict[str, Any]:
         """The rules and the longest reply."""

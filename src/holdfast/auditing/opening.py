@@ -16,17 +16,17 @@ from holdfast.auditing.asking import Asking
 from holdfast.auditing.certificate_spec import CertificateSpec, Setup
 from holdfast.auditing.certificate_table import Table, read_stored
 from holdfast.auditing.certify_prompts import Leakage, Prompts, read_prompts, require_no_leak, require_not_steering
-from holdfast.auditing.issuing import Evidence, issue
+from holdfast.auditing.issuing import Evidence, Sources, issue
 from holdfast.auditing.judging import open_judging
 from holdfast.auditing.measure import Progress
 from holdfast.auditing.measures import ByBehaviour, ByJudge, ByLikelihood, Measure
 from holdfast.auditing.verify import require_entered, require_figures
-from holdfast.certification.enough import require_categories, require_enough
-from holdfast.certification.terms import Rows, Terms
-from holdfast.certification.behaviour import Classes, Claimed, claimed
+from holdfast.certification.behaviour import Claimed, Classes, claimed
 from holdfast.certification.claim import Claim
+from holdfast.certification.enough import require_categories, require_enough
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
+from holdfast.certification.terms import Rows, Terms
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.examples import Example
@@ -68,7 +68,7 @@ def open_certify(
         after: the same: what is judged.
         safety: the certify prompts: a file or hub data set, or examples, which came from `source`.
         constraint: alpha; by kl and likelihood tau, unit and first_k; by harm tau is a difference of probabilities.
-        output: folder for `certificate.json`, `certificate.parquet`, the replies and, of a strength search, the adapter.
+        output: folder for certificate.json, certificate.parquet, the replies and, of a strength search, the adapter.
         by: `behaviour` (what the model before refused is refused), `harm` (a judge's scores of replies), `kl` or
             `likelihood` (of the given completions); None: as the constraint's unit says.
         also: `answers`: by behaviour, claim the same for what the model before answered.
@@ -95,8 +95,7 @@ def open_certify(
     by = "harm" if judge is not None else by or ("kl" if limit.unit == "kl_token" else "likelihood")
     claims = _claims(also, by)
     measure = _measure(by, limit, claims, Asking(max_new_tokens, setup.template), output, judge, setup, progress)
-    if isinstance(measure, ByLikelihood):
-        limit = measure.limit
+    limit = replace(limit, unit="kl_token") if by == "kl" else limit
     spec = CertificateSpec(
         before, after, limit, measure.by, kind, confidence, pool, drawn, max_weight, claims, setup, measure.settings()
     )
@@ -106,13 +105,27 @@ def open_certify(
         require_not_steering(prompts.ids, after)
     leakage = leakage or require_no_leak(prompts.examples, train_data, setup.reading)
     book = Ledger(ledger or default_ledger(place or ""))
-    order: dict[str, Any] = {"sequential": kind == "sequential", "texts": prompts.texts}
+    sources = Sources(book.path, place, splits, leakage)
+    return _opened(spec, measure, prompts, book, openings, sources, output, notes)
+
+
+def _opened(
+    spec: CertificateSpec,
+    measure: Measure,
+    prompts: Prompts,
+    book: Ledger,
+    openings: int | None,
+    sources: Sources,
+    output: Path,
+    notes: Sequence[str],
+) -> CertificateRecord:
+    """Refuse what can be refused, enter the opening, measure, and issue."""
+    order: dict[str, Any] = {"sequential": spec.kind == "sequential", "texts": prompts.texts}
     with spec.pair() as pair:
         categories = dict(zip(prompts.ids, prompts.categories, strict=True))
         claim = spec.claim(pair.before.sha256, pair.after.sha256, categories)
         terms = spec.terms(book.check(claim, prompts.ids, declared=openings, **order).declared)
-        if by != "behaviour":
-            _require_enough(terms, prompts)
+        _require_enough(terms, prompts)
         stored = _stored(output, claim, prompts, book)
         if stored is not None and len(_ids(stored[1])) == len(prompts.ids):
             return stored[0]
@@ -124,8 +137,7 @@ def open_certify(
         pair.require_unchanged()  # what was hashed is what was measured
         if measure.settles:  # replies and judgements may differ when they are made again
             book.settle(claim.sha256, prompts.ids, _outcome(table, terms.tau))
-        evidence = Evidence(spec, measure, prompts, pair, table, terms, entry, book.path, place, splits, leakage)
-        return issue(evidence, output, notes=notes)
+        return issue(Evidence(spec, measure, prompts, pair, table, terms, entry, sources), output, notes=notes)
 
 
 def _claims(also: Sequence[str], by: str) -> tuple[Claimed, ...]:
@@ -151,12 +163,13 @@ def _measure(
     if by in ("kl", "likelihood"):
         if by == "likelihood" and limit.unit == "kl_token":
             raise ConfigError("--by likelihood with unit kl_token", remedy="a divergence is certified --by kl")
-        limit = replace(limit, unit="kl_token") if by == "kl" else limit
-        return ByLikelihood(limit, setup.max_length, progress)
+        return ByLikelihood(replace(limit, unit="kl_token") if by == "kl" else limit, setup.max_length, progress)
     raise ConfigError(f"--by {by} is unknown", remedy="use behaviour, kl or likelihood, or name a judge with --judge")
 
 
-def _prompts(spec: CertificateSpec, safety: str | Sequence[Example], source: str | None, openings: int | None) -> Prompts:
+def _prompts(
+    spec: CertificateSpec, safety: str | Sequence[Example], source: str | None, openings: int | None
+) -> Prompts:
     """The prompts, refused where they can already be seen to be too few."""
     setup = spec.setup
     found = read_prompts(

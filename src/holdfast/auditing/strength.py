@@ -19,8 +19,8 @@ import numpy as np
 
 from holdfast.auditing.pair import Pair
 from holdfast.certification.assessment import tested_at
-from holdfast.certification.terms import Rows, Terms
 from holdfast.certification.learn_then_test import STRENGTHS, Tested, fixed_sequence
+from holdfast.certification.terms import Rows, Terms
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import fsync_path
 from holdfast.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS

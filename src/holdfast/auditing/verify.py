@@ -4,7 +4,7 @@ Checked are its own bytes and hash, the table's, every figure, sentence and verd
 models, the prompts and their membership in the data, a run's split record, stored replies and their classes, tokenizer
 and template, and the ledger. A certificate that lies in a run's folder must be of that run's model.
 What this cannot show is who issued it: whoever can change all files together can also write a certificate that fits
-them. The sha256 that was printed at issue, kept elsewhere and given as `expect`, or a signature (`key`) closes that gap.
+them. The sha256 that was printed at issue, kept elsewhere and given as `expect`, or a signature closes that gap.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from holdfast.auditing.certificate_spec import claimed_settings
 from holdfast.auditing.certificate_table import Table, read_stored
 from holdfast.auditing.certify_prompts import read_prompts
 from holdfast.auditing.stored_replies import require_replies
-from holdfast.certification.terms import Terms
 from holdfast.certification.behaviour import Claimed
 from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger, default_ledger, split_sha256
 from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
 from holdfast.certification.sentence import assessed, named_statement
 from holdfast.certification.signing import verify_signature
+from holdfast.certification.terms import Terms
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file
 from holdfast.data.encode import template_sha256, tokenizer_sha256
@@ -132,9 +132,7 @@ def require_figures(record: CertificateRecord, table: Table) -> None:
         found["strength"]["adapter"] = None if found["strength"]["chosen"] is None else record.places["after"]
     if found["behaviour"] is not None and record.behaviour is not None:
         found["behaviour"] = record.behaviour | found["behaviour"]
-    found["statement"] = named_statement(
-        found["statement"], record.by, record.models, record.bound, found["behaviour"]
-    )
+    found["statement"] = named_statement(found["statement"], record.by, record.models, record.bound, found["behaviour"])
     values = record.to_json()
     wrong = sorted(name for name in found if found[name] != values[name])
     if wrong:

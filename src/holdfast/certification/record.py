@@ -210,8 +210,8 @@ def _misfits(value: Mapping[str, Any]) -> list[str]:
             wrong += [f"{name}.{key}" for key in sorted((keys - set(block)) | (set(block) - known))]
             wrong += [f"{name}.{key}" for key in sorted(known & set(block)) if not _fits(key, block[key])]
     if not wrong:
-        extra = {name for name in _SETTING.values() if name in value["settings"]}
-        wrong += [f"settings.{name}" for name in sorted(extra ^ ({_SETTING.get(value["by"])} - {None}))]
+        for way, name in _SETTING.items():
+            wrong += [f"settings.{name}"] if (name in value["settings"]) != (value["by"] == way) else []
         wrong += [] if value["unit"] in UNITS[value["by"]] else ["unit"]
         wrong += [] if (value["behaviour"] is None) == (value["by"] != "behaviour") else ["behaviour"]
     return wrong
@@ -253,7 +253,8 @@ def _or_null(kind: Any) -> Any:
 
 
 _INNER: dict[str, Any] = {
-    "declared": _whole, "this": _whole, "checked": _flag, "prompts": lambda value: value is None or _text(value) or _whole(value), "against": _or_null(_text),
+    "declared": _whole, "this": _whole, "checked": _flag, "against": _or_null(_text),
+    "prompts": lambda value: value is None or _text(value) or _whole(value),  # a place, or a number of them
     "splits_sha256": _or_null(_text), "splits": _or_null(_text), "chosen": _or_null(_number),
     "replies_sha256": _or_null(_object), "n": _whole, "regressions": _whole, "p_value": _or_null(_number),
     "upper_bound": _or_null(_number), "counted": _object, "lost": _object, "unclear": _whole, "flips": _object,
@@ -266,7 +267,8 @@ _INNER: dict[str, Any] = {
 _TYPES: dict[str, Any] = {
     "by": WAYS.__contains__, "certified": _flag, "statement": _text, "also": _or_null(_object),
     "kind": KINDS.__contains__, "drawn": ("groups", "rows").__contains__, "max_weight": _or_null(_whole),
-    "groups": _or_null(_object), "rows": _or_null(_object), "behaviour": _or_null(_object), "models": _object, "alpha": _number, "tau": _number,
+    "groups": _or_null(_object), "rows": _or_null(_object), "behaviour": _or_null(_object), "models": _object,
+    "alpha": _number, "tau": _number,
     "unit": _text, "first_k": _whole, "confidence": _number, "level": _number, "n": _whole, "examples": _whole,
     "regressions": _whole, "upper_bound": _number, "p_value": _or_null(_number), "e_value": _or_null(_number),
     "certified_tau": _or_null(_number), "pool": _or_null(_whole), "categories": _or_null(_object),

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.certification.assessment import assess
+from holdfast.certification.behaviour import Claimed, Classes, assess_classes
 from holdfast.certification.terms import Rows, Terms
-from holdfast.certification.behaviour import Classes, Claimed, assess_classes
 
 SHOWN = 12  # digits of a sha256
 

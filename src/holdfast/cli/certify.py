@@ -39,8 +39,12 @@ _Tau = Annotated[
     float | None,
     _Flag(help="By kl and likelihood, in nats; with a judge, of its probability: what may be lost. [default: 0.1]"),
 ]
-_Drawn = Annotated[str, _Flag(help="groups of near-duplicates, or rows: you assert that prompts were drawn one by one.")]
-_Weight = Annotated[int | None, _Flag(help="Claim a share of prompts, a group of near-duplicates weighing at most this.")]
+_Drawn = Annotated[
+    str, _Flag(help="groups of near-duplicates, or rows: you assert that prompts were drawn one by one.")
+]
+_Weight = Annotated[
+    int | None, _Flag(help="Claim a share of prompts, a group of near-duplicates weighing at most this.")
+]
 _Strength = Annotated[bool, _Flag("--strength", help="Find the largest adapter strength that certifies, and write it.")]
 _Set = Annotated[
     list[str] | None,
@@ -138,22 +142,23 @@ def _kind(values: dict[str, Any]) -> str:
 
 
 def _is_log(ref: str | None) -> bool:
-    from holdfast.evaluation.logs import is_log
-
-    return ref is not None and is_log(Path(ref))
+    """Whether a reference is an evaluation log by its name: inspect's, or lm-eval's samples."""
+    name = "" if ref is None else Path(ref).name
+    return name.endswith(".eval") or (name.startswith("samples_") and name.endswith(".jsonl"))
 
 
 def _limit(values: dict[str, Any], alpha: float | None) -> ChanceConstraint:
     from holdfast.constraint.chance import ChanceConstraint
 
-    given = {name: values["given"][name] for name in _LIMIT if name in values["given"]}
+    given: dict[str, Any] = {name: values["given"][name] for name in _LIMIT if name in values["given"]}
     given |= {} if values["tau"] is None else {"tau": values["tau"]}
     if values["by"] not in STEERING and (strange := set(given) - ({"tau"} if values["judge"] else set())):
         raise ConfigError(
             f"{', '.join(sorted(strange))}: a certificate by behaviour has no such limit",
             remedy="leave it out, or certify --by likelihood or kl",
         )
-    return ChanceConstraint(**given, **({} if alpha is None else {"alpha": alpha}))
+    given |= {} if alpha is None else {"alpha": alpha}
+    return ChanceConstraint(**given)
 
 
 def _of_pair(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, CertificateRecord]]:
@@ -195,7 +200,8 @@ def _of_run(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, Certific
         reading = {name: block[name] for name in ("columns", "split", "subset", "limit", "revision") if block[name]}
         setup = Setup(
             template=one.template, max_length=one.max_length, device=values["device"],
-            dtype=one.dtype if values["dtype"] == "auto" else values["dtype"], before_revision=one.revision, tokenizer="after", reading=reading,
+            dtype=one.dtype if values["dtype"] == "auto" else values["dtype"], before_revision=one.revision,
+            tokenizer="after", reading=reading,
             trust_remote_code=values["trust_remote_code"],
         )  # fmt: skip
         name = one.name if len(sets) > 1 else ""

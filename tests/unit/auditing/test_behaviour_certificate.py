@@ -182,7 +182,7 @@ def test_replies_are_for_their_owner_and_bound(models, prompts, tmp_path):
     assert replies.stat().st_mode & 0o777 == 0o600
     text = replies.read_text(encoding="utf-8")
     replies.write_text(text.replace("can't", "can", 1), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="after.jsonl"):
+    with pytest.raises(CheckpointError, match=r"after\.jsonl"):
         verify(tmp_path / "out")
     for file in replies.parent.iterdir():
         file.unlink()
@@ -193,8 +193,10 @@ def test_replies_are_for_their_owner_and_bound(models, prompts, tmp_path):
 def test_the_same_question_is_answered_from_the_files(models, prompts, tmp_path, monkeypatch):
     record = certify(models, "kept", prompts, tmp_path / "out")
     monkeypatch.setattr(asking.Asked, "classes", lambda *_, **__: pytest.fail("asked again"))
-    assert certify(models, "kept", prompts, tmp_path / "out") == record == load_certificate(
-        tmp_path / "out" / "certificate.json"
+    assert (
+        certify(models, "kept", prompts, tmp_path / "out")
+        == record
+        == load_certificate(tmp_path / "out" / "certificate.json")
     )
 
 

@@ -14,8 +14,8 @@ from tests.unit.auditing.certifying import CONSTRAINT, STRONG, WEAK, Scene, scen
 from tests.unit.auditing.making import literal, plain, write_adapter
 
 from holdfast.auditing import measures
-from holdfast.auditing.opening import open_certify
 from holdfast.auditing.certificate_spec import Setup
+from holdfast.auditing.opening import open_certify
 from holdfast.certification.binomial import p_value, upper_bound
 from holdfast.certification.openings import Ledger
 from holdfast.certification.record import load_certificate
@@ -84,7 +84,7 @@ def test_the_files_and_the_ledger(made):
     assert Ledger(ledger).find(
         record.openings["claim"], pq.read_table(made.output / "certificate.parquet")["id"].to_pylist()
     )
-    assert record.statement.startswith("With 95 % confidence, at most 20 % of groups of near-duplicate prompts from this source have a prompt that degrades")
+    assert record.statement.startswith("With 95 % confidence, at most 20 % of groups of near-duplicate prompts")
     assert "0.05 (nll_token)" in record.statement
     written = (made.output / "certificate.json").read_text() + ledger.read_text()
     for row in tiny.rows(20, seed=3):
@@ -126,7 +126,12 @@ def test_near_duplicates_count_once_and_regress_together(made, tmp_path):
         worst[cluster] = max(value, worst.get(cluster, -1))
     assert record.regressions == sum(value > 0.05 for value in worst.values())
     write_safety(made.safety, [*rows[:13], *copies])
-    refused(made._replace(output=tmp_path / "b"), InfeasibleError, "13 groups of near-duplicate prompts cannot certify", ledger=tmp_path / "l")
+    refused(
+        made._replace(output=tmp_path / "b"),
+        InfeasibleError,
+        "13 groups of near-duplicate prompts cannot certify",
+        ledger=tmp_path / "l",
+    )
 
 
 def test_a_nan_is_a_regression(made, monkeypatch):
@@ -258,7 +263,10 @@ def test_categories_too_small_or_missing_are_refused(made):
     rows = [row | {"category": "a" if i < 25 else "b"} for i, row in enumerate(tiny.rows(40, seed=3))]
     write_safety(made.safety, rows)
     error = refused(
-        made, InfeasibleError, "1 of 2 categories have too few groups of near-duplicate prompts, the smallest 15", kind="per_category"
+        made,
+        InfeasibleError,
+        "1 of 2 categories have too few groups of near-duplicate prompts, the smallest 15",
+        kind="per_category",
     )
     assert "17" in error.what
 

@@ -14,7 +14,8 @@ from holdfast.core.hashing import sha256_json
 
 TEST = {"n": 60, "regressions": 0, "p_value": 0.0461, "upper_bound": 0.0487}
 RECORD = CertificateRecord(
-    by="likelihood", certified=True, statement="At most 5 % …", also=None, kind="fixed", alpha=0.05, tau=0.1, unit="nll_token", first_k=8,
+    by="likelihood", certified=True, statement="At most 5 % …", also=None, kind="fixed",
+    alpha=0.05, tau=0.1, unit="nll_token", first_k=8,
     confidence=0.95, level=0.05, n=60, examples=62, regressions=0, upper_bound=0.0487, p_value=0.0461, e_value=None,
     certified_tau=0.03, pool=None, drawn="groups", max_weight=None, groups=TEST, rows=TEST | {"n": 62}, categories=None,
     strength=None, sequential=None, behaviour=None, models={"before": "a", "after": "b"},

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,7 +52,19 @@ def gate(holdfast, tiny_model, adapters, tmp_path):
         safety = prompts(tmp_path / "data", count)
         models = ("--before", tiny_model, "--after", adapters[name])
         return holdfast(
-            "certify", *models, "--prompts", safety, "--by", "likelihood", "--tau", "0.02", "--alpha", "0.2", "--device", "cpu", *arguments
+            "certify",
+            *models,
+            "--prompts",
+            safety,
+            "--by",
+            "likelihood",
+            "--tau",
+            "0.02",
+            "--alpha",
+            "0.2",
+            "--device",
+            "cpu",
+            *arguments,
         )
 
     return call
@@ -202,7 +212,19 @@ def test_columns_are_mapped(holdfast, tiny_model, adapters, tmp_path):
     path.write_text(
         "".join(json.dumps({"q": r["prompt"], "a": r["completion"]}) + "\n" for r in rows), encoding="utf-8"
     )
-    call = ("certify", "--before", tiny_model, "--after", adapters["weak"], "--prompts", path, "--by", "likelihood", "--alpha", 0.2)
+    call = (
+        "certify",
+        "--before",
+        tiny_model,
+        "--after",
+        adapters["weak"],
+        "--prompts",
+        path,
+        "--by",
+        "likelihood",
+        "--alpha",
+        0.2,
+    )
     call = (*call, "--output", tmp_path / "e", "--device", "cpu")
     assert holdfast(*call, "--set", "columns.prompt=q", "--set", "columns.completion=a")[0] == 0
     assert holdfast("verify", tmp_path / "e")[0] == 0
