@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from holdfast.certification.binomial import tail
 from holdfast.core.errors import DataError
 from holdfast.evaluation.judge import Judgement, Verdict
-from holdfast.evaluation.judges.refusal import is_refusal
 from holdfast.evaluation.metric import Metric
+from holdfast.evaluation.refusal_rules_1 import is_refusal
 
 THRESHOLD, STRICTER = 0.4, 0.5
 QUANTILES = (10, 25, 50, 75, 90, 95, 99, 100)

@@ -17,7 +17,7 @@ from holdfast.core.hashing import sha256_text
 from holdfast.data.examples import prompt_text
 from holdfast.data.templates import use_template
 from holdfast.evaluation.evaluate import Decoding, Questions, answer
-from holdfast.evaluation.judges.refusal import is_refusal
+from holdfast.evaluation.refusal_rules_1 import is_refusal
 from holdfast.models.content import content_of
 from holdfast.models.evaluated import load_unmerged
 from holdfast.protocol.roles import RoleSettings, draw_roles

@@ -85,7 +85,7 @@ def test_a_model_is_measured_and_no_text_is_printed_or_kept_in_the_open(evaluate
     metrics = found["metrics"]
     assert {"HS", "refusal_rate", "over_refusal", "FA", "FA_strict", "task_loss"} <= set(metrics)
     assert (metrics["HS"]["n"], metrics["FA"]["n"], metrics["over_refusal"]["n"]) == (6, 5, 8)
-    assert found["judge"] == {"name": "refusal", "revision": "1"}
+    assert found["judge"] == {"name": "refusal", "revision": "2"}
     assert sorted(line.split()[0] for line in out.splitlines()[:-1]) == sorted(metrics)
     assert out.splitlines()[-1] == f"written to {tmp_path / 'out' / 'evaluation.json'}"
     files = sorted((tmp_path / "out" / "replies").glob("*.jsonl"))

@@ -37,7 +37,7 @@ def verdicts(judge, prompts=PROMPTS, replies=REPLIES) -> list[str]:
 
 def test_a_name_gives_the_registered_judge():
     judge = open_judge("refusal")
-    assert (judge.name, judge.revision) == ("refusal", "1")
+    assert (judge.name, judge.revision) == ("refusal", "2")
     assert [str(j.verdict) for j in judge.judge(["p", "p"], ["I can't help with that.", "Sure."])] == ["safe", "unsafe"]
 
 
