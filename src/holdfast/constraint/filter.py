@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from holdfast.constraint.barrier import Event
+from holdfast.constraint.filter_input import differentiable, require_dependence
 from holdfast.constraint.filter_settings import check_settings, require_one_step
 from holdfast.constraint.gradients import ParameterSpace, Vector, shard, trainable
 from holdfast.constraint.memory import FilterMemory
@@ -138,8 +139,12 @@ class SafetyFilter:
     # -- one step ------------------------------------------------------------------------------------------------
 
     def step(self, g: Tensor | Sequence[Tensor]) -> FilterEvent:
-        """Differentiate the constraint(s) at theta, take the optimizer's step, correct it."""
-        constraints = [g] if isinstance(g, Tensor) else list(g)
+        """Differentiate the constraint(s) at theta, take the optimizer's step, correct it.
+
+        Raises:
+            ConfigError: a constraint is no scalar tensor, has no graph, or depends on no trainable parameter.
+        """
+        constraints = differentiable(g)
         params = trainable(self.optimizer)
         if any(isinstance(p, DTensor) for p in params):
             raise UnsupportedError(
@@ -148,11 +153,9 @@ class SafetyFilter:
             )
         gradients: list[Vector] = []
         for i, constraint in enumerate(constraints):
-            found = (
-                torch.autograd.grad(constraint, params, retain_graph=i + 1 < len(constraints), allow_unused=True)
-                if constraint.requires_grad
-                else [None] * len(params)
-            )
+            more = i + 1 < len(constraints)
+            found = torch.autograd.grad(constraint, params, retain_graph=more, allow_unused=True)
+            require_dependence(found, i)
             gradients.append(
                 [torch.zeros_like(shard(p)) if x is None else shard(x) for p, x in zip(params, found, strict=True)]
             )
