@@ -88,8 +88,8 @@ def run(
 
     with ExitStack() as stack:
         if main:
-            stack.enter_context(folder.kept_if_started())
-            stack.enter_context(RunLock(folder.path))
+            lock = stack.enter_context(RunLock(folder.path))  # before anything is made, and until all is removed
+            stack.enter_context(folder.kept_if_started(made=lock.made))
         interruption = stack.enter_context(Interruption())
         folder.require_free(values, resume=resume)
         if (finished := folder.finished()) is not None:

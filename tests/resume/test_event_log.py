@@ -192,3 +192,30 @@ def test_sync_flushes_the_log_itself(tmp_path, monkeypatch):
         log.append({"step": 1})
         log.sync()
     assert flushed == [os.path.realpath(tmp_path / "e")]
+
+
+@pytest.mark.parametrize("content", [b"x", b"{", b'{"step": 1}', b"a,b\n1,2\n", b"[1]\n", b"\n", b"# notes\n\n", b"\xff\n"])
+def test_a_file_that_is_no_event_log_is_refused_and_kept(tmp_path, content):
+    (tmp_path / "e").write_bytes(content)
+    with pytest.raises(CheckpointError, match="expected an event log") as caught:
+        EventLog(tmp_path / "e")
+    assert caught.value.exit_code == 6
+    assert (tmp_path / "e").read_bytes() == content
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_not_followed(tmp_path, there):
+    target = tmp_path / "elsewhere.jsonl"
+    if there:
+        target.write_bytes(b'{"step": 1}\n{"torn"')
+    (tmp_path / "e").symlink_to(target)
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        EventLog(tmp_path / "e")
+    assert target.exists() is there
+    assert not there or target.read_bytes() == b'{"step": 1}\n{"torn"'
+
+
+def test_a_pipe_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "e")
+    with pytest.raises(CheckpointError, match="no regular file"):
+        EventLog(tmp_path / "e")

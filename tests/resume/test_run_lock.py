@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,9 @@ def silent(line):
 def test_the_lock_names_its_holder_and_goes_away_at_exit(tmp_path):
     with RunLock(tmp_path / "run", log=silent) as lock:
         assert json.loads(lock.path.read_text()) == {"pid": os.getpid(), "host": socket.gethostname()}
-    assert list((tmp_path / "run").iterdir()) == []
+        assert lock.made
+    assert not (tmp_path / "run").exists()  # which the lock had made
+    (tmp_path / "run").mkdir()
     with RunLock(tmp_path / "run", log=silent):
         pass
 
@@ -186,3 +189,52 @@ def test_a_planted_link_is_not_followed(tmp_path):
     with pytest.raises(ConfigError), RunLock(tmp_path / "run"):
         pass
     assert target.read_text() == "keep"
+
+
+def test_a_folder_that_was_there_or_holds_something_stays(tmp_path):
+    (tmp_path / "old").mkdir()
+    with RunLock(tmp_path / "old") as lock:
+        assert not lock.made
+    assert (tmp_path / "old").is_dir()
+    with RunLock(tmp_path / "new"):
+        (tmp_path / "new" / "config.yaml").touch()
+    assert (tmp_path / "new" / "config.yaml").exists()
+
+
+def test_the_next_process_keeps_the_folder_that_the_last_one_was_about_to_remove(tmp_path, monkeypatch):
+    """The next one takes the lock after the last one's file is gone, before its folder is."""
+    folder, second = tmp_path / "run", RunLock(tmp_path / "run")
+    remove = Path.rmdir
+
+    def rmdir(path):
+        monkeypatch.setattr(Path, "rmdir", remove)
+        second.__enter__()
+        remove(path)
+
+    with RunLock(folder, log=silent):
+        monkeypatch.setattr(Path, "rmdir", rmdir)
+    assert second.path.exists()
+    with pytest.raises(CheckpointError, match="in use"), RunLock(folder):
+        pass
+    second.__exit__(None, None, None)
+
+
+def test_a_folder_removed_before_the_lock_was_opened_is_made_again(tmp_path, monkeypatch):
+    folder, opened = tmp_path / "run", os.open
+    folder.mkdir()
+
+    def removing(path, *arguments):
+        if folder.exists() and not any(folder.iterdir()):
+            monkeypatch.setattr(os, "open", opened)
+            folder.rmdir()
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(os, "open", removing)
+    with RunLock(folder, log=silent) as lock:
+        assert lock.made
+        assert lock.path.exists()
+
+
+def test_a_place_in_which_no_folder_can_be_made_is_refused_at_once():
+    with pytest.raises(ConfigError, match="cannot be written"), RunLock(Path("/proc/no-such-place/run")):
+        pass

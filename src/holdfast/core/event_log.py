@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +27,12 @@ class EventLog:
 
     A row reaches the file whole or is removed again, except when the process is killed inside the write; such
     a torn last line has no newline, is ignored by `read` and dropped when the log is next opened.
+
+    Only an event log is opened: a link is not followed, and a file that no log can have become is left as it is.
+
+    Raises:
+        CheckpointError: on opening: the path is a link or no regular file, or the file is not empty and does not begin
+            with a whole line that is a JSON object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,9 +41,38 @@ class EventLog:
         self._descriptor = self._open()
 
     def _open(self) -> int:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.ftruncate(descriptor, len(_whole_lines(self.path)))
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self.path, flags, 0o600)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise self._foreign("is a symbolic link") from error
+        try:
+            os.ftruncate(descriptor, self._length_of_rows(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
         return descriptor
+
+    def _length_of_rows(self, descriptor: int) -> int:
+        """Bytes up to and including the last newline, of a file that is a log."""
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise self._foreign("is no regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read()
+        first, newline, _ = data.partition(b"\n")
+        if data and not newline:
+            raise self._foreign(f"has {len(data)} bytes and not one whole line")
+        if data and _object(first) is None:
+            raise self._foreign("begins with a line that is no JSON object")
+        return data.rfind(b"\n") + 1
+
+    def _foreign(self, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path} {why}, expected an event log (one JSON object a line) or no file",
+            remedy="move it away, or choose another output_dir",
+        )
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row.
@@ -99,17 +136,23 @@ def read(path: Path) -> list[dict[str, Any]]:
     """
     rows = []
     for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict):
+        row = _object(line)
+        if row is None:
             raise CheckpointError(
                 f"{path}:{number}: not a JSON object ({len(line)} bytes)",
                 remedy="delete the damaged line, or restore the file from a backup",
             )
         rows.append(row)
     return rows
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in a line; None where there is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def _whole_lines(path: Path) -> bytes:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from holdfast.core.files import read_json, write_json, write_text
 from holdfast.trainers.run_lock import LOCK_FILE
 
 MAX_LISTED = 20
+BEFORE_TRAINING = ("reference.*", "splits.json")
+"""What a run writes for each safety set before its first step."""
 
 
 class RunFolder:
@@ -30,18 +31,32 @@ class RunFolder:
         self.result = path / "result.json"
 
     @contextmanager
-    def kept_if_started(self) -> Iterator[None]:
-        """A context that removes a folder which did not exist before, unless training began in it.
+    def kept_if_started(self, *, made: bool) -> Iterator[None]:
+        """A context that removes what a run wrote into its new folder, unless training began in it.
 
         A run refused on the way (bad data, a tau within the noise) then does not stand in the way of the next
-        attempt with other settings.
+        attempt with other settings. Enter it under the lock (`RunLock`), which removes the empty folder at its end:
+        without the lock, a run that is refused because another one holds the folder would delete the other's files.
+
+        Args:
+            made: whether this process made the folder; nothing is removed from one that was there.
         """
-        existed = self.path.exists()
         try:
             yield
         finally:
-            if not existed and self.path.is_dir() and not self.started:
-                shutil.rmtree(self.path)
+            if made and not self.started:
+                self._remove_own()
+
+    def _remove_own(self) -> None:
+        """Delete the files that a run writes before its first step, in its folder and in those of its safety sets."""
+        self.config.unlink(missing_ok=True)
+        folders = [entry for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink()]
+        for folder in (*folders, self.path):
+            for path in (entry for name in BEFORE_TRAINING for entry in folder.glob(name)):
+                path.unlink()
+            if folder != self.path:
+                with suppress(OSError):  # not empty: something that no run made
+                    folder.rmdir()
 
     @property
     def started(self) -> bool:

@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,11 +39,15 @@ class RunLock:
     """Context manager that holds the lock of a run folder.
 
     A file left by a dead process of this host is taken over with a log line. One left by another host is
-    refused even when it can be locked, because `flock` may not reach that host.
+    refused even when it can be locked, because `flock` may not reach that host. A folder that the lock made and that
+    is empty at the end is removed: only an empty one, so that nothing of another process is ever deleted.
 
     Args:
         folder: the run folder; created when absent.
         log: receives the line about a lock that was taken over.
+
+    Attributes:
+        made: whether this lock made the folder.
 
     Raises:
         CheckpointError: on entry, when another process holds the lock (pid and host are named).
@@ -54,6 +59,7 @@ class RunLock:
         self.path = folder.absolute() / LOCK_FILE
         self._log = log or logging.getLogger(__name__).warning
         self._descriptor: int | None = None
+        self.made = False
 
     def __enter__(self) -> RunLock:
         descriptor = self._lock()
@@ -75,6 +81,9 @@ class RunLock:
         if self._descriptor is not None and self._descriptor in _HELD:
             if self._names(self._descriptor):
                 self.path.unlink()
+            if self.made:
+                with suppress(OSError):  # not empty: it holds a run, or the next process's lock
+                    self.path.parent.rmdir()
             _HELD.discard(self._descriptor)
             os.close(self._descriptor)
         self._descriptor = None
@@ -105,15 +114,28 @@ class RunLock:
         except FileNotFoundError:
             return False
 
-    def _open(self) -> int:
+    def _open(self, attempts: int = 10) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
             return os.open(self.path, flags, 0o600)
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and attempts > 1:
+                return self._open(attempts - 1)  # its former holder removed the empty folder between the two calls
             raise ConfigError(
                 f"the run folder cannot be written: {error}", remedy="choose another output_dir"
             ) from error
+
+    def _make_folder(self) -> None:
+        folder = self.path.parent
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir()
+            self.made = True
+        except FileExistsError:
+            self.made = False
+            if not folder.is_dir():
+                raise
 
     def _take_over(self, holder: dict[str, Any] | None) -> None:
         if holder is None:

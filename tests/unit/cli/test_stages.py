@@ -18,6 +18,7 @@ from holdfast.stages.estimate import Side, Size, Steps, memory, passes_beside, s
 from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import prepare
 from holdfast.stages.run_folder import RunFolder
+from holdfast.trainers.run_lock import RunLock
 
 WORDS = ("amber", "birch", "cedar", "daisy", "ebony", "fern", "grape", "hazel", "ivory", "jade", "kelp", "lemon")
 SETTINGS = {"seed": 1, "train": {"learning_rate": 0.1}, "output_dir": "a"}
@@ -91,12 +92,25 @@ def test_only_a_new_folder_without_a_step_is_removed(tmp_path):
     new, begun, old = RunFolder(tmp_path / "new"), RunFolder(tmp_path / "begun"), RunFolder(tmp_path / "old")
     old.path.mkdir()
     for folder in (new, begun, old):
-        with folder.kept_if_started():
+        with RunLock(folder.path) as lock, folder.kept_if_started(made=lock.made):
             folder.write_config(SETTINGS)
+            (folder.path / "refusals").mkdir()
+            for name in ("splits.json", "refusals/reference.json", "refusals/reference.safetensors"):
+                (folder.path / name).touch()
             if folder is begun:
                 folder.events.touch()
     assert [folder.config.exists() for folder in (new, begun, old)] == [False, True, True]
     assert not new.path.exists()
+
+
+def test_what_no_run_made_stays_in_a_folder_that_is_given_up(tmp_path):
+    folder = RunFolder(tmp_path / "new")
+    with RunLock(folder.path) as lock, folder.kept_if_started(made=lock.made):
+        folder.write_config(SETTINGS)
+        (folder.path / "pictures").mkdir()
+        (folder.path / "pictures" / "cat.jpg").touch()
+        (folder.path / "note.txt").touch()
+    assert {p.name for p in folder.path.rglob("*")} == {"pictures", "cat.jpg", "note.txt"}
 
 
 # -- signals
