@@ -37,6 +37,7 @@ from holdfast.stages.finetune import Listener, RoleLosses, build_trainer, measur
 from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import Prepared, prepare
 from holdfast.stages.run_folder import RunFolder
+from holdfast.stages.saving import disk_errors, whole_folder
 from holdfast.trainers.run_lock import RunLock
 from holdfast.trainers.trainer import SafeSFTTrainer
 
@@ -119,16 +120,19 @@ def run(
         trained = train(trainer, resume=resume and folder.has_checkpoints())
         if interruption.requested:
             raise KeyboardInterrupt
-        trainer.save_model(str(folder.model if config.lora is None else folder.adapter))
+        final = folder.model if config.lora is None else folder.adapter
+        with disk_errors(str(final), folder.checkpoints), whole_folder(final) as staged:
+            trainer.save_model(str(staged))
         started = time.monotonic()
         measured = measure(trainer)
         result = {"safety": summary(trainer, measured), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
         result |= _about(config, trainer) | {"trust_remote_code": trust_remote_code}
         if main:
-            explain_loading(folder)
-            seconds = time.monotonic() - started
-            write_audits(config, trainer, measured, before, seconds=seconds, trust_remote_code=trust_remote_code)
-            folder.write_result(result)
+            with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
+                explain_loading(folder)
+                seconds = time.monotonic() - started
+                write_audits(config, trainer, measured, before, seconds=seconds, trust_remote_code=trust_remote_code)
+                folder.write_result(result)
     return RunResult(folder.path, result)
 
 

@@ -194,7 +194,9 @@ def test_sync_flushes_the_log_itself(tmp_path, monkeypatch):
     assert flushed == [os.path.realpath(tmp_path / "e")]
 
 
-@pytest.mark.parametrize("content", [b"x", b"{", b'{"step": 1}', b"a,b\n1,2\n", b"[1]\n", b"\n", b"# notes\n\n", b"\xff\n"])
+@pytest.mark.parametrize(
+    "content", [b"x", b"{", b'{"step": 1}', b"a,b\n1,2\n", b"[1]\n", b"\n", b"# notes\n\n", b"\xff\n"]
+)
 def test_a_file_that_is_no_event_log_is_refused_and_kept(tmp_path, content):
     (tmp_path / "e").write_bytes(content)
     with pytest.raises(CheckpointError, match="expected an event log") as caught:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import CompletionLosses
 from holdfast.constraint.degradation import in_unit
+from holdfast.core.errors import ResourceError
 from holdfast.data.encode import Encoded
 from holdfast.data.examples import to_rows
 from holdfast.models.lora_targets import named_targets
@@ -59,7 +61,7 @@ def build_trainer(
         unaligned: where the weights before alignment are, for defenses that need them.
         listeners: see `Listener`; where there are any, they replace the trainer's own progress output.
     """
-    with named_targets(model):
+    with named_targets(model), missing_packages():
         trainer = SafeSFTTrainer(
             model=model,
             args=arguments,
@@ -80,6 +82,16 @@ def build_trainer(
     return trainer
 
 
+@contextmanager
+def missing_packages() -> Iterator[None]:
+    """Turn the Trainer's report of a package that is not installed into a `ResourceError`."""
+    try:
+        yield
+    except ImportError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ResourceError(reason, remedy="install the package, or change the setting under `train`") from error
+
+
 @dataclass(frozen=True)
 class Trained:
     """How long training took: optimizer steps in all, and seconds of this process."""
@@ -91,7 +103,8 @@ class Trained:
 def train(trainer: SafeSFTTrainer, *, resume: bool) -> Trained:
     """Train to the end, from the start or from the newest checkpoint that verifies."""
     start = time.monotonic()
-    trainer.train(resume_from_checkpoint=True if resume else None)
+    with missing_packages():  # the optimizer's own package is looked for only now
+        trainer.train(resume_from_checkpoint=True if resume else None)
     return Trained(steps=trainer.state.global_step, seconds=time.monotonic() - start)
 
 

@@ -68,6 +68,15 @@ def require_supported_arguments(args: Any) -> None:
     )
 
 
+def require_device(args: Any) -> None:
+    """Refuse settings that this machine's device cannot follow; `check` does not ask, it may run elsewhere."""
+    _refuse(
+        bool(getattr(args, "activation_offloading", False)) and args.device.type == "cpu",
+        "activation_offloading without a GPU: there is nothing to move activations away from",
+        "set activation_offloading: false, or train on a GPU",
+    )
+
+
 def require_supported_engine(accelerator: Any, *, adapter: bool = False) -> None:
     """Refuse engines known only once accelerate is set up.
 

@@ -44,6 +44,7 @@ from holdfast.trainers.safety import SafetySet
 from holdfast.trainers.side_data import SideDataMixin, require_side_data, require_stage
 from holdfast.trainers.support import (
     keep_adapters_in_float32,
+    require_device,
     require_supported_arguments,
     require_supported_engine,
     require_supported_model,
@@ -91,6 +92,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         if not isinstance(args, SafeSFTConfig):
             args = SafeSFTConfig.from_sft(args)
         require_supported_arguments(args)
+        require_device(args)
         self.defense = make_defense(defense)
         if constraint is None and kwargs.get("peft_config") is not None:
             constraint = ChanceConstraint(unit=self.defense.unit)  # as in a run file
