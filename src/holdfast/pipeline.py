@@ -35,7 +35,7 @@ from holdfast.models.handle import load_pair, resolve
 from holdfast.stages.certifiable import certify_note
 from holdfast.stages.finetune import Listener, RoleLosses, build_trainer, measure, summary, train
 from holdfast.stages.interruption import Interruption
-from holdfast.stages.prepare import Prepared, prepare
+from holdfast.stages.prepare import Prepared, prepare, row_counts
 from holdfast.stages.run_folder import RunFolder
 from holdfast.stages.saving import disk_errors, whole_folder
 from holdfast.trainers.run_lock import RunLock
@@ -126,7 +126,7 @@ def run(
         started = time.monotonic()
         measured = measure(trainer)
         result = {"safety": summary(trainer, measured), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
-        result |= _about(config, trainer) | {"trust_remote_code": trust_remote_code}
+        result |= _about(config, trainer) | {"data": row_counts(data), "trust_remote_code": trust_remote_code}
         if main:
             with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
                 explain_loading(folder)

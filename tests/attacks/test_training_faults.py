@@ -1,4 +1,4 @@
-"""Faults around training: a filter that is off without a word, a folder of another process, a foreign file, a full disk."""
+"""Faults around training: a filter that is off, a folder of another process, a foreign file, a full disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ended(command: Callable[..., Outcome], *arguments: object) -> Outcome:
     """As `command`; an exception that reaches the interpreter ends a process with a traceback and exit code 1."""
     try:
         return command(*arguments, usage=True)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         return Outcome(TRACEBACK, "", f"{type(error).__name__}: {error}")
 
 
@@ -75,7 +75,7 @@ def test_what_is_no_scalar_tensor_is_refused_in_our_words(make):
     try:
         filt.step(make(p))
         refusal: Exception | None = None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         refusal = error
     assert isinstance(refusal, ConfigError), type(refusal)
 
@@ -85,7 +85,7 @@ def test_what_is_no_scalar_tensor_is_refused_in_our_words(make):
 
 def test_a_refused_start_leaves_the_folder_of_the_run_that_holds_it(command, run_file, tmp_path, monkeypatch):
     """B1: the process that lost the race for a new folder deleted it, with the holder's lock and files in it."""
-    import holdfast.pipeline as pipeline
+    from holdfast import pipeline
 
     folder, lock = tmp_path / "out", pipeline.RunLock
     holder = lock(folder)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.left_out import left_out
 from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json, size
 from holdfast.core.percent import percent
 
@@ -21,6 +22,9 @@ def check(
         bool,
         typer.Option("--trust-remote-code", help="Let the model repository run its code; needs a pinned revision."),
     ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out malformed rows, a few, named and counted; default: refuse.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check settings, data and tokens of a run, and estimate its size; no GPU and no weights needed.
@@ -32,6 +36,7 @@ def check(
     from holdfast.config import load_config
 
     config = load_config(run, overrides or ())
+    config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.cli.survey import survey
     from holdfast.config.build import constraints
 
@@ -69,6 +74,8 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
                 f"  note: a safety batch times alpha is {entry['batch_times_alpha']:.2g}: below 1,"
                 " a single batch cannot resolve the limit"
             )
+    for line in left_out(findings["data"]):
+        say(line)
     if (harmful := findings["harmful"]) is not None:
         _show_examples("harmful", f"{harmful['rows']} pairs to train against", harmful, reveal)
     if findings["unaligned"] is not None:

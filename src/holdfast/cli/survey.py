@@ -20,6 +20,7 @@ from holdfast.models.handle import load_tokenizer, resolve
 from holdfast.pipeline import read_data, unaligned_of
 from holdfast.stages.certifiable import certify_note
 from holdfast.stages.estimate import Side, Size, architecture, memory, model_size, passes_beside, steps, work
+from holdfast.stages.prepare import row_counts
 from holdfast.trainers.support import require_supported_arguments
 
 SAMPLES = 3
@@ -77,6 +78,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
     )
     return {
         "config_sha256": config_sha256(config),
+        "data": row_counts(data),
         "preset": [dataclasses.asdict(entry) for entry in describe_preset(config.preset)] if config.preset else [],
         "task": {"rows": len(data.task), **task},
         "safety": described,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.left_out import left_out
 from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
 from holdfast.core.errors import InfeasibleError
@@ -27,6 +28,9 @@ def train(
         bool,
         typer.Option("--trust-remote-code", help="Let the model repository run its code; needs a pinned revision."),
     ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out malformed rows, a few, named and counted; default: refuse.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Fine-tune under the safety constraint and write the run folder.
@@ -38,6 +42,7 @@ def train(
     from holdfast.config import load_config
 
     config = load_config(run, overrides or ())
+    config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.trainers.hooks import DEFENSES
 
     constrains = DEFENSES[config.defense.name].constrains
@@ -59,6 +64,8 @@ def train(
         return
     written = "model" if config.lora is None else "adapter"
     say(f"{result.values['steps']} steps in {duration(result.values['seconds'])}; {result.folder / written}")
+    for line in left_out(result.values["data"]) if "data" in result.values else ():  # of this version's runs
+        say(line)
     for name, entry in result.values["safety"].items():
         say(describe_entry(entry, name if config.named else ""))
     if result.values["safety"] and not constrains:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_serializer, model_validator
 
 from holdfast.data.templates import Template
 
@@ -53,10 +53,17 @@ class DataBlock(Block):
     revision: str | None = None
     limit: int | None = Field(default=None, ge=1)
     """Read only the first rows."""
+    skip_bad: Literal[True] | None = None
+    """Leave out malformed rows, as long as they are few, and count them; null refuses them."""
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, dump: Any) -> dict[str, Any]:
+        """Settings that were stored before `skip_bad` was known are the same settings, with the same hash."""
+        return {key: value for key, value in dump(self).items() if key != "skip_bad" or value is not None}
 
     def only_with_data(self) -> None:
         """Refuse options of a file where there is none."""
-        for name in ("columns", "split", "subset", "revision", "limit"):
+        for name in ("columns", "split", "subset", "revision", "limit", "skip_bad"):
             if self.data is None and getattr(self, name) is not None:
                 raise ValueError(f"`{name}` belongs to `data`, which is not given")
 
@@ -244,6 +251,15 @@ class RunConfig(Block):
         if self.task.role == "align" and self.stage != "align":
             raise ValueError("`task: {role: align}` is the data of `stage: align`")
         return self
+
+    def skipping_bad_rows(self) -> RunConfig:
+        """The same run, with `skip_bad` for every file that it reads."""
+
+        def block(one: Any) -> Any:
+            return one if one is None or one.data is None else one.model_copy(update={"skip_bad": True})
+
+        safety = {name: block(one) for name, one in self.safety.items()}
+        return self.model_copy(update={"task": block(self.task), "safety": safety, "harmful": block(self.harmful)})
 
     @property
     def named(self) -> bool:

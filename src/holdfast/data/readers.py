@@ -95,7 +95,7 @@ def read_json(path: Path, problems: Problems) -> Rows:
         if not isinstance(rows, list):
             raise ValueError("expected one list of objects")
     except ValueError as error:
-        problems.add(str(path), str(error))
+        problems.add(str(path), str(error), fatal=True)
         return
     for number, row in enumerate(rows):
         yield f"{path} item {number}", row
@@ -109,7 +109,7 @@ def read_delimited(path: Path, problems: Problems, *, delimiter: str) -> Rows:
             reader = csv.DictReader(handle, delimiter=delimiter, strict=True)
             header = reader.fieldnames or []
             if len(set(header)) != len(header):
-                problems.add(f"{path}:1", "a column name occurs twice")
+                problems.add(f"{path}:1", "a column name occurs twice", fatal=True)
                 return
             for row in reader:
                 where = f"{path}:{reader.line_num}"
@@ -121,9 +121,9 @@ def read_delimited(path: Path, problems: Problems, *, delimiter: str) -> Rows:
                     yield where, row
     except csv.Error as error:  # the parser cannot find the next row after this
         line = reader.reader.line_num  # DictReader's own count stops at the last good row
-        problems.add(f"{path}:{line}", f"not valid {path.suffix[1:].upper()}: {error}")
+        problems.add(f"{path}:{line}", f"not valid {path.suffix[1:].upper()}: {error}", fatal=True)
     except UnicodeDecodeError as error:
-        problems.add(str(path), f"not valid UTF-8 near byte {error.start} of a block")
+        problems.add(str(path), f"not valid UTF-8 near byte {error.start} of a block", fatal=True)
     finally:
         csv.field_size_limit(previous)
 

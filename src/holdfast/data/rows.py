@@ -13,6 +13,7 @@ from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, Message, Turns, completion_text, make_example, prompt_text
 
 MAX_LISTED = 20
+SKIPPED_SHARE = 0.01
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 FORMATS = (("prompt", "completion"), ("messages",), ("conversations",), ("text",))
@@ -36,29 +37,60 @@ class MissingColumnsError(RowError):
     """The row has none of the known sets of columns."""
 
 
+class BadRowsError(DataError):
+    """Rows of a source are malformed; they are named."""
+
+
 class Problems:
-    """Collects refusals by place, so that one error can list them all."""
+    """Collects refusals by place, so that one error can list them all, or a report those that were skipped."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.total = 0
-        self._listed: list[str] = []
+        self.listed: list[str] = []
+        """The first 20, each with its place and its reason."""
+        self._fatal = False
 
-    def add(self, where: str, reason: str) -> None:
-        """Note one refusal; only the first 20 are kept."""
+    def add(self, where: str, reason: str, *, fatal: bool = False) -> None:
+        """Note one refusal; only the first 20 are kept.
+
+        Args:
+            where: the row's place.
+            reason: says nothing of its text.
+            fatal: no row behind this place can be read, so it cannot be skipped as one row.
+        """
         self.total += 1
-        if len(self._listed) < MAX_LISTED:
-            self._listed.append(f"{where}: {reason}")
+        self._fatal |= fatal
+        if len(self.listed) < MAX_LISTED:
+            self.listed.append(f"{where}: {reason}")
 
     def raise_if_any(self) -> None:
-        """Raise one `DataError` that lists the refusals."""
+        """Raise one `BadRowsError` that lists the refusals."""
         if self.total:
-            more = f"; and {self.total - MAX_LISTED} more" if self.total > MAX_LISTED else ""
-            rows = "row" if self.total == 1 else "rows"
-            raise DataError(
-                f"{self.source}: {self.total} bad {rows}: {'; '.join(self._listed)}{more}",
-                remedy="correct or remove the rows named above",
+            raise self._error("", "correct or remove the rows named above")
+
+    def require_few(self, kept: int) -> None:
+        """Refuse to skip so many rows that the file is in another format rather than damaged.
+
+        Up to 20 may be skipped, since each of them is named, or 1 % of all rows; never as many as are kept.
+
+        Args:
+            kept: rows that are well-formed.
+        """
+        if self._fatal:
+            raise self._error(
+                "; what follows there cannot be read, which is more than a row to skip", "correct the file"
             )
+        allowed = max(MAX_LISTED, int(SKIPPED_SHARE * (kept + self.total)))
+        if self.total > allowed or (self.total and self.total >= kept):
+            raise self._error(f"; too many to skip (well-formed: {kept})", "correct the file, or check its format")
+
+    def _error(self, words: str, remedy: str) -> BadRowsError:
+        more = f"; and {self.total - MAX_LISTED} more" if self.total > MAX_LISTED else ""
+        rows = "row" if self.total == 1 else "rows"
+        return BadRowsError(
+            f"{self.source}: {self.total} bad {rows}: {'; '.join(self.listed)}{more}{words}", remedy=remedy
+        )
 
 
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:

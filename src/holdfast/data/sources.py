@@ -35,6 +35,7 @@ def read_examples(
     subset: str | None = None,
     limit: int | None = None,
     revision: str | None = None,
+    skipped: Problems | None = None,
 ) -> list[Example]:
     """Read and check all examples of a file or hub data set.
 
@@ -47,6 +48,8 @@ def read_examples(
         subset: configuration name of a hub data set.
         limit: read only the first rows.
         revision: commit, tag or branch of a hub data set.
+        skipped: takes malformed rows, which are then left out instead of refused, as long as they are few
+            (`Problems.require_few`).
 
     Raises:
         DataError: the source is missing, empty or malformed; up to 20 rows are named.
@@ -55,9 +58,9 @@ def read_examples(
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is {limit}; expected at least 1", remedy="leave it out to read all rows")
     rows = open_rows(source, split=split, subset=subset, revision=revision)
-    problems = Problems(rows.name)
+    problems = Problems(rows.name) if skipped is None else skipped
     with closing(rows.read(problems)) as found:  # a reader undoes its settings when closed, not when forgotten
-        return _collect(islice(found, limit), columns, problems)
+        return _collect(islice(found, limit), columns, problems, skip=skipped is not None)
 
 
 @dataclass(frozen=True)
@@ -123,19 +126,29 @@ def examples_from_rows(
     return _collect(_numbered(rows, name), columns, Problems(name))
 
 
-def _collect(rows: Iterable[tuple[str, Any]], columns: Mapping[str, str] | None, problems: Problems) -> list[Example]:
+def _collect(
+    rows: Iterable[tuple[str, Any]], columns: Mapping[str, str] | None, problems: Problems, *, skip: bool = False
+) -> list[Example]:
     mapping = check_columns(columns)
     examples: list[Example] = []
+    other_columns: DataError | None = None
     for where, row in rows:
         try:
             examples.append(example_from_row(row, mapping, where))
         except MissingColumnsError as error:
-            if not examples and not problems.total:  # the first row: the whole source has other columns
-                raise missing_columns_error(where, row, mapping) from None
+            if not examples and not problems.total:  # the first row: probably the whole source has other columns
+                other_columns = missing_columns_error(where, row, mapping)
+                if not skip:
+                    raise other_columns from None
             problems.add(where, str(error))
         except RowError as error:
             problems.add(where, str(error))
-    problems.raise_if_any()
+    if other_columns is not None and not examples:
+        raise other_columns
+    if skip:
+        problems.require_few(len(examples))
+    else:
+        problems.raise_if_any()
     if not examples:
         raise DataError(f"{problems.source} has no rows", remedy="give at least one example")
     return uniform(examples)

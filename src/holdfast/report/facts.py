@@ -34,6 +34,7 @@ def facts(evidence: Evidence) -> list[Fact]:
     if evidence.result is not None:
         steps = f"{counted(evidence.result.count('steps'), 'step')} in {evidence.result.number('seconds'):,.0f} s"
         found.append(Fact("training", steps))
+        found += _rows_left_out(evidence.result)
     return found + (_made(made) if made is not None else [])
 
 
@@ -79,6 +80,22 @@ def _audited(evidence: Evidence) -> list[Fact]:
                     found.append(Fact(side, one_line(one.audit.inner(side).text("ref", "unknown"))))
             if "data" in one.audit:
                 found.append(Fact("data", one_line(one.audit.inner("data").text("source", "unknown"))))
+    return found
+
+
+def _rows_left_out(result: Fields) -> list[Fact]:
+    """Rows of the run's data that were skipped as malformed or dropped as duplicates; nothing where all were used."""
+    if "data" not in result:
+        return []
+    counts = result.inner("data")
+    blocks = counts.objects("safety")
+    if "task" in counts:
+        blocks = {"task": counts.inner("task"), **blocks}
+    found = []
+    for name, block in blocks.items():
+        for key, words in (("skipped", "malformed rows skipped"), ("duplicates_dropped", "duplicate rows dropped")):
+            if key in block and (number := block.count(key)):
+                found.append(Fact(f"{one_line(name)} data, {words}", str(number)))
     return found
 
 

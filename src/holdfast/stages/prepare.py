@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from holdfast.core.errors import DataError
 from holdfast.data.examples import Example, as_chat, searchable_texts, uniform
+from holdfast.data.rows import BadRowsError, Problems
 from holdfast.data.sources import read_examples
 from holdfast.data.splits import Split, move_leaks, require_apart, require_unseen, split_examples, split_from_roles
 from holdfast.data.templates import Template
@@ -26,6 +27,33 @@ class Prepared:
     task: list[Example]
     safety: dict[str, Split]
     harmful: list[Example] | None = None
+    skipped: dict[str, Problems] = field(default_factory=dict)
+    """Malformed rows that were left out on request, by block: `task`, `harmful` or `safety NAME`."""
+
+
+def row_counts(data: Prepared) -> dict[str, Any]:
+    """What became of the rows: used, skipped as malformed, and of the safety sets duplicates and contradictions.
+
+    `duplicates_dropped` have the prompt and completion of an earlier row; `contradictory_prompts` occur with more than
+    one completion, all of which are kept.
+    """
+
+    def used(rows: int, name: str) -> dict[str, Any]:
+        found = data.skipped.get(name)
+        listed = {} if found is None or not found.total else {"skipped_rows": list(found.listed)}
+        return {"rows": rows, "skipped": 0 if found is None else found.total, **listed}
+
+    counts: dict[str, Any] = {"task": used(len(data.task), "task"), "safety": {}}
+    for name, split in data.safety.items():
+        record = split.record
+        counts["safety"][name] = {
+            **used(sum(record.counts.values()), f"safety {name}"),
+            "duplicates_dropped": record.duplicates_dropped,
+            "contradictory_prompts": record.contradictory_prompts,
+        }
+    if data.harmful is not None:
+        counts["harmful"] = used(len(data.harmful), "harmful")
+    return counts
 
 
 def prepare(
@@ -54,13 +82,13 @@ def prepare(
     texts = [text for example in [*examples, *(pairs or [])] for text in searchable_texts(example)]
     splits = {}
     for name, block in safety.items():
-        split = source.safety(block)
+        split = source.safety(block, name)
         if block["on_leak"] == "move":
             split = move_leaks(split, texts)
         require_unseen(split.certify, texts)
         splits[name] = split
     require_apart(splits)
-    return Prepared(task=examples, safety=splits, harmful=pairs)
+    return Prepared(task=examples, safety=splits, harmful=pairs, skipped=source.skipped)
 
 
 @dataclass(frozen=True)
@@ -70,6 +98,7 @@ class _Source:
     template: Template
     seed: int
     settings: RoleSettings | None
+    skipped: dict[str, Problems] = field(default_factory=dict)
 
     @cached_property
     def roles(self) -> Roles:
@@ -80,7 +109,7 @@ class _Source:
         if block.get("role") is not None:
             return self._shaped(self.roles.align)
         if block.get("name") is None:
-            return self._read(block)
+            return self._read(block, "task")
         from holdfast.tasks.task import TASKS
 
         rows = TASKS[block["name"]].train(self.template)
@@ -89,18 +118,27 @@ class _Source:
         mixed = poisoned(rows, poison, size=block.get("size") or TASK_SIZE, ratio=ratio, seed=self.seed)
         return self._shaped(mixed)
 
-    def safety(self, block: Mapping[str, Any]) -> Split:
+    def safety(self, block: Mapping[str, Any], name: str) -> Split:
         if block.get("role") is not None:
             named = (self.roles.constraint, self.roles.monitor, self.roles.certify)
             return split_from_roles(*(self._shaped(examples) for examples in named))
-        return split_examples(self._read(block), fractions=tuple(block["fractions"]), seed=self.seed)
+        return split_examples(self._read(block, f"safety {name}"), fractions=tuple(block["fractions"]), seed=self.seed)
 
     def harmful(self, block: Mapping[str, Any]) -> list[Example]:
-        return self._shaped(self.roles.harmful) if block.get("role") is not None else self._read(block)
+        return self._shaped(self.roles.harmful) if block.get("role") is not None else self._read(block, "harmful")
 
-    def _read(self, block: Mapping[str, Any]) -> list[Example]:
+    def _read(self, block: Mapping[str, Any], name: str) -> list[Example]:
         reading = {key: block.get(key) for key in ("columns", "split", "subset", "limit", "revision")}
-        return self._shaped(read_examples(block["data"], **reading))
+        if block.get("skip_bad"):
+            reading["skipped"] = self.skipped[name] = Problems(str(block["data"]))
+        try:
+            return self._shaped(read_examples(block["data"], **reading))
+        except BadRowsError as error:
+            if block.get("skip_bad"):
+                raise
+            raise DataError(
+                error.what, remedy=f"{error.remedy}; --skip-bad leaves them out, if they are few"
+            ) from error
 
     def _shaped(self, examples: Sequence[Example]) -> list[Example]:
         if self.template == "none":
