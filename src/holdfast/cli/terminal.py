@@ -1,4 +1,4 @@
-"""What reaches the terminal: cleaned of control characters, results on stdout, everything else on stderr."""
+"""What reaches the terminal: without control characters and secrets, results on stdout, the rest on stderr."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.redaction import redact, redact_text
 
 # CSI sequences, then OSC/DCS/APC/PM/SOS strings up to their terminator, then any other two-character escape.
 _ESCAPES = re.compile(
@@ -25,19 +26,24 @@ def clean(text: str) -> str:
     return "\n".join("".join(c for c in line if unicodedata.category(c) not in {"Cc", "Cf", "Cs"}) for line in lines)
 
 
+def shown(text: str) -> str:
+    """Text as the terminal gets it: cleaned first, since an invisible character could split a secret in two."""
+    return redact_text(clean(text))
+
+
 def say(text: str) -> None:
     """Print a line of the result to stdout."""
-    print(_encodable(clean(text), sys.stdout.encoding))
+    print(_encodable(shown(text), sys.stdout.encoding))
 
 
 def note(text: str) -> None:
     """Print a line about the work to stderr."""
-    print(_encodable(clean(text), sys.stderr.encoding), file=sys.stderr, flush=True)
+    print(_encodable(shown(text), sys.stderr.encoding), file=sys.stderr, flush=True)
 
 
 def say_json(value: Any) -> None:
-    """Print strict JSON to stdout, ASCII only."""
-    print(json.dumps(value, indent=2, allow_nan=False))
+    """Print strict JSON to stdout, ASCII only and without secrets."""
+    print(json.dumps(redact(value), indent=2, allow_nan=False))
 
 
 def refuse(error: HoldfastError) -> None:

@@ -15,9 +15,11 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
+from holdfast.core.redaction import redact_text
+
 
 class HoldfastError(Exception):
-    """Base of all refusals.
+    """Base of all refusals; secrets in them are blanked, whatever setting they quote.
 
     Args:
         what: what is wrong, where, and what was expected; one line.
@@ -27,9 +29,9 @@ class HoldfastError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, what: str, *, remedy: str) -> None:
-        super().__init__(what)
-        self.what = what
-        self.remedy = remedy
+        self.what = redact_text(what)
+        self.remedy = redact_text(remedy)
+        super().__init__(self.what)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors travel between processes; the default would lose the remedy."""
