@@ -30,6 +30,7 @@ from holdfast.cli.study import study
 from holdfast.cli.terminal import refuse, say
 from holdfast.cli.train import train
 from holdfast.cli.verify import verify
+from holdfast.cli.usage import Commands
 from holdfast.core.errors import HoldfastError, ResourceError
 
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -37,6 +38,7 @@ CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, e
 
 app = typer.Typer(
     name="holdfast",
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

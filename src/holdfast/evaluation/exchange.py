@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import os
+import re
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -16,9 +16,11 @@ from http.client import HTTPException, IncompleteRead
 from typing import Any
 
 from holdfast.core.errors import ConfigError, ResourceError
+from holdfast.evaluation.bounded_http import TooMuchError, open_url
 
 logger = logging.getLogger(__name__)
 
+KEY_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*_(KEY|TOKEN)")  # what no key looks like
 LOCAL = ("localhost", "127.0.0.1", "::1")
 LONGEST_ANSWER = 1 << 20
 LONGEST_WAIT = 60.0  # seconds between two attempts, whatever the server asks for
@@ -31,7 +33,7 @@ class Exchange:
     """Where to send, with which key, and how long to try.
 
     Attributes:
-        timeout: seconds for one attempt.
+        timeout: seconds for one attempt, from connecting to the answer's last byte.
         retries: attempts that follow the first.
         pause: seconds before the second attempt, doubled for each further one; a server's Retry-After wins.
         longest: bytes of an answer.
@@ -79,13 +81,18 @@ def read_key(who: str, variable: str, url: str) -> str:
     """The key in an environment variable.
 
     Raises:
-        ConfigError: there is none, or it has characters that no header may hold; it is not shown.
+        ConfigError: there is none, or it has characters that no header may hold; it is not shown. The variable's name
+            is shown only where it must be one: who writes the key itself there would find it in the message.
     """
-    key = os.environ.get(variable, "").strip()
+    written = isinstance(variable, str) and "\0" not in variable
+    key = os.environ.get(variable, "").strip() if written else ""
     # A key with a line break would be quoted by the HTTP library's complaint.
     if not key or not key.isascii() or not key.isprintable():
+        named = written and (variable in os.environ or KEY_VARIABLE.fullmatch(variable))
+        shown = f"environment variable {variable}" if named else "the environment variable that was named"
         raise ConfigError(
-            f"{who}: environment variable {variable} holds no usable API key", remedy=f"set {variable} to the key"
+            f"{who}: {shown} holds no usable API key",
+            remedy="set the variable to the key, and give the name of the variable, never the key itself",
         )
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "http" and parts.hostname not in LOCAL:
@@ -125,7 +132,7 @@ def post_json(exchange: Exchange, body: Any, stop: threading.Event | None = None
                 if error.code not in PASSING:
                     return None, reason
                 wait = _asked_wait(error.headers.get("Retry-After"), wait)
-        except _TooMuchError as error:
+        except TooMuchError as error:
             return None, str(error)
         except (HTTPException, OSError) as error:
             nobody = _nobody(error)
@@ -137,38 +144,20 @@ def post_json(exchange: Exchange, body: Any, stop: threading.Event | None = None
     return None, reason
 
 
-class _TooMuchError(Exception):
-    """An answer that is too long or takes too long; its text is the reason."""
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would hand the key and the texts to another server."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirect)
-
-
 def _read(exchange: Exchange, body: Any) -> bytes:
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     if exchange.key is not None:
         headers["Authorization"] = f"Bearer {exchange.key}"
     request = urllib.request.Request(exchange.url, json.dumps(body).encode(), headers, method="POST")  # noqa: S310
-    deadline = time.monotonic() + exchange.timeout
-    found = b""
-    with _OPENER.open(request, timeout=exchange.timeout) as answer:
-        # A piece at a time: the timeout is for one read, and a server can send a byte before each.
+    found = bytearray()
+    with open_url(request, exchange.timeout) as answer:
         while piece := answer.read1(1 << 16):
             found += piece
             if len(found) > exchange.longest:
-                raise _TooMuchError("too large")
-            if time.monotonic() > deadline:
-                raise _TooMuchError("no answer in time")
+                raise TooMuchError("too large")
         if answer.length:
             raise IncompleteRead(b"", answer.length)
-    return found
+    return bytes(found)
 
 
 def _asked_wait(asked: str | None, otherwise: float) -> float:

@@ -323,7 +323,7 @@ def test_only_addresses_are_taken_and_none_with_a_secret(url):
         ({"timeout": float("inf")}, "timeout inf"),
         ({"retries": -1}, "retries -1"),
         ({"model": ""}, "expected a name"),
-        ({"key": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE holds no usable API key"),
+        ({"key": "NOT_SET_ANYWHERE_KEY"}, "NOT_SET_ANYWHERE_KEY holds no usable API key"),
         ({"timeuot": 3}, "has no option 'timeuot'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.errors import ConfigError, ResourceError, UnsupportedError
+from holdfast.core.redaction import redact
 from holdfast.data.examples import Example, as_chat, to_utf8_turns
 from holdfast.data.templates import Template
 from holdfast.evaluation.engines import BATCH_SIZE, ENGINES
@@ -42,7 +43,7 @@ class EndpointEngine:
         key_env: environment variable that holds the API key; it is read for each generation and never stored.
         workers: requests in flight.
         retries: further attempts after a time-out, a broken connection, or the statuses 408, 409, 425, 429 and 5xx.
-        timeout: seconds for one request.
+        timeout: seconds for one request, from connecting to the answer's last byte.
         pause: seconds before the first retry, doubled for each further one; a server's Retry-After wins.
         extra: further fields of the request, `{"chat_template_kwargs": {"enable_thinking": false}}` say.
         model, tokenizer, batch_size: not used; every engine takes them.
@@ -88,7 +89,8 @@ class EndpointEngine:
     @property
     def identity(self) -> dict[str, Any]:
         """What decides the replies, as far as it can be told from here; the header of stored replies holds it."""
-        return {"base_url": self.base_url.rstrip("/"), "model_name": self.model_name, "extra": dict(self.extra)}
+        extra = redact(dict(self.extra))
+        return {"base_url": self.base_url.rstrip("/"), "model_name": self.model_name, "extra": extra}
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
         """Replies one by one, as they arrive.

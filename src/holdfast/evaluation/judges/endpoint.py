@@ -71,9 +71,10 @@ class EndpointJudge:
     Args:
         url: of the API, such as http://localhost:8000/v1; `/chat/completions` is added.
         model: its name there.
-        key: the environment variable that holds the key; HOLDFAST_JUDGE_KEY where that is set, unless given.
+        key: the name of the environment variable that holds the key, never the key itself; HOLDFAST_JUDGE_KEY where
+            that is set, unless given.
         concurrency: requests at a time.
-        timeout: seconds for one attempt.
+        timeout: seconds for one attempt, from connecting to the answer's last byte.
         retries: further attempts after 429, a server error or a lost connection.
     """
 
