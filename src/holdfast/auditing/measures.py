@@ -30,13 +30,7 @@ from holdfast.core.errors import DataError, InfeasibleError, NumericalError, Uns
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import prompt_text
 from holdfast.evaluation.on_policy import degradations
-from holdfast.evaluation.refusal_rules import RULES_REVISION
-
-RULES = "refusal rules"
-
-
-def rule_error_rates():
-    return None
+from holdfast.evaluation.refusal_rules import RULES_NAME, RULES_REVISION
 
 
 class Measure(Protocol):
@@ -222,7 +216,7 @@ class ByBehaviour:
         """The rules and the longest reply."""
         return {
             "replies": {
-                "rules": RULES, "rules_revision": RULES_REVISION, "decoding": "greedy",
+                "rules": RULES_NAME, "rules_revision": RULES_REVISION, "decoding": "greedy",
                 "max_new_tokens": self.asking.max_new_tokens, "longest": self.asking.longest,
             }
         }  # fmt: skip
@@ -255,10 +249,7 @@ class ByBehaviour:
 
     def notes(self) -> list[str]:
         """What the rules get wrong, as far as that was measured."""
-        found = rule_error_rates()
-        if found is None:
-            return [f"How often the rules {RULES} {RULES_REVISION} sort a reply wrongly was not measured."]
-        return [found.sentence()]
+        return [f"How often {RULES_NAME} {RULES_REVISION} sort a reply wrongly was not measured."]
 
     def _classes(self, prompts: Prompts, after: Sequence[str]) -> Classes:
         return Classes(

@@ -29,8 +29,8 @@ from holdfast.cli.report import report
 from holdfast.cli.study import study
 from holdfast.cli.terminal import refuse, say
 from holdfast.cli.train import train
-from holdfast.cli.verify import verify
 from holdfast.cli.usage import Commands
+from holdfast.cli.verify import verify
 from holdfast.core.errors import HoldfastError, ResourceError
 
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
