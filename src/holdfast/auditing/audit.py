@@ -204,6 +204,7 @@ def audit_roles(
         parts = Parts(folder, binding)
         measure_windows(windows, parts, constraint, kl=kl, batch_tokens=how.batch_tokens, progress=progress)
         verdicts, behaviour = _behaviour(pair, streams, how, progress)
+        pair.require_unchanged()
         values = summary_of(pair, streams, constraint, windows, parts) | {"behaviour": behaviour}
         values |= {"binding": parts.sha256, "versions": binding["versions"]}
         values |= {"seconds": round(time.monotonic() - started, 3)}

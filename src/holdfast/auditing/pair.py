@@ -22,6 +22,8 @@ from holdfast.auditing.side import Mode, Side, mode_of, side_of, stacked
 from holdfast.auditing.tokenizers import Choice, Tokenizers, choose_tokenizers
 from holdfast.constraint.completion import adapter_layers, adapters_off, deterministic
 from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.models.content import require_unchanged
+from holdfast.models.device import require_device
 from holdfast.models.handle import DType, check_vocabulary, load_model
 from holdfast.models.unmerged import attach, not_plain_lora
 
@@ -71,14 +73,13 @@ def open_pair(
         "before": stacked(first, second, trust_remote_code=trust_remote_code),
         "after": stacked(second, first, trust_remote_code=trust_remote_code),
     }
+    place = _device(device, sides)
     tokenizers = choose_tokenizers(
         sides["before"], sides["after"], tokenizer,
         processing_class=processing_class, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     mode = mode_of(sides["before"], sides["after"], trust_remote_code=trust_remote_code)
-    return Pair(
-        sides, mode, tokenizers, dtype=dtype, device=_device(device, sides), trust_remote_code=trust_remote_code
-    )
+    return Pair(sides, mode, tokenizers, dtype=dtype, device=place, trust_remote_code=trust_remote_code)
 
 
 def _device(device: str | torch.device | None, sides: dict[str, Side]) -> torch.device:
@@ -91,7 +92,7 @@ def _device(device: str | torch.device | None, sides: dict[str, Side]) -> torch.
         device = device or places.pop()
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
+    return require_device(device)
 
 
 class Pair:
@@ -220,6 +221,16 @@ class Pair:
                 yield name, model
             if not keep:
                 self.release(name)
+
+    def require_unchanged(self) -> None:
+        """Hash the files of both models again: what was measured is what was hashed before it was loaded.
+
+        To be called after measuring and before anything is written. A model in memory has no files.
+
+        Raises:
+            CheckpointError: naming the model and the file.
+        """
+        require_unchanged(side.content for side in (self.before, self.after) if side.content is not None)
 
     def set_strength(self, strength: float) -> None:
         """Make `after` W + strength * scaling * B A, by scaling B.

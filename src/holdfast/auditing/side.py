@@ -10,9 +10,9 @@ from holdfast.constraint.completion import causal_lm
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.hashing import sha256_json
 from holdfast.models.adapter import adapter_folder, base_of
-from holdfast.models.content import content_of
+from holdfast.models.content import ModelContent, content_of
 from holdfast.models.fingerprint import adapter_fingerprint, model_fingerprint
-from holdfast.models.handle import resolve
+from holdfast.models.source import resolve
 from holdfast.models.unmerged import leaves_base_alone, require_scorable
 
 Mode = Literal["one model", "adapter", "two adapters", "two models"]
@@ -29,6 +29,7 @@ class Side:
         base: the full model to load, with `base_revision`; of an adapter, the model it names.
         adapter: the adapter's folder; None for a full model.
         loaded: the model itself, when it came in memory.
+        content: of its files; None when it came in memory.
     """
 
     ref: str
@@ -38,6 +39,7 @@ class Side:
     base_revision: str | None = None
     adapter: Path | None = None
     loaded: Any = None
+    content: ModelContent | None = None
 
 
 def side_of(model: Any, revision: str | None, *, trust_remote_code: bool) -> Side:
@@ -48,10 +50,10 @@ def side_of(model: Any, revision: str | None, *, trust_remote_code: bool) -> Sid
     source = resolve(model, revision, trust_remote_code)
     adapter = adapter_folder(source)
     if adapter is None:
-        return Side(str(model), found.sha256, revision, model, revision)
+        return Side(str(model), found.sha256, revision, model, revision, content=found)
     require_scorable(adapter)
     base, base_revision = base_of(adapter)
-    return Side(str(model), found.sha256, revision, base, base_revision, adapter)
+    return Side(str(model), found.sha256, revision, base, base_revision, adapter, content=found)
 
 
 def _in_memory(model: Any) -> Side:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_json
 from holdfast.data.examples import Example, completion_text, to_utf8, to_utf8_turns
+from holdfast.data.templates import rendered
 
 IGNORE = -100
 MAX_LISTED = 20
@@ -151,8 +152,8 @@ def _chat_ids(examples: Sequence[Example], tokenizer: Any, kwargs: dict[str, Any
         of_prompts = _template_ids(tokenizer, prompts, add_generation_prompt=True, **kwargs)
         return list(zip(of_prompts, _template_ids(tokenizer, whole, **kwargs), strict=True))
     texts = [
-        *tokenizer.apply_chat_template(prompts, tokenize=False, add_generation_prompt=True),
-        *tokenizer.apply_chat_template(whole, tokenize=False),
+        *rendered(tokenizer, prompts, tokenize=False, add_generation_prompt=True),
+        *rendered(tokenizer, whole, tokenize=False),
     ]
     ids = _ids(tokenizer, backend, texts, special=False)
     return list(zip(ids[: len(prompts)], ids[len(prompts) :], strict=True))
@@ -160,7 +161,7 @@ def _chat_ids(examples: Sequence[Example], tokenizer: Any, kwargs: dict[str, Any
 
 def _template_ids(tokenizer: Any, conversations: list[list[dict[str, str]]], **kwargs: Any) -> list[list[int]]:
     # `return_dict` fixes the return type, which changed between transformers releases.
-    return list(tokenizer.apply_chat_template(conversations, tokenize=True, return_dict=True, **kwargs)["input_ids"])
+    return list(rendered(tokenizer, conversations, tokenize=True, return_dict=True, **kwargs)["input_ids"])
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

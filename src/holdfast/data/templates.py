@@ -20,15 +20,18 @@ where a prompt made by `join` from an instruction and an input has `### Input:` 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
 
 logger = logging.getLogger(__name__)
 
 Template: TypeAlias = Literal["chat", "alpaca", "none"]
 
+MAX_SAID = 200
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 INPUT_MARK = "\n\n### Input:\n"
 NO_THINKING = "{%- set enable_thinking = false %}"
 # Some templates write today's date into the prompt: a model would be trained, resumed and evaluated on other prompts
@@ -100,6 +103,30 @@ def use_template(tokenizer: Any, template: Template) -> None:
         _warn_if_replies_begin_elsewhere(tokenizer)
 
 
+def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
+    """`tokenizer.apply_chat_template`, with whatever a template raises told in one line.
+
+    A template is foreign, and what it raises may hold the conversation or control characters: of that only a text
+    that stands in the template itself is repeated.
+
+    Raises:
+        DataError: the template does not take a conversation.
+    """
+    try:
+        return tokenizer.apply_chat_template(conversations, **options)
+    except Exception as error:  # noqa: BLE001  (a template can raise anything)
+        said = str(getattr(error, "message", None) or error).strip()
+        own = 0 < len(said) <= MAX_SAID and said.isprintable() and said in str(tokenizer.chat_template)
+        turns = conversations[0] if conversations and not isinstance(conversations[0], dict) else conversations
+        roles = sorted({str(turn.get("role")) for turn in turns if isinstance(turn, dict)} & set(_ROLES))
+        why = said if own else type(error).__name__
+        raise DataError(
+            f"the chat template of {_name(tokenizer)} cannot render a conversation "
+            f"(roles: {', '.join(roles) or 'none known'}): {why}",
+            remedy="give the roles that this model's template takes, or use template: alpaca or none",
+        ) from None
+
+
 def _known(template: str) -> str:
     names = get_args(Template)
     if template not in names:
@@ -129,8 +156,8 @@ def _settled(template: Any) -> Any:
 def _warn_if_replies_begin_elsewhere(tokenizer: Any) -> None:
     """A template may open a reply in generation (with a thought, say) otherwise than it renders a finished one."""
     asked, reply = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-    opened = tokenizer.apply_chat_template([asked], tokenize=False, add_generation_prompt=True)
-    finished = tokenizer.apply_chat_template([asked, reply], tokenize=False)
+    opened = rendered(tokenizer, [asked], tokenize=False, add_generation_prompt=True)
+    finished = rendered(tokenizer, [asked, reply], tokenize=False)
     if not finished.startswith(opened):
         logger.warning(
             "the chat template of %s opens a reply in generation otherwise than in training: part of the opening will"

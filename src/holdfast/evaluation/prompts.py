@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.encode import MAX_LISTED, require_usable_tokenizer
 from holdfast.data.examples import Example, as_chat, prompt_text, to_utf8, to_utf8_turns, uniform
-from holdfast.data.templates import Template
+from holdfast.data.templates import Template, rendered
 
 
 def require_sizes(**sizes: int) -> None:
@@ -43,8 +43,8 @@ def prompt_ids(tokenizer: Any, examples: Sequence[Example], template: Template) 
         list(
             tokenizer(text=to_utf8(example.prompt))["input_ids"]
             if isinstance(example.prompt, str)
-            else tokenizer.apply_chat_template(
-                to_utf8_turns(example.prompt), tokenize=True, return_dict=True, add_generation_prompt=True
+            else rendered(
+                tokenizer, to_utf8_turns(example.prompt), tokenize=True, return_dict=True, add_generation_prompt=True
             )["input_ids"]
         )
         for example in shaped

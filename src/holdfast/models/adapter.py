@@ -1,4 +1,4 @@
-"""PEFT adapters on disk: where their base is named, and merging them into it."""
+"""PEFT adapters on disk: what they rest on, and merging them into it."""
 
 from __future__ import annotations
 
@@ -7,33 +7,62 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.core.errors import CheckpointError, UnsupportedError
-from holdfast.core.files import read_json
+from holdfast.models.adapter_limits import require_loadable
+from holdfast.models.hub import holds, snapshot
 from holdfast.models.library_errors import one_line_errors
+from holdfast.models.model_files import DECISIVE, settings_in
+from holdfast.models.redirects import ADAPTER_CONFIG, require_no_redirects
+from holdfast.models.source import Source, folder_of, resolve
 
-ADAPTER_CONFIG = "adapter_config.json"
+__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "Lineage", "Source", "adapter_folder", "base_of", "lineage", "merge"]
+
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+MAX_ADAPTERS = 16  # on top of one another
 
 
-class Source(NamedTuple):
-    """Where a model is: a local folder, or a hub id with what to ask the hub for."""
+class Lineage(NamedTuple):
+    """What a reference stands for: a full model, and the adapters on it, the topmost first.
 
-    place: str
-    revision: str | None = None
+    Attributes:
+        named: the full model's folder, or its hub id where the hub was asked for it.
+    """
+
+    adapters: list[Path]
+    base: Path
+    named: str
+
+
+def lineage(ref: str | Path, revision: str | None, trust_remote_code: bool, base: str | Path | None = None) -> Lineage:
+    """Follow adapters down to their full model, all as local folders; nothing in them leads loading elsewhere.
+
+    Args:
+        base: where the topmost adapter's base is, when it is not where the adapter says.
+
+    Raises:
+        CheckpointError: an adapter that rests on itself, or a key that is refused.
+    """
+    adapters: list[Path] = []
+    source = resolve(ref, revision, trust_remote_code)
+    while (folder := adapter_folder(source)) is not None:
+        require_no_redirects(folder, trust_remote_code=trust_remote_code)
+        adapters.append(folder)
+        if len(adapters) > MAX_ADAPTERS:
+            raise _circle(adapters[0])
+        below, below_revision = base_of(folder) if base is None else (base, None)
+        base = None
+        source = resolve(below, below_revision, trust_remote_code)
+    full = folder_of(source, trust_remote_code=trust_remote_code)
+    require_no_redirects(full, trust_remote_code=trust_remote_code)
+    return Lineage(adapters, full, source.place)
 
 
 def adapter_folder(source: Source) -> Path | None:
     """The local folder of a PEFT adapter with safetensors weights; None for a full model."""
-    from huggingface_hub import snapshot_download
-    from transformers.utils.peft_utils import find_adapter_config_file
-
     folder = Path(source.place)
     if not folder.is_dir():
-        with one_line_errors(source.place, "adapter"):
-            if find_adapter_config_file(source.place, revision=source.revision) is None:
-                return None
-            patterns = [ADAPTER_WEIGHTS, "*.json", "*.jinja", "*.model"]
-            found = snapshot_download(source.place, revision=source.revision, allow_patterns=patterns)
-            folder = Path(str(found))
+        if not holds(source.place, source.revision, ADAPTER_CONFIG):
+            return None
+        folder = snapshot(source.place, source.revision, [ADAPTER_WEIGHTS, ADAPTER_CONFIG, *DECISIVE])
     if not (folder / ADAPTER_CONFIG).is_file():
         return None
     if not (folder / ADAPTER_WEIGHTS).is_file():
@@ -45,22 +74,52 @@ def adapter_folder(source: Source) -> Path | None:
 
 
 def base_of(adapter: Path) -> tuple[str, str | None]:
-    """The base model a PEFT adapter names, and its revision."""
+    """The base model a PEFT adapter names, and its revision.
+
+    Raises:
+        CheckpointError: it names none, or following the folders below leads back to one that was passed.
+    """
+    named = _named_base(adapter)
+    passed, below = {adapter.resolve()}, Path(named[0])
+    while _is_adapter(below):
+        if below.resolve() in passed:
+            raise _circle(adapter)
+        passed.add(below.resolve())
+        below = Path(_named_base(below)[0])
+    return named
+
+
+def _named_base(adapter: Path) -> tuple[str, str | None]:
     path = adapter / ADAPTER_CONFIG
-    config = read_json(path)
-    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
-    if not isinstance(base, str):
-        raise CheckpointError(
-            f"{path}: expected a text under base_model_name_or_path, found {type(base).__name__}",
-            remedy="restore the file from the run that saved the adapter",
-        )
-    return base, config.get("revision")
+    config = settings_in(path)
+    for key, kinds in (("base_model_name_or_path", str), ("revision", str | None)):
+        if not isinstance(config.get(key), kinds):
+            raise CheckpointError(
+                f"{path}: expected a text under {key}, found {type(config.get(key)).__name__}",
+                remedy="restore the file from the run that saved the adapter",
+            )
+    return config["base_model_name_or_path"], config.get("revision")
+
+
+def _is_adapter(folder: Path) -> bool:
+    try:
+        return (folder / ADAPTER_CONFIG).is_file()
+    except OSError:  # a name that is too long for the system
+        return False
+
+
+def _circle(adapter: Path) -> CheckpointError:
+    return CheckpointError(
+        f"adapter {adapter} rests on itself: following base_model_name_or_path never reaches a full model",
+        remedy=f"name the adapter's base model in its {ADAPTER_CONFIG}",
+    )
 
 
 def merge(base: Any, adapter: Path) -> Any:
     """Base + adapter as one model: W + scale * B A for LoRA."""
     from peft import PeftModel
 
+    require_loadable(adapter, base)
     with one_line_errors(adapter, "adapter"), warnings.catch_warnings():
         # PEFT only warns when weights are missing, and goes on with their initial values.
         warnings.filterwarnings("error", message=".*missing adapter keys.*")

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.core.errors import CheckpointError, UnsupportedError
-from holdfast.models.adapter import adapter_folder
+from holdfast.models.adapter import lineage
 from holdfast.models.fingerprint import tensors_fingerprint
-from holdfast.models.handle import resolve
 from holdfast.models.library_errors import one_line_errors
 
 HEAD = "score"
@@ -144,8 +143,8 @@ def _load(ref: str | Path, revision: str | None, **options: Any) -> tuple[Any, s
     """The model in its stored dtype on the CPU, and the names of the weights that the files lack."""
     from transformers import AutoModelForSequenceClassification
 
-    source = resolve(ref, revision, False)
-    if adapter_folder(source) is not None:
+    found = lineage(ref, revision, False)
+    if found.adapters:
         raise UnsupportedError(
             f"classifier {str(ref)!r} is a PEFT adapter, expected a full model",
             remedy="merge it into its base first (holdfast.models.handle.merge_adapter)",
@@ -153,8 +152,7 @@ def _load(ref: str | Path, revision: str | None, **options: Any) -> tuple[Any, s
     # A missing head is drawn at random before it is replaced; the caller's generator must not notice.
     with one_line_errors(ref, "classifier"), torch.random.fork_rng(devices=[]):
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            source.place,
-            revision=source.revision,
+            found.base,
             dtype="auto",
             use_safetensors=True,
             output_loading_info=True,

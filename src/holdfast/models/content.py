@@ -1,41 +1,57 @@
-"""What a model on disk is: the sha256 of every file that decides what it computes.
+"""What a model on disk is: the sha256 of every file that loading it opens. One module owns that question.
 
-Counted are weights, configuration, tokenizer, chat templates and, where it may run, the repository's code; not the
-README and not training state. An adapter is its own files and its base's, the latter named `base/...`.
+| file or key | |
+|---|---|
+| `model.safetensors`; else `model.safetensors.index.json` and its shards | counted; transformers reads the one file where both are there, and the index counts beside it |
+| other `*.safetensors`, where neither is there | counted: a folder that only some classes load |
+| shard names that are no plain names in the folder | refused: they lead outside |
+| `shard-*-model-*-of-*.safetensors` | refused: a distributed checkpoint is read instead of the weights |
+| `*.bin`, `*.pt`, `*.gguf`, `consolidated*.safetensors`, subfolders' weights | ignored: never opened, since only safetensors under the names above are |
+| `config.json`, `generation_config.json`, processor configurations | counted |
+| `transformers_weights`, `configuration_files` | refused: another file is read; `adapter_model.bin` would be unpickled |
+| `attn_implementation`, `experts_implementation` naming a repository | refused: its compiled code would run |
+| `quantization_config` naming a file | refused; the rest of it counts with `config.json` |
+| tokenizer: `tokenizer.json`, `tokenizer_config.json`, added and special tokens, every class's vocabularies | counted |
+| `fast_tokenizer_files`, `tokenizer_file`, `vocab_file`, `merges_file`, `spm_file`, `init_inputs` | refused |
+| chat templates: `*.jinja`, `additional_chat_templates/`, `chat_template.json` | counted |
+| `auto_map` without trust_remote_code | ignored: not followed |
+| `auto_map` with trust_remote_code | `module.Class` of the folder: every `*.py`, in subfolders too, counted; `other/repo--x.Y` refused |
+| code behind a link to a folder, with trust_remote_code | refused |
+| `adapter_config.json` | counted, without the two values that say where the base is |
+| `adapter_model.safetensors` | counted; `adapter_model.bin` ignored, since PEFT reads the former |
+| the base of an adapter, and adapters below it | counted as `base/...`; an adapter that rests on itself refused |
+| `cache_file`, `covariance_file`, `tokenizer_name_or_path`, `prompt_tuning_init_state_dict_path`, `adapters`, `megatron_config` | refused: PEFT opens or imports what they name |
+| `auto_mapping`, `modules_to_save`, `exclude_modules`, `eva_config`, `loftq_config` | counted with their file: they open nothing |
+| links | counted as what they lead to, in the hub cache or elsewhere: what loading reads is what is hashed |
+| pipes, sockets, devices under a counted name | refused |
+| README, training state, logs | ignored: they compute nothing |
 
-An adapter names its base by path, so `adapter_config.json` is hashed with the values of `base_model_name_or_path` and
-`revision` cut out of its bytes: the base is bound by its content, and moving it changes nothing. Every other byte of
-the file counts.
-"""
+`adapter_config.json` is hashed with the values of `base_model_name_or_path` and `revision` cut out of its bytes: the
+base is bound by its content, and moving it changes nothing. Every other byte of the file counts.
+
+A folder may change after it was hashed. `require_unchanged` reads every file again, after measuring; a file that is
+swapped and swapped back in between is not noticed. No torch is imported here.
+"""  # noqa: E501  (a table)
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-from holdfast.core.errors import CheckpointError, UnsupportedError
-from holdfast.core.files import read_json
+from holdfast.core.errors import CheckpointError, HoldfastError
 from holdfast.core.hashing import sha256_file, sha256_lines
-from holdfast.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source, adapter_folder, base_of
+from holdfast.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, lineage
+from holdfast.models.model_files import DECISIVE, decisive_files, weight_files
 
-WEIGHTS = "model.safetensors"
-INDEX = f"{WEIGHTS}.index.json"
-# The same weights once more, in a format that transformers does not read.
-SECOND_COPIES = ["*/*.safetensors", "consolidated*.safetensors"]
+__all__ = ["DECISIVE", "ModelContent", "content_of", "forget_hashes", "require_unchanged"]
+
 LARGE = 2**24  # bytes; hashing less takes no time
-# Beside the weights. Named one by one: a folder may also hold state of the training that made the model.
-DECISIVE = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tekken.json",
-    "chat_template.json", "*.jinja", "additional_chat_templates/*.jinja", "processor_config.json",
-    "preprocessor_config.json",
-)  # fmt: skip
 _MOVABLE = tuple(
     re.compile(rb'"%s"\s*:\s*("(?:[^"\\]|\\.)*"|null)' % name) for name in (b"base_model_name_or_path", b"revision")
 )
@@ -46,7 +62,7 @@ class ModelContent:
     """The content of a model: one hash for all, and one for each file.
 
     Attributes:
-        ref: the reference that was given.
+        ref: the reference that was given, with `revision`, `trust_remote_code` and `base` as they were.
         sha256: of the lines `name sha256`, sorted by name.
         files: name to sha256.
     """
@@ -54,6 +70,13 @@ class ModelContent:
     ref: str
     sha256: str
     files: dict[str, str]
+    revision: str | None = None
+    trust_remote_code: bool = False
+    base: str | None = None
+
+    def require_unchanged(self) -> None:
+        """Read every file again and refuse a difference; see the function of this name for several models."""
+        require_unchanged([self])
 
 
 def content_of(
@@ -74,76 +97,52 @@ def content_of(
     Raises:
         ConfigError: the reference cannot be resolved.
         UnsupportedError: there are no safetensors weights.
-        CheckpointError: the index names a file that is missing.
+        CheckpointError: a file is missing or cannot be read, or a key leads loading elsewhere.
     """
     files = _files_of(ref, revision, trust_remote_code, base)
-    return ModelContent(str(ref), sha256_lines(f"{name} {files[name]}" for name in sorted(files)), files)
+    whole = sha256_lines(f"{name} {files[name]}" for name in sorted(files))
+    return ModelContent(str(ref), whole, files, revision, trust_remote_code, None if base is None else str(base))
+
+
+def require_unchanged(contents: Iterable[ModelContent]) -> None:
+    """Hash models again, every file read anew, and refuse what differs: for the end of a measurement.
+
+    Raises:
+        CheckpointError: naming the model and its first file that was changed, added or removed.
+    """
+    forget_hashes()
+    for before in contents:
+        try:
+            now = _files_of(before.ref, before.revision, before.trust_remote_code, before.base)
+        except HoldfastError as error:
+            raise _changed(before.ref, error.what) from error
+        names = sorted(name for name in {*before.files, *now} if before.files.get(name) != now.get(name))
+        if names:
+            how = "added" if names[0] not in before.files else "changed" if names[0] in now else "removed"
+            raise _changed(before.ref, f"{names[0]} was {how}")
+
+
+def _changed(ref: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"model {ref!r} is no longer what was hashed before it was measured: {what}",
+        remedy="measure again, and leave the model's files alone meanwhile",
+    )
 
 
 def _files_of(
     ref: str | Path, revision: str | None, trust_remote_code: bool, base: str | Path | None
 ) -> dict[str, str]:
-    from holdfast.models.handle import resolve
-
-    source = resolve(ref, revision, trust_remote_code)
-    adapter = adapter_folder(source)
-    folder = adapter or _full_folder(source, trust_remote_code)
-    names = _decisive(folder, trust_remote_code)
-    if adapter is None:
-        return _hashed(folder, [*_weights(folder), *names])
-    files = _hashed(folder, [ADAPTER_WEIGHTS, *names])
-    files[ADAPTER_CONFIG] = _adapter_config_sha256(folder / ADAPTER_CONFIG)
-    named, named_revision = base_of(folder)
-    place, place_revision = (named, named_revision) if base is None else (base, None)
-    below = _files_of(place, place_revision, trust_remote_code, None)
-    return files | {f"base/{name}": digest for name, digest in below.items()}
-
-
-def _full_folder(source: Source, trust_remote_code: bool) -> Path:
-    """The local folder of a full model; from the hub, with every file that counts downloaded."""
-    from huggingface_hub import snapshot_download
-
-    from holdfast.models.library_errors import one_line_errors
-
-    folder = Path(source.place)
-    if folder.is_dir():
-        return folder
-    patterns = ["*.safetensors", INDEX, *DECISIVE, *(["*.py"] if trust_remote_code else [])]
-    with one_line_errors(source.place, "model"):
-        found: Any = snapshot_download(
-            source.place, revision=source.revision, allow_patterns=patterns, ignore_patterns=SECOND_COPIES
-        )
-    return Path(str(found))
-
-
-def _weights(folder: Path) -> list[str]:
-    """The weight files that transformers reads: one file, or an index and the shards it names."""
-    if (folder / WEIGHTS).is_file():
-        return [WEIGHTS]
-    if (folder / INDEX).is_file():
-        index = read_json(folder / INDEX)
-        placed = index.get("weight_map") if isinstance(index, dict) else None
-        shards = sorted({str(name) for name in placed.values()}) if isinstance(placed, dict) else []
-        missing = [name for name in shards if not (folder / name).is_file()]
-        if missing or not shards:
-            raise CheckpointError(
-                f"{folder / INDEX}: {f'the shard {missing[0]} is missing' if missing else 'it names no shards'}",
-                remedy="restore the model's files",
-            )
-        return [INDEX, *shards]
-    others = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not others:
-        raise UnsupportedError(
-            f"{folder} holds no weights: expected {WEIGHTS}, an index with shards, or an adapter",
-            remedy="name the folder that save_pretrained wrote",
-        )
-    return others
-
-
-def _decisive(folder: Path, trust_remote_code: bool) -> list[str]:
-    patterns = [*DECISIVE, "*.py"] if trust_remote_code else DECISIVE
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return sorted(path.relative_to(folder).as_posix() for path in found)
+    found = lineage(ref, revision, trust_remote_code, base)
+    files: dict[str, str] = {}
+    for depth, folder in enumerate([*found.adapters, found.base]):
+        names = decisive_files(folder, trust_remote_code=trust_remote_code)
+        if folder is found.base:
+            hashed = _hashed(folder, [*weight_files(folder), *names])
+        else:
+            hashed = _hashed(folder, [ADAPTER_WEIGHTS, *names])
+            hashed[ADAPTER_CONFIG] = _adapter_config_sha256(folder / ADAPTER_CONFIG)
+        files |= {"base/" * depth + name: digest for name, digest in hashed.items()}
+    return files
 
 
 def _hashed(folder: Path, names: list[str]) -> dict[str, str]:
@@ -157,10 +156,15 @@ def _file_sha256(path: Path) -> str:
 
     An adapter's base is hashed for itself and again below the adapter.
     """
-    found = path.stat()
-    if found.st_size < LARGE:
-        return sha256_file(path)
-    return _large_sha256(path.resolve(), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    try:
+        found = path.stat()
+        if found.st_size < LARGE:
+            return sha256_file(path)
+        return _large_sha256(path.resolve(), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}", remedy="restore the file, or its permissions"
+        ) from error
 
 
 @lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.models.adapter import adapter_folder, base_of
+from holdfast.models.adapter_limits import require_loadable
 from holdfast.models.handle import check_vocabulary, load_model, load_tokenizer, resolve
 from holdfast.models.library_errors import one_line_errors
 from holdfast.models.unmerged import not_plain_lora
@@ -46,6 +47,7 @@ def load_adapter_pair(
         )
     base, base_revision = base_of(folder)
     model = load_model(base, revision=base_revision, trust_remote_code=trust_remote_code, **options)
+    require_loadable(folder, model)
     with one_line_errors(folder, "adapter"), warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
         model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from holdfast.models.adapter import adapter_folder, base_of
+from holdfast.models.device import require_device
 from holdfast.models.handle import check_vocabulary, load_model, load_tokenizer, resolve
 from holdfast.models.unmerged import attach, require_scorable
 
@@ -29,7 +30,7 @@ def load_unmerged(
         ref: as for `load_model`.
         device: the first GPU where there is one, otherwise the CPU, when None.
     """
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     options: dict[str, Any] = {"dtype": dtype, "device": place, "trust_remote_code": trust_remote_code}
     tokenizer = load_tokenizer(ref, revision=revision, trust_remote_code=trust_remote_code)
     folder = adapter_folder(resolve(ref, revision, trust_remote_code))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,20 +17,25 @@ from typing import Any, Literal
 import torch
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
-from holdfast.models.adapter import ADAPTER_CONFIG, Source, adapter_folder, base_of, merge
-from holdfast.models.embedded import embedded_model_dir
-from holdfast.models.hub import cached_folder, reachable
+from holdfast.models.adapter import ADAPTER_CONFIG, adapter_folder, lineage, merge
+from holdfast.models.chat_template import require_bounded
+from holdfast.models.device import require_device
 from holdfast.models.library_errors import one_line_errors
+from holdfast.models.model_files import TOKENIZER_CONFIG, weight_files
+from holdfast.models.source import EMBEDDED, resolve
+from holdfast.models.tensor_shapes import require_sizes_of
+
+__all__ = [
+    "EMBEDDED", "DType", "Quantization", "check_vocabulary", "load_model", "load_pair", "load_tokenizer",
+    "merge_adapter", "resolve",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
 DType = Literal["auto", "bfloat16", "float32"]
 Quantization = Literal["4bit", "8bit"]
 
-EMBEDDED = "embedded"
 _DTYPES: dict[str, Any] = {"auto": "auto", "bfloat16": torch.bfloat16, "float32": torch.float32}
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -43,17 +47,13 @@ def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote
     """
     from transformers import AutoTokenizer
 
-    source = resolve(ref, revision, trust_remote_code)
-    adapter = adapter_folder(source)
-    if adapter is not None and not (adapter / "tokenizer_config.json").is_file():
-        base, base_revision = base_of(adapter)
-        return load_tokenizer(base, revision=base_revision, trust_remote_code=trust_remote_code)
+    found = lineage(ref, revision, trust_remote_code)
+    folder = next((one for one in found.adapters if (one / TOKENIZER_CONFIG).is_file()), found.base)
     with one_line_errors(ref, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(
-            adapter or source.place,
-            revision=source.revision,
-            trust_remote_code=trust_remote_code,
-        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    require_bounded(tokenizer.chat_template, str(ref))
+    if folder is found.base:
+        tokenizer.name_or_path = found.named
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -90,23 +90,21 @@ def load_model(
             f"model {str(ref)!r}: dtype {dtype!r} is not supported, expected one of {', '.join(_DTYPES)}",
             remedy="use bfloat16: under fp16 the loss scale enters the constraint's gradient",
         )
-    source = resolve(ref, revision, trust_remote_code)
-    shared: dict[str, Any] = {
-        "dtype": dtype, "device": device, "quantization": quantization,
-        "trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation,
-    }  # fmt: skip
-    adapter = adapter_folder(source)
-    if adapter is None:
-        return _load_full(source, **shared)
-    if quantization is not None:
+    place = None if device is None else require_device(device)
+    found = lineage(ref, revision, trust_remote_code)
+    if found.adapters and quantization is not None:
         raise UnsupportedError(
             f"adapter {str(ref)!r} cannot be merged into a {quantization} base: merging would round it away",
             remedy="merge it first (merge_adapter) and load the merged folder with quantization",
         )
-    base, base_revision = base_of(adapter)
-    model = merge(load_model(base, revision=base_revision, **shared), adapter)
-    model.name_or_path = str(ref)  # what an adapter trained on top of this names as its base
-    logger.info("merged the adapter %s into its base %s", ref, base)
+    model = _load_full(
+        found.base, dtype=dtype, device=place, quantization=quantization, trust_remote_code=trust_remote_code,
+        attn_implementation=attn_implementation,
+    )  # fmt: skip
+    for adapter in reversed(found.adapters):
+        model = merge(model, adapter)
+        logger.info("merged the adapter %s into its base", adapter)
+    model.name_or_path = str(ref) if found.adapters else found.named  # the base of an adapter trained on top of this
     return model
 
 
@@ -155,40 +153,19 @@ def merge_adapter(
     return target
 
 
-def resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> Source:
-    """A local folder or a hub id; refuses what is neither."""
-    text = str(ref)
-    if text == EMBEDDED:
-        return Source(str(embedded_model_dir()))
-    folder = Path(text).expanduser()
-    if text and folder.is_dir():
-        return Source(str(folder))
-    if folder.is_file() or isinstance(ref, Path) or not _HUB_ID.fullmatch(text):
-        found = "it is a file" if folder.is_file() else "there is no such folder"
-        raise ConfigError(f"model {text!r}: {found}", remedy="give a model folder, a hub id (owner/name), or embedded")
-    if trust_remote_code and not _COMMIT.fullmatch(revision or ""):
-        raise ConfigError(
-            f"model {text!r}: trust_remote_code needs a pinned commit, found revision {revision!r}",
-            remedy="set revision to the 40-digit commit whose code you have read",
-        )
-    if reachable(text, revision):
-        return Source(text, revision)
-    return Source(str(cached_folder(text, revision)))
-
-
 def _load_full(
-    source: Source,
+    folder: Path,
     *,
     dtype: str,
-    device: str | torch.device | None,
+    device: torch.device | None,
     quantization: str | None,
     trust_remote_code: bool,
     attn_implementation: str | None,
 ) -> Any:
     """Load an ordinary model and check that every weight came from the checkpoint, in a usable dtype."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    _refuse_pickles(Path(source.place))
+    _refuse_pickles(folder)
     options: dict[str, Any] = {"dtype": _DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
     if quantization is not None:
         options["quantization_config"] = _quantization_config(quantization)
@@ -196,29 +173,27 @@ def _load_full(
         options["device_map"] = {"": device}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
-    with one_line_errors(source.place, "model"):
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source.place,
-            revision=source.revision,
-            trust_remote_code=trust_remote_code,
-            **options,
-        )
+    with one_line_errors(folder, "model"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        files = [folder / name for name in weight_files(folder) if name.endswith(".safetensors")]
+        require_sizes_of(config, files, f"model {str(folder)!r}")
+        model, info = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust_remote_code, **options)
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise CheckpointError(
-            f"model {source.place!r} lacks {len(missing)} weights, first {missing[0]}: they would be random",
+            f"model {str(folder)!r} lacks {len(missing)} weights, first {missing[0]}: they would be random",
             remedy="restore the missing safetensors files, or load with the class that saved them",
         )
     if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
         raise UnsupportedError(
-            f"model {source.place!r} is stored in fp16, which the barrier does not support",
+            f"model {str(folder)!r} is stored in fp16, which the barrier does not support",
             remedy="set dtype: bfloat16",
         )
     return model.eval()
 
 
 def _refuse_pickles(folder: Path) -> None:
-    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+    if any(folder.glob("*.safetensors")):
         return
     pickles = [path.name for pattern in _PICKLES for path in sorted(folder.glob(pattern))]
     found = f"only pickled weights ({pickles[0]})" if pickles else "no weights"

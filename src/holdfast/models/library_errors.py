@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
-from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
+from holdfast.core.errors import CheckpointError, ConfigError, HoldfastError, ResourceError
 
 
 @contextmanager
 def one_line_errors(ref: str | Path, what: str) -> Iterator[None]:
-    """Turn the errors of hub, transformers, PEFT and safetensors into ours, each cut to its first line."""
-    from safetensors import SafetensorError
+    """Turn the errors of hub, transformers, PEFT and safetensors into ours, each cut to its first line.
 
-    def first_line(error: Exception) -> str:
-        return str(error).strip().split("\n", 1)[0][:200]
+    Foreign files raise any exception there is in these libraries; one of a type that is not listed is damage, too.
+    """
+    from safetensors import SafetensorError
 
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise ResourceError(
-            f"{what} {str(ref)!r} does not fit in memory: {first_line(error)}",
-            remedy="load it in bfloat16 or with quantization, or on a larger device",
-        ) from error
-    except (SafetensorError, UserWarning, RuntimeError) as error:
+    except HoldfastError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise ResourceError(
+                f"{what} {str(ref)!r} does not fit in memory: {first_line(error)}",
+                remedy="load it in bfloat16 or with quantization, or on a larger device",
+            ) from error
+        if isinstance(error, OSError | ImportError) or (
+            isinstance(error, ValueError) and not isinstance(error, SafetensorError | UserWarning)
+        ):
+            raise ConfigError(
+                f"{what} {str(ref)!r} cannot be loaded: {first_line(error)}",
+                remedy="check the name, the revision, access rights and the network, or give a local folder",
+            ) from error
         raise CheckpointError(
             f"{what} {str(ref)!r} is damaged or does not fit: {first_line(error)}",
             remedy="restore the files, or check that the adapter belongs to this base model",
         ) from error
-    except (ConfigError, ResourceError, CheckpointError):
-        raise
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(
-            f"{what} {str(ref)!r} cannot be loaded: {first_line(error)}",
-            remedy="check the name, the revision, access rights and the network, or give a local folder",
-        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, without control characters; the type stands before a bare key or nothing."""
+    text = str(error).strip().split("\n", 1)[0][:200]
+    shown = "".join(letter for letter in text if letter.isprintable())
+    return f"{type(error).__name__} {shown}".strip() if not shown or isinstance(error, LookupError) else shown
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, on a device or on the host."""
+    torch = sys.modules.get("torch")  # not imported for this: hashing a folder needs no torch
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

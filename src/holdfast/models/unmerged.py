@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import CheckpointError, UnsupportedError
-from holdfast.core.files import read_json
-from holdfast.models.adapter import ADAPTER_CONFIG
+from holdfast.core.errors import UnsupportedError
+from holdfast.models.adapter_limits import require_loadable
 from holdfast.models.library_errors import one_line_errors
+from holdfast.models.model_files import settings_in
+from holdfast.models.redirects import ADAPTER_CONFIG
 
 # Initialisations that leave the base as it is. The others (PiSSA, OLoRA, CorDA, LoftQ) subtract a part from it.
 _PLAIN_STARTS = {None, True, False, "gaussian", "orthogonal", "eva"}
@@ -18,14 +19,7 @@ _PLAIN_STARTS = {None, True, False, "gaussian", "orthogonal", "eva"}
 
 def adapter_settings_of(adapter: Path) -> dict[str, Any]:
     """The content of an adapter's configuration file."""
-    path = adapter / ADAPTER_CONFIG
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise CheckpointError(
-            f"{path}: expected a JSON object, found {type(config).__name__}",
-            remedy="restore the file from the run that saved the adapter",
-        )
-    return config
+    return settings_in(adapter / ADAPTER_CONFIG)
 
 
 def require_scorable(adapter: Path) -> None:
@@ -81,6 +75,7 @@ def attach(base: Any, adapters: Mapping[str, Path]) -> Any:
 
     model: Any = None
     for name, folder in adapters.items():
+        require_loadable(folder, base if model is None else model)
         with one_line_errors(folder, "adapter"), warnings.catch_warnings():
             # PEFT only warns when weights are missing, and goes on with their initial values.
             warnings.filterwarnings("error", message=".*missing adapter keys.*")

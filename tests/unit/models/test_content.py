@@ -81,12 +81,16 @@ def test_any_changed_byte_changes_the_hash(base_dir):
         data = path.read_bytes()
         seen = set()
         steps = 1 if len(data) < 200 else max(1, len(data) // 40)
+        refused = 0
         for position in range(0, len(data), steps):
             path.write_bytes(flipped(path, position))
-            seen.add(content_of(base_dir).sha256)
+            try:
+                seen.add(content_of(base_dir).sha256)
+            except CheckpointError:  # no longer JSON
+                refused += 1
             path.write_bytes(data)
         assert original.sha256 not in seen
-        assert len(seen) == len(range(0, len(data), steps)), "two different changes gave one hash"
+        assert len(seen) + refused == len(range(0, len(data), steps)), "two different changes gave one hash"
 
 
 def test_an_adapter_includes_its_base(adapter_dir, base_dir):
@@ -194,8 +198,8 @@ def test_of_weights_that_a_repository_holds_twice_one_copy_is_downloaded(base_di
 
     asked = {}
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **named: asked.update(named) or str(base_dir))
-    monkeypatch.setattr("holdfast.models.handle.resolve", lambda *_: Source("org/model"))
-    monkeypatch.setattr(content_module, "adapter_folder", lambda _: None)
+    monkeypatch.setattr("holdfast.models.adapter.resolve", lambda *_: Source("org/model"))
+    monkeypatch.setattr("holdfast.models.adapter.adapter_folder", lambda _: None)
     content_of("org/model")
     names = ["model-00001-of-00002.safetensors", "consolidated.safetensors", "original/model.safetensors", "x.bin"]
     patterns = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}

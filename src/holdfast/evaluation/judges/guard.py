@@ -18,6 +18,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.hashing import sha256_json
 from holdfast.data.examples import to_utf8
+from holdfast.data.templates import rendered
 from holdfast.evaluation.judge import JUDGES, UNSCORED, Judgement, Verdict
 
 MODEL = "meta-llama/Llama-Guard-3-8B"
@@ -137,9 +138,7 @@ class GuardJudge:
         turns = [
             {"role": role, "content": defused(to_utf8(text), self._opened.special)} for role, text in contents.items()
         ]
-        encoded = self._opened.tokenizer.apply_chat_template(
-            turns, tokenize=True, return_dict=True, add_generation_prompt=True
-        )
+        encoded = rendered(self._opened.tokenizer, turns, tokenize=True, return_dict=True, add_generation_prompt=True)
         return list(encoded["input_ids"])
 
     def _answers(self, conversations: Sequence[Sequence[int]]) -> list[Answer] | None:

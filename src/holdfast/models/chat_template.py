@@ -1,0 +1,130 @@
+"""Chat templates are programs that came with a model: each is tried under limits before it is first used.
+
+A template that is plainly linear (one loop over the messages, no arithmetic, no calls but those on a short list) needs
+no trial. Any other is rendered once in a process of its own, with limits of processor time and memory, on short and on
+long neutral conversations; that it ended is remembered in holdfast's cache. What remains: a template that is quick on
+these conversations and slow on a certain text in them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.files import write_json
+from holdfast.core.hashing import sha256_json
+from holdfast.models import template_trial
+from holdfast.models.embedded import cache_root
+
+logger = logging.getLogger(__name__)
+
+MAX_CHARACTERS = 2**20
+WALL_S = 120.0  # for the whole process on a busy machine; its own limit is one of processor time
+_TRIAL = 1  # raise it when the trial changes
+_CALLS = {"raise_exception", "strip", "lstrip", "rstrip", "startswith", "endswith", "get", "upper", "lower", "title"}
+_FILTERS = {"trim", "upper", "lower", "length", "tojson", "first", "last", "default", "string"}
+_PROBLEMS = {
+    template_trial.SYNTAX: "is not valid Jinja",
+    template_trial.LARGE: "renders a short conversation into more than memory holds",
+}
+
+
+def require_bounded(template: Any, name: str) -> None:
+    """Refuse a tokenizer's chat template (or one of several, by name) that does not end, or is no template.
+
+    Args:
+        template: as `tokenizer.chat_template`; None where there is none.
+        name: of the tokenizer, for the message.
+
+    Raises:
+        ConfigError: without any text of the template.
+    """
+    if isinstance(template, dict):
+        for one in template.values():
+            require_bounded(one, name)
+        return
+    if template is None:
+        return
+    problem = "is no text" if not isinstance(template, str) else _problem(template)
+    if problem is not None:
+        raise ConfigError(
+            f"the chat template of {name!r} {problem}",
+            remedy="repair the template in the tokenizer's files, or remove it and use template: alpaca or none",
+        )
+
+
+def _problem(template: str) -> str | None:
+    if len(template) > MAX_CHARACTERS:
+        return f"has {len(template)} characters, at most {MAX_CHARACTERS} are read"
+    if plainly_linear(template):
+        return None
+    libraries = [version("jinja2"), version("transformers")]
+    known = cache_root() / "templates" / f"{sha256_json([_TRIAL, libraries, template])}.json"
+    if known.is_file():
+        return None
+    problem = _tried(template)
+    if problem is None:
+        try:
+            write_json(known, {"ended": True})
+        except OSError as error:
+            logger.info("the trial of a chat template is not remembered: %s", error.strerror)
+    return problem
+
+
+def _tried(template: str) -> str | None:
+    """Render in a process of its own; None when it ended."""
+    quiet = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(  # noqa: S603  (our own script in our own interpreter)
+            [sys.executable, "-P", str(Path(template_trial.__file__))],
+            input=template.encode("utf-8", "surrogatepass"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=quiet,
+            timeout=WALL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode < 0:
+        return f"does not end: a short conversation takes more than {template_trial.CPU_S} s"
+    if done.returncode == template_trial.OK:
+        return None
+    return _PROBLEMS.get(done.returncode, "cannot be tried: its process failed")
+
+
+def plainly_linear(template: str) -> bool:
+    """Whether the time to render is proportional to the length of the conversation, as can be seen from the syntax."""
+    from jinja2 import Environment, TemplateError, nodes
+
+    simple = (
+        nodes.Output, nodes.TemplateData, nodes.If, nodes.Name, nodes.Const, nodes.Getattr, nodes.Getitem, nodes.Slice,
+        nodes.Compare, nodes.Operand, nodes.And, nodes.Or, nodes.Not, nodes.Concat, nodes.Add, nodes.Test,
+        nodes.CondExpr, nodes.Keyword, nodes.Template,
+    )  # fmt: skip
+
+    def linear(node: Any, looping: bool) -> bool:
+        if isinstance(node, nodes.For):
+            looped = isinstance(node.iter, nodes.Name) and node.iter.name == "messages" and not node.recursive
+            return not looping and looped and all(linear(child, True) for child in node.iter_child_nodes())
+        if isinstance(node, nodes.Call):
+            named = node.node.attr if isinstance(node.node, nodes.Getattr) else getattr(node.node, "name", None)
+            known = named in _CALLS
+        elif isinstance(node, nodes.Filter):
+            known = node.name in _FILTERS and not (node.kwargs or (node.args and node.name != "default"))
+        else:
+            known = isinstance(node, simple)
+        return known and all(linear(child, looping) for child in node.iter_child_nodes())
+
+    try:
+        # Not rendered and not compiled: nothing in a template runs when it is parsed.
+        tree = Environment(autoescape=True).parse(template)
+        return linear(tree, looping=False)
+    except (TemplateError, RecursionError):
+        return False

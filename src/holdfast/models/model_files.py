@@ -1,0 +1,143 @@
+"""Which files of a model's folder loading opens, by name. `content.py` has the table of what counts and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import CheckpointError, UnsupportedError
+from holdfast.models.library_errors import first_line
+
+CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+CODE = "*.py"
+# The same weights once more, in a format that transformers does not read.
+SECOND_COPIES = ["*/*.safetensors", "consolidated*.safetensors"]
+# Beside the weights. Named one by one: a folder may also hold state of the training that made the model. The names
+# of vocabularies are those of every tokenizer class of transformers.
+DECISIVE = (
+    CONFIG, "generation_config.json", "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json",
+    "added_tokens.json", "vocab*.json", "*vocab.json", "vocab*.txt", "dict.txt", "merges.txt", "bpe.codes", "*.model",
+    "*.spm", "*.tiktoken", "*.tokenizer", "tokenizer.model*", "tekken.json", "normalizer.json", "emoji.json",
+    "word_*.json", "byte_maps.json", "chat_template.json", "*.jinja", "additional_chat_templates/*.jinja",
+    "processor_config.json", "preprocessor_config.json",
+)  # fmt: skip
+# Where transformers finds files of these names it reads all *.safetensors of the folder through torch.distributed.
+_DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+_SHARD = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
+MAX_JSON = 2**26  # bytes; an index of 100,000 tensors has 10 MB
+
+
+def settings_in(path: Path) -> dict[str, Any]:
+    """The JSON object in a foreign file.
+
+    Raises:
+        CheckpointError: it cannot be read, is too large, or is no object.
+    """
+    try:
+        size = path.stat().st_size
+        value = None if size > MAX_JSON else json.loads(path.read_text(encoding="utf-8"))
+        found = f"{size} bytes" if size > MAX_JSON else type(value).__name__
+    except (OSError, ValueError, RecursionError) as error:
+        value, found = None, first_line(error)
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{path}: expected a JSON object, found {found}", remedy="restore the file as it was saved"
+        )
+    return value
+
+
+def weight_files(folder: Path) -> list[str]:
+    """The weight files that transformers reads: one file, or an index and the shards it names.
+
+    Where both are there it reads the one file; the index then counts beside it, its shards do not.
+
+    Raises:
+        CheckpointError: the index names a file outside the folder or one that is missing, or a distributed checkpoint
+            lies beside the weights, which would be read instead of them.
+        UnsupportedError: there are no safetensors weights.
+    """
+    names = _entries(folder)
+    distributed = [name for name in names if _DISTRIBUTED.fullmatch(name)]
+    if distributed:
+        raise CheckpointError(
+            f"{folder / distributed[0]} is part of a distributed checkpoint, which is read instead of {WEIGHTS}",
+            remedy="save the model with save_pretrained into an empty folder",
+        )
+    if WEIGHTS in names:
+        return [WEIGHTS, *([INDEX] if INDEX in names else [])]
+    if INDEX in names:
+        return [INDEX, *_shards(folder)]
+    others = [name for name in names if name.endswith(".safetensors")]
+    if not others:
+        raise UnsupportedError(
+            f"{folder} holds no weights: expected {WEIGHTS}, an index with shards, or an adapter",
+            remedy="name the folder that save_pretrained wrote",
+        )
+    return others
+
+
+def _shards(folder: Path) -> list[str]:
+    placed = settings_in(folder / INDEX).get("weight_map")
+    named = set(map(str, placed.values())) if isinstance(placed, dict) else set()
+    outside = sorted(name for name in named if not _SHARD.fullmatch(name))
+    missing = sorted(name for name in named if not (folder / name).is_file()) if not outside else []
+    if outside or missing or not named:
+        problem = "it names no shards"
+        if outside:
+            problem = f"{outside[0][:100]!r} is not the plain name of a safetensors file in this folder"
+        elif missing:
+            problem = f"the shard {missing[0]} is missing"
+        raise CheckpointError(f"{folder / INDEX}: {problem}", remedy="restore the model's files")
+    return sorted(named)
+
+
+def decisive_files(folder: Path, *, trust_remote_code: bool) -> list[str]:
+    """Everything but weights: configuration, tokenizer, templates; with trust every Python file, in subfolders too.
+
+    Raises:
+        CheckpointError: a name that counts is a pipe or a device, or code lies behind a link to a folder.
+    """
+    found = {path for pattern in DECISIVE for path in folder.glob(pattern)}
+    if trust_remote_code:
+        found |= _code(folder)
+    return sorted(path.relative_to(folder).as_posix() for path in found if require_regular(path))
+
+
+def require_regular(path: Path) -> bool:
+    """Whether this is a file; a link stands for what it leads to. A folder or nothing is not, anything else is refused.
+
+    Raises:
+        CheckpointError: a pipe, a socket or a device: reading it twice need not give the same.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return stat.S_ISREG(mode)
+    raise CheckpointError(f"{path} is no regular file", remedy="put the file itself into the model's folder")
+
+
+def _code(folder: Path) -> set[Path]:
+    found = set()
+    for place, below, names in os.walk(folder):
+        linked = [name for name in below if Path(place, name).is_symlink()]
+        if linked:
+            raise CheckpointError(
+                f"{Path(place, linked[0])} is a link to a folder, whose code would run without being hashed",
+                remedy="copy the code into the model's folder",
+            )
+        found |= {Path(place, name) for name in names if name.endswith(".py")}
+    return found
+
+
+def _entries(folder: Path) -> list[str]:
+    """Names of the files of a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir() if require_regular(path))
