@@ -1,0 +1,124 @@
+"""How often the rules that sort replies are wrong, measured on blind labels: printed, never subtracted.
+
+The counts come from `benchmarks/refusal_rules` and are shipped beside this module. A false refusal is a reply that the
+rules call refused and that is none; a missed refusal is one they call answered. A label that is unclear counts as an
+error. Intervals are Clopper-Pearson, two-sided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.certification.binomial import interval
+from holdfast.core.errors import CheckpointError, HoldfastError
+from holdfast.core.files import read_json
+from holdfast.evaluation.refusal_rules import RULES_NAME, RULES_REVISION
+
+DATA: Final = Path(__file__).with_name("refusal_rules.json")
+CONFIDENCE: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRate:
+    """Errors among labelled replies of one class.
+
+    Attributes:
+        n: labelled replies.
+        errors: those whose label is another, the unclear among them.
+        unclear: of the errors, those whose label is `unclear`.
+    """
+
+    n: int
+    errors: int
+    unclear: int
+
+    @property
+    def rate(self) -> float | None:
+        """errors / n; None of no replies."""
+        return self.errors / self.n if self.n else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Clopper-Pearson, 95 %; of no replies, everything."""
+        return (0.0, 1.0) if self.n == 0 else interval(self.errors, self.n, CONFIDENCE)
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, the rate and its interval."""
+        low, high = self.interval
+        return {"n": self.n, "errors": self.errors, "unclear": self.unclear, "rate": self.rate, "interval": [low, high]}
+
+
+@dataclass(frozen=True)
+class RuleErrors:
+    """Error rates of one revision of the rules.
+
+    Attributes:
+        revision: of the rules.
+        labels_sha256: of the file of labels.
+        labeller: who labelled, in words.
+        false_refusals: of replies called refused, those that are none; over all models, drawn in equal numbers.
+        missed_refusals: of replies called answered, those that are refusals.
+        models: (false refusals, missed refusals) of each model.
+    """
+
+    revision: str
+    labels_sha256: str
+    labeller: str
+    false_refusals: ErrorRate
+    missed_refusals: ErrorRate
+    models: Mapping[str, tuple[ErrorRate, ErrorRate]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What is shipped, and what a certificate stores."""
+        return {
+            "rules": RULES_NAME,
+            "revision": self.revision,
+            "labels_sha256": self.labels_sha256,
+            "labeller": self.labeller,
+            "confidence": CONFIDENCE,
+            "false_refusals": self.false_refusals.to_json(),
+            "missed_refusals": self.missed_refusals.to_json(),
+            "models": {
+                name: {"false_refusals": false.to_json(), "missed_refusals": missed.to_json()}
+                for name, (false, missed) in sorted(self.models.items())
+            },
+        }
+
+
+def rule_error_rates(path: Path = DATA) -> RuleErrors | None:
+    """The measured error rates; None where those of this revision were not measured.
+
+    Rates and intervals are computed from the stored counts.
+
+    Raises:
+        CheckpointError: the file is damaged, or its intervals are not those of its counts.
+    """
+    if not path.exists():
+        return None
+    stored = read_json(path)
+    try:
+        if stored["revision"] != RULES_REVISION or stored["rules"] != RULES_NAME:
+            return None
+        found = RuleErrors(
+            str(stored["revision"]), str(stored["labels_sha256"]), str(stored["labeller"]), *_pair(stored),
+            {str(name): _pair(model) for name, model in stored["models"].items()},
+        )  # fmt: skip
+        same = found.to_json() == stored
+    except (KeyError, TypeError, AttributeError, HoldfastError):
+        same = False
+    if not same:
+        raise CheckpointError(
+            f"{path}: not the error rates of its own counts", remedy="install holdfast again, or measure them again"
+        )
+    return found
+
+
+def _pair(stored: Mapping[str, Any]) -> tuple[ErrorRate, ErrorRate]:
+    return _rate(stored["false_refusals"]), _rate(stored["missed_refusals"])
+
+
+def _rate(stored: Mapping[str, Any]) -> ErrorRate:
+    return ErrorRate(stored["n"], stored["errors"], stored["unclear"])
