@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from holdfast.certification import binomial, finite_pool
-from holdfast.certification.arguments import confidence_level
+from holdfast.certification.arguments import confidence_level, exact
 from holdfast.certification.categories import certify_categories
 from holdfast.certification.certificate import certify_counts
 from holdfast.certification.order_statistic import smallest_tau
 from holdfast.certification.sequential import EProcess
+from holdfast.certification.share import share_test
+from holdfast.certification.statement import statement
 from holdfast.core.errors import InfeasibleError
 
 sizes = st.one_of(st.integers(1, 60), st.integers(1, 100_000))
@@ -134,3 +137,73 @@ def test_category_bounds_fit_their_verdicts(counted, openings):
     for name, verdict in certify_categories(measured, 0.05, 0.95, openings=openings).items():
         assert verdict.certified == (verdict.upper_bound <= 0.05)
         assert (verdict.needed is not None) == (counted[name][1] < needed)
+
+
+@st.composite
+def measured_groups(draw):
+    """Groups of near-duplicates as (size, regressed), few of them regressed."""
+    sizes = draw(st.lists(st.one_of(st.integers(1, 3), st.integers(1, 60)), min_size=1, max_size=150))
+    failed = draw(st.lists(st.integers(0, 60), max_size=6))
+    return [(size, min(size, failed[i]) if i < len(failed) else 0) for i, size in enumerate(sizes)]
+
+
+def prompts(groups):
+    outcomes = [i < failed for size, failed in groups for i in range(size)]
+    return np.array(outcomes, dtype=bool), np.repeat(np.arange(len(groups)), [size for size, _ in groups])
+
+
+units = st.sampled_from([{}, {"drawn": "rows"}, {"max_weight": 1}, {"max_weight": 4}, {"max_weight": 50}])
+
+
+@settings(max_examples=200, deadline=None)
+@given(measured_groups(), units, rates, confidences, shares)
+def test_a_share_is_certified_exactly_when_its_bound_is_at_most_alpha(groups, unit, alpha, confidence, parts):
+    found = share_test(*prompts(groups), alpha=alpha, confidence=confidence, parts=parts, **unit)
+    assert found.certified == (found.upper_bound <= alpha)
+    assert found.certified == (found.p_value <= confidence_level(confidence, parts))
+    if found.rows.regressions > exact(alpha) * found.rows.n:
+        assert not found.certified
+    assert statement(found).startswith("Not certified") != found.certified
+
+
+@settings(max_examples=100, deadline=None)
+@given(measured_groups(), units, confidences, st.integers(-2, 2), st.sampled_from([0.0, 1e-12, 1e-10, 1e-9]))
+def test_a_share_and_its_bound_agree_at_the_bound_itself(groups, unit, confidence, steps, relative):
+    bound = share_test(*prompts(groups), alpha=0.999999, confidence=confidence, **unit).upper_bound
+    for near in (bound * (1 - relative), bound * (1 + relative)):
+        alpha = near + steps * math.ulp(near)
+        if 0 < alpha < 1:
+            found = share_test(*prompts(groups), alpha=alpha, confidence=confidence, **unit)
+            assert found.certified == (found.upper_bound <= alpha)
+
+
+@settings(max_examples=100, deadline=None)
+@given(measured_groups(), units, st.sampled_from([0.05, 0.2, 0.5]), st.data())
+def test_one_regression_more_never_helps(groups, unit, alpha, data):
+    failed, group = prompts(groups)
+    worse = failed.copy()
+    worse[data.draw(st.integers(0, len(failed) - 1))] = True
+    before, after = (share_test(one, group, alpha=alpha, **unit) for one in (failed, worse))
+    assert after.p_value >= before.p_value
+    assert after.upper_bound >= before.upper_bound
+
+
+@settings(max_examples=100, deadline=None)
+@given(measured_groups(), units, st.randoms(use_true_random=False))
+def test_neither_order_nor_labels_have_a_say(groups, unit, random):
+    failed, group = prompts(groups)
+    order, labels = list(range(len(failed))), list(range(-5, len(groups) - 5))
+    random.shuffle(order)
+    random.shuffle(labels)
+    shuffled = share_test(failed[order], np.array(labels)[group[order]], alpha=0.1, **unit)
+    assert shuffled == share_test(failed, group, alpha=0.1, **unit)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=300), st.sampled_from([0.05, 0.3]))
+def test_with_weight_one_a_group_has_one_vote(groups, alpha):
+    """Where whole groups regress, E is that of one prompt a group, whatever their sizes."""
+    whole = prompts([(size, size if failed else 0) for size, failed in groups])
+    votes = prompts([(1, int(failed)) for _, failed in groups])
+    sized, single = (share_test(*one, alpha=alpha, max_weight=1) for one in (whole, votes))
+    assert sized.e_value == pytest.approx(single.e_value, rel=1e-12)

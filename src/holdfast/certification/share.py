@@ -10,7 +10,8 @@ group regress; the group does when F > 0.
 | rows              | prompts, drawn one by one as the user asserts | exact binomial over prompts                 |
 
 Over groups alone, one group that holds most of the prompts could regress unnoticed; so both tests must pass. Nothing
-certifies while the share of regressed prompts among those measured exceeds alpha.
+certifies while the share of regressed prompts among those measured exceeds alpha: of the test over prompts that is no
+rule of its own, since P(Bin(n, alpha) <= k) > 1/2 where k > alpha n; to the e-value it is added.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ShareTest:
         drawn: `groups`, or `rows` where the user asserts that prompts were drawn one by one.
         max_weight: the most that a group weighs; None where groups are what is counted.
         groups, rows: counts of groups and of prompts, each with its test where the verdict rests on it.
-        p_value: the smallest level that would certify: the larger of the tests', 1 where the raw share exceeds alpha.
+        p_value: the smallest level that would certify: the larger of the tests', or 1/E.
         upper_bound: of the share that the sentence speaks of; at most alpha exactly when certified.
         e_value: with a max_weight; p_value is its inverse.
     """
@@ -126,7 +127,7 @@ def share_test(
         e_value = math.exp(min(log_e, _LARGEST_LOG))
         p = capped_weight.p_value(sizes, bad, cap, limit)
         bound = capped_weight.upper_bound(sizes, bad, cap, confidence, parts=parts)
-    p, bound = with_raw_share(p, bound, rows.regressions, rows.n, limit)
+        p, bound = with_raw_share(p, bound, rows.regressions, rows.n, limit)
     return ShareTest(float(alpha), float(confidence), int(parts), level, drawn, cap, groups, rows, p, bound, e_value)
 
 
