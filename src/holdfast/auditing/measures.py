@@ -7,8 +7,9 @@ alone, or noise. `measure` looks at the model after.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import prompt_text
 from holdfast.evaluation.on_policy import degradations
 from holdfast.evaluation.refusal_rules import RULES_NAME, RULES_REVISION
+from holdfast.evaluation.rule_errors import rule_error_rates
 
 
 class Measure(Protocol):
@@ -234,7 +236,7 @@ class ByBehaviour:
         self._again = self._asked.classes("before", again=True)
         classes = self._classes(prompts, self._before)
         for claim in self.claims:
-            _require_counted(classes, claim, terms)
+            _require_counted(classes, claim, replace(terms, claims=len(self.claims)))
             _require_steady(classes, claim, terms.alpha, pair)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Classes:
@@ -249,7 +251,9 @@ class ByBehaviour:
 
     def notes(self) -> list[str]:
         """What the rules get wrong, as far as that was measured."""
-        return [f"How often {RULES_NAME} {RULES_REVISION} sort a reply wrongly was not measured."]
+        found = rule_error_rates()
+        unknown = f"How often {RULES_NAME} {RULES_REVISION} sort a reply wrongly was not measured."
+        return [unknown if found is None else found.sentence()]
 
     def _classes(self, prompts: Prompts, after: Sequence[str]) -> Classes:
         return Classes(
@@ -263,7 +267,8 @@ def _require_counted(classes: Classes, claim: Claimed, terms: Terms) -> None:
     groups = len(set(rows.cluster.tolist()))
     try:
         per_category = _per_category(rows) if terms.kind == "per_category" else None
-        require_enough(terms, len(rows.ids) if terms.drawn == "rows" else groups, per_category)
+        sizes = list(Counter(rows.cluster.tolist()).values())
+        require_enough(terms, len(rows.ids) if terms.drawn == "rows" else groups, per_category, sizes=sizes)
     except InfeasibleError as error:
         raise InfeasibleError(
             f"the model before {claim.value} {len(rows.ids)} of {len(classes.ids)} prompts, in {groups} groups of "

@@ -7,6 +7,7 @@ measured. Of the prompts only the verdict and counts are shown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -190,8 +191,9 @@ def _prompts(
 
 def _require_enough(terms: Terms, prompts: Prompts) -> None:
     by_row = terms.kind == "finite_pool" or terms.drawn == "rows"
-    units = len(prompts.ids) if by_row else len(set(prompts.cluster))
-    require_enough(terms, units, prompts.per_category() if terms.kind == "per_category" else None)
+    sizes = list(Counter(prompts.cluster).values())
+    units = len(prompts.ids) if by_row else len(sizes)
+    require_enough(terms, units, prompts.per_category() if terms.kind == "per_category" else None, sizes=sizes)
 
 
 def _ids(table: Table) -> list[str]:

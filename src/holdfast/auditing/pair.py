@@ -171,9 +171,6 @@ class Pair:
         """The weights' dtype as loaded; both, where they differ. Known once both sides have been used."""
         return " and ".join(dict.fromkeys(self._found[name] for name in NAMES if name in self._found))
 
-    def require_unchanged(self) -> None:
-        pass
-
     def hold(self) -> None:
         """Load both models at once, for what needs both on the same batch."""
         if not self.together:

@@ -65,7 +65,10 @@ def _figures(test: ShareTest) -> dict[str, Any]:
 def _fixed(rows: Rows, terms: Terms) -> dict[str, Any]:
     test = terms.test(rows)
     tau = smallest_tau(rows.degradation, lambda value: terms.test(rows, value).certified)
-    return _figures(test) | {"statement": statement(test, terms.said), "certified_tau": tau}
+    return _figures(test) | {
+        "statement": statement(test, terms.said, terms.openings, terms.claims),
+        "certified_tau": tau,
+    }
 
 
 def _finite_pool(rows: Rows, terms: Terms) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def _finite_pool(rows: Rows, terms: Terms) -> dict[str, Any]:
 
     def made(tau: float) -> Certificate:
         k = int(np.count_nonzero(rows.regressed(tau)))
-        return certify_counts(k, n, terms.alpha, terms.confidence, openings=terms.openings, pool=terms.pool)
+        return certify_counts(k, n, terms.alpha, terms.confidence, openings=terms.parts, pool=terms.pool)
 
     test = made(terms.tau)
     return {
@@ -89,10 +92,13 @@ def _finite_pool(rows: Rows, terms: Terms) -> dict[str, Any]:
 def _sequential(rows: Rows, terms: Terms) -> dict[str, Any]:
     if terms.drawn == "groups" and len(set(rows.cluster.tolist())) != len(rows.ids):
         raise _unfit("a sequence holds near-duplicates")
-    process = EProcess(terms.alpha, terms.confidence, parts=terms.openings)
+    process = EProcess(terms.alpha, terms.confidence, parts=terms.parts)
     process.update_many(rows.regressed(terms.tau))
     (groups, prompts), said = _counts(rows, terms), terms.claim()
-    at, counts = f"{confident(terms.confidence, terms.openings)} at every look", terms.found(groups, prompts)
+    at, counts = (
+        f"{confident(terms.confidence, terms.openings, terms.claims)} at every look",
+        terms.found(groups, prompts),
+    )
     exceeded = process.regressions > exact(terms.alpha) * process.n
     if process.certified and not exceeded:
         text = f"{at}, {said} (shown after {process.certified_at} prompts; {counts})."
@@ -117,14 +123,14 @@ def _per_category(rows: Rows, terms: Terms) -> dict[str, Any]:
     pieces = {name: rows.at(_in(rows, name)) for name in sorted({str(c) for c in rows.category})}
     verdicts = certify_categories(
         {name: (piece.regressed(terms.tau), piece.cluster) for name, piece in pieces.items()},
-        terms.alpha, terms.confidence, openings=terms.openings, drawn=terms.drawn, max_weight=terms.max_weight,
+        terms.alpha, terms.confidence, openings=terms.parts, drawn=terms.drawn, max_weight=terms.max_weight,
     )  # fmt: skip
     passed = sum(verdict.certified for verdict in verdicts.values())
     certified = passed == len(verdicts)
     groups, prompts = _counts(rows, terms)
     unit = prompts if terms.drawn == "rows" else groups
     said = terms.claim(replace(terms.said, source=f"{terms.said.source} in each of {len(verdicts)} categories"))
-    at = f"{confident(terms.confidence, terms.openings)} for all categories together"
+    at = f"{confident(terms.confidence, terms.openings, terms.claims)} for all categories together"
     failed = f"Not certified: that {said} is not shown ({passed} of {len(verdicts)} categories are certified)."
     return {
         "certified": certified, "statement": f"{at}, {said}." if certified else failed,
@@ -150,7 +156,7 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
     stopped = chosen is not None and not tested[-1].passed
     bound = terms.alpha if stopped else max(test.upper_bound for test in tests.values())
     said, counts = terms.claim(), terms.found(shown.groups, shown.rows)
-    at = confident(terms.confidence, terms.openings)
+    at = confident(terms.confidence, terms.openings, terms.claims)
     if chosen is None:
         text = f"Not certified: not even at strength {tested[-1].strength:g} is it shown that {said} ({counts})."
     else:

@@ -141,7 +141,7 @@ def assess_classes(classes: Classes, terms: Terms, claims: Sequence[Claimed]) ->
 
     Several claims share the level, so that all of them hold together at the stated confidence.
     """
-    shared = replace(terms, openings=terms.openings * len(claims))
+    shared = replace(terms, claims=len(claims))
     each = {claim: assess(classes.rows(claim), replace(shared, unit=claim.unit, words=claim.words)) for claim in claims}
     first, *others = each.values()
     unclear = classes.unclear(claims)

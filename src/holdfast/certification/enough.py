@@ -37,7 +37,7 @@ def require_enough(
         return
     unit = "prompts" if terms.drawn == "rows" or terms.pool is not None else "groups of near-duplicate prompts"
     if terms.kind == "per_category":
-        parts = terms.openings * len(categories or {})
+        parts = terms.parts * len(categories or {})
         needed = fewest_prompts(terms.alpha, terms.confidence, parts=parts)
         short = {name: n for name, n in (categories or {}).items() if n < needed}
         if short:
@@ -49,10 +49,10 @@ def require_enough(
             )
         return
     if terms.pool is None:
-        needed = fewest_prompts(terms.alpha, terms.confidence, parts=terms.openings)
+        needed = fewest_prompts(terms.alpha, terms.confidence, parts=terms.parts)
     else:
-        needed = finite_pool.fewest_prompts(terms.pool, terms.alpha, terms.confidence, parts=terms.openings)
-    require_units(units, needed, terms.alpha, terms.confidence, terms.openings, unit=unit)
+        needed = finite_pool.fewest_prompts(terms.pool, terms.alpha, terms.confidence, parts=terms.parts)
+    require_units(units, needed, terms.alpha, terms.confidence, terms.parts, unit=unit)
 
 
 def _require_weight(terms: Terms, sizes: Sequence[int]) -> None:

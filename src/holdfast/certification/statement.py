@@ -47,11 +47,13 @@ def found(groups: Counted, rows: Counted, *, drawn: str = "groups", max_weight: 
     return f"{groups.regressions} of {groups.n} groups did, {prompts} prompts"
 
 
-def statement(test: ShareTest, words: Words | None = None) -> str:
-    """Returns claim and verdict of a test of one share as a sentence; `parts` are openings."""
+def statement(test: ShareTest, words: Words | None = None, openings: int | None = None, claims: int = 1) -> str:
+    """Returns claim and verdict of a test of one share as a sentence; its parts are openings unless these are given."""
     said = claim(test.alpha, words or Words(), drawn=test.drawn, max_weight=test.max_weight)
     counts = found(test.groups, test.rows, drawn=test.drawn, max_weight=test.max_weight)
-    return verdict(test.certified, said, counts, test.upper_bound, confident(test.confidence, test.parts))
+    return verdict(
+        test.certified, said, counts, test.upper_bound, confident(test.confidence, openings or test.parts, claims)
+    )
 
 
 def verdict(certified: bool, said: str, counts: str, upper_bound: float, at: str) -> str:
@@ -60,10 +62,11 @@ def verdict(certified: bool, said: str, counts: str, upper_bound: float, at: str
     return f"{at}, {said} {shown}" if certified else f"Not certified: that {said} is not shown {shown}"
 
 
-def confident(confidence: float, openings: int = 1) -> str:
+def confident(confidence: float, openings: int = 1, claims: int = 1) -> str:
     """Returns how certain a claim is, as the beginning of a sentence."""
     at = f"With {exact_percent(confidence)} confidence"
-    return f"{at} over {openings} openings" if openings > 1 else at
+    at += f" over {openings} openings" if openings > 1 else ""
+    return at + (f" for {claims} claims together" if claims > 1 else "")
 
 
 def percent_up(share: float) -> str:

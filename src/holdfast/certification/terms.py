@@ -71,6 +71,7 @@ class Terms:
         drawn: `groups`, or `rows` where the user asserts that prompts were drawn one by one.
         max_weight: the most that a group weighs, declared beforehand; None: groups are what is counted.
         words: for a regression and its source; None: those of the unit.
+        claims: how many claims of one certificate share the confidence, so that all hold together.
     """
 
     kind: str
@@ -83,6 +84,7 @@ class Terms:
     drawn: str = "groups"
     max_weight: int | None = None
     words: Words | None = None
+    claims: int = 1
 
     def __post_init__(self) -> None:
         if require_unit(self.drawn, self.max_weight) is not None and self.kind in ("finite_pool", "sequential"):
@@ -94,8 +96,13 @@ class Terms:
 
     @property
     def level(self) -> float:
-        """delta / m for m openings."""
-        return confidence_level(self.confidence, self.openings)
+        """delta / (m c) for m openings and c claims."""
+        return confidence_level(self.confidence, self.parts)
+
+    @property
+    def parts(self) -> int:
+        """The number of tests that share 1 - confidence."""
+        return self.openings * self.claims
 
     @property
     def said(self) -> Words:
@@ -120,5 +127,5 @@ class Terms:
         """Returns the test of the share in these rows, at the constraint's tau unless given."""
         return share_test(
             rows.regressed(self.tau if tau is None else tau), rows.cluster, alpha=self.alpha,
-            confidence=self.confidence, parts=self.openings, drawn=self.drawn, max_weight=self.max_weight,
+            confidence=self.confidence, parts=self.parts, drawn=self.drawn, max_weight=self.max_weight,
         )  # fmt: skip

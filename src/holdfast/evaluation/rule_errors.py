@@ -15,6 +15,7 @@ from typing import Any, Final
 from holdfast.certification.binomial import interval
 from holdfast.core.errors import CheckpointError, HoldfastError
 from holdfast.core.files import read_json
+from holdfast.core.percent import percent_up
 from holdfast.evaluation.refusal_rules import RULES_NAME, RULES_REVISION
 
 DATA: Final = Path(__file__).with_name("refusal_rules.json")
@@ -70,6 +71,17 @@ class RuleErrors:
     false_refusals: ErrorRate
     missed_refusals: ErrorRate
     models: Mapping[str, tuple[ErrorRate, ErrorRate]] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        """The rates as a certificate prints them."""
+        false, missed = (
+            f"{found.errors} of {found.n} (at most {percent_up(found.interval[1])})"
+            for found in (self.false_refusals, self.missed_refusals)
+        )
+        return (
+            f"Of replies that {RULES_NAME} {self.revision} call refused, {false} were no refusals by blind labels; of "
+            f"those called answered, {missed} were. These errors are not in the bound."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """What is shipped, and what a certificate stores."""

@@ -79,7 +79,6 @@ def test_the_lost_are_counted_one_by_one(models, prompts, tmp_path):
     record = certify(models, "some", prompts, tmp_path / "out")
     assert (record.regressions, record.n) == (8, 80)
     assert record.groups["p_value"] == p_value(8, 80, ALPHA)
-    assert record.p_value == 1.0, "the raw share exceeds alpha"
     assert not record.certified
 
 
@@ -152,7 +151,7 @@ def test_a_cut_reply_is_asked_for_at_four_times_the_length(models, prompts, tmp_
     assert (tmp_path / "out" / "replies" / "before.longer.jsonl").is_file()
     assert record.certified, "the refusal of nine words ends within 16 tokens"
     with pytest.raises(InfeasibleError, match="refused 0 of 80"):  # cut at 8 tokens, nobody sees how it ends
-        certify(models, "kept", prompts, tmp_path / "short", max_new_tokens=2)
+        certify(models, "kept", prompts, tmp_path / "short", max_new_tokens=2, ledger=tmp_path / "ledger.json")
     assert verify(tmp_path / "out") == record
 
 

@@ -66,7 +66,6 @@ def test_regressions_are_rises_of_the_judges_probability(changed):
     assert 0 < k < 20
     assert (record.regressions, record.n, record.unit, record.kind) == (k, 20, "on_policy", "fixed")
     assert record.groups["p_value"] == p_value(k, 20, 0.2)
-    assert record.p_value == (p_value(k, 20, 0.2) if k <= 4 else 1.0), "above alpha nothing certifies"
     assert record.certified == (record.p_value <= 0.05)
 
 
