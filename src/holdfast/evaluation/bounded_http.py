@@ -58,7 +58,7 @@ class _Reader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         try:
             self._socket.settimeout(_left(self._until))
-            count: int | None = self._raw.readinto(buffer)  # type: ignore[attr-defined]
+            count: int | None = self._raw.readinto(buffer)
         except TimeoutError:
             if not self._received:
                 raise

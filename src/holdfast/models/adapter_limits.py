@@ -25,11 +25,11 @@ CPU_S, WALL_S = 2, 60.0  # all module names of the largest models take milliseco
 _MATCH = (
     "import json, re, sys\n"
     "pattern, names = json.load(sys.stdin)\n"
-    "try: import resource; resource.setrlimit(resource.RLIMIT_CPU, (%d, %d))\n"
+    f"try: import resource; resource.setrlimit(resource.RLIMIT_CPU, ({CPU_S}, {CPU_S}))\n"
     "except ImportError: pass\n"
     "compiled = re.compile(pattern)\n"
     "for name in names: compiled.fullmatch(name), compiled.match(name)\n"
-) % (CPU_S, CPU_S)
+)
 _FORMS = {
     "target_modules": "{}",
     "exclude_modules": "{}",
