@@ -65,10 +65,12 @@ def test_mutants_are_read_or_refused(tmp_path, kind):
     before, after, score = PAIRS[kind]
     draw, data, refused = random.Random(5), after.read_bytes(), 0
     path = tmp_path / after.name
+    for results in after.parent.glob("results_*.json"):
+        (tmp_path / results.name).write_bytes(results.read_bytes())
     for _ in range(MUTANTS):
         path.write_bytes(mutant(data, draw))
         refused += is_refused(before, path, score)
-    assert refused > MUTANTS / 4
+    assert MUTANTS / 4 < refused < MUTANTS
 
 
 def test_mutants_of_unpacked_members_are_read_or_refused(tmp_path):
