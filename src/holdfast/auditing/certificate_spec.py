@@ -12,6 +12,7 @@ from holdfast.certification.arguments import confidence_level, count
 from holdfast.certification.behaviour import BETWEEN, Claimed
 from holdfast.certification.claim import JUDGE, Claim
 from holdfast.certification.record import KINDS, WAYS
+from holdfast.certification.sentence import words_of
 from holdfast.certification.terms import Terms
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, UnsupportedError
@@ -155,7 +156,7 @@ class CertificateSpec:
         """The test, when delta is shared by that many openings."""
         return Terms(
             self.kind, self.tau, float(self.constraint.alpha), float(self.confidence), openings, self.pool, self.unit,
-            drawn=self.drawn, max_weight=self.max_weight,
+            drawn=self.drawn, max_weight=self.max_weight, words=words_of(self.by),
         )  # fmt: skip
 
 

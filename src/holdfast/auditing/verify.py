@@ -15,14 +15,15 @@ from typing import Any
 from holdfast.auditing.certificate_spec import claimed_settings
 from holdfast.auditing.certificate_table import Table, read_stored
 from holdfast.auditing.certify_prompts import read_prompts
+from holdfast.auditing.log_certificate import require_logs
 from holdfast.auditing.stored_replies import require_replies
 from holdfast.certification.behaviour import Claimed
 from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger, default_ledger, split_sha256
 from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
-from holdfast.certification.sentence import assessed, named_statement
+from holdfast.certification.sentence import assessed, named_statement, words_of
 from holdfast.certification.signing import verify_signature
-from holdfast.certification.terms import Terms
+from holdfast.certification.terms import Rows, Terms
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file
 from holdfast.data.encode import template_sha256, tokenizer_sha256
@@ -78,15 +79,19 @@ def verify(
     table = read_stored(record, path.parent)
     require_figures(record, table)
     require_replies(record, table, path.parent)
+    places = {"before": before or record.places["before"], "after": after or record.places["after"]}
+    book = _ledger_path(record, ledger, prompts)
+    if isinstance(table, Rows) and record.by == "log":
+        _require_opening(record, table, book, require_logs(record, table, *map(Path, places.values())))
+        return record
     forget_hashes()
     in_front = model_of_run(path.parent)
-    models = {"before": before or record.places["before"], "after": after or record.places["after"]}
-    _require_models(record, models, moved=before)
+    _require_models(record, places, moved=before)
     if in_front is not None and after is None:
         _require_in_front(record, in_front, moved=before)
     _require_data(record, table, prompts or record.places["prompts"])
-    _require_tokens(record, models, moved=before)
-    _require_opening(record, table, _ledger_path(record, ledger, prompts))
+    _require_tokens(record, places, moved=before)
+    _require_opening(record, table, book, list(dict.fromkeys(table.ids)))
     return record
 
 
@@ -118,7 +123,7 @@ def require_figures(record: CertificateRecord, table: Table) -> None:
     """
     terms = Terms(
         record.kind, record.tau, record.alpha, record.confidence, record.openings["declared"], record.pool, record.unit,
-        drawn=record.drawn, max_weight=record.max_weight,
+        drawn=record.drawn, max_weight=record.max_weight, words=words_of(record.by),
     )  # fmt: skip
     try:
         found = assessed(table, terms, claims_of(record))
@@ -249,7 +254,7 @@ def _ledger_path(record: CertificateRecord, ledger: Path | None, prompts: str | 
     return default_ledger(prompts) if prompts is not None and not stated.is_file() else stated
 
 
-def _require_opening(record: CertificateRecord, rows: Table, ledger: Path) -> None:
+def _require_opening(record: CertificateRecord, rows: Table, ledger: Path, ids: list[str]) -> None:
     """The claim is the one that was entered, and it was declared."""
     after = record.bound["after_sha256"] if record.strength is None else record.strength["original_sha256"]
     categories = dict(zip(rows.ids, rows.category, strict=True)) if record.kind == "per_category" else None
@@ -264,7 +269,7 @@ def _require_opening(record: CertificateRecord, rows: Table, ledger: Path) -> No
     _same("the claim entered in the ledger", record.openings["claim"], claim.sha256)
     if not ledger.is_file():
         raise CheckpointError(f"the ledger of openings {ledger} is missing", remedy="name its place with --ledger")
-    require_entered(record, list(dict.fromkeys(rows.ids)), Ledger(ledger))
+    require_entered(record, ids, Ledger(ledger))
 
 
 def require_entered(record: CertificateRecord, ids: list[str], ledger: Ledger) -> None:

@@ -10,9 +10,20 @@ from typing import Any
 
 from holdfast.certification.assessment import assess
 from holdfast.certification.behaviour import Claimed, Classes, assess_classes
+from holdfast.certification.statement import Words
 from holdfast.certification.terms import Rows, Terms
 
 SHOWN = 12  # digits of a sha256
+_PASSES = Words(
+    regress="do not pass in the log after",
+    regresses="does not pass in the log after",
+    source="of this task that passed in the log before",
+)
+
+
+def words_of(by: str) -> Words | None:
+    """The words of a claim; None: those of its unit."""
+    return _PASSES if by == "log" else None
 
 
 def assessed(table: Rows | Classes, terms: Terms, claims: Sequence[Claimed]) -> dict[str, Any]:

@@ -1,0 +1,194 @@
+"""A certificate from two evaluation logs, without weights: what passed before and does not pass after.
+
+Samples are paired by id. Counted are those that passed before; lost are those of them that do not pass after. The logs
+are bound by their bytes. Which models made them is what the logs say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.auditing.certificate_spec import CertificateSpec
+from holdfast.auditing.certificate_table import write_table
+from holdfast.auditing.certify_prompts import Leakage
+from holdfast.auditing.issuing import drawn_words, place_of
+from holdfast.certification.behaviour import KEPT, LOST
+from holdfast.certification.enough import require_categories, require_enough
+from holdfast.certification.openings import Ledger, default_ledger
+from holdfast.certification.record import FILE_NAME, TABLE_NAME, CertificateRecord
+from holdfast.certification.sentence import assessed, named_statement
+from holdfast.certification.terms import Rows, Terms
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError
+from holdfast.core.hashing import sha256_json, sha256_text
+from holdfast.core.provenance import commit, hardware, versions
+from holdfast.data.examples import normalise
+from holdfast.data.near_duplicates import clusters
+from holdfast.evaluation.logs.paired import PairedOutcomes, paired_outcomes
+
+_READ = ("score", "threshold", "epochs")  # how a log's samples pass
+
+
+def certify_logs(
+    before: Path,
+    after: Path,
+    *,
+    output: Path,
+    score: str | None = None,
+    threshold: float | None = None,
+    epochs: Any = None,
+    kind: str = "fixed",
+    alpha: float = 0.05,
+    confidence: float = 0.95,
+    drawn: str = "groups",
+    max_weight: int | None = None,
+    openings: int | None = None,
+    ledger: Path | None = None,
+) -> CertificateRecord:
+    """Certify that at most a share alpha of what passed in the log before does not pass in the log after.
+
+    Args:
+        before: an inspect `.eval` or `.json` log, or an lm-eval `samples_*.jsonl`.
+        after: of the same task.
+        output: folder for the certificate and its table.
+        score: the one that counts; None where there is one alone.
+        threshold: from which value on a score passes.
+        epochs: when a repeated sample passes: `all`, `majority` or `any`.
+        kind: fixed or per_category.
+
+    Raises:
+        DataError: logs that cannot be read or do not belong together.
+        InfeasibleError: too few samples passed before, or an opening that was not declared.
+    """
+    if (output / FILE_NAME).exists():
+        raise ConfigError(f"{output / FILE_NAME} exists", remedy="name another folder with --output")
+    pairs = paired_outcomes(before, after, score, threshold=threshold, epochs=epochs)
+    spec = CertificateSpec(
+        str(before), str(after), ChanceConstraint(alpha=alpha), "log", kind, confidence, None, drawn, max_weight,
+        measured={"log": described(pairs)},
+    )  # fmt: skip
+    ids, table = sample_ids(pairs), counted(pairs)
+    if kind == "per_category":
+        require_categories(table.category)
+    book = Ledger(ledger or default_ledger(str(before)))
+    categories = {name: sample.category for name, sample in zip(ids, pairs.samples, strict=True)}
+    claim = spec.claim(pairs.log_before.sha256, pairs.log_after.sha256, categories)
+    texts = {n: f"text:{sha256_text(normalise(s.prompt))[:16]}" for n, s in zip(ids, pairs.samples, strict=True)}
+    _require_enough(spec.terms(book.check(claim, ids, declared=openings, texts=texts).declared), table, pairs)
+    entry = book.open(claim, ids, declared=openings, texts=texts)
+    terms = spec.terms(entry.declared)
+    found = assessed(table, terms, spec.claims)
+    logs = {"before": pairs.log_before.sha256, "after": pairs.log_after.sha256}
+    bound = {
+        "data_sha256": _data_sha256(pairs), "split_sha256": entry.split_sha256,
+        "table_sha256": write_table(output / TABLE_NAME, table, terms.tau),
+        "before_sha256": logs["before"], "after_sha256": logs["after"], "reference_sha256": logs["before"],
+        "tokenizer_sha256": "", "template_sha256": "", "splits_sha256": None, "replies_sha256": None,
+    }  # fmt: skip
+    models = {"before": _name(pairs, "before"), "after": _name(pairs, "after")}
+    found["statement"] = named_statement(found["statement"], spec.by, models, bound, None)
+    opening = {"declared": entry.declared, "this": entry.number, "ledger": str(book.path.resolve())}
+    record = CertificateRecord(
+        by=spec.by, kind=kind, alpha=terms.alpha, tau=terms.tau, unit=spec.unit, first_k=int(spec.constraint.first_k),
+        confidence=terms.confidence, pool=None, models=models, openings=opening | {"claim": entry.claim}, bound=bound,
+        places={
+            "before": place_of(before), "after": place_of(after), "table": TABLE_NAME, "prompts": None, "splits": None,
+        },
+        leakage=asdict(Leakage(checked=False, against=None, prompts=0)), settings=spec.settings, noise_floor=0.0,
+        assumptions=_assumptions(terms, pairs), versions=versions(), commit=commit(), hardware=hardware(),
+        made=datetime.now(UTC).isoformat(timespec="seconds"), **found,
+    )  # fmt: skip
+    record.save(output)
+    return record
+
+
+def require_logs(record: CertificateRecord, table: Rows, before: Path, after: Path) -> list[str]:
+    """Pair the logs again and compare; returns the ids of all samples.
+
+    Raises:
+        CheckpointError: a log was changed, or the table is not what the logs say.
+    """
+    how = record.settings["log"]
+    pairs = paired_outcomes(before, after, how["score"], threshold=how["threshold"], epochs=how["epochs"])
+    for side, log in (("before", pairs.log_before), ("after", pairs.log_after)):
+        if log.sha256 != record.bound[f"{side}_sha256"]:
+            raise CheckpointError(
+                f"the log {side} has sha256 {log.sha256}, expected {record.bound[f'{side}_sha256']}",
+                remedy=f"name the log that was certified with --{side}",
+            )
+    again = counted(pairs)
+    same = (list(again.ids), again.degradation.tolist(), again.cluster.tolist(), list(again.category)) == (
+        list(table.ids), table.degradation.tolist(), table.cluster.tolist(), list(table.category)
+    )  # fmt: skip
+    if not same or described(pairs) != how or _data_sha256(pairs) != record.bound["data_sha256"]:
+        raise CheckpointError("the certificate's table is not what the logs say", remedy="certify again")
+    return sample_ids(pairs)
+
+
+def described(pairs: PairedOutcomes) -> dict[str, Any]:
+    """What the claim and the record say of the logs."""
+    return {name: value for name, value in pairs.to_json().items() if name in (*_READ, "before", "after", "warnings")}
+
+
+def sample_ids(pairs: PairedOutcomes) -> list[str]:
+    """One id a sample, by its own id and by what it asks; a log's ids may be anything."""
+    return [sha256_json([sample.id, sample.content_sha256])[:16] for sample in pairs.samples]
+
+
+def counted(pairs: PairedOutcomes) -> Rows:
+    """The samples that passed before, D = 1 where they do not pass after."""
+    labels = clusters([sample.prompt for sample in pairs.samples])
+    chosen = [i for i, sample in enumerate(pairs.samples) if sample.before]
+    ids = sample_ids(pairs)
+    return Rows(
+        ids=[ids[i] for i in chosen],
+        degradation=np.array([LOST if pairs.samples[i].regressed else KEPT for i in chosen], dtype=np.float64),
+        cluster=np.array([labels[i] for i in chosen], dtype=np.int64),
+        category=[pairs.samples[i].category for i in chosen],
+        strength=np.full(len(chosen), np.nan),
+    )
+
+
+def _require_enough(terms: Terms, table: Rows, pairs: PairedOutcomes) -> None:
+    sizes = list(Counter(table.cluster.tolist()).values())
+    units = len(table.ids) if terms.drawn == "rows" else len(sizes)
+    categories = {
+        str(name): len({label for c, label in zip(table.category, table.cluster.tolist(), strict=True) if c == name})
+        for name in set(table.category)
+    }
+    try:
+        require_enough(terms, units, categories if terms.kind == "per_category" else None, sizes=sizes)
+    except InfeasibleError as error:
+        raise InfeasibleError(
+            f"{pairs.passed_before} of {pairs.n} samples passed in the log before, in {len(sizes)} groups of "
+            f"near-duplicates: {error.what}",
+            remedy="use logs with more samples; `holdfast plan` says how many",
+        ) from error
+
+
+def _data_sha256(pairs: PairedOutcomes) -> str:
+    return sha256_json(sorted(sample.content_sha256 for sample in pairs.samples))
+
+
+def _name(pairs: PairedOutcomes, side: str) -> str:
+    log = pairs.log_before if side == "before" else pairs.log_after
+    return f"{log.model or 'a model that the log does not name'} in {log.file}"
+
+
+def _assumptions(terms: Terms, pairs: PairedOutcomes) -> list[str]:
+    lost = sum(sample.lost_after for sample in pairs.samples)
+    return [
+        drawn_words(terms),
+        f"A sample passes by its score {pairs.score}; one without a result did not pass ({lost} in the log after). "
+        "Whether the score is right, and whether the named models made the logs, was not checked.",
+        "Alpha and the score were fixed before the logs were looked at, and no sample played a part in training or in "
+        "any choice.",
+        "The hashes bind this file to both logs and the table. They are not a signature.",
+        *pairs.warnings,
+    ]
