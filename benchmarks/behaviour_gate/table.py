@@ -95,7 +95,7 @@ def training(records: Sequence[Record]) -> list[str]:
 def without_certificate(records: Sequence[Record]) -> list[str]:
     """Why there are no figures, where there are none."""
     return [
-        f"* {record['run']}, seed {record['seed']}, by {record['by']}: no certificate was issued"
+        f"* {record['run']}, seed {record['seed']}, by {record['by']}: no certificate; `{record['message']}`"
         for record in records
         if record["kind"] == "certificate" and not record["figures"]
     ]

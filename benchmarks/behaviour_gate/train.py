@@ -18,7 +18,7 @@ from commands import RUNS, run_command, train_command
 from holdfast.core.files import read_json, write_json
 from holdfast.core.hashing import sha256_file
 
-FIGURES = ("steps", "seconds", "step", "step_declined", "feasible")
+FIGURES = ("steps", "seconds", "step", "step_declined")
 
 
 def training_record(work: Path, run: str, seed: int, extra: list[str]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--run", choices=RUNS, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("overrides", nargs="*", help="key=value of the run file, for a trial.")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     place = options.work / "results" / f"{options.run}.s{options.seed}.training.json"
     if place.is_file() and read_json(place)["figures"]["steps"]:
         return
