@@ -1,6 +1,6 @@
 """The model's own refusals: what a run is to hold, and what a certificate of likelihoods scores.
 
-    python benchmarks/behaviour_gate/ask.py WORK --model models/qwen05
+    python benchmarks/behaviour_gate/ask.py WORK --model models/qwen2.5-coder-0.5b-instruct
 
 asks the model as shipped, greedily, every prompt of `task.s*.jsonl`, `asked.jsonl` and `evaluation.jsonl` in WORK, and
 keeps the replies that are whole refusals by holdfast's rules:

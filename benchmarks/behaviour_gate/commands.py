@@ -18,7 +18,7 @@ from data import SEEDS
 
 from holdfast.core.provenance import commit, hardware, versions
 
-MODEL = "models/qwen05"
+MODEL = "models/qwen2.5-coder-0.5b-instruct"
 MODEL_NAME = "Qwen2.5-Coder-0.5B-Instruct"
 GGUF_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 """Of the publisher's Q4_K_M file, from which the model's folder was converted (bfloat16)."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The experiment, stage by stage, in the folder WORK that data.py filled and that holds models/qwen05:
+# The experiment, stage by stage, in the folder WORK that data.py filled and that holds models/qwen2.5-coder-0.5b-instruct:
 #   benchmarks/behaviour_gate/stages.sh WORK ask train certify
 # Every stage goes on where it was interrupted. Several runs share the GPU: WIDTH at once (default 6).
 set -uo pipefail
@@ -33,7 +33,7 @@ for stage in "$@"; do
   say "stage $stage"
   case $stage in
     ask)
-      [ -f "$work/asked.json" ] || "$PYTHON" "$here/ask.py" "$work" --model "$work/models/qwen05" ${ASK:-} \
+      [ -f "$work/asked.json" ] || "$PYTHON" "$here/ask.py" "$work" --model "$work/models/qwen2.5-coder-0.5b-instruct" ${ASK:-} \
         >"$work/logs/ask.log" 2>&1 || { say "ask failed"; exit 1; }
       ;;
     train)
