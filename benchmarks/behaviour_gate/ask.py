@@ -29,8 +29,8 @@ from holdfast.core.hashing import sha256_file
 from holdfast.data.examples import make_example
 from holdfast.data.templates import use_template
 from holdfast.evaluation.evaluate import Decoding, Questions, answer
-from holdfast.evaluation.judges.refusal import is_refusal
 from holdfast.evaluation.reply import Reply
+from holdfast.evaluation.reply_classes import REFUSED, sort_reply
 from holdfast.models.content import content_of
 from holdfast.models.evaluated import load_unmerged
 
@@ -58,7 +58,7 @@ def asked(
 
 def refused(reply: Reply) -> bool:
     """Whether the reply came to its end and is a refusal."""
-    return not reply.truncated and is_refusal(reply.text)
+    return not reply.truncated and sort_reply(reply.text, truncated=False) == REFUSED
 
 
 def own_refusals(rows: Iterable[Row], replies: dict[str, Reply]) -> list[Row]:

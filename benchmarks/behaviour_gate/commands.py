@@ -51,7 +51,7 @@ def certify_command(run: str, seed: int, by: str) -> list[str]:
         "certify", "--before", MODEL, "--after", f"runs/{run}.s{seed}/adapter", "--prompts", PROMPTS[by],
         "--by", by, "--alpha", ALPHA, "--openings", str(OPENINGS), "--ledger", LEDGER,
         "--train-data", f"task.s{seed}.jsonl", "--train-data", f"safety.s{seed}.jsonl",
-        "--set", f"dtype={DTYPE[by]}", "--output", f"certificates/{run}.s{seed}.{by}", "--json",
+        "--dtype", DTYPE[by], "--output", f"certificates/{run}.s{seed}.{by}", "--json",
     ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Replies of a model to the mixture of prompts, to be labelled by hand: how often do the refusal rules err?
 
-    python benchmarks/behaviour_gate/replies.py WORK --model models/qwen2.5-coder-0.5b-instruct --name qwen2.5-coder-0.5b-instruct
+    python benchmarks/behaviour_gate/replies.py WORK --model models/smollm2-135m-instruct --name smollm2-135m-instruct
 
 writes WORK/labelling/NAME.jsonl, for its owner alone: model, id, source, prompt, reply, truncated.
 """
