@@ -22,7 +22,6 @@ from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger, default_ledger, split_sha256
 from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
 from holdfast.certification.sentence import assessed, named_statement, words_of
-from holdfast.certification.signing import verify_signature
 from holdfast.certification.terms import Rows, Terms
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file
@@ -70,6 +69,8 @@ def verify(
             f"{path} has sha256 {record.sha256}, expected {expect}", remedy="this is another certificate than expected"
         )
     if key is not None:
+        from holdfast.certification.signing import verify_signature
+
         verify_signature(path, key)
     if record.settings["trust_remote_code"] and not trust_remote_code:
         raise ConfigError(
