@@ -99,6 +99,7 @@ def certify(
       holdfast certify --before before.eval --after after.eval --score includes
     """
     values = dict(context.params)
+    values |= {"run": run, "output": output, "ledger": ledger, "sign": sign}  # of older typer, the context has texts
     given = given_options(context)
     values["given"] = settings_from(settings, SETTINGS)
     kind = _kind(values)
