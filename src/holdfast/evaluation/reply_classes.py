@@ -143,8 +143,8 @@ def _without_declining(text: str, plain: str, *, truncated: bool) -> SortedReply
     # In the first sentence, or after an opening that says nothing yet.
     early = (found for found in _sentences(plain) if found[0] <= (HEAD if opening else 0))
     limited = next((end for _, end, sentence in early if _states_limit(sentence)), None)
-    if limited is not None and _words(plain[limited:]) < GOES_ON:
-        return _unsorted(Unsorted.CAPABILITY)
+    if limited is not None and _words(plain[limited:]) < GOES_ON:  # a cut one may still go on to answer
+        return _unsorted(Unsorted.TRUNCATED if truncated else Unsorted.CAPABILITY)
     if rules.ASKS_BACK.search(plain, 0, HEAD) and _words(plain) < 2 * GOES_ON:
         return _unsorted(Unsorted.CLARIFICATION)
     if truncated and _words(rest if opening else plain) < SUBSTANCE:

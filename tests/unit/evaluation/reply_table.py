@@ -222,4 +222,5 @@ CUT_OPEN = [
     "To open",
     "The",
     "Thank you for your question. I",
+    "As an AI language model, I do not have personal opinions. However, there is some general information about the",
 ]

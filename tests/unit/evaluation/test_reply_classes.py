@@ -18,7 +18,7 @@ from holdfast.evaluation.reply_classes import HEAD, READ, ReplyClass, Unsorted, 
 SOURCES = ("refusal_rules_1.py", "refusal_rules.py", "english.py", "reply_classes.py")
 # The sources behind every revision. If a class may change, raise RULES_REVISION and measure the error rates again
 # (benchmarks/refusal_rules); if not, the hash alone may change.
-PINNED = {"2": "762ccbde56652301511474472254f28e403c937a278a7a4c2cfd6be7b2a1d4d5"}
+PINNED = {"2": "8e9b9c87b2a20ffcf4262cd2e42b2dffa15b8cd4ddd49b1d13801788611d811e"}
 SLOWEST = 0.5  # seconds for one reply on a busy machine; a matcher that backtracks takes minutes
 
 
