@@ -122,6 +122,3 @@ def require_enough(n: int, needed: int, alpha: float, confidence: float, shares:
         f"{needed} are needed",
         remedy=f"measure at least {needed} {unit}, or choose a larger alpha; `holdfast plan` shows the choices",
     )
-
-
-certify = certify_counts  # the name of the first release, until its last caller is gone
