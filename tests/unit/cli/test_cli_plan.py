@@ -70,6 +70,28 @@ def test_a_table_beyond_a_million_prompts_says_so(holdfast):
     assert "too many" in out.splitlines()[-2]
 
 
+def test_the_unit_is_said(holdfast):
+    _, out, _ = holdfast("plan")
+    assert out.splitlines()[-1].strip() == (
+        "a group regresses when one of its prompts does; where sizes differ, the test over prompts must pass too"
+    )
+
+
+def test_a_largest_weight_is_planned_for_groups_of_one_size(holdfast):
+    _, out, _ = holdfast("plan", "--max-weight", 5, "--group-size", 3, "--true-rate", 0.01)
+    assert out.splitlines() == [
+        "To certify: at most 5 % of prompts regress, where a group of near-duplicates weighs at most 5, "
+        "confidence 95 %",
+        "  groups needed: 145 if 0, 173 if 1, 201 if 2, 228 if 3 of them regress",
+        "  if 1 % really regress: 283 groups, of which at most 5 may regress, certify with probability 93.3 %",
+        "  for groups of 3 prompts that regress together",
+    ]
+    assert holdfast("plan", "--max-weight", 5, "--n", 100)[1].splitlines()[-1] == "  for groups of one prompt"
+    found = json.loads(holdfast("plan", "--max-weight", 5, "--n", 430, "--json")[1])
+    assert (found["max_weight"], found["group_size"], found["with_n"]["most_regressions"]) == (5, 1, None)
+    assert found["with_n"]["smallest_alpha"] > 0.05
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -83,6 +105,10 @@ def test_a_table_beyond_a_million_prompts_says_so(holdfast):
         (["--n", -1], 2, "n = -1, expected a whole number"),
         (["--openings", 0], 2, "openings = 0"),
         (["--categories", 0], 2, "categories = 0"),
+        (["--max-weight", 0], 2, "max_weight = 0, expected a whole number >= 1"),
+        (["--group-size", 3], 2, "--group-size without --max-weight"),
+        (["--max-weight", 3, "--group-size", 0], 2, "group_size = 0"),
+        (["--max-weight", 100000], 4, "takes more than 1,000,000 groups"),
     ],
 )
 def test_refusals(holdfast, arguments, code, message):
