@@ -96,7 +96,7 @@ HOMES = {
         "holdfast.cli",
     },
     "yaml": {"holdfast.config", "holdfast.stages", "holdfast.report"},
-    "jinja2": {"holdfast.report"},
+    "jinja2": {"holdfast.report", "holdfast.models.chat_template", "holdfast.models.template_trial"},
     "matplotlib": {"holdfast.demo", "holdfast.tables", "holdfast.bench"},
     "typer": {"holdfast.cli"},
     "rich": {"holdfast.cli"},

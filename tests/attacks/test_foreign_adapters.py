@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +97,15 @@ def test_a_pattern_that_backtracks_for_ever(adapter, values):
     """B8: a pattern of module names that is never matched to its end."""
     edit(adapter, **values)
     assert ending(lambda: load_model(adapter)) == "refused"
+
+
+def test_a_path_beyond_ascii_in_an_ascii_locale(base, tmp_path):
+    """B7: a traceback when everything is measured and the result is written."""
+    prompts = write_rows(tmp_path / "prompts.jsonl", 4)
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    run = [sys.executable, "-c", "from holdfast.cli.main import main; main()", "audit", "--before", base]
+    run += ["--after", base, "--safety", prompts, "--output", tmp_path / "\u00e9tude", "--device", "cpu"]
+    done = subprocess.run(run, env=os.environ | plain, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+    assert "LC_ALL" in done.stderr

@@ -31,10 +31,11 @@ from holdfast.cli.terminal import refuse, say
 from holdfast.cli.train import train
 from holdfast.cli.usage import Commands
 from holdfast.cli.verify import verify
-from holdfast.core.errors import HoldfastError, ResourceError
+from holdfast.core.errors import ConfigError, HoldfastError, ResourceError
 
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 """What the system says of a path that is the user's to change."""
+_LOCALE = "set a UTF-8 locale (LC_ALL=C.UTF-8) or PYTHONUTF8=1, or use names of ASCII letters"
 
 app = typer.Typer(
     name="holdfast",
@@ -93,16 +94,34 @@ def main() -> None:
     """
     try:
         require_new_spelling(sys.argv[1:])
+        _require_text(sys.argv[1:])
         app()
     except HoldfastError as error:
         refuse(error)
         sys.exit(error.exit_code)
     except Exception as error:
-        refusal = _shortage(error) or _closed_path(error)
+        refusal = _shortage(error) or _closed_path(error) or _other_locale(error)
         if refusal is None:
             raise
         refuse(refusal)
         sys.exit(refusal.exit_code)
+
+
+def _require_text(arguments: list[str]) -> None:
+    """Refuse an argument with bytes that are no text in this locale: libraries fail on it when work has been done."""
+    for argument in arguments:
+        shown = argument.encode("ascii", "replace").decode()
+        if any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise ConfigError(
+                f"the argument {shown!r} is no text in this locale ({sys.getfilesystemencoding()})", remedy=_LOCALE
+            )
+
+
+def _other_locale(error: Exception) -> ConfigError | None:
+    """The refusal that stands for a path that this locale cannot name; None for any other exception."""
+    if not isinstance(error, UnicodeEncodeError):
+        return None
+    return ConfigError(f"a path cannot be written in this locale ({error.encoding})", remedy=_LOCALE)
 
 
 def _closed_path(error: Exception) -> ResourceError | None:

@@ -13,6 +13,7 @@ from holdfast.models.hub import cached_folder, reachable, snapshot
 from holdfast.models.model_files import CODE, DECISIVE, INDEX, SECOND_COPIES
 
 EMBEDDED = "embedded"
+MAX_ID = 300  # characters; the hub takes fewer
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -33,9 +34,9 @@ def resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> S
     if text and os.path.isdir(folder):  # noqa: PTH112  (False for names that the system cannot hold, too)
         return Source(folder)
     is_file = os.path.isfile(folder)  # noqa: PTH113
-    if is_file or isinstance(ref, Path) or not _HUB_ID.fullmatch(text):
+    if is_file or isinstance(ref, Path) or len(text) > MAX_ID or not _HUB_ID.fullmatch(text):
         found = "it is a file" if is_file else "there is no such folder"
-        shown = text if len(text) <= 300 else f"{text[:300]}..."
+        shown = text if len(text) <= MAX_ID else f"{text[:MAX_ID]}..."
         raise ConfigError(f"model {shown!r}: {found}", remedy="give a model folder, a hub id (owner/name), or embedded")
     if trust_remote_code and not _COMMIT.fullmatch(revision or ""):
         raise ConfigError(

@@ -219,3 +219,139 @@ def test_a_hub_id_is_looked_up_before_any_other_library_was_imported(tmp_path):
     assert done.stdout == "model 'owner/name' is not in the local hub cache, and the hub is out of reach or off\n", (
         done.stderr
     )
+
+
+# -- what loading opens ------------------------------------------------------------------------------------------------
+
+
+def test_every_vocabulary_of_transformers_counts(base_dir):
+    """The names are read from the library's own source: a new class with a new name fails here."""
+    import re
+
+    import transformers
+
+    package = Path(transformers.__file__).parent
+    table = re.compile(r"VOCAB_FILES_NAMES[^=\n]*= \{(.*?)\}", re.DOTALL)
+    sources = [path.read_text(encoding="utf-8") for path in package.rglob("tokenization_*.py")]
+    tables = [found for source in sources for found in table.findall(source)]
+    names = {name for found in tables for name in re.findall(r':\s*"([^"]+)"', found)}
+    assert len(names) > 20
+    for name in names:
+        (base_dir / name).touch()
+    assert names <= set(content_of(base_dir).files)
+
+
+def test_beside_whole_weights_an_index_counts_and_its_shards_do_not(base_dir):
+    """transformers reads the one file; see `_get_resolved_checkpoint_files`."""
+    from holdfast.models.fingerprint import model_fingerprint
+    from holdfast.models.handle import load_model
+
+    before = model_fingerprint(load_model(base_dir))
+    shutil.copyfile(base_dir / "model.safetensors", base_dir / "a.safetensors")
+    (base_dir / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a.safetensors"}}', encoding="utf-8")
+    assert {"model.safetensors", "model.safetensors.index.json"} <= set(content_of(base_dir).files)
+    assert "a.safetensors" not in content_of(base_dir).files
+    (base_dir / "a.safetensors").write_bytes(b"not read")
+    assert model_fingerprint(load_model(base_dir)) == before
+
+
+@pytest.mark.parametrize("name", ["../base/model.safetensors", "/tmp/x.safetensors", "x.bin", "a/b.safetensors", ""])
+def test_a_shard_is_a_plain_name(base_dir, name):
+    (base_dir / "model.safetensors").rename(base_dir / "x.safetensors")
+    index = {"metadata": {}, "weight_map": {"w": name}}
+    (base_dir / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="is not the plain name of a safetensors file"):
+        content_of(base_dir)
+
+
+def test_a_link_stands_for_what_it_leads_to(base_dir, tmp_path):
+    """The hub cache links its snapshots to its blobs; what loading reads is what is hashed."""
+    before = content_of(base_dir).sha256
+    blob = tmp_path / "blob"
+    (base_dir / "model.safetensors").rename(blob)
+    (base_dir / "model.safetensors").symlink_to(blob)
+    assert content_of(base_dir).sha256 == before
+    blob.write_bytes(flipped(blob, -1))
+    assert content_of(base_dir).sha256 != before
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "model.safetensors"])
+def test_a_pipe_is_refused_and_not_opened(base_dir, name):
+    (base_dir / name).unlink(missing_ok=True)
+    os.mkfifo(base_dir / name)
+    with pytest.raises(CheckpointError, match="no regular file"):
+        content_of(base_dir)
+
+
+def test_a_chain_of_adapters_counts_down_to_the_full_model(adapter_dir, base_dir, tmp_path):
+    upper = Path(shutil.copytree(adapter_dir, tmp_path / "upper"))
+    edit_config(upper, base_model_name_or_path=str(adapter_dir))
+    names = set(content_of(upper).files)
+    assert {"adapter_model.safetensors", "base/adapter_model.safetensors", "base/base/model.safetensors"} <= names
+    below = {f"base/{name}": digest for name, digest in content_of(adapter_dir).files.items()}
+    assert below.items() <= content_of(upper).files.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("config.json", {"auto_map": {"AutoModelForCausalLM": "owner/repo--modeling.M"}}),
+        ("config.json", {"attn_implementation": "sdpa", "transformers_weights": None}),
+        ("config.json", {"quantization_config": {"quant_method": "gptq", "meta": {"uri": "https://x/y"}}}),
+        ("tokenizer_config.json", {"tokenizer_file": None, "init_inputs": [], "special_tokens_map_file": "/home/x/y"}),
+    ],
+)
+def test_what_opens_nothing_is_not_refused(base_dir, name, values):
+    """Keys that real models carry; without trust, code of another repository is not followed."""
+    path = base_dir / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | values), encoding="utf-8")
+    content_of(base_dir)
+
+
+# -- hashed again ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_changed(adapter_dir, base_dir):
+    from holdfast.models.content import require_unchanged
+
+    contents = [content_of(base_dir), content_of(adapter_dir), content_of(adapter_dir, base=base_dir)]
+    require_unchanged(contents)
+    contents[0].require_unchanged()
+
+
+def test_a_change_is_named_whatever_its_time_stamp(base_dir, monkeypatch):
+    monkeypatch.setattr(content_module, "LARGE", 0)  # every hash is remembered by its time stamp
+    content = content_of(base_dir)
+    weights = base_dir / "model.safetensors"
+    old = weights.stat()
+    weights.write_bytes(flipped(weights, -1))
+    os.utime(weights, ns=(old.st_atime_ns, old.st_mtime_ns))
+    with pytest.raises(CheckpointError, match=r"hashed before it was measured: model\.safetensors was changed"):
+        content.require_unchanged()
+
+
+@pytest.mark.parametrize(("act", "word"), [("add", "vocab.txt was added"), ("remove", "tokenizer.json was removed")])
+def test_files_that_come_and_go(base_dir, act, word):
+    content = content_of(base_dir)
+    if act == "add":
+        (base_dir / "vocab.txt").touch()
+    else:
+        (base_dir / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=word):
+        content.require_unchanged()
+
+
+def test_a_folder_that_is_gone(base_dir):
+    content = content_of(base_dir)
+    shutil.rmtree(base_dir)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        content.require_unchanged()
+
+
+def test_of_a_pair_the_base_s_change_is_named(adapter_dir, base_dir):
+    from holdfast.models.content import require_unchanged
+
+    contents = [content_of(adapter_dir)]
+    (base_dir / "config.json").write_text((base_dir / "config.json").read_text() + " ", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"base/config\.json was changed"):
+        require_unchanged(contents)
