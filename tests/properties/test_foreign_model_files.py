@@ -66,11 +66,13 @@ def adapter(models, base, tmp_path) -> Path:
 def settles(*actions) -> None:
     """Every action succeeds or is refused in printable words, in time."""
     started = time.process_time()
+    said = ""
     for action in actions:
         try:
             action()
         except HoldfastError as error:
-            assert f"{error.what}{error.remedy}".isprintable(), error.what
+            said += f"{error.what} {error.remedy}"
+    assert said.isprintable(), said
     assert time.process_time() - started < SECONDS
 
 

@@ -267,3 +267,17 @@ def counted(monkeypatch) -> list:
 
     monkeypatch.setattr(pair_module, "load_model", loading)
     return loads
+
+
+def test_a_pair_s_files_are_hashed_again(base, adapter, tmp_path):
+    """What came in memory has no files; a file of either model that changed is named."""
+    copy = shutil.copytree(adapter, tmp_path / "adapter")
+    with open_pair(base, copy) as pair:
+        pair.require_unchanged()
+        config = copy / "adapter_config.json"
+        config.write_text(config.read_text() + "\n", encoding="utf-8")
+        with pytest.raises(CheckpointError, match=r"adapter_config\.json was changed"):
+            pair.require_unchanged()
+    model = plain(base)
+    with open_pair(model, model, processing_class=tiny.tokenizer()) as pair:
+        pair.require_unchanged()
