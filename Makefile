@@ -23,7 +23,7 @@ help:
 demo: $(VENV)/.ready
 	$(BIN)/holdfast demo
 
-test: lint typecheck unit
+test: lint typecheck sbom unit
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

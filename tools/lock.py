@@ -54,7 +54,11 @@ def main() -> int:
     cuda = compiled(wanted, keep) | compiled(embedded, keep, "--no-deps")
     cpu = {name: entry for name, entry in cuda.items() if not name.startswith(CUDA_ONLY)}
     cpu["torch"] = cpu_torch(cuda["torch"], earlier.get("torch"), asked.cpu_wheels)
-    write("cuda", cuda, "Linux with or without a GPU: torch brings CUDA's libraries. Not installed when it was made.")
+    write(
+        "cuda",
+        cuda,
+        "Linux with or without a GPU: torch brings CUDA's libraries. Versions and hashes are the index's own.",
+    )
     write("cpu", cpu, "Linux with a CPU build of torch at hand (pip's find-links or index), macOS, Windows.")
     backend = [*project["build-system"]["requires"], EDITABLE]
     write(
