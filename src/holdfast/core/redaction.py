@@ -33,6 +33,7 @@ _NAME = re.compile(rf"(^|[_-])(?:{_CERTAIN}|token|key|auth|apikey)$", re.IGNOREC
 
 _SHAPES = (
     r"\bhf_\w{8,}",
+    r"\bsk-[\w-]{8,}",
     r"\b(?:sk|pk|rk|gsk|xai|nvapi|glpat|pypi|dop_v1|r8|npm|tgp_v1)[-_](?=[\w-]{0,200}[0-9A-Z])[\w-]{8,}",
     r"\bgh[pousr]_\w{8,}",
     r"\bgithub_pat_\w{8,}",
