@@ -64,6 +64,8 @@ def train(
         return
     written = "model" if config.lora is None else "adapter"
     say(f"{result.values['steps']} steps in {duration(result.values['seconds'])}; {result.folder / written}")
+    if discarded := result.values.get("spikes", {}).get("discarded"):
+        say(f"{discarded} steps discarded as loss spikes (`event: spike` in events.jsonl)")
     for line in left_out(result.values["data"]) if "data" in result.values else ():  # of this version's runs
         say(line)
     for name, entry in result.values["safety"].items():

@@ -83,6 +83,7 @@ class _Armed:
     gradients: list[Vector]
     before: Vector | None = None
     void: bool = False
+    skipped: bool = False
 
 
 class SafetyFilter:
@@ -188,6 +189,10 @@ class SafetyFilter:
         if self.space == "gradient":
             self._filter_gradient(space, armed)
 
+    def skip(self) -> None:
+        """Discard the next optimizer step: parameters, moments and the filter's memory stay as they are."""
+        self._armed = _Armed([], [], skipped=True)
+
     def _average(self, space: ParameterSpace, armed: _Armed) -> None:
         """Fold the batch gradients into what the filter remembers."""
         memory = self._memory
@@ -239,6 +244,9 @@ class SafetyFilter:
                 remedy="call filt.step(g) instead, or filt.detach() to stop filtering",
             )
         space = ParameterSpace(trainable(self.optimizer))
+        if armed.skipped:
+            space.drop_gradient()
+            return
         gradient = space.task_gradient()
         if armed.void or not math.isfinite(space.dots([(gradient, gradient)])[0]):
             armed.void = True
@@ -249,6 +257,8 @@ class SafetyFilter:
     def _after_step(self, *_: Any) -> None:
         armed, self._armed = self._armed, None
         assert armed is not None
+        if armed.skipped:
+            return
         space = ParameterSpace(trainable(self.optimizer))
         if armed.void:
             self._discard(space, armed)

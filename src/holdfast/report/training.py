@@ -24,6 +24,7 @@ EVENTS = {
     "infeasible": "g > 0 and its gradient is 0: no direction helps, nothing moved",
     "infeasible_start": "the run was allowed to start with g > 0",
     "nonfinite": "a loss or gradient was not finite: a filter discarded the step, a term in the loss was left out",
+    "spike": "the task loss was far above all before: the step was discarded",
 }
 """What defenses log as `event`, in words true of those with a filter and of those with a term in the loss."""
 ROW = 17

@@ -56,7 +56,7 @@ class CheckpointStore:
     def checkpoints(self) -> list[Path]:
         """Committed folders by ascending step, verified or not."""
         found = self.root.iterdir() if self.root.is_dir() else ()
-        return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_step_of)
+        return sorted((path for path in found if _NAME.fullmatch(path.name)), key=step_of)
 
     def stage(self, step: int) -> Path:
         """Create the empty staging folder of `step` (one rank calls it), removing a stale one."""
@@ -224,7 +224,8 @@ class CheckpointStore:
             )
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step after which a checkpoint folder was taken."""
     return int(path.name.rpartition("-")[2])
 
 

@@ -1,8 +1,9 @@
 """Checkpoints of a run: atomic, hashed, free of pickle, and refused when anything they are bound to has changed.
 
 Replaces the Trainer's `optimizer.pt`, `scheduler.pt`, `rng_state*.pth` and `training_args.bin`. A folder `checkpoint-N`
-holds `trainable.safetensors`, the adapter as PEFT writes it, `optimizer.*`, `scheduler.*`, `rng-<rank>.*`, `defense.*`
-(state as JSON + safetensors), `trainer_state.json`, the tokenizer, and `manifest.json` with the sha256 of all others.
+holds `trainable.safetensors`, the adapter as PEFT writes it, `optimizer.*`, `scheduler.*`, `rng-<rank>.*`, `defense.*`,
+`spikes.*` (state as JSON + safetensors), `trainer_state.json`, the tokenizer, and `manifest.json` with the sha256 of
+all others.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class CheckpointMixin:
     train_dataset: Any
     callback_handler: Any
     defense: Defense
+    recorder: Any
     safety: dict[str, SafetySet]
     is_fsdp_enabled: bool
     side_fingerprint: Callable[[], dict[str, Any]]
@@ -96,10 +98,11 @@ class CheckpointMixin:
             with store.disk_guard(step):
                 self._write_trainer_state(folder)
                 self._write_readable(folder, weights)
-            self.recorder.log_file().sync()  # type: ignore[attr-defined]
+            self.recorder.log_file().sync()
             store.commit(step, fingerprint=self.fingerprint())
             protected = {Path(self.state.best_model_checkpoint)} if self.state.best_model_checkpoint else set()
-            store.rotate(self.args.save_total_limit, protected)
+            if not self.recorder.spikes.in_a_row:  # else an older one may be the last good one
+                store.rotate(self.args.save_total_limit, protected)
         barrier()
         self.state.best_model_checkpoint = gather_objects(self.state.best_model_checkpoint)[0]
         if self.args.push_to_hub:
@@ -116,6 +119,7 @@ class CheckpointMixin:
             save_state(folder / "optimizer", optimizer)
             save_state(folder / "scheduler", self.lr_scheduler.state_dict())
             save_state(folder / "defense", defense)
+            save_state(folder / "spikes", self.recorder.spikes.state_dict())
         return weights
 
     def _write_trainer_state(self, folder: Path) -> None:
@@ -217,6 +221,8 @@ class CheckpointMixin:
         load_optimizer_state(_unwrapped(self.optimizer), load_state(folder / "optimizer"))
         self.lr_scheduler.load_state_dict(load_state(folder / "scheduler"))
         self.defense.load_state_dict(load_state(folder / "defense"))
+        if (folder / "spikes.json").exists():  # not in checkpoints of earlier versions
+            self.recorder.spikes.load_state_dict(load_state(folder / "spikes"))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

@@ -12,6 +12,7 @@ from holdfast.core.errors import ConfigError
 
 _Step = Literal["auto", "two_pass", "fused"]
 _Switch = Literal["auto", "on", "off"]
+_Spikes = Literal["skip", "off"]
 COUNTS = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
     "safety_batch_size", "safety_micro_batch_size", "safety_eval_batch_size",
@@ -66,6 +67,13 @@ class SafeSFTConfig(SFTConfig):
             "same step); 'auto' while most are."
         },
     )
+    spikes: _Spikes | None = field(
+        default=None,
+        metadata={
+            "help": "A step whose task loss is far above all before: 'skip' it (the default), and end the run where "
+            "there are ten in 100 steps; 'off' applies it."
+        },
+    )
     on_leak: str = field(
         default="error",
         metadata={
@@ -101,6 +109,8 @@ class SafeSFTConfig(SFTConfig):
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(get_args(hint))}"
                 )
+        if self.spikes not in (None, *get_args(_Spikes)):
+            raise ConfigError(f"spikes is {self.spikes!r}", remedy=f"use one of {', '.join(get_args(_Spikes))}")
         for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -45,12 +45,18 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
+# Settings that were not known to earlier versions: left out while they are unset, so that their checkpoints fit.
+LATER = frozenset({"spikes"})
+
+
 def argument_fingerprint(args: Any) -> dict[str, Any]:
     """Every training argument that shapes the trajectory."""
     return {
         f.name: _plain(getattr(args, f.name))
         for f in fields(args)
-        if f.name not in HARMLESS and not f.name.startswith("_")
+        if f.name not in HARMLESS
+        and not f.name.startswith("_")
+        and not (f.name in LATER and getattr(args, f.name) is None)
     }
 
 

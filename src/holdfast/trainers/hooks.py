@@ -263,6 +263,9 @@ class Defense:
     def on_gradient(self, run: TrainingRun) -> None:
         """Once per optimizer step: `.grad` holds the accumulated task gradient, reduced over ranks, not yet clipped."""
 
+    def skip_step(self, run: TrainingRun) -> None:
+        """Instead of the three around it: this step's gradient was discarded, and the optimizer will move nothing."""
+
     def before_step(self, run: TrainingRun) -> None:
         """Right before the optimizer moves the parameters."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,11 @@ from holdfast.constraint.passes import Forward
 from holdfast.core.errors import UnsupportedError
 from holdfast.core.event_log import EventLog
 from holdfast.core.ranks import gather_rows, rank
+from holdfast.trainers.checkpoint_store import step_of
+from holdfast.trainers.loss_spikes import EVENT, SpikeWatch
 from holdfast.trainers.safety import DEFAULT, SafetySet
+
+logger = logging.getLogger(__name__)
 
 
 def summarise(degradations: Tensor, safety: SafetySet) -> dict[str, float]:
@@ -44,7 +49,11 @@ class StepRecorder(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
+        self.spikes = SpikeWatch()
+        self.spiked = False
+        """Whether the step in progress is discarded as a spike."""
         self._loss: Tensor | None = None
+        self._mean: float | None = None
         self._rate = 0.0
         self._log: EventLog | None = None
         self._started = time.monotonic()
@@ -53,6 +62,32 @@ class StepRecorder(TrainerCallback):
         """Add a micro-batch's loss to this step's; note the learning rate (the scheduler moves on before the row)."""
         self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
         self._rate = rate
+
+    def step_loss(self) -> float | None:
+        """The loss of the whole step once its micro-batches are through; None where there was none.
+
+        The Trainer scales each rank's loss so that the mean over ranks is the loss of the whole batch.
+        """
+        if self._mean is None and self._loss is not None:
+            self._mean = float(gather_rows(self._loss.reshape(1)).mean())
+        return self._mean
+
+    def spikes_now(self) -> bool:
+        """Whether the step whose gradient is complete is to be discarded; ends the run where spikes do not pass."""
+        trainer, loss = self.trainer, self.step_loss()
+        step = int(trainer.state.global_step) + 1
+        self.spiked = loss is not None and trainer.args.spikes != "off" and self.spikes.is_spike(step, loss)
+        if not self.spiked:
+            return False
+        if rank() == 0:
+            logger.warning(
+                "step %d is discarded: its loss %.3g is a spike (at most %.3g is ordinary)",
+                step, loss, self.spikes.limit(),
+            )  # fmt: skip
+        # A checkpoint taken after the step before the first spike holds the very weights that it was measured at.
+        older = [path for path in trainer.store.checkpoints() if step_of(path) < self.spikes.recent[0] - 1]
+        self.spikes.require_passing(str(older[-1]) if older else None)
+        return True
 
     def log_file(self) -> EventLog:
         """The run's event log, opened on first use."""
@@ -63,21 +98,20 @@ class StepRecorder(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Measure theta_0 where that had to wait for sharding, and drop rows of steps that are about to be repeated."""
         self.trainer._measure_reference()
-        self._started, self._loss = time.monotonic(), None
+        self._started, self._loss, self._mean = time.monotonic(), None, None
         if rank() == 0:
             self.log_file().truncate_after(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compose the row of the step just taken."""
-        trainer, loss = self.trainer, self._loss
-        self._loss = None
+        trainer, loss = self.trainer, self.step_loss()
+        self._loss = self._mean = None
         row: dict[str, Any] = {
             "step": int(state.global_step),
-            # The Trainer scales each rank's loss so that the mean over ranks is the loss of the whole batch.
-            "loss": None if loss is None else float(gather_rows(loss.reshape(1)).mean()),
+            "loss": loss,
             "learning_rate": self._rate,
             "seconds": round(time.monotonic() - self._started, 3),
-            **trainer.defense.row(),
+            **({"event": EVENT} if self.spiked else trainer.defense.row()),
         }
         for key, value in row.items():
             if key not in ("step", "loss", "learning_rate", "seconds") and isinstance(value, int | float):

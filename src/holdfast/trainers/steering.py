@@ -171,6 +171,10 @@ class FilteredDefense(Defense):
         self._first = run.step == 0
         self._filter.arm(values, gradients, estimates)
 
+    def skip_step(self, run: TrainingRun) -> None:
+        """Let the optimizer's empty step pass; nothing is measured or remembered."""
+        self._filter.skip()
+
     def row(self) -> Row:
         """The filter's event and the constraints' figures."""
         event = self._filter.last_event

@@ -240,8 +240,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         if self._attached_to is not raw:
             self._attached_to = raw
             self.defense.attach(self)
-            raw.register_step_pre_hook(lambda *_: self.defense.before_step(self))
-            raw.register_step_post_hook(lambda *_: self.defense.after_step(self))
+            raw.register_step_pre_hook(lambda *_: None if self.recorder.spiked else self.defense.before_step(self))
+            raw.register_step_post_hook(lambda *_: None if self.recorder.spiked else self.defense.after_step(self))
         return optimizer
 
     def training_step(
@@ -267,7 +267,13 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         self._micro += 1
         if self.accelerator.sync_gradients:
             self._micro = 0
-            self.defense.on_gradient(self)
+            if self.recorder.spikes_now():
+                _raw(self.optimizer).zero_grad(
+                    set_to_none=True
+                )  # the optimizer then touches neither weights nor moments
+                self.defense.skip_step(self)
+            else:
+                self.defense.on_gradient(self)
             self._joint_step = None
         return loss
 
