@@ -142,6 +142,7 @@ def _about(config: RunConfig, trainer: SafeSFTTrainer) -> dict[str, Any]:
         "defense": {"name": trainer.defense.name, "constrains": trainer.defense.constrains},
         "step": trainer.step_path,
         "step_declined": trainer.step_declined,
+        "memory": trainer.fitting.figures(),
         "spikes": {"discarded": trainer.recorder.spikes.total, "last_steps": trainer.recorder.spikes.steps},
         "config_sha256": config_sha256(config),
         "versions": versions(),

@@ -130,7 +130,6 @@ class RoleLosses:
 
 def measure(trainer: SafeSFTTrainer) -> dict[str, dict[str, RoleLosses]]:
     """Losses of the constraint and monitor examples now, per safety set. The certify split stays closed."""
-    forward = trainer.forward_of(trainer.model)
     measured: dict[str, dict[str, RoleLosses]] = {}
     for name, one in trainer.safety.items():
         assert one.reference is not None  # training has measured theta_0
@@ -138,10 +137,20 @@ def measure(trainer: SafeSFTTrainer) -> dict[str, dict[str, RoleLosses]]:
         for role, examples in (("constraint", one.constraint_set), ("monitor", one.monitor_set)):
             if examples:
                 before = one.reference.rows([example.id for example in examples]).losses
-                after = forward.losses(examples, one.constraint.first_k)
+                after = _losses(trainer, examples, one.constraint.first_k)
                 kl = trainer.degradations(name, role) if one.constraint.unit == "kl_token" else None
                 measured[name][role] = RoleLosses(examples, before, after, kl)
     return measured
+
+
+def _losses(trainer: SafeSFTTrainer, examples: list[Encoded], first_k: int) -> CompletionLosses:
+    """Losses of the examples now, in passes that fit."""
+    forward = trainer.forward_of(trainer.model)
+
+    def passing(rows: int) -> CompletionLosses:
+        return forward.resized(rows).losses(examples, first_k)
+
+    return trainer.fitting.evaluation(forward.batch_size, passing)
 
 
 def summary(trainer: SafeSFTTrainer, measured: Mapping[str, Mapping[str, RoleLosses]]) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 Replaces the Trainer's `optimizer.pt`, `scheduler.pt`, `rng_state*.pth` and `training_args.bin`. A folder `checkpoint-N`
 holds `trainable.safetensors`, the adapter as PEFT writes it, `optimizer.*`, `scheduler.*`, `rng-<rank>.*`, `defense.*`,
-`spikes.*` (state as JSON + safetensors), `trainer_state.json`, the tokenizer, and `manifest.json` with the sha256 of
+`course.*` (state as JSON + safetensors), `trainer_state.json`, the tokenizer, and `manifest.json` with the sha256 of
 all others.
 """
 
@@ -21,6 +21,7 @@ from holdfast.core.ranks import barrier, gather_objects, rank, world
 from holdfast.models.fingerprint import adapter_settings
 from holdfast.trainers.checkpoint_store import CheckpointStore
 from holdfast.trainers.fingerprint import argument_fingerprint, dataset_sha256
+from holdfast.trainers.fitting import Fitting
 from holdfast.trainers.hooks import Defense
 from holdfast.trainers.safety import SafetySet
 from holdfast.trainers.snapshot import (
@@ -51,6 +52,7 @@ class CheckpointMixin:
     callback_handler: Any
     defense: Defense
     recorder: Any
+    fitting: Fitting
     safety: dict[str, SafetySet]
     is_fsdp_enabled: bool
     side_fingerprint: Callable[[], dict[str, Any]]
@@ -119,7 +121,9 @@ class CheckpointMixin:
             save_state(folder / "optimizer", optimizer)
             save_state(folder / "scheduler", self.lr_scheduler.state_dict())
             save_state(folder / "defense", defense)
-            save_state(folder / "spikes", self.recorder.spikes.state_dict())
+            save_state(
+                folder / "course", {"spikes": self.recorder.spikes.state_dict(), "memory": self.fitting.figures()}
+            )
         return weights
 
     def _write_trainer_state(self, folder: Path) -> None:
@@ -221,8 +225,10 @@ class CheckpointMixin:
         load_optimizer_state(_unwrapped(self.optimizer), load_state(folder / "optimizer"))
         self.lr_scheduler.load_state_dict(load_state(folder / "scheduler"))
         self.defense.load_state_dict(load_state(folder / "defense"))
-        if (folder / "spikes.json").exists():  # not in checkpoints of earlier versions
-            self.recorder.spikes.load_state_dict(load_state(folder / "spikes"))
+        if (folder / "course.json").exists():  # not in checkpoints of earlier versions
+            course = load_state(folder / "course")
+            self.recorder.spikes.load_state_dict(course["spikes"])
+            self.fitting.load_figures(course["memory"])
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

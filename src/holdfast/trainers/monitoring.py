@@ -19,6 +19,7 @@ from holdfast.core.errors import UnsupportedError
 from holdfast.core.event_log import EventLog
 from holdfast.core.ranks import gather_rows, rank
 from holdfast.trainers.checkpoint_store import step_of
+from holdfast.trainers.fitting import Fitting
 from holdfast.trainers.loss_spikes import EVENT, SpikeWatch
 from holdfast.trainers.safety import DEFAULT, SafetySet
 
@@ -116,6 +117,8 @@ class StepRecorder(TrainerCallback):
         for key, value in row.items():
             if key not in ("step", "loss", "learning_rate", "seconds") and isinstance(value, int | float):
                 trainer._metrics["train"][f"safety/{key}"].append(float(value))
+        if smaller := trainer.fitting.figures():
+            row["memory"] = smaller
         if rank() == 0:
             self.log_file().append(row)
         for listener in self.listeners:
@@ -132,6 +135,7 @@ class MonitorMixin:
     model: Any
     safety: dict[str, SafetySet]
     recorder: StepRecorder
+    fitting: Fitting
     callback_handler: Any
 
     @property
@@ -162,7 +166,9 @@ class MonitorMixin:
         examples = one.constraint_set if role == "constraint" else one.monitor_set
         reference = one.constraint_reference if role == "constraint" else one.monitor_reference
         forward: Forward = self.forward_of(self.model)  # type: ignore[attr-defined]
-        return forward.degradations(examples, reference, one.constraint)
+        return self.fitting.evaluation(
+            forward.batch_size, lambda rows: forward.resized(rows).degradations(examples, reference, one.constraint)
+        )
 
     def safety_metrics(self, prefix: str = "eval") -> dict[str, float]:
         """The monitor split now; `<prefix>_safety_violation_rate` is the worst over several sets."""

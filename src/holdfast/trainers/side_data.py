@@ -21,6 +21,7 @@ from holdfast.data.encode import IGNORE, Encoded, encode_all, require_usable_tok
 from holdfast.data.examples import Example
 from holdfast.models.fingerprint import has_idle_adapter
 from holdfast.trainers.fingerprint import unaligned_sha256
+from holdfast.trainers.fitting import Fitting
 from holdfast.trainers.hooks import Defense, Inputs, Items
 from holdfast.trainers.safety import SafetySet, as_examples
 from holdfast.trainers.safety_pass import SafetyBatch, safety_forward, safety_gradient
@@ -75,6 +76,7 @@ class SideDataMixin:
     is_fsdp_enabled: bool
     safety: dict[str, SafetySet]
     forward_of: Callable[[Any], Forward]
+    fitting: Fitting
     current_gradient_accumulation_steps: int
     joint_result: Callable[[str], tuple[SafetyBatch, Vector] | None]
     packed_side_gradient: Callable[[Sequence[Encoded], TokenMean], tuple[Tensor, Vector]]
@@ -213,7 +215,8 @@ class SideDataMixin:
         """Losses of the rows and the gradient of their sum."""
         if isinstance(loss, TokenMean) and self._joint is not None:
             return self.packed_side_gradient(rows, loss)
-        return side_gradient(self.forward_of(self.model), rows, loss, self.space(), self._micro_batch)
+        forward, space = self.forward_of(self.model), self.space()
+        return self.fitting.side(self._micro_batch, lambda most: side_gradient(forward, rows, loss, space, most))
 
     def safety_batch(self, name: str) -> list[int]:
         """This step's global safety batch: a pure function of seed and step, the same for any number of processes."""
@@ -224,13 +227,14 @@ class SideDataMixin:
         found = self.joint_result(name)
         if found is not None:
             return found
-        return safety_gradient(
+        forward, one, positions, space = (
             self.forward_of(self.model),
             self.safety[name],
             self.safety_batch(name),
-            weight,
             self.space(),
-            self._micro_batch,
+        )
+        return self.fitting.side(
+            self._micro_batch, lambda most: safety_gradient(forward, one, positions, weight, space, most)
         )
 
     def safety_forward(self, name: str) -> Tensor:

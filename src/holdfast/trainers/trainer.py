@@ -21,8 +21,9 @@ from trl import SFTConfig, SFTTrainer
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import adapter_layers
 from holdfast.constraint.passes import Forward
-from holdfast.constraint.reference import cache_folder
+from holdfast.constraint.reference import cache_folder, data_sha256
 from holdfast.core.errors import ConfigError
+from holdfast.core.hashing import sha256_json
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.data.encode import require_usable_tokenizer, template_sha256, tokenizer_sha256
 from holdfast.data.examples import searchable_texts
@@ -35,12 +36,15 @@ from holdfast.models.fingerprint import (
     model_fingerprint,
 )
 from holdfast.trainers import safety as safety_sets
-from holdfast.trainers.checkpointing import CheckpointMixin
+from holdfast.trainers.checkpointing import CheckpointMixin, vars_of
 from holdfast.trainers.config import SafeSFTConfig
+from holdfast.trainers.fingerprint import argument_fingerprint, dataset_sha256
+from holdfast.trainers.fitting import Fitting, in_several_processes
 from holdfast.trainers.hooks import Defense, Items, make_defense
 from holdfast.trainers.joint_step import JointStepMixin
 from holdfast.trainers.monitoring import MonitorMixin, StepRecorder
 from holdfast.trainers.safety import SafetySet
+from holdfast.trainers.same_inputs import require_same_inputs
 from holdfast.trainers.side_data import SideDataMixin, require_side_data, require_stage
 from holdfast.trainers.support import (
     keep_adapters_in_float32,
@@ -104,6 +108,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         self.safety: dict[str, SafetySet] = {}
         self._attached_to: Any = None
         self._flops_per_token: int | None = None
+        self.fitting = Fitting(self)
         prompts = task_prompts(kwargs.get("train_dataset"), kwargs.get("formatting_func"), args.dataset_text_field)
         if prompts is not None and harmful_dataset is not None:
             pairs = safety_sets.as_examples(harmful_dataset, "harmful")
@@ -127,6 +132,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         }
         self._streams = {name: self._stream(s) for name, s in self.safety.items()}
         self._prepare_side_data(harmful_dataset, unaligned)
+        if world() > 1:
+            require_same_inputs(self._input_hashes())
         self.defense.validate(self)
         self._identify_unaligned()
         self._theta_0 = gather_objects(self._provenance())[0]
@@ -155,6 +162,17 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
             chat = "messages" in first or "conversations" in first or isinstance(first.get("prompt"), list)
             require_usable_tokenizer(tokenizer, needs_chat=chat)
 
+    def _input_hashes(self) -> dict[str, str]:
+        """What this process trains on and how, for the comparison with the others."""
+        found = {"task data": dataset_sha256(self.train_dataset)}
+        for name, one in self.safety.items():
+            content = [data_sha256(one.all_encoded), one.split.record.to_json(), vars_of(one.constraint)]
+            found[f"safety set {name}"] = sha256_json(content)
+        if self.harmful:
+            found["harmful pairs"] = data_sha256(self.harmful)
+        found["settings"] = sha256_json([argument_fingerprint(self.args), self.defense.describe()])
+        return found
+
     def _stream(self, safety: SafetySet) -> StepStream:
         size = self.args.safety_batch_size or self.task_batch
         if size % world():
@@ -177,7 +195,9 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         return Forward(
             model,
             pad_token_id=self.processing_class.pad_token_id,
-            batch_size=self.args.safety_eval_batch_size,
+            batch_size=min(
+                self.args.safety_eval_batch_size, self.fitting.eval_rows or self.args.safety_eval_batch_size
+            ),
             device=self.args.device,
             precision=self.accelerator.autocast,
         )
@@ -229,7 +249,12 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, followed by the defense's change of the trained model."""
         self._micro, self._joint_step = 0, None  # what a run that broke off in mid-step had accumulated
-        found = super().train(*args, **kwargs)
+        try:
+            found = super().train(*args, **kwargs)
+        except RuntimeError as error:
+            if (refusal := in_several_processes(error)) is not None:
+                raise refusal from error
+            raise
         self.defense.transform(self)
         return found
 
@@ -253,9 +278,14 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         parent = super().training_step  # type: ignore[misc]
         self.items = items
 
-        def padded_step() -> Tensor:
-            loss: Tensor = parent(model, inputs, items, *args, **kwargs)
+        self.fitting.begin(inputs, items, self._micro)
+
+        def passing(part: dict[str, Any], count: Items) -> Tensor:
+            loss: Tensor = parent(model, part, count, *args, **kwargs)
             return loss
+
+        def padded_step() -> Tensor:
+            return self.fitting.step(passing)
 
         def backward() -> Tensor:
             return self.joint_micro_step(inputs, items, {}) if self.joint else padded_step()
@@ -291,6 +321,8 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
             return loss
 
         loss = self.defense.task_loss(self, model, inputs, kwargs.get("num_items_in_batch"), own)
+        if self.fitting.share != 1.0:
+            loss = loss * self.fitting.share
         extra = self.defense.extra_loss(self, model, inputs)
         if extra is not None:
             loss = loss + (extra * self._divisor(kwargs.get("num_items_in_batch"))).to(loss)
@@ -303,16 +335,20 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
             self._flops_per_token = int(super().floating_point_ops(inputs)) // numbers  # type: ignore[misc]
         return self._flops_per_token * numbers
 
+    def loss_is_scaled(self, items: Items) -> bool:
+        """Whether a micro-batch's loss is its part of the step's already, so that the Trainer does not divide it."""
+        trainer: Any = self
+        scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+        if scaled is None:
+            scaled = (trainer.model_accepts_loss_kwargs and items is not None) or trainer.compute_loss_func is not None
+        return bool(scaled)
+
     def _divisor(self, items: Items) -> int:
         """What `Trainer.training_step` divides the micro-batch's loss by: 1 where the loss is scaled for accumulation.
 
         A defense's own term is scaled already, and is multiplied by this first.
         """
-        trainer: Any = self
-        scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
-        if scaled is None:
-            scaled = (trainer.model_accepts_loss_kwargs and items is not None) or trainer.compute_loss_func is not None
-        return 1 if scaled else int(self.current_gradient_accumulation_steps)
+        return 1 if self.loss_is_scaled(items) else int(self.current_gradient_accumulation_steps)
 
 
 def _announce(text: str) -> None:
