@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
+from holdfast.constraint.reference import data_sha256
 from holdfast.core.errors import DataError
+from holdfast.core.hashing import sha256_json
 from holdfast.core.ranks import gather_objects
+from holdfast.trainers.fingerprint import argument_fingerprint, dataset_sha256
+
+
+def input_hashes(run: Any) -> dict[str, str]:
+    """What this process trains on, and how: name to sha256."""
+    found = {"task data": dataset_sha256(run.train_dataset)}
+    for name, one in run.safety.items():
+        content = [data_sha256(one.all_encoded), one.split.record.to_json(), asdict(one.constraint)]
+        found[f"safety set {name}"] = sha256_json(content)
+    if run.harmful:
+        found["harmful pairs"] = data_sha256(run.harmful)
+    found["settings"] = sha256_json([argument_fingerprint(run.args), run.defense.describe()])
+    return found
 
 
 def require_same_inputs(hashes: Mapping[str, str]) -> None:

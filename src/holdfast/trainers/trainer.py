@@ -21,9 +21,8 @@ from trl import SFTConfig, SFTTrainer
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import adapter_layers
 from holdfast.constraint.passes import Forward
-from holdfast.constraint.reference import cache_folder, data_sha256
+from holdfast.constraint.reference import cache_folder
 from holdfast.core.errors import ConfigError
-from holdfast.core.hashing import sha256_json
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.data.encode import require_usable_tokenizer, template_sha256, tokenizer_sha256
 from holdfast.data.examples import searchable_texts
@@ -36,15 +35,14 @@ from holdfast.models.fingerprint import (
     model_fingerprint,
 )
 from holdfast.trainers import safety as safety_sets
-from holdfast.trainers.checkpointing import CheckpointMixin, vars_of
+from holdfast.trainers.checkpointing import CheckpointMixin
 from holdfast.trainers.config import SafeSFTConfig
-from holdfast.trainers.fingerprint import argument_fingerprint, dataset_sha256
 from holdfast.trainers.fitting import Fitting, in_several_processes
 from holdfast.trainers.hooks import Defense, Items, make_defense
 from holdfast.trainers.joint_step import JointStepMixin
 from holdfast.trainers.monitoring import MonitorMixin, StepRecorder
 from holdfast.trainers.safety import SafetySet
-from holdfast.trainers.same_inputs import require_same_inputs
+from holdfast.trainers.same_inputs import input_hashes, require_same_inputs
 from holdfast.trainers.side_data import SideDataMixin, require_side_data, require_stage
 from holdfast.trainers.support import (
     keep_adapters_in_float32,
@@ -133,7 +131,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         self._streams = {name: self._stream(s) for name, s in self.safety.items()}
         self._prepare_side_data(harmful_dataset, unaligned)
         if world() > 1:
-            require_same_inputs(self._input_hashes())
+            require_same_inputs(input_hashes(self))
         self.defense.validate(self)
         self._identify_unaligned()
         self._theta_0 = gather_objects(self._provenance())[0]
@@ -161,17 +159,6 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
             first = next(iter(given["train_dataset"]))
             chat = "messages" in first or "conversations" in first or isinstance(first.get("prompt"), list)
             require_usable_tokenizer(tokenizer, needs_chat=chat)
-
-    def _input_hashes(self) -> dict[str, str]:
-        """What this process trains on and how, for the comparison with the others."""
-        found = {"task data": dataset_sha256(self.train_dataset)}
-        for name, one in self.safety.items():
-            content = [data_sha256(one.all_encoded), one.split.record.to_json(), vars_of(one.constraint)]
-            found[f"safety set {name}"] = sha256_json(content)
-        if self.harmful:
-            found["harmful pairs"] = data_sha256(self.harmful)
-        found["settings"] = sha256_json([argument_fingerprint(self.args), self.defense.describe()])
-        return found
 
     def _stream(self, safety: SafetySet) -> StepStream:
         size = self.args.safety_batch_size or self.task_batch

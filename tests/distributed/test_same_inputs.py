@@ -1,0 +1,58 @@
+"""Processes that read other data or settings than the first are refused before the start, by rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.core.errors import DataError
+from holdfast.trainers import same_inputs
+from tests.distributed.conftest import ROOT
+from tests.distributed.other_inputs import CASES
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "-m", "tests.distributed.other_inputs", str(folder)], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-6000:]
+    return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("task", "task data on rank 1 differs from rank 0"),
+        ("safety", "safety set safety on rank 1 differs from rank 0"),
+        ("settings", "settings on rank 1 differs from rank 0"),
+        ("limit", "safety set safety on rank 1 differs from rank 0"),
+    ],
+)
+def test_every_process_is_told_which_one_differs(told, case, words):
+    assert told[0][case] == told[1][case]
+    kind, what, remedy = told[0][case]
+    assert kind == "DataError"
+    assert words in what
+    assert "every process the same files" in remedy
+
+
+def test_equal_inputs_are_accepted(told):
+    assert "nothing" in CASES
+    assert [found["nothing"] for found in told] == [[], []]
+
+
+def test_all_differing_ranks_and_parts_are_named(monkeypatch):
+    every = [{"task data": "a", "settings": "x"}, {"task data": "b", "settings": "x"}, {"settings": "y"}]
+    monkeypatch.setattr(same_inputs, "gather_objects", lambda _: every)
+    with pytest.raises(DataError, match="task data on rank 1, 2; settings on rank 2 differs"):
+        same_inputs.require_same_inputs(every[0])
+    monkeypatch.setattr(same_inputs, "gather_objects", lambda _: every[:1] * 3)
+    same_inputs.require_same_inputs(every[0])
