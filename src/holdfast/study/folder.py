@@ -1,7 +1,7 @@
 """The folder of a study, which is also its memory: what exists there is done, and is never done again.
 
-study.json                 the study, its protocol, and the state of every cell
-events.jsonl               start, finish and failure of every piece of work, with times
+study.json                 the study, its protocol, and the state of every cell when it was last started or ended
+events.jsonl               the journal: start, finish and failure of every piece of work since, with times
 results/CELL.json          one per finished cell, written as the last act
 errors/CELL.json           one per failed cell: kind of error, message, exit code
 alignments/ID/, cells/ID/  where the work is done: node.json, outcome.json, log.txt and what the work itself writes

@@ -186,9 +186,9 @@ class _Schedule:
         self._state[node.id] = state
         kind = "align" if node.is_alignment else "cell"
         self._events.append({"time": round(time.time(), 3), "event": event, "kind": kind, "node": node.id, **more})
-        self._record()
 
     def _record(self) -> None:
+        """Write study.json: once at the start and once at the end, since its size grows with the number of cells."""
         plan = self._plan
         states = {
             "cells": {cell.id: self._state[node.id] for node in plan.nodes for cell in node.cells},
