@@ -40,6 +40,14 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
+def loss_is_scaled(run: Any, items: Items) -> bool:
+    """Whether a micro-batch's loss is its part of the step's already, so that the Trainer does not divide it."""
+    scaled = getattr(run, "loss_is_scaled_for_ga", None)
+    if scaled is None:
+        scaled = (run.model_accepts_loss_kwargs and items is not None) or run.compute_loss_func is not None
+    return bool(scaled)
+
+
 class Fitting:
     """How large the passes of a run are, after what memory has allowed so far.
 
@@ -105,7 +113,7 @@ class Fitting:
 
     def _adds_up(self, items: Items) -> bool:
         """Whether losses are divided by the tokens of the whole step."""
-        return items is not None and bool(self._run.loss_is_scaled(items))
+        return items is not None and loss_is_scaled(self._run, items)
 
     def _reason_against(self) -> str:
         """Why micro-batches cannot be divided; empty where they can."""

@@ -37,7 +37,7 @@ from holdfast.models.fingerprint import (
 from holdfast.trainers import safety as safety_sets
 from holdfast.trainers.checkpointing import CheckpointMixin
 from holdfast.trainers.config import SafeSFTConfig
-from holdfast.trainers.fitting import Fitting, in_several_processes
+from holdfast.trainers.fitting import Fitting, in_several_processes, loss_is_scaled
 from holdfast.trainers.hooks import Defense, Items, make_defense
 from holdfast.trainers.joint_step import JointStepMixin
 from holdfast.trainers.monitoring import MonitorMixin, StepRecorder
@@ -322,20 +322,12 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
             self._flops_per_token = int(super().floating_point_ops(inputs)) // numbers  # type: ignore[misc]
         return self._flops_per_token * numbers
 
-    def loss_is_scaled(self, items: Items) -> bool:
-        """Whether a micro-batch's loss is its part of the step's already, so that the Trainer does not divide it."""
-        trainer: Any = self
-        scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
-        if scaled is None:
-            scaled = (trainer.model_accepts_loss_kwargs and items is not None) or trainer.compute_loss_func is not None
-        return bool(scaled)
-
     def _divisor(self, items: Items) -> int:
         """What `Trainer.training_step` divides the micro-batch's loss by: 1 where the loss is scaled for accumulation.
 
         A defense's own term is scaled already, and is multiplied by this first.
         """
-        return 1 if self.loss_is_scaled(items) else int(self.current_gradient_accumulation_steps)
+        return 1 if loss_is_scaled(self, items) else int(self.current_gradient_accumulation_steps)
 
 
 def _announce(text: str) -> None:
