@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,7 @@ def run(
 
     with ExitStack() as stack:
         if main:
-            lock = stack.enter_context(RunLock(folder.path))  # before anything is made, and until all is removed
-            stack.enter_context(folder.kept_if_started(made=lock.made))
+            stack.enter_context(_held(folder))
         interruption = stack.enter_context(Interruption())
         folder.require_free(values, resume=resume)
         if (finished := folder.finished()) is not None:
@@ -134,6 +133,13 @@ def run(
                 write_audits(config, trainer, measured, before, seconds=seconds, trust_remote_code=trust_remote_code)
                 folder.write_result(result)
     return RunResult(folder.path, result)
+
+
+@contextmanager
+def _held(folder: RunFolder) -> Iterator[None]:
+    """The run's lock, taken before anything is made and held until what a refused run made is removed."""
+    with RunLock(folder.path) as lock, folder.kept_if_started(made=lock.made):
+        yield
 
 
 def _about(config: RunConfig, trainer: SafeSFTTrainer) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from holdfast.core.errors import DataError
-from holdfast.trainers import same_inputs
+from holdfast.trainers.same_inputs import require_equal
 from tests.distributed.conftest import ROOT
 from tests.distributed.other_inputs import CASES
 
@@ -49,10 +49,8 @@ def test_equal_inputs_are_accepted(told):
     assert [found["nothing"] for found in told] == [[], []]
 
 
-def test_all_differing_ranks_and_parts_are_named(monkeypatch):
+def test_all_differing_ranks_and_parts_are_named():
     every = [{"task data": "a", "settings": "x"}, {"task data": "b", "settings": "x"}, {"settings": "y"}]
-    monkeypatch.setattr(same_inputs, "gather_objects", lambda _: every)
     with pytest.raises(DataError, match="task data on rank 1, 2; settings on rank 2 differs"):
-        same_inputs.require_same_inputs(every[0])
-    monkeypatch.setattr(same_inputs, "gather_objects", lambda _: every[:1] * 3)
-    same_inputs.require_same_inputs(every[0])
+        require_equal(every)
+    require_equal(every[:1] * 3)

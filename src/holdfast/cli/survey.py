@@ -19,8 +19,8 @@ from holdfast.data.templates import use_template
 from holdfast.models.handle import load_tokenizer, resolve
 from holdfast.pipeline import read_data, unaligned_of
 from holdfast.stages.certifiable import certify_note
-from holdfast.stages.estimate import Side, Size, architecture, memory, model_size, passes_beside, steps, work
-from holdfast.stages.prepare import row_counts
+from holdfast.stages.estimate import Side, Size, Steps, architecture, memory, model_size, passes_beside, steps, work
+from holdfast.stages.prepare import Prepared, row_counts
 from holdfast.trainers.support import require_supported_arguments
 
 SAMPLES = 3
@@ -46,13 +46,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
     tokenizer = load_tokenizer(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     use_template(tokenizer, config.template)
     require_usable_tokenizer(tokenizer, needs_chat=any(example.kind == "chat" for example in data.task))
-    smallest = min((len(split.constraint) for split in data.safety.values()), default=0)
-    counted = steps(
-        arguments,
-        task_rows=len(data.task),
-        constraint_rows=smallest,
-        world=int(os.environ.get("WORLD_SIZE", "1")),
-    )
+    counted = _steps(arguments, data)
     limits = constraints(config)
     task = _Tokens(tokenizer, arguments.max_length, "task", reveal).describe(data.task)
     safety = _Tokens(tokenizer, arguments.max_length, "safety", reveal)
@@ -96,6 +90,16 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
             "constrains": method.constrains,
         },
     }
+
+
+def _steps(arguments: Any, data: Prepared) -> Steps:
+    """How long the run is, on as many processes as this one is started with."""
+    return steps(
+        arguments,
+        task_rows=len(data.task),
+        constraint_rows=min((len(split.constraint) for split in data.safety.values()), default=0),
+        world=int(os.environ.get("WORLD_SIZE", "1")),
+    )
 
 
 def _side_kind(needs: frozenset[str], beside: int) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from holdfast.constraint.reference import data_sha256
 from holdfast.core.errors import DataError
 from holdfast.core.hashing import sha256_json
-from holdfast.core.ranks import gather_objects
+from holdfast.core.ranks import gather_objects, world
 from holdfast.trainers.fingerprint import argument_fingerprint, dataset_sha256
 
 
@@ -25,16 +25,22 @@ def input_hashes(run: Any) -> dict[str, str]:
     return found
 
 
-def require_same_inputs(hashes: Mapping[str, str]) -> None:
+def require_same_inputs(run: Any) -> None:
     """Refuse processes that read other data or settings than the first one; a collective call.
-
-    Args:
-        hashes: of this process: what it is of, and its sha256.
 
     Raises:
         DataError: on every process, naming what differs and on which ranks.
     """
-    every = gather_objects(dict(hashes))
+    if world() > 1:
+        require_equal(gather_objects(input_hashes(run)))
+
+
+def require_equal(every: Sequence[Mapping[str, str]]) -> None:
+    """Refuse hashes that differ from those of rank 0.
+
+    Args:
+        every: of each rank: what it is of, and its sha256.
+    """
     names = dict.fromkeys(name for one in every for name in one)
     different = {
         name: [rank for rank, one in enumerate(every) if one.get(name) != every[0].get(name)] for name in names

@@ -42,7 +42,7 @@ from holdfast.trainers.hooks import Defense, Items, make_defense
 from holdfast.trainers.joint_step import JointStepMixin
 from holdfast.trainers.monitoring import MonitorMixin, StepRecorder
 from holdfast.trainers.safety import SafetySet
-from holdfast.trainers.same_inputs import input_hashes, require_same_inputs
+from holdfast.trainers.same_inputs import require_same_inputs
 from holdfast.trainers.side_data import SideDataMixin, require_side_data, require_stage
 from holdfast.trainers.support import (
     keep_adapters_in_float32,
@@ -130,8 +130,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         }
         self._streams = {name: self._stream(s) for name, s in self.safety.items()}
         self._prepare_side_data(harmful_dataset, unaligned)
-        if world() > 1:
-            require_same_inputs(input_hashes(self))
+        require_same_inputs(self)
         self.defense.validate(self)
         self._identify_unaligned()
         self._theta_0 = gather_objects(self._provenance())[0]
