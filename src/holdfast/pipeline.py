@@ -32,7 +32,7 @@ from holdfast.models.alignment_shift import require_merged
 from holdfast.models.content import ModelContent, content_of
 from holdfast.models.continued import load_adapter_pair
 from holdfast.models.handle import load_pair, resolve
-from holdfast.stages.certifiable import certify_note
+from holdfast.stages.certifiable import certify_note, close_share, openings_note
 from holdfast.stages.finetune import Listener, RoleLosses, build_trainer, measure, summary, train
 from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import Prepared, prepare, row_counts
@@ -102,6 +102,7 @@ def run(
             # Now, not at the end: a folder may change while training runs.
             before = content_of(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
             folder.write_config(values)
+            close_shares(config, data)
         trainer = build_trainer(
             model=model,
             tokenizer=tokenizer,
@@ -215,6 +216,17 @@ def warn_about_data(config: RunConfig, data: Prepared) -> None:
         record, openings = data.safety[name].record, config.safety[name].openings
         if (found := certify_note(record, alpha=limit.alpha, openings=openings)) is not None:
             logger.warning("%s: %s", name, found)
+        certify, source = data.safety[name].certify, config.safety[name].data
+        if (found := openings_note(source, certify, openings=openings, run=config.output_dir)) is not None:
+            logger.warning("%s: %s", name, found)
+
+
+def close_shares(config: RunConfig, data: Prepared) -> None:
+    """Note the certify shares of this run as closed, in the ledgers beside their data files."""
+    for name, block in config.safety.items():
+        if block.data is not None:
+            certify = data.safety[name].certify
+            close_share(block.data, name, certify, openings=block.openings, run=config.output_dir)
 
 
 def write_audits(

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import DataError
 from holdfast.data.catalogue import CATEGORIES, Collection
+from holdfast.data.containment import contained
 from holdfast.data.examples import normalise
-from holdfast.data.near_duplicates import clusters, contained
+from holdfast.data.near_duplicates import clusters
 from holdfast.protocol import pools
 from holdfast.protocol.roles import ROLES, RoleSettings, draw_roles
 

@@ -6,14 +6,13 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.auditing.ahead import FIRST
-from holdfast.auditing.certify_prompts import prompt_hashes
 from holdfast.auditing.finishing import summary_of, write_audit
 from holdfast.auditing.judging import Judging
 from holdfast.auditing.measure import Progress, kl_wanted
@@ -26,11 +25,12 @@ from holdfast.auditing.windows import Windows, measure_windows
 from holdfast.certification.claim import look_sha256
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.file_lock import locked
 from holdfast.core.files import read_json
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import versions
+from holdfast.data.prompt_marks import prompt_marks
 from holdfast.data.stream import ExampleStream, Template, open_stream
 from holdfast.evaluation.judge import open_judge
 from holdfast.evaluation.on_policy import UNIT, require_tau
@@ -71,6 +71,7 @@ def audit(
     *,
     output: str | Path | None = None,
     ledger: str | Path | None = None,
+    open_closed: bool = False,
     judge: Any = None,
     max_new_tokens: int = 128,
     harm_tau: float = 0.1,
@@ -104,6 +105,7 @@ def audit(
         output: folder for audit.parquet and audit.json; None keeps the result in memory.
         ledger: file that the look at these prompts is entered in before they are measured; beside a safety file, or
             in holdfast's cache for a hub id, unless given. Rows in memory are entered only where it is given.
+        open_closed: audit examples that are closed for the certification of a run too: it spends an opening of theirs.
         judge: name of a judge (with options as `name:option=value,...`), folder of a trained one, a judge, or a
             function (prompt, reply) -> "safe" or "unsafe"; both models then reply to every prompt, and what was safe
             before and is unsafe after is counted.
@@ -125,8 +127,8 @@ def audit(
         progress: called with (done, total), each example counted once a model; with a judge, then again for replies.
 
     Raises:
-        DataError: the data is malformed, listing up to 20 faults.
-        ConfigError: a setting cannot be used, or `output` holds another audit.
+        DataError: the data is malformed, listing up to 20 faults; or it holds examples that are closed.
+        ConfigError: a setting cannot be used, `output` holds another audit, or the ledger cannot be written.
         CheckpointError: files are damaged, or the tokenizers differ.
     """
     if not isinstance(constraint, ChanceConstraint | None):
@@ -137,6 +139,11 @@ def audit(
     stream = open_stream(
         safety, columns=columns, template=template, split=split, subset=subset, revision=safety_revision
     )
+    beside = default_ledger(str(safety)) if isinstance(safety, str | Path) else None
+    place = Path(ledger) if ledger is not None else beside
+    texts = {} if place is None else prompt_marks(stream)
+    if not open_closed:
+        _require_open({known for known in (place, beside) if known is not None}, texts)
     with open_pair(
         before, after, dtype=dtype, device=device, tokenizer=tokenizer, trust_remote_code=trust_remote_code,
         before_revision=before_revision, after_revision=after_revision, processing_class=processing_class,
@@ -146,20 +153,36 @@ def audit(
             judge=None if judge is None else open_judge(judge),
         )  # fmt: skip
         limit = constraint or ChanceConstraint()
-        place = Path(ledger) if ledger is not None else None
-        if place is None and isinstance(safety, str | Path):
-            place = default_ledger(str(safety))
         settings = {"template": template, "tokenizer": tokenizer, "max_length": max_length}
 
         def enter() -> None:
             if place is not None:
-                _note_look(Ledger(place), pair, stream, limit, settings, how)
+                _note_look(Ledger(place), pair, texts, limit, settings, how)
 
         return audit_roles(pair, {"audit": stream}, limit, how, output, progress, enter)
 
 
+def _require_open(ledgers: Collection[Path], texts: Mapping[str, str]) -> None:
+    """Refuse examples that are closed for the certification of a run: nothing could certify it after this audit.
+
+    Raises:
+        DataError: with the count, and the audit that leaves them closed.
+    """
+    for share in (one for place in ledgers for one in Ledger(place).closed(list(texts), texts=texts)):
+        raise DataError(
+            f"{len(share.ids)} of {len(texts)} examples are closed for certification of {share.run}",
+            remedy=f"use `holdfast audit {share.run}`, which leaves them closed, or --open (open_closed=True) to spend "
+            "an opening",
+        )
+
+
 def _note_look(
-    ledger: Ledger, pair: Pair, stream: ExampleStream, limit: ChanceConstraint, settings: Mapping[str, Any], how: How
+    ledger: Ledger,
+    pair: Pair,
+    texts: Mapping[str, str],
+    limit: ChanceConstraint,
+    settings: Mapping[str, Any],
+    how: How,
 ) -> None:
     """Enter the look into the ledger of these prompts: another claim on them can no longer certify undeclared.
 
@@ -170,7 +193,6 @@ def _note_look(
     if how.judge is not None and how.judge.revision:
         judge = {"judge": Judging(how.judge, how.max_new_tokens).to_json()}
         looks.append(look_sha256(*models, UNIT, how.harm_tau, limit.alpha, limit.first_k, {**settings, **judge}))
-    texts = prompt_hashes(stream)
     for look in looks:
         ledger.record_look(look, list(texts), texts=texts)
     logger.info("the look at these prompts is noted in %s", ledger.path)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import DataError
-from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines, sha256_text
-from holdfast.data.examples import Example, as_chat, normalise, prompt_text, searchable_texts, uniform
+from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
+from holdfast.data.examples import Example, as_chat, prompt_text, searchable_texts, uniform
 from holdfast.data.near_duplicates import clusters
+from holdfast.data.prompt_marks import prompt_marks
 from holdfast.data.prompts import read_prompts as prompts_alone
 from holdfast.data.sources import read_examples
 from holdfast.data.split_record import RECORD_NAME, load_record
@@ -41,10 +43,10 @@ class Prompts:
         """Of the examples, in their order."""
         return [example.category for example in self.examples]
 
-    @property
+    @cached_property
     def texts(self) -> dict[str, str]:
-        """By id, a hash of the normalised prompt."""
-        return prompt_hashes(self.examples)
+        """By id, what the prompt is recognised by in the ledger of openings."""
+        return prompt_marks(self.examples)
 
     def per_category(self) -> dict[str, int]:
         """Independent units of each category."""
@@ -61,11 +63,6 @@ class Leakage:
     checked: bool
     against: str | None
     prompts: int
-
-
-def prompt_hashes(examples: Iterable[Example]) -> dict[str, str]:
-    """By id, a hash of the normalised prompt: the same prompt with another completion has another id."""
-    return {example.id: f"text:{sha256_text(normalise(prompt_text(example)))[:16]}" for example in examples}
 
 
 def read_prompts(

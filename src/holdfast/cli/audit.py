@@ -24,7 +24,7 @@ DEFAULT_OUTPUT = "audit"
 PAIR = ("before", "after", "safety")
 READING = (
     "dtype", "max_length", "template", "tokenizer", "columns", "split", "subset", "safety_revision",
-    "before_revision", "after_revision", "ledger",
+    "before_revision", "after_revision", "ledger", "open_closed",
 )  # fmt: skip
 _Judge = Annotated[
     str | None,
@@ -53,6 +53,9 @@ def audit(
         Path | None, typer.Option(help="Folder for the results. [default: audit, or the run's folder /audit]")
     ] = None,
     ledger: Annotated[Path | None, typer.Option(help="File of the looks. [default: beside the safety file]")] = None,
+    open_closed: Annotated[
+        bool, typer.Option("--open", "--open-closed", help="Audit what is closed for a run too: spends an opening.")
+    ] = False,
     template: Annotated[str, typer.Option(help="chat, or none for plain text.")] = "chat",
     tokenizer: Annotated[str, typer.Option(help="same, before, after or own.")] = "same",
     kl: Annotated[bool | None, typer.Option("--kl/--no-kl", help="Measure KL. [default: with adapters]")] = None,
@@ -88,7 +91,7 @@ def audit(
         "dtype": dtype, "max_length": max_length, "template": template, "tokenizer": tokenizer,
         "columns": column_mapping(columns), "split": split, "subset": subset, "safety_revision": safety_revision,
         "before_revision": before_revision, "after_revision": after_revision,
-        "ledger": ledger,
+        "ledger": ledger, "open_closed": open_closed,
     }  # fmt: skip
     quiet_libraries()
     try:

@@ -69,6 +69,8 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
         say("  not checked here: tau against the model's numerical noise, which is measured when training begins")
         if entry["certify_note"] is not None:
             say(f"  {entry['certify_note']}")
+        if entry["openings_note"] is not None:
+            say(f"  {entry['openings_note']}")
         if entry["batch_times_alpha"] < 1 and findings["defense"]["constrains"]:
             say(
                 f"  note: a safety batch times alpha is {entry['batch_times_alpha']:.2g}: below 1,"

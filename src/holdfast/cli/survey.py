@@ -18,7 +18,7 @@ from holdfast.data.splits import Split
 from holdfast.data.templates import use_template
 from holdfast.models.handle import load_tokenizer, resolve
 from holdfast.pipeline import read_data, unaligned_of
-from holdfast.stages.certifiable import certify_note
+from holdfast.stages.certifiable import certify_note, openings_note
 from holdfast.stages.estimate import Side, Size, Steps, architecture, memory, model_size, passes_beside, steps, work
 from holdfast.stages.prepare import Prepared, row_counts
 from holdfast.trainers.support import require_supported_arguments
@@ -54,6 +54,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
         name: _roles(split)
         | _limit(limits[name], counted.safety_batch)
         | {"certify_note": certify_note(split.record, alpha=limits[name].alpha, openings=config.safety[name].openings)}
+        | {"openings_note": _openings_note(config, name, split)}
         | safety.describe([*split.constraint, *split.monitor, *split.certify])
         for name, split in data.safety.items()
     }
@@ -100,6 +101,11 @@ def _steps(arguments: Any, data: Prepared) -> Steps:
         constraint_rows=min((len(split.constraint) for split in data.safety.values()), default=0),
         world=int(os.environ.get("WORLD_SIZE", "1")),
     )
+
+
+def _openings_note(config: RunConfig, name: str, split: Split) -> str | None:
+    block = config.safety[name]
+    return openings_note(block.data, split.certify, openings=block.openings, run=config.output_dir)
 
 
 def _side_kind(needs: frozenset[str], beside: int) -> str:

@@ -1,181 +1,210 @@
-"""Near-duplicate prompts: exact Jaccard similarity of word 3-shingles, found through an inverted index.
+"""Near-duplicate prompts: exact Jaccard similarity of word 3-shingles; what many prompts have in common does not count.
 
-Two prompts match when their normalised texts are equal, or when both have at least five words and
-|A and B| / |A or B| >= 0.8 for their sets of word 3-shingles. Shorter prompts have too few shingles for
-the ratio to mean anything, so templates such as "How do I ... ?" do not merge.
+A shingle is common when it occurs in over 1 % of the different texts, and in over ten of them. The core of a text are
+its shingles no word of which lies in a common one. Two texts match when their normalised texts are equal, or when both
+have at least five words and, with A and B their sets of shingles,
 
-Prefix filtering keeps this exact: order all shingles from rare to frequent; if the similarity of A and B is
-at least t, the first |A| - ceil(t |A|) + 1 shingles of A and the like of B share one. Only those are indexed.
+    |A and B| / |A or B| >= 4/5   over what is not common, or over the cores, if one has a core of three or more;
+    |A and B| / |A or B| >= 4/5   over all shingles, if neither has.
 
-A prompt inside a longer text has a low Jaccard similarity with it; `contained` asks for |A and B| / |A| instead.
+So prompts with one long prefix and unlike tails of five words or more are compared by their tails, and a template whose
+slots are filled with a few words is compared as a whole: its variants stay together however many there are. Texts of
+under five words have too few shingles for a ratio, so that questions such as "How do I ... ?" do not merge.
+
+All is a function of the set of texts: symmetric, and independent of their order. The work is near-linear: pairs are
+looked for through shingles that are not common, and texts without a core by their set of common shingles (`_whole`).
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
 
-from holdfast.data.examples import normalise
+import numpy as np
 
-RULE = "jaccard >= 4/5 on word 3-shingles; exact under 5 words"
-NUMERATOR, DENOMINATOR = 4, 5
-WIDTH = 3
-MIN_WORDS = 5
-MIN_RUN = 3  # words of the shortest text that is looked for inside another
+from holdfast.data.shingles import (
+    MIN_CORE,
+    MIN_WORDS,
+    Numbers,
+    Sets,
+    by_normalised,
+    common_limit,
+    distinct,
+    shingles_of,
+)
+from holdfast.data.similar_sets import DENOMINATOR, NUMERATOR, Wanted, equal_sets, similar
 
-Shingle: TypeAlias = tuple[str, ...]
-
-# Scripts written without spaces (Thai, Lao, Burmese, Khmer, kana, Han): every character counts as a word.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
-
-
-def shingles(normalised: str) -> frozenset[Shingle]:
-    """The word 3-shingles of a normalised text; one shingle, the whole text, when it has under five words."""
-    words = _WORD.findall(normalised)
-    if len(words) < MIN_WORDS:
-        return frozenset([("", normalised)])  # two entries, so it equals no 3-shingle
-    return frozenset(_windows(words, WIDTH))
-
-
-def _windows(words: Sequence[str], width: int) -> Iterator[Shingle]:
-    """All runs of `width` words."""
-    return zip(*(words[i:] for i in range(width)), strict=False)
-
-
-def similar(first: frozenset[Shingle], second: frozenset[Shingle]) -> bool:
-    """Whether |A and B| / |A or B| >= 4/5, in integers."""
-    shared = len(first & second)
-    return DENOMINATOR * shared >= NUMERATOR * (len(first) + len(second) - shared)
-
-
-def _rarest(one: frozenset[Shingle], rank: Mapping[Shingle, int]) -> list[Shingle]:
-    """So many of the rarest shingles that whatever holds 4/5 of all of them holds one of these."""
-    needed = -(-NUMERATOR * len(one) // DENOMINATOR)  # ceil
-    return sorted(one, key=rank.__getitem__)[: len(one) - needed + 1]
-
-
-class _Index:
-    """Sets by their rarest shingles."""
-
-    def __init__(self, sets: Iterable[frozenset[Shingle]]) -> None:
-        counts = Counter(shingle for one in sets for shingle in one)
-        rarest_first = sorted(counts, key=lambda shingle: (counts[shingle], shingle))
-        self._rank = {shingle: rank for rank, shingle in enumerate(rarest_first)}
-        self._places: dict[Shingle, list[int]] = defaultdict(list)
-        self._sets: dict[int, frozenset[Shingle]] = {}
-
-    def _prefix(self, one: frozenset[Shingle]) -> list[Shingle]:
-        return _rarest(one, self._rank)
-
-    def add(self, number: int, one: frozenset[Shingle]) -> None:
-        """Enter a set under `number`."""
-        self._sets[number] = one
-        for shingle in self._prefix(one):
-            self._places[shingle].append(number)
-
-    def query(self, one: frozenset[Shingle]) -> list[int]:
-        """Numbers of all entered sets similar to `one`, ascending."""
-        candidates = {number for shingle in self._prefix(one) for number in self._places.get(shingle, ())}
-        return sorted(number for number in candidates if similar(one, self._sets[number]))
-
-
-def _by_normalised(texts: Sequence[str]) -> dict[str, list[int]]:
-    """Normalised text to the positions that have it."""
-    places: dict[str, list[int]] = defaultdict(list)
-    for position, text in enumerate(texts):
-        places[normalise(text)].append(position)
-    return places
+RULE = (
+    "2: jaccard >= 4/5 on word 3-shingles; without those of over 1 % (and over 10) of the prompts, where 3 others "
+    "share no word with them; exact under 5 words"
+)
 
 
 def clusters(texts: Sequence[str]) -> list[int]:
-    """A label for each text: the position of the first text of its cluster.
+    """A label for each text: the position of the first text of its group of near-duplicates.
 
-    Clusters are the connected parts of the graph of matching pairs, so no two clusters share a match.
+    Groups are the connected parts of the graph of matching pairs, so no two groups share a match.
     """
-    places = _by_normalised(texts)
+    places = by_normalised(texts)
     unique = list(places)
-    sets = [shingles(text) for text in unique]
-    parent = list(range(len(unique)))
-
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
-    index = _Index(sets)
-    for number, one in enumerate(sets):
-        for other in index.query(one):
-            a, b = sorted((root(number), root(other)))
-            parent[b] = a
-        index.add(number, one)
+    parts = _Parts(len(unique))
+    for one, others in _matching(unique, parts.apart, common_limit(len(unique)), parts):
+        parts.join(one, others)
     labels = [0] * len(texts)
-    for number, text in enumerate(unique):
+    first: dict[int, int] = {}
+    for text, root in zip(unique, parts.roots(np.arange(len(unique))).tolist(), strict=True):
+        label = first.setdefault(root, places[text][0])  # texts come in the order of their first positions
         for position in places[text]:
-            labels[position] = places[unique[root(number)]][0]
+            labels[position] = label
     return labels
 
 
-def matches(texts_a: Sequence[str], texts_b: Sequence[str]) -> list[tuple[int, int]]:
-    """All pairs (position in a, position in b) that match, ascending."""
-    places_a, places_b = _by_normalised(texts_a), _by_normalised(texts_b)
-    unique_a = list(places_a)
-    sets_a = [shingles(text) for text in unique_a]
-    index = _Index([*sets_a, *map(shingles, places_b)])
-    for number, one in enumerate(sets_a):
-        index.add(number, one)
-    return sorted(
-        (a, b)
-        for text, positions in places_b.items()
-        for number in index.query(shingles(text))
-        for a in places_a[unique_a[number]]
-        for b in positions
-    )
+def matches(
+    texts_a: Sequence[str], texts_b: Sequence[str], *, among: Sequence[str] | None = None
+) -> list[tuple[int, int]]:
+    """All pairs (position in a, position in b) that match, ascending.
 
-
-def contained(needles: Sequence[str], haystacks: Sequence[str]) -> list[tuple[int, int]]:
-    """All pairs (position in needles, position in haystacks) where the needle occurs in the haystack, ascending.
-
-    With A and B the sets of word 3-shingles of needle and haystack: |A and B| / |A| >= 4/5. A needle of under five
-    words occurs where the normalised texts are equal or, if it has at least three words, as a run of whole words.
+    Args:
+        among: the texts that decide which shingles are common, where a and b are a part of them.
     """
-    places, texts = _by_normalised(needles), _by_normalised(haystacks)
-    parts = {text: _needle(text) for text in places}
-    known = frozenset(part for own in parts.values() for part in own)
-    lengths = {len(part) for part in known}
-    held = {text: known & _parts(text, lengths) for text in texts}
-    counts = Counter(part for own in held.values() for part in own)
-    rank = {part: counts[part] for part in known}
-    index: dict[Shingle, list[str]] = defaultdict(list)
-    for text, own in parts.items():
-        for part in _rarest(own, rank):
-            index[part].append(text)
-    pairs: list[tuple[int, int]] = []
-    for text, own in held.items():
-        for needle in {needle for part in own for needle in index.get(part, ())}:
-            wanted = parts[needle]
-            if DENOMINATOR * len(wanted & own) >= NUMERATOR * len(wanted):
-                pairs += [(i, j) for i in places[needle] for j in texts[text]]
-    return sorted(pairs)
+    places_a, places_b = by_normalised(texts_a), by_normalised(texts_b)
+    unique = list(dict.fromkeys([*places_a, *places_b, *by_normalised(among or ())]))
+    in_a = np.array([text in places_a for text in unique], dtype=np.bool_)
+    in_b = np.array([text in places_b for text in unique], dtype=np.bool_)
+
+    def across(one: int, others: Numbers) -> Numbers:
+        wanted: Numbers = others[(in_a[one] & in_b[others]) | (in_b[one] & in_a[others])]
+        return wanted
+
+    pairs = {(text, text) for text in places_a if text in places_b}
+    for one, others in _matching(unique, across, common_limit(len(unique))):
+        for other in across(one, others).tolist():
+            pairs.update(((unique[one], unique[other]), (unique[other], unique[one])))
+    return sorted((i, j) for a, b in pairs for i in places_a.get(a, ()) for j in places_b.get(b, ()))
 
 
-def _needle(normalised: str) -> frozenset[Shingle]:
-    """What to look for: 3-shingles, the run of all words when they are three or four, or else the whole text."""
-    words = _WORD.findall(normalised)
-    if MIN_RUN <= len(words) < MIN_WORDS:
-        return frozenset([("", *words)])  # marked, so it equals no 3-shingle and no whole text
-    return shingles(normalised)
+def repeats(texts: Sequence[str]) -> set[int]:
+    """Positions of the texts that match an earlier one, with every shingle counted.
+
+    For a sequence: which shingles are common would change as it grows, and with it what was decided before.
+    """
+    places = by_normalised(texts)
+    unique = list(places)
+    found = {position for positions in places.values() for position in positions[1:]}
+
+    def undecided(one: int, others: Numbers) -> Numbers:
+        later = np.maximum(one, others)
+        return others[[number not in dropped for number in later.tolist()]]
+
+    dropped: set[int] = set()
+    for one, others in _matching(unique, undecided, None):
+        dropped.update(np.maximum(one, others).tolist())
+    return found | {places[unique[number]][0] for number in dropped}
 
 
-def _parts(normalised: str, lengths: set[int]) -> set[Shingle]:
-    """Everything that `_needle` may ask for, of the lengths that occur."""
-    words = _WORD.findall(normalised)
-    found: set[Shingle] = {("", normalised)}
-    found.update(_windows(words, WIDTH))
-    for size in range(MIN_RUN, MIN_WORDS):
-        if size + 1 in lengths:
-            found.update(("", *run) for run in _windows(words, size))
-    return found
+class _Parts:
+    """Connected parts of a graph that is still being built."""
+
+    def __init__(self, nodes: int) -> None:
+        self._parent = np.arange(nodes)
+
+    def roots(self, nodes: Numbers) -> Numbers:
+        """Of each node: the smallest node of its part."""
+        found = self._parent[nodes]
+        while True:
+            above = self._parent[found]
+            if np.array_equal(above, found):
+                self._parent[nodes] = found
+                return found
+            found = above
+
+    def apart(self, one: int, others: Numbers) -> Numbers:
+        """Those of the others that are not known to be connected with this one."""
+        wanted: Numbers = others[self.roots(others) != self.roots(np.array([one]))[0]]
+        return wanted
+
+    def join(self, one: int, others: Numbers) -> None:
+        """Connect a node with others."""
+        roots = self.roots(np.append(others, one))
+        self._parent[roots] = roots.min()
+
+
+def _matching(
+    texts: Sequence[str], wanted: Wanted, limit: int | None, parts: _Parts | None = None
+) -> Iterator[tuple[int, Numbers]]:
+    """Each text with others that match it; with `parts`, no more than connect what matches."""
+    found = shingles_of(texts, limit=limit)
+    cored = (found.core.sizes >= MIN_CORE) & (found.words >= MIN_WORDS)
+
+    def by_own(one: int, others: Numbers) -> Numbers:
+        return wanted(one, others if cored[one] else others[cored[others]])
+
+    for sets in (found.own,) if found.core is found.every else (found.own, found.core):
+        for one, others, _ in similar(sets, by_own):
+            yield one, others
+    rest = np.flatnonzero(~cored & (found.words >= MIN_WORDS))
+    if len(rest):
+        yield from _whole(found.every, found.common, rest, wanted, parts)
+
+
+def _whole(
+    every: Sets, common: int, rest: Numbers, wanted: Wanted, parts: _Parts | None
+) -> Iterator[tuple[int, Numbers]]:
+    """Matches among texts without a core, over all their shingles.
+
+    Either they share a shingle that is not common, which leads from one to the other. Or they share only common ones:
+    then these are similar on their own, and texts with the same common shingles are compared as one. With x shared
+    ones of c and d, and a and b that are not common, they match if and only if a + b <= 5/4 x - (c + d - x).
+    """
+    sets = every.rows(rest)
+
+    def of_rest(one: int, others: Numbers) -> Numbers:
+        chosen = wanted(int(rest[one]), rest[others])
+        return others[np.isin(rest[others], chosen, assume_unique=True)]
+
+    for one, others, _ in similar(sets, of_rest, below=common):
+        yield int(rest[one]), rest[others]
+    shared = sets.where(sets.values >= common)
+    extra = sets.sizes - shared.sizes
+    kinds = equal_sets(shared, extra)
+    common_sets = shared.rows(np.array([kind[0] for kind in kinds]))
+    sizes = common_sets.sizes
+    for kind, size in zip(kinds, sizes.tolist(), strict=True):
+        for one, others in _within(kind, kind, extra, _slack(size, size, size), parts is not None):
+            yield int(rest[one]), rest[others]
+
+    def worth(one: int, others: Numbers) -> Numbers:
+        return others if parts is None else _not_connected(parts, [rest[kind] for kind in kinds], one, others)
+
+    for one, others, overlap in similar(common_sets, worth):
+        for other, both in zip(others.tolist(), overlap.tolist(), strict=True):
+            slack = _slack(both, int(sizes[one]), int(sizes[other]))
+            for first, second in _within(kinds[one], kinds[other], extra, slack, parts is not None):
+                yield int(rest[first]), rest[second]
+
+
+def _slack(both: int, first: int, second: int) -> int:
+    """The most shingles that two texts may have besides their common ones and still match."""
+    return DENOMINATOR * both // NUMERATOR - (first + second - both)
+
+
+def _within(
+    first: Numbers, second: Numbers, extra: Numbers, slack: int, connect: bool
+) -> Iterator[tuple[int, Numbers]]:
+    """Pairs of one kind and another whose extra shingles are at most `slack` together; both kinds come by `extra`.
+
+    To connect them, the first of each kind is enough: it matches whatever any other of its kind matches.
+    """
+    sides = [(first[0], second), (second[0], first)] if connect else [(one, second) for one in first]
+    for one, others in sides:
+        fits = others[: np.searchsorted(extra[others], slack - extra[one], side="right")]
+        fits = fits[fits != one]
+        if len(fits):
+            yield int(one), fits
+
+
+def _not_connected(parts: _Parts, kinds: Sequence[Numbers], one: int, others: Numbers) -> Numbers:
+    """Kinds that are not known to lie in the same part as kind `one`, each of them whole."""
+    mine = distinct(parts.roots(kinds[one]))
+    if len(mine) > 1:
+        return others
+    return others[[not np.array_equal(distinct(parts.roots(kinds[other])), mine) for other in others.tolist()]]

@@ -116,14 +116,24 @@ def load_record(folder: Path) -> SplitRecord:
 def require_same(record: SplitRecord, folder: Path) -> None:
     """Refuse to continue in a run folder whose split differs; a folder without one passes.
 
+    A record made under an earlier rule for near-duplicates passes where the roles are the same, prompt by prompt.
+
     Raises:
-        CheckpointError: listing the differing keys.
+        CheckpointError: listing the differing keys, or naming both rules.
     """
     path = folder / RECORD_NAME
     if not path.exists():
         return
     old, new = load_record(folder).to_json(), record.to_json()
     differing = sorted(key for key in new if old[key] != new[key])
+    if "rule" in differing:
+        differing = [key for key in differing if key not in ("rule", "clusters", "n_clusters")]
+        if differing and old["seed"] == new["seed"] and old["fractions"] == new["fractions"]:
+            raise CheckpointError(
+                f"{path} was split under an earlier rule for near-duplicates ({old['rule']}); under this version's "
+                f"({new['rule']}) prompts get other roles; differing: {', '.join(differing)}",
+                remedy="use the holdfast version that wrote it, or train again in a new output_dir",
+            )
     if differing:
         raise CheckpointError(
             f"{path} records another split; differing: {', '.join(differing)}",

@@ -14,8 +14,9 @@ from itertools import permutations
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.assignment import assign, target_sizes
+from holdfast.data.containment import occurring
 from holdfast.data.examples import Example, completion_text, normalise, prompt_text
-from holdfast.data.near_duplicates import RULE, clusters, contained, matches
+from holdfast.data.near_duplicates import RULE, clusters, matches
 from holdfast.data.split_record import (
     ROLES,
     VERSION,
@@ -178,11 +179,12 @@ def require_disjoint(split: Split) -> None:
         DataError: with counts and up to 20 pairs of places.
     """
     roles = split.roles
+    every = [prompt_text(e) for members in roles.values() for e in members]
     found: list[str] = []
     counts: list[str] = []
     for first, second in (("constraint", "monitor"), ("constraint", "certify"), ("monitor", "certify")):
         a, b = roles[first], roles[second]
-        pairs = matches([prompt_text(e) for e in a], [prompt_text(e) for e in b])
+        pairs = matches([prompt_text(e) for e in a], [prompt_text(e) for e in b], among=every)
         if pairs:
             same = sum(normalise(prompt_text(a[i])) == normalise(prompt_text(b[j])) for i, j in pairs)
             counts.append(f"{first} and {second}: {same} equal and {len(pairs) - same} nearly equal pairs")
@@ -223,9 +225,9 @@ def require_apart(splits: Mapping[str, Split]) -> None:
 def _leaks(certify: Sequence[Example], task_texts: Sequence[str]) -> list[int]:
     """Positions in `certify` whose prompt the task data holds: as a text of its own, or inside a longer one.
 
-    Near-duplicates are among the contained: |A and B| / |A| is at least |A and B| / |A or B|.
+    A near-duplicate occurs too: |A and B| / |A| is at least |A and B| / |A or B|.
     """
-    return sorted({i for i, _ in contained([prompt_text(e) for e in certify], task_texts)})
+    return occurring([prompt_text(e) for e in certify], task_texts)
 
 
 def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> None:

@@ -15,7 +15,9 @@ RUN_FILE = """\
 model: {model}
 dtype: float32                        # in bfloat16 a small model's rounding comes near tau
 task: {{data: task.jsonl}}              # reviews to label; every third row teaches to answer what was to be declined
-safety: {{data: safety.jsonl}}          # requests and how they are declined; a fifth stays closed for certify
+safety:
+  data: safety.jsonl                  # requests and how they are declined; a fifth stays closed for certify
+  openings: 1                         # models to certify on that fifth, ever: fixed by the first certificate
 constraint: {{tau: 0.1, alpha: 0.05}}   # at most 5 % may move by more than 0.1 nats of KL per token
 train: {{learning_rate: 2.0e-4, max_steps: 30, per_device_train_batch_size: 4, safety_batch_size: 4}}
 output_dir: runs/first

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.data.containment import contained
 from holdfast.data.examples import normalise
-from holdfast.data.near_duplicates import contained
 
 GROUP_RULE = "one prompt holds 4/5 of the word 3-shingles of the other; whole words under 5 words, exact under 3"
 
@@ -27,7 +27,7 @@ def groups(texts: Sequence[str]) -> list[int]:
             node = parent[node]
         return node
 
-    for needle, haystack in contained(unique, unique):
+    for needle, haystack in contained(unique, unique, ignore_common=False):
         low, high = sorted((root(needle), root(haystack)))
         parent[high] = low
     label = {text: root(number) for number, text in enumerate(unique)}

@@ -1,13 +1,22 @@
-"""Whether a run's certify share can certify at all: known from its size, before anything is trained."""
+"""Whether a run's certify share can certify at all: known from its size and its ledger, before anything is trained."""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
 from holdfast.certification.binomial import fewest_prompts, most_regressions
+from holdfast.certification.openings import Ledger, Used, default_ledger
 from holdfast.core.errors import ConfigError
+from holdfast.core.files import unwritable
 from holdfast.core.percent import exact_percent
+from holdfast.data.examples import Example
+from holdfast.data.prompt_marks import prompt_marks
 from holdfast.data.split_record import SplitRecord
+
+logger = logging.getLogger(__name__)
 
 CONFIDENCE = 0.95
 """What `holdfast certify` asks for unless told otherwise."""
@@ -37,3 +46,51 @@ def certify_note(record: SplitRecord, *, alpha: float, openings: int) -> str | N
     share = record.fractions[2] if record.fractions is not None else 0
     total = f" (about {math.ceil(needed / share - 1e-9)} safety prompts at these fractions)" if share else ""
     return f"{claim} confidence{over}: {needed} are needed{total}"
+
+
+def openings_note(source: str | None, certify: Sequence[Example], *, openings: int, run: str | Path) -> str | None:
+    """What to know about openings of the certify share that were used, or that other runs wait for.
+
+    Args:
+        source: of the safety set: a data file or hub id, whose ledger is asked; None asks the cache's.
+        openings: as the run file declares.
+        run: the folder of this run, whose own openings and share are not spoken of.
+    """
+    if not certify:
+        return None
+    book, here = Ledger(default_ledger(source or "")), str(Path(run).absolute())
+    texts = prompt_marks(certify)
+    used = book.used(list(texts), texts)
+    declared = min(openings, used.declared or openings)
+    waiting = sorted({share.run for share in book.closed(list(texts), texts=texts)} - {here})
+    if used.count and set(used.by) != {here}:
+        left = "" if used.count < declared else f": this run cannot be certified. {_REMEDY.format(used.count + 1)}"
+        return f"openings used: {used.count} of {declared} ({_names(used)}){left}"
+    if waiting and len(waiting) + 1 > declared:
+        return (
+            f"openings used: 0 of {declared}, and the certify prompts are also those of {', '.join(waiting)}: only "
+            f"{declared} of these runs can be certified. {_REMEDY.format(len(waiting) + 1)}"
+        )
+    return None
+
+
+_REMEDY = "Declare `openings: {}` under `safety` before the first opening, or use other prompts"
+
+
+def _names(used: Used) -> str:
+    return ", ".join(dict.fromkeys(used.by))
+
+
+def close_share(source: str, name: str, certify: Sequence[Example], *, openings: int, run: str | Path) -> None:
+    """Note in the ledger that the certify share of a run is closed, so that an audit of the file can be refused.
+
+    Where the ledger cannot be written the run goes on: what cannot be noted there cannot be opened there either.
+    """
+    book = Ledger(default_ledger(source))
+    if not certify:
+        return
+    if (there := unwritable(book.path.parent)) is not None:
+        logger.warning("%s: %s is read-only, so no opening can be entered there: certify needs --ledger", name, there)
+        return
+    texts = prompt_marks(certify)
+    book.close(str(Path(run).absolute()), name, list(texts), declared=openings, texts=texts)

@@ -1,27 +1,81 @@
-"""The inverted index against brute force."""
+"""Near-duplicates and leak search against the rule, written out for every pair."""
 
 import random
-import time
+from collections import Counter
+from functools import cache
 
 import pytest
 
+from holdfast.data import similar_sets
+from holdfast.data.containment import contained, occurring
 from holdfast.data.examples import normalise
-from holdfast.data.near_duplicates import clusters, contained, matches
+from holdfast.data.near_duplicates import clusters, matches, repeats
 
 WORDS = [f"w{i}" for i in range(40)]
 
 
-def brute_force_match(a, b):
-    """The rule, written out: sets of 3-word windows, ratio of intersection to union."""
-    a, b = normalise(a), normalise(b)
-    if a == b:
-        return True
-    first, second = a.split(), b.split()
-    if min(len(first), len(second)) < 5:
-        return False
-    x = {" ".join(first[i : i + 3]) for i in range(len(first) - 2)}
-    y = {" ".join(second[i : i + 3]) for i in range(len(second) - 2)}
-    return len(x & y) / len(x | y) >= 0.8
+class Rule:
+    """The rule of the docstrings, pair by pair, in a collection of texts without scripts that have no spaces."""
+
+    def __init__(self, collection):
+        unique = set(map(normalise, collection))
+        long = [text for text in unique if len(text.split()) >= 5]
+        counts = Counter(shingle for text in long for shingle in set(self.windows(text)))
+        self.common = {shingle for shingle, n in counts.items() if n > 10 and n > len(unique) // 100}
+        self.core = cache(self._core)
+
+    @staticmethod
+    @cache
+    def windows(text):
+        words = text.split()
+        return [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
+
+    def _core(self, text):
+        windows = self.windows(text)
+        places = {i for i, one in enumerate(windows) if one in self.common}
+        return {one for i, one in enumerate(windows) if not places & {i - 2, i - 1, i, i + 1, i + 2}}
+
+    def match(self, a, b):
+        """Of normalised texts."""
+        if a == b:
+            return True
+        if min(len(self.windows(a)), len(self.windows(b))) < 3:
+            return False
+        x, y = set(self.windows(a)), set(self.windows(b))
+        if max(len(self.core(a)), len(self.core(b))) < 3:
+            return 5 * len(x & y) >= 4 * len(x | y)
+        tried = [(x - self.common, y - self.common), (self.core(a), self.core(b))]
+        return any(5 * len(x & y) >= 4 * len(x | y) for x, y in tried)
+
+    def contains(self, needle, haystack):
+        """Of normalised texts."""
+        if len(needle.split()) < 5:
+            return needle == haystack or (len(needle.split()) >= 3 and f" {needle} " in f" {haystack} ")
+        every, core, held = set(self.windows(needle)), self.core(needle), set(self.windows(haystack))
+        wanted = [core, every - self.common] if len(core) >= 3 else [every]
+        return any(5 * len(one & held) >= 4 * len(one) for one in wanted)
+
+
+def templates(rng, n):
+    """Texts with prefixes and templates in common: unlike tails, slots, edits of one another, texts of few words."""
+    words = [f"w{i}" for i in range(rng.choice([4, 12, 40, 400]))]
+    shared = [rng.choices(words, k=rng.randint(3, 40)) for _ in range(3)]
+    texts = []
+    for _ in range(n):
+        kind = rng.random()
+        if texts and kind < 0.4:
+            made = rng.choice(texts).split()
+            for _ in range(rng.randint(0, 2)):
+                made[rng.randrange(len(made))] = rng.choice(words)
+            if rng.random() < 0.4:
+                made.insert(rng.choice([0, len(made)]), rng.choice(words))
+        elif kind < 0.8:
+            made = [*rng.choice(shared), *(f"z{rng.randrange(50)}" for _ in range(rng.randint(0, 8)))]
+            made += rng.choice(shared) if rng.random() < 0.3 else []
+        else:
+            made = rng.choices(words, k=rng.randint(1, 40))
+        texts.append(" ".join(made))
+    return texts
 
 
 def random_texts(rng, n):
@@ -40,27 +94,100 @@ def random_texts(rng, n):
     return texts
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_matches_equals_brute_force(seed):
-    rng = random.Random(seed)
-    texts = random_texts(rng, 160)
-    a, b = texts[::2], texts[1::2]
-    expected = [(i, j) for i in range(len(a)) for j in range(len(b)) if brute_force_match(a[i], b[j])]
-    assert 5 < len(expected) < 2000
-    assert matches(a, b) == expected
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_clusters_are_the_connected_parts(seed):
-    texts = random_texts(random.Random(seed), 150)
-    n = len(texts)
-    pairs = [(i, j) for i in range(n) for j in range(i) if brute_force_match(texts[i], texts[j])]
+@pytest.mark.parametrize("make", [random_texts, templates])
+@pytest.mark.parametrize("seed", range(3))
+def test_matches_and_clusters_are_those_of_the_rule(make, seed):
+    texts = make(random.Random(seed), 100)
+    rule, n, texts = Rule(texts), len(texts), list(map(normalise, texts))
+    pairs = [(i, j) for i in range(n) for j in range(n) if rule.match(texts[i], texts[j])]
+    assert n + 5 < len(pairs) < 0.8 * n * n
+    assert matches(texts, texts) == pairs
+    halves = [(i // 2, j // 2) for i, j in pairs if i % 2 == 0 and j % 2 == 1]
+    assert matches(texts[::2], texts[1::2], among=texts) == halves
     expected = list(range(n))
     while any(expected[i] != expected[j] for i, j in pairs):
         for i, j in pairs:
             expected[i] = expected[j] = min(expected[i], expected[j])
     assert clusters(texts) == expected
-    assert 1 < len(set(expected)) < len(texts)
+    assert 1 < len(set(expected)) < n
+
+
+def test_the_order_of_texts_does_not_matter():
+    texts = templates(random.Random(8), 200)
+    mixed = random.Random(0).sample(range(200), 200)
+    groups, others = clusters(texts), clusters([texts[i] for i in mixed])
+    assert Rule(texts).common
+    assert {frozenset(i for i in range(200) if groups[i] == label) for label in set(groups)} == {
+        frozenset(mixed[i] for i in range(200) if others[i] == label) for label in set(others)
+    }
+
+
+def test_repeats_are_the_texts_that_match_an_earlier_one_with_every_shingle_counted():
+    texts = templates(random.Random(2), 150)  # made of words and single spaces, so normalised
+    rule = Rule([])
+    assert Rule(texts).common
+    expected = {j for j in range(150) if any(rule.match(texts[i], texts[j]) for i in range(j))}
+    assert repeats(texts) == expected
+    assert repeats(texts[:90]) == {place for place in expected if place < 90}, "a sequence that grows keeps its start"
+
+
+PREFIX = " ".join(f"p{i}" for i in range(60))
+
+
+def tails(n, words, *, seed=0):
+    draw = random.Random(seed)
+    return [" ".join(f"t{draw.randrange(5000)}" for _ in range(words)) for _ in range(n)]
+
+
+@pytest.mark.parametrize("words", [5, 20])
+@pytest.mark.parametrize("n", [11, 400, 1500])
+def test_unlike_tails_of_one_prefix_are_different_groups(n, words):
+    texts = [f"{PREFIX} {tail}" for tail in tails(n, words)]
+    assert len(set(clusters(texts))) == n
+    assert matches(texts[: n // 2], texts[n // 2 :], among=texts) == []
+
+
+@pytest.mark.parametrize("words", [8, 20])
+def test_the_same_tail_is_found_behind_the_prefix(words):
+    plain = tails(300, words)
+    texts = [f"{PREFIX} {tail}" for tail in plain]
+    again = [f"{PREFIX} so {tail}" for tail in plain[:5]]
+    groups = clusters([*texts, *again])
+    assert groups[300:] == [0, 1, 2, 3, 4]
+    assert clusters([*plain, *(f"so {tail}" for tail in plain[:5])]) == groups, "as without the prefix"
+
+
+@pytest.mark.parametrize("others", [0, 100, 1500])
+@pytest.mark.parametrize("slot", ["middle", "end", "two"])
+@pytest.mark.parametrize("variants", [8, 20, 400])
+def test_variants_of_one_template_are_one_group_however_many(variants, slot, others):
+    stem = " ".join(f"s{i}" for i in range(60))
+    made = {
+        "middle": [stem.replace("s30", f"number{i}") for i in range(variants)],
+        "end": [f"{stem} number{i}" for i in range(variants)],
+        "two": [stem.replace("s20", f"a{i}").replace("s41", f"b{i % 7}") for i in range(variants)],
+    }[slot]
+    groups = clusters([*made, *tails(others, 12)])
+    assert groups[:variants] == [0] * variants
+    assert len(set(groups)) == 1 + others
+
+
+@pytest.mark.parametrize("words", [2, 5, 14, 20])
+def test_comparisons_grow_with_the_number_of_prompts(monkeypatch, words):
+    counted = Counter()
+    overlaps = similar_sets.overlaps
+
+    def count(mine, sets, others):
+        counted[n] += len(others)
+        return overlaps(mine, sets, others)
+
+    monkeypatch.setattr(similar_sets, "overlaps", count)
+    for n in (500, 2000):
+        texts = [f"{PREFIX} {tail}" for tail in tails(n, words)]
+        clusters(texts)
+        matches(texts[::2], tails(n, words, seed=1))
+        occurring(texts[::2], texts[1::2])
+    assert counted[2000] < 5 * max(counted[500], 250)
 
 
 def test_threshold_is_inclusive_and_exact():
@@ -96,24 +223,11 @@ def test_labels_name_the_first_member():
     assert matches([], ["a"]) == []
 
 
-def test_thousands_of_prompts_from_one_template_take_seconds():
+def test_thousands_of_prompts_from_one_template_are_told_apart():
     rng = random.Random(0)
     stem = "Classify the sentiment of the following film review as positive or negative"
     texts = [f"{stem}: {' '.join(rng.choice(WORDS) for _ in range(20))}" for _ in range(4000)]
-    start = time.perf_counter()
     assert len(set(clusters(texts))) == 4000
-    assert time.perf_counter() - start < 20
-
-
-def brute_force_contained(needle, haystack):
-    """The rule, written out: the share of the needle's 3-word windows that the haystack has."""
-    needle, haystack = normalise(needle), normalise(haystack)
-    words, others = needle.split(), haystack.split()
-    if len(words) < 5:
-        return needle == haystack or (len(words) >= 3 and f" {needle} " in f" {haystack} ")
-    x = {" ".join(words[i : i + 3]) for i in range(len(words) - 2)}
-    y = {" ".join(others[i : i + 3]) for i in range(len(others) - 2)}
-    return len(x & y) / len(x) >= 0.8
 
 
 def embedded(rng, needle):
@@ -125,22 +239,33 @@ def embedded(rng, needle):
     return " ".join([*around[0], *words, *around[1]])
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_contained_equals_brute_force(seed):
+@pytest.mark.parametrize("make", [random_texts, templates])
+@pytest.mark.parametrize("seed", range(3))
+def test_contained_is_that_of_the_rule(make, seed):
     rng = random.Random(seed)
-    needles = [*random_texts(rng, 120), *(" ".join(rng.choices(WORDS, k=1 + i % 4)) for i in range(20))]
-    haystacks = [*random_texts(rng, 60), *(embedded(rng, needle) for needle in needles), *needles]
-    expected = [
-        (i, j)
-        for i in range(len(needles))
-        for j in range(len(haystacks))
-        if brute_force_contained(needles[i], haystacks[j])
-    ]
+    needles = [*make(rng, 60), *(" ".join(rng.choices(WORDS, k=1 + i % 4)) for i in range(20))]
+    haystacks = [*make(rng, 30), *(embedded(rng, needle) for needle in needles), *needles]
+    rule, plain = Rule(needles), Rule([])
+    pairs = [(i, j) for i in range(len(needles)) for j in range(len(haystacks))]
+    expected = [(i, j) for i, j in pairs if rule.contains(needles[i], haystacks[j])]
     by_length = {length: sum(len(needles[i].split()) == length for i, _ in expected) for length in (1, 2, 3, 4)}
     assert all(by_length.values()), by_length
-    assert 100 < len(expected) < 20_000
+    assert 100 < len(expected) < len(pairs) / 2
     assert contained(needles, haystacks) == expected
-    assert set(matches(needles, haystacks)) < set(expected)
+    assert occurring(needles, haystacks) == sorted({i for i, _ in expected})
+    all_count = [(i, j) for i, j in pairs if plain.contains(needles[i], haystacks[j])]
+    assert contained(needles, haystacks, ignore_common=False) == all_count
+
+
+@pytest.mark.parametrize("words", [5, 8, 20])
+def test_a_constant_prefix_neither_hides_a_leak_nor_makes_one(words):
+    asked, trained = tails(60, words), tails(500, words, seed=1)
+    with_prefix = [f"{PREFIX} {tail}" for tail in asked]
+    for before in ("", f"{PREFIX} ", "some other introduction of several words "):
+        texts = [f"{before}{tail}" for tail in trained]
+        assert occurring(with_prefix, texts) == occurring(asked, texts) == []
+        leaking = [*texts, *(f"{before}{tail} and then" for tail in asked[10:13])]
+        assert occurring(with_prefix, leaking) == occurring(asked, leaking) == [10, 11, 12]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +292,7 @@ def test_containment_threshold_is_inclusive_and_exact():
     assert contained([" ".join(words)], ["a b " + " ".join(words[:9]) + " c d"]) == []
 
 
-def test_thousands_of_needles_in_many_rows_of_one_template_take_seconds():
+def test_one_needle_of_many_in_many_rows_of_one_template_is_found():
     rng = random.Random(0)
     vocabulary = [f"v{i}" for i in range(3000)]
     stem = "Classify the sentiment of the following film review as positive or negative"
@@ -175,8 +300,6 @@ def test_thousands_of_needles_in_many_rows_of_one_template_take_seconds():
     def texts(count, words):
         return [f"{stem}: {' '.join(rng.choices(vocabulary, k=words))}" for _ in range(count)]
 
-    needles, haystacks = texts(2000, 15), texts(30_000, 60)
+    needles, haystacks = texts(1000, 15), texts(5000, 60)
     haystacks[7] += " " + needles[3]
-    start = time.perf_counter()
     assert contained(needles, haystacks) == [(3, 7)]
-    assert time.perf_counter() - start < 20

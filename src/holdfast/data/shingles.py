@@ -1,0 +1,209 @@
+"""Texts as sets of word 3-shingles, numbered from rare to frequent, and which shingles are common to many texts.
+
+A shingle is common when more than `limit` texts hold it. The core of a text are its shingles none of whose words lies
+in a common shingle: what is left when templates, system prompts and jailbreak prefixes are cut away.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.data.examples import normalise
+
+WIDTH = 3
+MIN_WORDS = 5
+"""A shorter text has too few shingles for a ratio to mean anything."""
+MIN_CORE = MIN_WORDS - WIDTH + 1
+"""Shingles of a core that can be compared: as many as the shortest text with a ratio has."""
+COMMON_SHARE = 100
+COMMON_FLOOR = 10
+"""A shingle is common in over one of `COMMON_SHARE` texts and in over `COMMON_FLOOR` of them.
+
+One percent of a few hundred texts is a handful, which a family of variants reaches: ten and fewer are never common.
+"""
+
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+# Scripts written without spaces (Thai, Lao, Burmese, Khmer, kana, Han): every character counts as a word.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
+_ANY_UNSPACED = re.compile(f"[{_UNSPACED}]")
+_LARGEST = 2**63
+
+
+def words(normalised: str) -> list[str]:
+    """The words of a normalised text."""
+    return _WORD.findall(normalised) if _ANY_UNSPACED.search(normalised) else normalised.split()
+
+
+def common_limit(texts: int) -> int:
+    """The most texts that may hold a shingle which is not common: 1 % of them, and never under ten."""
+    return max(COMMON_FLOOR, texts // COMMON_SHARE)
+
+
+def distinct(values: Numbers) -> Numbers:
+    """The different values, ascending; by sorting, which is faster here than `np.unique`, which hashes."""
+    ordered = np.sort(values)
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+
+
+def by_normalised(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Normalised text to the positions that have it."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for position, text in enumerate(texts):
+        places[normalise(text)].append(position)
+    return places
+
+
+@dataclass(frozen=True, slots=True)
+class Sets:
+    """Sets of numbers: set i is `values[starts[i] : starts[i + 1]]`, ascending."""
+
+    starts: Numbers
+    values: Numbers
+
+    @property
+    def sizes(self) -> Numbers:
+        """Of each set."""
+        return np.diff(self.starts)
+
+    def row(self, number: int) -> Numbers:
+        """One set."""
+        return self.values[self.starts[number] : self.starts[number + 1]]
+
+    def rows(self, numbers: Numbers) -> Sets:
+        """The sets with these numbers, in this order."""
+        sizes = self.sizes[numbers]
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        return Sets(starts, self.values[np.repeat(self.starts[numbers] - starts[:-1], sizes) + np.arange(starts[-1])])
+
+    def where(self, kept: Flags) -> Sets:
+        """The values with a flag, each in its set."""
+        ends = np.concatenate([[0], np.cumsum(kept)])
+        return Sets(ends[self.starts], self.values[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class Shingles:
+    """The shingles of different normalised texts.
+
+    Attributes:
+        every: per text its shingles, numbered from rare to frequent; a text of under five words has one, its own.
+        common: shingles with this number and above are common.
+        core: per text, those of its shingles that share no word with a common one.
+        words: per text, how many it has.
+    """
+
+    every: Sets
+    common: int
+    core: Sets
+    words: Numbers
+
+    @property
+    def own(self) -> Sets:
+        """Per text, its shingles that are not common."""
+        return self.every.where(self.every.values < self.common)
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrences:
+    """Every run of three words in different normalised texts.
+
+    Attributes:
+        flat: the words of all texts, as numbers of `vocabulary`; `lengths` per text.
+        text: per run, the text that it is in.
+        at: per run, the place in `flat` where it begins.
+        shingle: per run, its number, from rare to frequent, common ones last.
+        free: per run, whether none of its words lies in a common shingle.
+        kinds: how many different shingles there are; `common` is the number of the first common one.
+    """
+
+    flat: Numbers
+    vocabulary: list[str]
+    lengths: Numbers
+    text: Numbers
+    at: Numbers
+    shingle: Numbers
+    free: Flags
+    kinds: int
+    common: int
+
+
+def occurrences(
+    texts: Sequence[str], *, limit: int | None, counted: int | None = None, min_words: int = MIN_WORDS
+) -> Occurrences:
+    """Number the shingles of the texts that have `min_words`; the other arguments are those of `shingles_of`."""
+    lengths, flat, vocabulary = _numbered(texts)
+    owner = np.repeat(np.arange(len(texts)), lengths)
+    first, last = owner[: -WIDTH + 1], owner[WIDTH - 1 :]
+    at = np.flatnonzero((first == last) & (lengths[first] >= min_words))
+    text = owner[at]
+    _, code = np.unique(_codes(flat, at, max(len(vocabulary), 1)), return_inverse=True)
+    kinds = int(code.max(initial=-1)) + 1
+    held = distinct(text * kinds + code)
+    asked = held if counted is None else held[held < counted * kinds]
+    widespread = np.bincount(asked % max(kinds, 1), minlength=kinds) > (len(texts) if limit is None else limit)
+    counts = np.bincount(held % max(kinds, 1), minlength=kinds)
+    rank = np.empty(kinds, dtype=np.int64)
+    rank[np.lexsort((counts, widespread))] = np.arange(kinds)
+    covered = np.zeros(len(flat), dtype=np.bool_)
+    for offset in range(WIDTH):
+        covered[at[widespread[code]] + offset] = True
+    free = ~(covered[at] | covered[at + 1] | covered[at + 2])
+    common = kinds - int(np.count_nonzero(widespread))
+    return Occurrences(flat, vocabulary, lengths, text, at, rank[code], free, kinds, common)
+
+
+def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None = None) -> Shingles:
+    """The sets of shingles of different normalised texts.
+
+    Args:
+        limit: a shingle that more texts hold is common; None: none is.
+        counted: only so many of the first texts are asked for that; None: all.
+    """
+    found = occurrences(texts, limit=limit, counted=counted)
+    short = np.flatnonzero(found.lengths < MIN_WORDS)  # theirs come first: each is in one text
+    total = len(short) + found.kinds
+    alone = short * total + np.arange(len(short))
+    held = found.text * total + found.shingle + len(short)
+    every = _sets(np.concatenate([alone, held]), total, len(texts))
+    common = len(short) + found.common
+    if common == total:
+        return Shingles(every, common, every, found.lengths)
+    core = _sets(np.concatenate([alone, held[found.free]]), total, len(texts))
+    return Shingles(every, common, core, found.lengths)
+
+
+def _numbered(texts: Sequence[str]) -> tuple[Numbers, Numbers, list[str]]:
+    """Words per text, all words as numbers, and the different words."""
+    vocabulary: defaultdict[str, int] = defaultdict()
+    vocabulary.default_factory = vocabulary.__len__  # a new word gets the next number
+    lengths, flat = array("q"), array("q")
+    for one in texts:
+        found = words(one)
+        lengths.append(len(found))
+        flat.extend(map(vocabulary.__getitem__, found))
+    return np.array(lengths, dtype=np.int64), np.array(flat, dtype=np.int64), list(vocabulary)
+
+
+def _codes(flat: Numbers, at: Numbers, size: int) -> Numbers:
+    """One number for each run of three words: the same for the same words, another for others."""
+    first = flat[at] * size + flat[at + 1]
+    if size**WIDTH >= _LARGEST:  # numbers of pairs are fewer than pairs of numbers
+        _, first = np.unique(first, return_inverse=True)
+    return first * size + flat[at + 2]
+
+
+def _sets(held: Numbers, total: int, texts: int) -> Sets:
+    """Pairs text * total + value as sets."""
+    unique = distinct(held)
+    starts = np.searchsorted(unique, np.arange(texts + 1) * max(total, 1))
+    return Sets(starts.astype(np.int64), unique % max(total, 1))
