@@ -6,7 +6,7 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from holdfast.auditing.ahead import FIRST
 from holdfast.auditing.finishing import summary_of, write_audit
 from holdfast.auditing.judging import Judging
+from holdfast.auditing.looks import note_look, require_open
 from holdfast.auditing.measure import Progress, kl_wanted
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.parts import Parts
@@ -22,10 +23,9 @@ from holdfast.auditing.result import Audit
 from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, read_table
 from holdfast.auditing.tokenizers import Choice
 from holdfast.auditing.windows import Windows, measure_windows
-from holdfast.certification.claim import look_sha256
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ConfigError, DataError, UnsupportedError
+from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.file_lock import locked
 from holdfast.core.files import read_json
 from holdfast.core.hashing import sha256_json
@@ -33,7 +33,7 @@ from holdfast.core.provenance import versions
 from holdfast.data.prompt_marks import prompt_marks
 from holdfast.data.stream import ExampleStream, Template, open_stream
 from holdfast.evaluation.judge import open_judge
-from holdfast.evaluation.on_policy import UNIT, require_tau
+from holdfast.evaluation.on_policy import require_tau
 from holdfast.models.handle import DType
 
 logger = logging.getLogger(__name__)
@@ -139,11 +139,7 @@ def audit(
     stream = open_stream(
         safety, columns=columns, template=template, split=split, subset=subset, revision=safety_revision
     )
-    beside = default_ledger(str(safety)) if isinstance(safety, str | Path) else None
-    place = Path(ledger) if ledger is not None else beside
-    texts = {} if place is None else prompt_marks(stream)
-    if not open_closed:
-        _require_open({known for known in (place, beside) if known is not None}, texts)
+    place, texts = _ledger_and_marks(safety, ledger, stream, open_closed)
     with open_pair(
         before, after, dtype=dtype, device=device, tokenizer=tokenizer, trust_remote_code=trust_remote_code,
         before_revision=before_revision, after_revision=after_revision, processing_class=processing_class,
@@ -155,47 +151,32 @@ def audit(
         limit = constraint or ChanceConstraint()
         settings = {"template": template, "tokenizer": tokenizer, "max_length": max_length}
 
+        judged = Judging(how.judge, max_new_tokens) if how.judge is not None and how.judge.revision else None
+
         def enter() -> None:
             if place is not None:
-                _note_look(Ledger(place), pair, texts, limit, settings, how)
+                note_look(
+                    Ledger(place), (pair.before.sha256, pair.after.sha256), texts, limit, settings, judged, harm_tau
+                )
 
         return audit_roles(pair, {"audit": stream}, limit, how, output, progress, enter)
 
 
-def _require_open(ledgers: Collection[Path], texts: Mapping[str, str]) -> None:
-    """Refuse examples that are closed for the certification of a run: nothing could certify it after this audit.
+def _ledger_and_marks(
+    safety: Any, ledger: str | Path | None, stream: ExampleStream, open_closed: bool
+) -> tuple[Path | None, dict[str, str]]:
+    """Where the look is entered, if anywhere, and the marks of the prompts; closed ones are refused unless asked for.
 
-    Raises:
-        DataError: with the count, and the audit that leaves them closed.
+    A ledger that is named does not hide what the one beside the data says is closed.
     """
-    for share in (one for place in ledgers for one in Ledger(place).closed(list(texts), texts=texts)):
-        raise DataError(
-            f"{len(share.ids)} of {len(texts)} examples are closed for certification of {share.run}",
-            remedy=f"use `holdfast audit {share.run}`, which leaves them closed, or --open (open_closed=True) to spend "
-            "an opening",
-        )
-
-
-def _note_look(
-    ledger: Ledger,
-    pair: Pair,
-    texts: Mapping[str, str],
-    limit: ChanceConstraint,
-    settings: Mapping[str, Any],
-    how: How,
-) -> None:
-    """Enter the look into the ledger of these prompts: another claim on them can no longer certify undeclared.
-
-    With a judge that a certificate could be bound to, the audit is a second look: at the on-policy regressions.
-    """
-    models = (pair.before.sha256, pair.after.sha256)
-    looks = [look_sha256(*models, limit.unit, limit.tau, limit.alpha, limit.first_k, settings)]
-    if how.judge is not None and how.judge.revision:
-        judge = {"judge": Judging(how.judge, how.max_new_tokens).to_json()}
-        looks.append(look_sha256(*models, UNIT, how.harm_tau, limit.alpha, limit.first_k, {**settings, **judge}))
-    for look in looks:
-        ledger.record_look(look, list(texts), texts=texts)
-    logger.info("the look at these prompts is noted in %s", ledger.path)
+    beside = default_ledger(str(safety)) if isinstance(safety, str | Path) else None
+    place = Path(ledger) if ledger is not None else beside
+    if place is None:
+        return None, {}
+    texts = prompt_marks(stream)
+    if not open_closed:
+        require_open({known for known in (place, beside) if known is not None}, texts)
+    return place, texts
 
 
 def audit_roles(

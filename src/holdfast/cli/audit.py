@@ -32,6 +32,10 @@ _Judge = Annotated[
         help="Judge replies too: NAME, NAME:option=value,... or a trained judge's folder; `holdfast ls judges`."
     ),
 ]
+_Open = Annotated[
+    bool, typer.Option("--open", "--open-closed", help="Audit what is closed for a run too: spends an opening.")
+]
+_Ledger = Annotated[Path | None, typer.Option(help="File of the looks. [default: beside the safety file]")]
 _Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let repositories run their code; needs pinned revisions.")
 ]
@@ -52,10 +56,8 @@ def audit(
     output: Annotated[
         Path | None, typer.Option(help="Folder for the results. [default: audit, or the run's folder /audit]")
     ] = None,
-    ledger: Annotated[Path | None, typer.Option(help="File of the looks. [default: beside the safety file]")] = None,
-    open_closed: Annotated[
-        bool, typer.Option("--open", "--open-closed", help="Audit what is closed for a run too: spends an opening.")
-    ] = False,
+    ledger: _Ledger = None,
+    open_closed: _Open = False,
     template: Annotated[str, typer.Option(help="chat, or none for plain text.")] = "chat",
     tokenizer: Annotated[str, typer.Option(help="same, before, after or own.")] = "same",
     kl: Annotated[bool | None, typer.Option("--kl/--no-kl", help="Measure KL. [default: with adapters]")] = None,
@@ -90,8 +92,8 @@ def audit(
     reading: dict[str, Any] = {
         "dtype": dtype, "max_length": max_length, "template": template, "tokenizer": tokenizer,
         "columns": column_mapping(columns), "split": split, "subset": subset, "safety_revision": safety_revision,
-        "before_revision": before_revision, "after_revision": after_revision,
-        "ledger": ledger, "open_closed": open_closed,
+        "before_revision": before_revision, "after_revision": after_revision, "ledger": ledger,
+        "open_closed": open_closed,
     }  # fmt: skip
     quiet_libraries()
     try:

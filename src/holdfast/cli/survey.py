@@ -53,8 +53,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
     described = {
         name: _roles(split)
         | _limit(limits[name], counted.safety_batch)
-        | {"certify_note": certify_note(split.record, alpha=limits[name].alpha, openings=config.safety[name].openings)}
-        | {"openings_note": _openings_note(config, name, split)}
+        | _notes(config, name, split, limits[name].alpha)
         | safety.describe([*split.constraint, *split.monitor, *split.certify])
         for name, split in data.safety.items()
     }
@@ -103,9 +102,14 @@ def _steps(arguments: Any, data: Prepared) -> Steps:
     )
 
 
-def _openings_note(config: RunConfig, name: str, split: Split) -> str | None:
+def _notes(config: RunConfig, name: str, split: Split, alpha: float) -> dict[str, Any]:
+    """What to know about the certify share: its size, and the openings that were used."""
     block = config.safety[name]
-    return openings_note(block.data, split.certify, openings=block.openings, run=config.output_dir)
+    openings, run = block.openings, config.output_dir
+    return {
+        "certify_note": certify_note(split.record, alpha=alpha, openings=openings),
+        "openings_note": openings_note(block.data, split.certify, openings=openings, run=run),
+    }
 
 
 def _side_kind(needs: frozenset[str], beside: int) -> str:

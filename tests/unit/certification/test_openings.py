@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.certification.claim import Claim, look_sha256
-from holdfast.certification.openings import Ledger, default_ledger, split_sha256
+from holdfast.certification.openings import Closed, Ledger, Used, default_ledger, split_sha256
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
+from holdfast.data.examples import make_example
+from holdfast.data.prompt_marks import prompt_marks
 from holdfast.data.split_record import id_hashes
 
 CLAIM = Claim("b" * 64, "a" * 64, "nll_token", 0.1, 0.05, 8, 0.95, "fixed", {"template": "chat", "pool": None})
@@ -261,6 +263,10 @@ def damage(state: dict, how: str) -> object:
         state["openings"][0]["split"] = "x"
     elif how == "declared":
         state["openings"][0]["declared"] = 0
+    elif how == "sketch":
+        state["sketches"][IDS[0]] = "no hashes"
+    elif how == "closed":
+        state["closed"] = [{"run": "r", "set": "s", "split": "x", "declared": 1}]
     elif how == "claim":
         del state["openings"][0]["claim"]
     else:
@@ -268,7 +274,9 @@ def damage(state: dict, how: str) -> object:
     return state
 
 
-@pytest.mark.parametrize("how", ["version", "ids", "split", "declared", "claim", "looks", "list", "text"])
+@pytest.mark.parametrize(
+    "how", ["version", "ids", "split", "declared", "claim", "looks", "list", "text", "sketch", "closed"]
+)
 def test_a_damaged_ledger_is_refused(ledger, how):
     ledger.open(CLAIM, IDS)
     state = json.loads(ledger.path.read_text())
@@ -287,6 +295,99 @@ def test_where_the_ledger_lies(tmp_path, monkeypatch):
     assert default_ledger("owner/data") == cache
     monkeypatch.setattr("os.access", lambda *_: False)
     assert default_ledger(str(safety)).parent == tmp_path, "the place does not depend on what may be written"
+
+
+def test_a_ledger_that_cannot_be_written_is_refused_before_anything_is_measured(ledger, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    for attempt in (ledger.check, ledger.open):
+        with pytest.raises(ConfigError, match="ledger of openings .* cannot be written") as refusal:
+            attempt(CLAIM, IDS)
+        assert "--ledger" in refusal.value.remedy
+    with pytest.raises(ConfigError, match="cannot be written"):
+        ledger.record_look(CLAIM.look, IDS)
+
+
+def test_a_ledger_of_version_1_is_read_and_written_anew(ledger, caplog):
+    ledger.open(CLAIM, IDS, texts={name: f"text:{name}" for name in IDS})
+    old = json.loads(ledger.path.read_text())
+    del old["closed"], old["sketches"]
+    ledger.path.write_text(json.dumps(old | {"version": 1}), encoding="utf-8")
+    with caplog.at_level("INFO", logger="holdfast"):
+        assert ledger.find(CLAIM.sha256, IDS) is not None
+    assert "version 1: prompts entered so far are recognised by id and text alone" in caplog.text
+    with pytest.raises(InfeasibleError, match="undeclared"):
+        ledger.open(other(1), FRESH, texts={FRESH[0]: f"text:{IDS[5]}"})
+    ledger.record_look(CLAIM.look, FRESH)
+    state = json.loads(ledger.path.read_text())
+    assert (state["version"], state["sketches"], state["closed"]) == (2, {}, [])
+    assert state["openings"] == old["openings"]
+
+
+def prompts(texts):
+    return prompt_marks(make_example(text, "no") for text in texts)
+
+
+TEXTS = [f"how does one find the number {i} in row {i * i} of this book" for i in range(9)]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_prompt_with_words_before_it_is_no_fresh_prompt(ledger, before):
+    first, second = prompts(TEXTS), prompts(f"kindly say {text}" for text in TEXTS)
+    first, second = (first, second) if before else (second, first)
+    assert not first.keys() & second.keys()
+    ledger.open(CLAIM, list(first), texts=first)
+    with pytest.raises(InfeasibleError, match="undeclared"):
+        ledger.open(other(1), list(second), texts=second)
+    fresh = prompts(f"{i} little ducks went {i} miles over the hill and {i} away" for i in range(9))
+    assert ledger.open(other(1), list(fresh), texts=fresh).number == 1
+
+
+def test_a_sequence_cannot_grow_by_prompts_that_were_nearly_audited(ledger):
+    claim, first = replace(CLAIM, kind="sequential"), prompts(TEXTS[:4])
+    ledger.open(claim, list(first), sequential=True, texts=first)
+    ledger.record_look(claim.look, list(first), texts=first)
+    audited = prompts(f"please {text}" for text in TEXTS[6:])
+    ledger.record_look(claim.look, list(audited), texts=audited)
+    more = first | prompts(TEXTS[4:6])
+    assert ledger.open(claim, list(more), sequential=True, texts=more).number == 1
+    more |= prompts(TEXTS[6:])
+    with pytest.raises(InfeasibleError, match="last 3 of 9 prompts were looked at"):
+        ledger.open(claim, list(more), sequential=True, texts=more)
+
+
+def test_who_used_the_openings(ledger, tmp_path):
+    assert ledger.used(IDS) == Used(0, None, ())
+    ledger.close("runs/first", "safety", IDS, declared=3)
+    assert ledger.used(IDS).count == 0, "to be closed is no look"
+    ledger.open(other(1), IDS, declared=3)
+    ledger.open(other(2), [*IDS[:5], *FRESH], label="evidence/second", declared=3)
+    assert ledger.used(IDS) == Used(2, 3, ("runs/first", "evidence/second"))
+    ledger.record_look(other(1).look, IDS)
+    assert ledger.used(IDS).count == 2, "an audit that asked what an opening asked"
+    ledger.record_look(other(3).look, FRESH[-3:])
+    assert ledger.used(IDS).count == 2
+    assert ledger.used(FRESH) == Used(2, 3, ("evidence/second", "an audit"))
+    assert ledger.used(["z"], {"z": "text:z"}).count == 0
+
+
+def test_a_share_is_closed_while_its_run_is_there_and_has_an_opening_left(ledger, tmp_path):
+    run, texts = tmp_path / "run", prompts(TEXTS)
+    ids = list(texts)
+    ledger.close(str(run), "safety", ids[:6], declared=1, texts=texts)
+    assert ledger.closed(ids, texts=texts) == []
+    run.mkdir()
+    assert ledger.closed(ids, texts=texts) == [Closed(str(run), tuple(sorted(ids[:6])), 1)]
+    near = prompts(f"now {text}" for text in TEXTS[4:])
+    assert [len(share.ids) for share in ledger.closed(list(near), texts=near)] == [2]
+    ledger.close(str(run), "safety", ids[:3], declared=2, texts=texts)
+    assert ledger.closed(ids, texts=texts) == [Closed(str(run), tuple(sorted(ids[:3])), 2)], "the later entry stands"
+    written = ledger.path.read_bytes()
+    ledger.close(str(run), "safety", ids[:3], declared=2, texts=texts)
+    assert ledger.path.read_bytes() == written
+    ledger.open(other(1), ids[:3], texts=texts, declared=2)
+    assert ledger.closed(ids, texts=texts)
+    ledger.open(other(2), ids[:3], texts=texts)
+    assert ledger.closed(ids, texts=texts) == [], "nothing is left to spend"
 
 
 def _open_one(path: str, number: int, results: multiprocessing.Queue) -> None:

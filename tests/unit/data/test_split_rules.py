@@ -1,6 +1,7 @@
 """Roles, their record, and leaks between them and the task data."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -144,6 +145,22 @@ def test_require_same(tmp_path):
     assert "differing: ids, seed, sha256" in caught.value.what
     with pytest.raises(CheckpointError, match="clusters, counts, ids, n_clusters, sha256"):
         require_same(split_examples(singles(31), seed=4).record, tmp_path)
+
+
+def test_a_record_under_an_earlier_rule_is_read_where_the_roles_are_the_same(tmp_path):
+    first = "jaccard >= 4/5 on word 3-shingles; exact under 5 words"
+    record = split_examples(singles(30), seed=4).record
+    save_record(replace(record, rule=first), tmp_path)
+    require_same(record, tmp_path)
+    prefix = " ".join(f"word{i}" for i in range(60))
+    examples = [make_example(f"{prefix} {i} {i} {i * i} {i} {i}", "no") for i in range(30)]
+    now = split_examples(examples, seed=4).record
+    assert now.n_clusters == 30
+    other = replace(now, rule=first).with_roles({**now.ids, "certify": now.ids["certify"][1:]}, now.clusters)
+    save_record(other, tmp_path)
+    with pytest.raises(CheckpointError, match="split under an earlier rule for near-duplicates") as refusal:
+        require_same(now, tmp_path)
+    assert "the holdfast version that wrote it" in refusal.value.remedy
 
 
 def test_an_edited_record_is_refused(tmp_path):
