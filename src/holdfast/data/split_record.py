@@ -26,8 +26,8 @@ class SplitRecord:
         fractions: asked for, per role; None for a split made by the user.
         rule: when two prompts count as near-duplicates.
         counts: examples per role.
-        clusters: clusters of near-duplicate prompts per role: the independent units of a certificate.
-        n_clusters: clusters in all.
+        clusters: groups of near-duplicate prompts among those of each role: the independent units of a certificate.
+        n_clusters: their sum.
         duplicates_dropped: rows with the prompt and completion of an earlier row.
         contradictory_prompts: prompts (normalised) that occur with different completions.
         moved_from_certify: examples moved to the constraint because the task data holds their prompt.

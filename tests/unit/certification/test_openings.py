@@ -300,7 +300,7 @@ def test_where_the_ledger_lies(tmp_path, monkeypatch):
 def test_a_ledger_that_cannot_be_written_is_refused_before_anything_is_measured(ledger, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     for attempt in (ledger.check, ledger.open):
-        with pytest.raises(ConfigError, match="ledger of openings .* cannot be written") as refusal:
+        with pytest.raises(ConfigError, match=r"ledger of openings .* cannot be written") as refusal:
             attempt(CLAIM, IDS)
         assert "--ledger" in refusal.value.remedy
     with pytest.raises(ConfigError, match="cannot be written"):

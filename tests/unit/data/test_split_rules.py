@@ -153,9 +153,9 @@ def test_a_record_under_an_earlier_rule_is_read_where_the_roles_are_the_same(tmp
     save_record(replace(record, rule=first), tmp_path)
     require_same(record, tmp_path)
     prefix = " ".join(f"word{i}" for i in range(60))
-    examples = [make_example(f"{prefix} {i} {i} {i * i} {i} {i}", "no") for i in range(30)]
+    examples = [make_example(f"{prefix} {i} {i} {i * i} {i} {i}", "no") for i in range(90)]
     now = split_examples(examples, seed=4).record
-    assert now.n_clusters == 30
+    assert now.n_clusters == 90
     other = replace(now, rule=first).with_roles({**now.ids, "certify": now.ids["certify"][1:]}, now.clusters)
     save_record(other, tmp_path)
     with pytest.raises(CheckpointError, match="split under an earlier rule for near-duplicates") as refusal:
