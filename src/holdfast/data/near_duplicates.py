@@ -28,7 +28,6 @@ from holdfast.data.shingles import (
     Sets,
     by_normalised,
     common_limit,
-    distinct,
     shingles_of,
 )
 from holdfast.data.similar_sets import DENOMINATOR, NUMERATOR, Wanted, equal_sets, similar
@@ -172,9 +171,7 @@ def _whole(
         for one, others in _within(kind, kind, extra, _slack(size, size, size), parts is not None):
             yield int(rest[one]), rest[others]
 
-    def worth(one: int, others: Numbers) -> Numbers:
-        return others if parts is None else _not_connected(parts, [rest[kind] for kind in kinds], one, others)
-
+    worth = (lambda _, others: others) if parts is None else _not_connected(parts, [rest[kind] for kind in kinds])
     for one, others, overlap in similar(common_sets, worth):
         for other, both in zip(others.tolist(), overlap.tolist(), strict=True):
             slack = _slack(both, int(sizes[one]), int(sizes[other]))
@@ -202,9 +199,16 @@ def _within(
             yield int(one), fits
 
 
-def _not_connected(parts: _Parts, kinds: Sequence[Numbers], one: int, others: Numbers) -> Numbers:
-    """Kinds that are not known to lie in the same part as kind `one`, each of them whole."""
-    mine = distinct(parts.roots(kinds[one]))
-    if len(mine) > 1:
-        return others
-    return others[[not np.array_equal(distinct(parts.roots(kinds[other])), mine) for other in others.tolist()]]
+def _not_connected(parts: _Parts, kinds: Sequence[Numbers]) -> Wanted:
+    """Picks kinds that are not known to lie in the same part as another, each of the two whole."""
+    heads = np.array([kind[0] for kind in kinds])
+    sizes = np.array([len(kind) for kind in kinds])
+    same = parts.roots(np.concatenate(kinds)) == np.repeat(parts.roots(heads), sizes)
+    whole = np.minimum.reduceat(same, np.cumsum(sizes) - sizes)  # what is one part stays one
+
+    def worth(one: int, others: Numbers) -> Numbers:
+        apart = parts.roots(heads[others]) != parts.roots(heads[one : one + 1])[0]
+        wanted: Numbers = others[apart | ~whole[others] | ~whole[one]]
+        return wanted
+
+    return worth
