@@ -20,6 +20,7 @@ from holdfast.core.files import write_text
 from holdfast.core.hashing import sha256_file, sha256_text
 from holdfast.data.examples import to_rows
 from holdfast.data.splits import Split, load_record, require_same
+from holdfast.records.run_record import no_link, set_folder
 from holdfast.stages.prepare import prepare
 from holdfast.stages.run_folder import RunFolder
 
@@ -58,7 +59,7 @@ def finished_sets(run: Path) -> list[FinishedSet]:
 
     Raises:
         ConfigError: the folder holds no run, or one that is not finished.
-        CheckpointError: data and split have changed since.
+        CheckpointError: data, split, settings or result have changed since.
         UnsupportedError: the base was quantised, so that the pair cannot be loaded as it was trained.
     """
     folder = RunFolder(run)
@@ -70,6 +71,7 @@ def finished_sets(run: Path) -> list[FinishedSet]:
         )
     if not folder.result.is_file():
         raise ConfigError(f"the run in {run} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
+    folder.finished()  # its settings are those it was made with
     config = load_config(folder.config)
     if not config.safety:
         raise ConfigError(
@@ -81,12 +83,12 @@ def finished_sets(run: Path) -> list[FinishedSet]:
             f"{run}: trained on a {config.quantization} base, which audits and certificates do not load yet",
             remedy="use the figures that training wrote (result.json), or train on a bfloat16 base",
         )
-    after = folder.adapter if config.lora is not None else folder.model
+    after = no_link(folder.adapter if config.lora is not None else folder.model)
     if not after.is_dir():
         raise CheckpointError(f"{after} is missing", remedy="restore it from a backup, or train again")
     limits, splits = constraints(config), _splits(config)
     return [
-        _finished(config, name, split, limits[name], run=run if not config.named else run / name, after=after)
+        _finished(config, name, split, limits[name], run=set_folder(run, name, named=config.named), after=after)
         for name, split in splits.items()
     ]
 

@@ -131,7 +131,9 @@ def run(
             with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
                 explain_loading(folder)
                 seconds = time.monotonic() - started
-                write_audits(config, trainer, measured, before, seconds=seconds, trust_remote_code=trust_remote_code)
+                result["audit_sha256"] = write_audits(
+                    config, trainer, measured, before, seconds=seconds, trust_remote_code=trust_remote_code
+                )
                 folder.write_result(result)
     return RunResult(folder.path, result)
 
@@ -237,11 +239,12 @@ def write_audits(
     *,
     seconds: float,
     trust_remote_code: bool = False,
-) -> None:
-    """Write audit.parquet and audit.json of every safety set: each example before and after."""
+) -> dict[str, str]:
+    """Write audit.parquet and audit.json of every safety set: each example before and after; returns their sha256."""
     folder = RunFolder(Path(config.output_dir))
     trained = folder.model if config.lora is None else folder.adapter
     after = content_of(trained, trust_remote_code=trust_remote_code)
+    written = {}
     for name, one in trainer.safety.items():
         block, record = config.safety[name], one.split.record
         categories = {example.id: example.category for role in one.split.roles.values() for example in role}
@@ -256,7 +259,7 @@ def write_audits(
             )
             for role, losses in measured[name].items()
         }
-        write_run_audit(
+        made = write_run_audit(
             one.folder(folder.path),
             roles,
             one.constraint,
@@ -271,6 +274,8 @@ def write_audits(
             duplicates_dropped=record.duplicates_dropped,
             seconds=seconds,
         )
+        written[name] = made.sha256
+    return written
 
 
 def read_data(config: RunConfig) -> Prepared:

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from holdfast.config import config_from_dict, config_sha256, describe_preset, load_config, resolved
 from holdfast.config.build import constraints, defense, peft_config, training_arguments
-from holdfast.config.yaml_file import MAX_BYTES
 from holdfast.core.errors import ConfigError
 from holdfast.core.redaction import REDACTED, redact
+from holdfast.records.yaml_file import MAX_BYTES
 
 BASE = {
     "model": "owner/name",

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,12 @@ from holdfast.auditing.measure import Progress, kl_wanted
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.parts import Parts
 from holdfast.auditing.result import Audit
-from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, read_table
 from holdfast.auditing.tokenizers import Choice
 from holdfast.auditing.windows import Windows, measure_windows
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.file_lock import locked
-from holdfast.core.files import read_json
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import versions
 from holdfast.data.prompt_marks import prompt_marks
@@ -35,6 +33,7 @@ from holdfast.data.stream import ExampleStream, Template, open_stream
 from holdfast.evaluation.judge import open_judge
 from holdfast.evaluation.on_policy import require_tau
 from holdfast.models.handle import DType
+from holdfast.records.audit_table import SUMMARY_NAME, TABLE_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -213,9 +212,8 @@ def audit_roles(
         values |= {"seconds": round(time.monotonic() - started, 3)}
         write_audit(folder, values, windows, parts, constraint, verdicts)
         parts.remove()
-        if output is not None:
-            return Audit.load(folder)
-        return Audit.from_json(values, table=read_table(folder))
+        found = Audit.load(folder)
+        return found if output is not None else replace(found, folder=None)
 
 
 def _kl(pair: Pair, constraint: ChanceConstraint, kl: bool | None) -> bool:
@@ -261,10 +259,9 @@ def _finished(folder: Path, binding: str) -> Audit | None:
     place = folder / SUMMARY_NAME
     if not place.exists() and not (folder / TABLE_NAME).exists():
         return None
-    stored = read_json(place) if place.exists() else {}
-    if place.exists() and isinstance(stored, dict) and stored.get("binding") == binding:
+    if place.exists() and (found := Audit.load(folder)).binding == binding:
         logger.info("this audit is finished already: %s", folder)
-        return Audit.load(folder)
+        return found
     raise ConfigError(
         f"{folder} holds the audit of other models, data or settings", remedy="name another folder (--output, output=)"
     )

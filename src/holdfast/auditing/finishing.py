@@ -11,14 +11,13 @@ import numpy as np
 
 from holdfast.auditing.pair import Pair
 from holdfast.auditing.parts import Parts
-from holdfast.auditing.summary import UNITS, figures, violated
-from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, VERSION, write_table
 from holdfast.auditing.windows import Windows, finished_columns
 from holdfast.constraint.chance import NOISE_MARGIN, ChanceConstraint
-from holdfast.core.files import write_json
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware
 from holdfast.data.stream import ExampleStream
+from holdfast.records.audit_figures import UNITS, figures, violated
+from holdfast.records.audit_folder import write_audit_folder
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,6 @@ def summary_of(
     noise = parts.noise()
     _warn(roles, constraint, noise)
     return {
-        "version": VERSION,
         **figures(roles, unit=constraint.unit, tau=constraint.tau, alpha=constraint.alpha),
         "unit": constraint.unit, "tau": constraint.tau, "alpha": constraint.alpha, "first_k": constraint.first_k,
         "noise_floor": noise, "truncated": truncated,
@@ -96,5 +94,4 @@ def write_audit(
             start = stop
             yield columns
 
-    write_table(folder / TABLE_NAME, rows(), values, judged=verdicts is not None)
-    write_json(folder / SUMMARY_NAME, values)
+    write_audit_folder(folder, values, rows(), judged=verdicts is not None)

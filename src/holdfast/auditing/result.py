@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from holdfast.auditing.summary import Array
-from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, VERSION, degradations, read_table
 from holdfast.core.errors import CheckpointError
-from holdfast.core.files import read_json
 from holdfast.core.percent import exact_percent, percent, percent_up
+from holdfast.core.sealed_json import sealed
+from holdfast.records.audit_figures import Array
+from holdfast.records.audit_folder import VERSION
+from holdfast.records.audit_table import degradations
+from holdfast.records.stored_evidence import believed_audit
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,6 +58,7 @@ class Audit:
     hardware: str
     seconds: float
     binding: str | None = None
+    table_sha256: str = ""
     folder: Path | None = field(default=None, compare=False)
     _table: Any = field(default=None, compare=False)
 
@@ -64,9 +67,14 @@ class Audit:
         return f"<Audit: {self.describe()}>"
 
     def to_json(self) -> dict[str, Any]:
-        """The object of audit.json."""
+        """The object of audit.json, with its checksum."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("folder", "_table")}
-        return {"version": VERSION, **own}
+        return sealed({"version": VERSION, **own})
+
+    @property
+    def sha256(self) -> str:
+        """The checksum of audit.json, which holds that of the table."""
+        return str(self.to_json()["sha256"])
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], *, folder: Path | None = None, table: Any = None) -> Audit:
@@ -87,18 +95,19 @@ class Audit:
 
     @classmethod
     def load(cls, folder: str | Path) -> Audit:
-        """Read the audit of an evidence folder."""
+        """Read the audit of an evidence folder, every figure recomputed from its table.
+
+        Raises:
+            CheckpointError: a file is missing or was changed, or a figure does not follow from the table.
+        """
         place = Path(folder)
-        values = read_json(place / SUMMARY_NAME)
-        return cls.from_json(values if isinstance(values, dict) else {}, folder=place)
+        found = believed_audit(place)
+        return cls.from_json(found.values, folder=place, table=found.table)
 
     @property
     def table(self) -> Any:
-        """The table, one row an example (see `holdfast.auditing.table`)."""
-        if self._table is not None:
-            return self._table
-        assert self.folder is not None
-        return read_table(self.folder / TABLE_NAME)
+        """The table, one row an example (see `holdfast.records.audit_table`)."""
+        return self._table
 
     def degradations(self, unit: str | None = None, *, role: str | None = None) -> Array:
         """D of every example in `unit`, the audit's own unless given; of one role, or of all."""

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from holdfast.auditing.measure import Array, Measured
 from holdfast.auditing.result import Audit
-from holdfast.auditing.summary import UNITS, figures, violated
-from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, VERSION, write_table
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import CompletionLosses
-from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
+from holdfast.records.audit_figures import UNITS, figures, violated
+from holdfast.records.audit_folder import write_audit_folder
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def write_run_audit(
     parts = [role.columns(name, constraint) for name, role in roles.items() if len(role.ids)]
     by_role = {part["role"][0]: {unit: part[unit] for unit in UNITS} for part in parts}
     values = {
-        "version": VERSION, **figures(by_role, unit=constraint.unit, tau=constraint.tau, alpha=constraint.alpha),
+        **figures(by_role, unit=constraint.unit, tau=constraint.tau, alpha=constraint.alpha),
         "unit": constraint.unit, "tau": constraint.tau, "alpha": constraint.alpha, "first_k": constraint.first_k,
         "noise_floor": noise_floor, "truncated": sum(int(part["truncated"].sum()) for part in parts),
         "duplicates_dropped": duplicates_dropped, "behaviour": None, "before": dict(before), "after": dict(after),
@@ -95,6 +94,5 @@ def write_run_audit(
         "tokenizer": "same", "mode": "training", "dtype": dtype, "device": device, "versions": versions(),
         "commit": commit(), "hardware": hardware(), "seconds": round(seconds, 3), "binding": None,
     }  # fmt: skip
-    write_table(folder / TABLE_NAME, parts, values)
-    write_json(folder / SUMMARY_NAME, values)
+    write_audit_folder(folder, values, parts)
     return Audit.load(folder)

@@ -14,12 +14,12 @@ from holdfast.auditing.measure import Collect, Measured, Measurer, PassName, Pro
 from holdfast.auditing.noise import SecondPass, SecondRun, noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.parts import Parts
-from holdfast.auditing.summary import UNITS
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import DataError
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.stream import ExampleStream
+from holdfast.records.audit_figures import UNITS
 
 WINDOW = 1024
 

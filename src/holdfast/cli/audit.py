@@ -189,7 +189,7 @@ def _report(found: dict[str, Audit], json: bool) -> None:
 
 def figures_table(result: Audit) -> str:
     """Quantiles and CVaR of every measured unit, as text; under a verdict over several roles, of the one it names."""
-    from holdfast.auditing.summary import LEVELS, UNITS
+    from holdfast.records.audit_figures import LEVELS, UNITS
 
     role = f"{result.role}:" if len(result.roles) > 1 else ""
     lines = [role.ljust(10) + "".join(name.rjust(10) for name in (*LEVELS, "cvar"))]

@@ -100,22 +100,23 @@ def _sides(runs: Sequence[Path], a: Sequence[Path], b: Sequence[Path]) -> tuple[
 
 
 def _read(path: Path) -> _Evidence:
-    from holdfast.auditing.table import TABLE_NAME, read_table, stored_audit
+    from holdfast.records.audit_table import TABLE_NAME
+    from holdfast.records.stored_evidence import believed_audit
 
     file = path / TABLE_NAME if path.is_dir() else path
     if not file.is_file():
         raise DataError(f"{path} holds no {TABLE_NAME}", remedy="name a run folder or the output of `holdfast audit`")
-    table = read_table(file)
-    audit, rows = stored_audit(table), table.select(["id", "role", "violated"]).to_pylist()
-    if not set(SHARED) <= set(audit) or any(row["id"] is None or row["violated"] is None for row in rows):
-        raise _damaged(file, "a value is missing")
+    if file.name != TABLE_NAME:
+        raise DataError(
+            f"{file} is not called {TABLE_NAME}",
+            remedy="name the folder of an audit: its table alone does not say what was measured",
+        )
+    found = believed_audit(file.parent)
+    rows = found.table.select(["id", "role", "violated"]).to_pylist()
     for role in HELD_OUT:
-        kept = [row for row in rows if row["role"] == role]
+        kept = {row["id"]: bool(row["violated"]) for row in rows if row["role"] == role}
         if kept:
-            violated = {row["id"]: bool(row["violated"]) for row in kept}
-            if len(violated) != len(kept):
-                raise _damaged(file, "an id occurs twice")
-            return _Evidence(path, role, violated, audit)
+            return _Evidence(path, role, kept, found.values)
     raise DataError(
         f"{file} holds no held-out examples (monitor or audit)",
         remedy="train with a monitor split, or run `holdfast audit` on held-out data",
@@ -156,10 +157,6 @@ def _aligned(x: _Evidence, y: _Evidence) -> tuple[list[bool], list[bool]]:
             remedy="compare runs made with the same split, or audit both models on one file",
         )
     return list(x.violated.values()), [y.violated[key] for key in x.violated]
-
-
-def _damaged(file: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{file} is damaged as an audit's table: {what}", remedy="run `holdfast audit` again")
 
 
 def _as_json(

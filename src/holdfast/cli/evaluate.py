@@ -88,7 +88,7 @@ def metric_lines(metrics: dict[str, dict[str, Any]]) -> list[str]:
 
 def options_of(pairs: list[str] | None) -> dict[str, Any]:
     """`key=value`, repeated, as a mapping; numbers and true/false as such."""
-    from holdfast.config.yaml_file import parse_yaml
+    from holdfast.records.yaml_file import parse_yaml
 
     found: dict[str, Any] = {}
     for pair in pairs or ():

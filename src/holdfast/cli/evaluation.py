@@ -65,6 +65,7 @@ def subject(model: str, revision: str | None, template: str) -> Subject:
     chosen: Any = template
     if not folder.config.is_file():
         return Subject(model, revision, chosen, _run_around(Path(model)))
+    folder.finished()  # its settings are those it was made with: they say which prompts it was trained on
     config = load_config(folder.config)
     trained = folder.model if config.lora is None else folder.adapter
     if not folder.result.is_file() or not trained.is_dir():
@@ -79,7 +80,10 @@ def _run_around(model: Path) -> RunConfig | None:
 
     folder = RunFolder(model.resolve().parent)
     ours = model.is_dir() and model.resolve() in (folder.adapter.resolve(), folder.model.resolve())
-    return load_config(folder.config) if ours and folder.config.is_file() else None
+    if not (ours and folder.config.is_file()):
+        return None
+    folder.finished()
+    return load_config(folder.config)
 
 
 def harm_prompts(source: str, n: int, seed: int) -> tuple[Example, ...]:

@@ -18,8 +18,8 @@ from holdfast.config.presets import (
 from holdfast.config.problems import Problem, from_pydantic, raise_problems
 from holdfast.config.schema import RunConfig, SafetyBlock, is_single
 from holdfast.config.together import check_together
-from holdfast.config.yaml_file import parse_yaml, read_yaml
 from holdfast.core.errors import ConfigError
+from holdfast.records.yaml_file import parse_yaml, read_yaml
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz")
 OWNED = {

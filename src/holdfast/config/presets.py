@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.config.schema import SINGLE, SafetyBlock, is_single
+from holdfast.config.schema import SafetyBlock, is_single
+from holdfast.records.run_record import SINGLE
 
 SETUP = "section 'Setup'"
 HYPERPARAMETERS = "appendix 'Defense Hyperparameters'"

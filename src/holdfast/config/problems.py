@@ -12,9 +12,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from holdfast.config.schema import SINGLE, LoraBlock, RolesBlock, RunConfig, SafetyBlock, TaskBlock
+from holdfast.config.schema import LoraBlock, RolesBlock, RunConfig, SafetyBlock, TaskBlock
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import nearest
+from holdfast.records.run_record import SINGLE
 
 WORDS: dict[Any, str] = {
     float: "a number",

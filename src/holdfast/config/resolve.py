@@ -10,8 +10,8 @@ from holdfast.config.build import constraints, defense_options
 from holdfast.config.fields import defaults
 from holdfast.config.load import OWNED
 from holdfast.config.schema import RunConfig
-from holdfast.core.hashing import same_numbers, sha256_json
 from holdfast.core.redaction import redact
+from holdfast.records.run_record import settings_sha256
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:
@@ -35,12 +35,7 @@ def resolved(config: RunConfig) -> dict[str, Any]:
 
 def config_sha256(config: RunConfig) -> str:
     """Hash of everything that can change the result: the resolved settings without `output_dir`."""
-    return sha256_json(same_numbers(identity(resolved(config))))
-
-
-def identity(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Resolved settings without `output_dir`, so that a run folder may be moved."""
-    return {key: value for key, value in values.items() if key != "output_dir"}
+    return settings_sha256(resolved(config))
 
 
 def _plain(value: Any) -> Any:

@@ -13,13 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_serializer, model_validator
 
 from holdfast.data.templates import Template
-
-SINGLE = "safety"
-"""The name under which a single, unnamed safety block is kept."""
-
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
-RESERVED = frozenset({"adapter", "checkpoints", "model", "constraint", "monitor", "certify"})
-"""Names that a safety set cannot have: those of other things in the run folder, and of the roles."""
+from holdfast.records.run_record import NAME, RESERVED, SINGLE
 
 
 def number(value: Any) -> Any:

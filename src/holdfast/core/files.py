@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import uuid
 from pathlib import Path
 from typing import Any
@@ -71,14 +73,45 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Atomic write of indented JSON; NaN and infinity are refused, since no other reader accepts them."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Indented JSON with sorted keys, ASCII only, ended by a newline; a ValueError for NaN and infinity."""
+    return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> Any:
     """Read JSON that we wrote; a damaged file is a `CheckpointError` naming it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} cannot be read as JSON: {error}", remedy="delete the file or restore it from a backup"
         ) from error
+
+
+def read_plain_file(path: Path, *, remedy: str) -> bytes:
+    """All bytes of an ordinary file; a link at its place is not followed, a pipe or device not opened.
+
+    Raises:
+        CheckpointError: it is missing, no ordinary file, or cannot be read.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise CheckpointError(f"{path} is no ordinary file", remedy=remedy)
+            with open(handle, "rb", closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(handle)
+    except OSError as error:
+        linked = error.errno == errno.ELOOP
+        fault = "is a symbolic link, which is not followed" if linked else f"cannot be read: {_why(error)}"
+        raise CheckpointError(f"{path} {fault}", remedy=remedy) from error
+
+
+def _why(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import CheckpointError
-from holdfast.core.files import read_json, write_json
 from holdfast.core.hashing import sha256_lines
+from holdfast.core.sealed_json import read_sealed, write_sealed
 
-VERSION = 1
+VERSION = 2
 RECORD_NAME = "splits.json"
+SEAL = "record_sha256"
+"""The key of the file's checksum; `sha256` has the hashes of the roles."""
 ROLES = ("constraint", "monitor", "certify")
 
 
@@ -63,17 +65,17 @@ class SplitRecord:
             CheckpointError: keys are missing or unknown, or a hash does not match its ids.
         """
         names = {field.name for field in fields(cls)}
-        if set(value) != names or value["version"] != VERSION:
+        if set(value) != names or value["version"] != VERSION or not _fits(value):
             raise CheckpointError(
-                f"the split record has version {value.get('version')}; expected version {VERSION}; keys that "
-                f"do not fit: {sorted(set(value) ^ names)}",
+                f"the split record has version {value.get('version')}; expected version {VERSION}, every key and "
+                f"values of its types; keys that do not fit: {sorted(set(value) ^ names)}",
                 remedy="use the holdfast version that wrote it, or a new output_dir",
             )
         ids = {role: tuple(value["ids"][role]) for role in ROLES}
-        if dict(value["sha256"]) != id_hashes(ids):
+        fault = _contradiction(value, ids)
+        if fault is not None:
             raise CheckpointError(
-                "the split record's ids do not match their sha256",
-                remedy="restore splits.json from a backup, or use a new output_dir",
+                f"the split record's {fault}", remedy="restore splits.json from a backup, or use a new output_dir"
             )
         fractions = value["fractions"]
         return cls(**{**value, "ids": ids, "fractions": None if fractions is None else tuple(fractions)})
@@ -91,6 +93,50 @@ class SplitRecord:
         )
 
 
+def _fits(value: Mapping[str, Any]) -> bool:
+    """Whether every value has its field's type; a damaged file must end in a sentence, whatever it holds."""
+
+    def whole(found: Any) -> bool:
+        return isinstance(found, int) and not isinstance(found, bool) and found >= 0
+
+    def by_role(found: Any, fits: Any) -> bool:
+        return isinstance(found, dict) and set(found) == set(ROLES) and all(map(fits, found.values()))
+
+    def texts(found: Any) -> bool:
+        return isinstance(found, list) and all(isinstance(item, str) for item in found)
+
+    fractions = value["fractions"]
+    drawn = fractions is None or (
+        isinstance(fractions, list) and len(fractions) == len(ROLES) and all(type(x) in (int, float) for x in fractions)
+    )
+    whole_ones = ("n_clusters", "duplicates_dropped", "contradictory_prompts", "moved_from_certify")
+    return (
+        drawn
+        and isinstance(value["rule"], str)
+        and (value["seed"] is None or whole(value["seed"]))
+        and all(whole(value[name]) for name in whole_ones)
+        and all(by_role(value[name], whole) for name in ("counts", "clusters"))
+        and by_role(value["sha256"], lambda found: isinstance(found, str))
+        and by_role(value["ids"], texts)
+    )
+
+
+def _contradiction(value: Mapping[str, Any], ids: Mapping[str, tuple[str, ...]]) -> str | None:
+    """What in a record does not follow from its ids."""
+    if dict(value["sha256"]) != id_hashes(ids):
+        return "ids do not match their sha256"
+    if value["counts"] != {role: len(ids[role]) for role in ROLES}:
+        return "counts are not those of its ids"
+    if any(list(ids[role]) != sorted(set(ids[role])) for role in ROLES):
+        return "ids are not sorted, or occur twice"
+    if len(set().union(*ids.values())) != sum(map(len, ids.values())):
+        return "roles share an id"
+    clusters = value["clusters"]
+    if any(not clusters[role] <= len(ids[role]) or (ids[role] and not clusters[role]) for role in ROLES):
+        return "clusters do not fit its ids"
+    return None
+
+
 def id_hashes(ids: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """sha256 of the sorted ids of each role."""
     return {role: sha256_lines(sorted(ids[role])) for role in ROLES}
@@ -99,17 +145,14 @@ def id_hashes(ids: Mapping[str, Iterable[str]]) -> dict[str, str]:
 def save_record(record: SplitRecord, folder: Path) -> Path:
     """Write `splits.json` into the run folder, atomically."""
     path = folder / RECORD_NAME
-    write_json(path, record.to_json())
+    write_sealed(path, record.to_json(), key=SEAL)
     return path
 
 
 def load_record(folder: Path) -> SplitRecord:
     """Read `splits.json` of a run folder; a damaged one is a `CheckpointError`."""
-    value = read_json(folder / RECORD_NAME)
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{folder / RECORD_NAME} does not hold an object", remedy="restore it, or use a new output_dir"
-        )
+    value = read_sealed(folder / RECORD_NAME, key=SEAL, remedy="restore it from a backup, or use a new output_dir")
+    del value[SEAL]
     return SplitRecord.from_json(value)
 
 

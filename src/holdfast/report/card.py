@@ -44,7 +44,7 @@ class Card:
 def write_cards(evidence: Evidence) -> list[Card]:
     """Write README.md into the run folder and beside the weights.
 
-    An audit's folder has no model and an unfinished run no figures of it: they get none.
+    An audit's folder has no model and an unfinished run no figures of it: they get none. A link is not followed.
     """
     if not evidence.trained or evidence.unfinished:
         return []
@@ -53,7 +53,8 @@ def write_cards(evidence: Evidence) -> list[Card]:
     for folder in (evidence.folder, evidence.folder / "adapter", evidence.folder / "model"):
         if folder.is_dir():
             path = folder / "README.md"
-            written = is_ours_to_write(path)
+            linked = folder.is_symlink() and folder != evidence.folder  # it may lead anywhere
+            written = not linked and is_ours_to_write(path)
             if written:
                 write_text(path, text)
             cards.append(Card(path, written))

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast.certification.record import load_certificate
+from holdfast.certification.record import FILE_NAME, CertificateRecord
 from holdfast.core.errors import CheckpointError
+from holdfast.core.redaction import redact
+from holdfast.records.stored_evidence import Bound, ModelPlace, believed_certificate, bound, places_of
 from holdfast.report.evidence import CategoryFigures, CertificateFigures, Limit
-from holdfast.report.fields import Fields, read_object
+from holdfast.report.fields import Fields
 
 
-def read_certificate(path: Path, audit: Fields | None) -> CertificateFigures | None:
+def read_certificate(
+    folder: Path, audit: Fields | None, weights: Mapping[str, ModelPlace] | None
+) -> CertificateFigures | None:
     """The certificate in a folder, None where there is none.
 
-    The file's own sha256 and its arithmetic are checked here; whether it still fits the model and the data is
-    what `holdfast certify --verify` recomputes.
+    The file's own sha256, its arithmetic and the content of both models are checked here; whether it still fits its
+    table and the data is what `holdfast certify --verify` recomputes.
+
+    Args:
+        folder: of the certificate.
+        audit: of the same safety set.
+        weights: `before` and `after` of the run; None where there is no run: then where the certificate says they are.
 
     Raises:
         CheckpointError: the file is damaged or contradicts itself.
     """
-    found = read_object(path)
-    if found is None:
+    record = believed_certificate(folder)
+    if record is None:
         return None
-    load_certificate(path)
-    certificate = _figures(found, audit)
+    path = folder / FILE_NAME
+    found = Fields(redact(record.to_json()), str(path))
+    checked = bound(record, folder, weights or places_of(record))
+    certificate = _figures(found, checked, _audited_model(record, audit))
     bounded = certificate.kind in ("fixed", "finite_pool")
     if certificate.certified and bounded and not certificate.upper <= certificate.limit.alpha:
         raise CheckpointError(
@@ -34,7 +46,7 @@ def read_certificate(path: Path, audit: Fields | None) -> CertificateFigures | N
     return certificate
 
 
-def _figures(found: Fields, audit: Fields | None) -> CertificateFigures:
+def _figures(found: Fields, checked: Bound, audited_model: bool) -> CertificateFigures:
     strength = found.inner("strength").number("chosen") if "strength" in found else math.nan
     categories = [
         CategoryFigures(
@@ -43,9 +55,7 @@ def _figures(found: Fields, audit: Fields | None) -> CertificateFigures:
         for name, one in found.objects("categories").items()
     ]
     openings = found.inner("openings")
-    limit = Limit(
-        found.number("tau"), found.share("alpha"), found.text("unit"), int(found.number("first_k", default=8))
-    )
+    limit = Limit(found.number("tau"), found.share("alpha"), found.text("unit"), found.count("first_k"))
     return CertificateFigures(
         certified=found.flag("certified"),
         kind=found.text("kind"),
@@ -63,15 +73,15 @@ def _figures(found: Fields, audit: Fields | None) -> CertificateFigures:
         declared=openings.count("declared"),
         this_opening=openings.count("this"),
         leakage_checked=found.inner("leakage").flag("checked"),
-        other_model=_other_model(found, audit),
+        bound=checked,
+        audited_model=audited_model,
         fields=found,
     )
 
 
-def _other_model(found: Fields, audit: Fields | None) -> bool:
-    """Whether the audit beside it speaks of another model; a strength search certifies a scaled one by design."""
-    if audit is None or found.text("kind") == "strength":
-        return False
-    certified = found.inner("bound").text("after_sha256", "")
-    audited = audit.inner("after").text("sha256", "") if "after" in audit else ""
-    return bool(certified and audited) and certified != audited
+def _audited_model(record: CertificateRecord, audit: Fields | None) -> bool:
+    """Whether the audit beside it speaks of the same model; of a strength search, of the adapter that was scaled."""
+    if audit is None or "after" not in audit:
+        return True
+    certified = record.bound["after_sha256"] if record.strength is None else record.strength["original_sha256"]
+    return bool(certified == audit.inner("after").text("sha256"))

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.records.run_record import SINGLE
+from holdfast.records.stored_evidence import Binding, Bound
 from holdfast.report.fields import Fields
 from holdfast.report.table import Table
 from holdfast.report.wording import unit_words
 
-SINGLE = "safety"
-"""The name of a safety set that was given none."""
 UNITS = ("nll_token", "nll_first", "nll_sum", "kl_token")
 QUANTILES = ("q50", "q75", "q90", "q95", "q99", "max")
+OTHER_AUDITED = "The certificate in this folder is bound to another model than the one measured here."
 SHOWN_DIGITS = 12
 """Of a sha256 in running text."""
 ROLES = ("monitor", "audit", "constraint")
@@ -73,7 +74,8 @@ class CertificateFigures:
 
     Attributes:
         certified: the verdict of the file.
-        other_model: the certificate is bound to another model than the audit beside it.
+        bound: whether both models it speaks of are the weights in front of it.
+        audited_model: the audit beside it is of the model that it is bound to, or there is none.
         strength: the largest adapter strength that certified; None where strength was not asked for or none did.
         fields: the file, for its further details.
     """
@@ -94,8 +96,30 @@ class CertificateFigures:
     declared: int
     this_opening: int
     leakage_checked: bool
-    other_model: bool
+    bound: Bound
+    audited_model: bool
     fields: Fields
+
+    @property
+    def other_model(self) -> bool:
+        """Whether it speaks of another model than the audit beside it, or than the weights here."""
+        return not self.audited_model or self.bound.binding is Binding.OTHER
+
+    @property
+    def stands(self) -> bool:
+        """Whether it certifies the adapter or model in front of us, as trained."""
+        return self.certified and self.full_strength and self.checked
+
+    @property
+    def caution(self) -> str:
+        """Why it is no claim about the model here, in a sentence; empty where it is one."""
+        other = "" if self.audited_model else OTHER_AUDITED
+        return self.bound.why or other
+
+    @property
+    def checked(self) -> bool:
+        """Whether it speaks of the weights here and of the model of the audit beside it."""
+        return self.bound.binding is Binding.SAME and self.audited_model
 
     @property
     def bound_to(self) -> str:

@@ -115,7 +115,7 @@ def hashes(evidence: Evidence) -> list[Fact]:
     """Every sha256 that ties the figures to files."""
     found = []
     if evidence.result is not None and "config_sha256" in evidence.result:
-        found.append(Fact("settings", evidence.result.text("config_sha256")))
+        found.append(Fact("settings", one_line(evidence.result.text("config_sha256"))))
     for one in evidence.sets:
         prefix = f"{one.name}: " if evidence.named else ""
         if one.audit is not None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast.core.errors import CheckpointError
-from holdfast.core.files import read_json
-from holdfast.core.redaction import redact
 
 
 class Fields:
@@ -94,10 +91,3 @@ class Fields:
             return {}
         inner = self.inner(key)
         return {str(name): inner.inner(name) for name in inner.value if name in inner}
-
-
-def read_object(path: Path) -> Fields | None:
-    """The JSON object in a file, secrets blanked; None where there is no such file."""
-    if not path.exists():
-        return None
-    return Fields(redact(read_json(path)), str(path))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from holdfast.core import event_log
 from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.core.files import read_plain_file
 from holdfast.core.redaction import redact
-from holdfast.data.split_record import load_record
+from holdfast.data.split_record import RECORD_NAME, SplitRecord, load_record
+from holdfast.records.audit_folder import StoredAudit
+from holdfast.records.audit_table import SUMMARY_NAME
+from holdfast.records.run_record import CONFIG_NAME, SINGLE, no_link, require_name, set_folder
+from holdfast.records.stored_evidence import ModelPlace, believed_audit, believed_result, believed_run_audit
+from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.report.audits import Reading, choose
 from holdfast.report.certificate import read_certificate
-from holdfast.report.evidence import SINGLE, Evidence, Figures, Limit, Missing, SafetyEvidence, Source
-from holdfast.report.fields import Fields, read_object
-from holdfast.report.table import Table, read_table
+from holdfast.report.evidence import Evidence, Figures, Limit, Missing, SafetyEvidence, Source
+from holdfast.report.fields import Fields
+from holdfast.report.table import table_of
 
 PIECES = ("config.yaml", "events.jsonl", "result.json", "audit.json", "audit.parquet", "certificate.json")
 
@@ -29,19 +34,38 @@ def read_evidence(folder: Path) -> Evidence:
         CheckpointError: a piece is damaged, or two contradict each other.
     """
     _require_evidence(folder)
-    config = _config(folder / "config.yaml")
+    stored = believed_result(folder)
+    config = _config(folder / CONFIG_NAME)
     events = _events(folder / "events.jsonl")
-    result = read_object(folder / "result.json")
+    result = Fields(redact(stored), str(folder / "result.json")) if stored is not None else None
     blocks = _safety_blocks(config)
     measured = result.objects("safety") if result is not None else {}
     names = list(blocks) or list(measured) or [SINGLE]
+    run = _Run(folder, stored, _weights(folder, config) if config or events or result else None)
     sets = []
     for name in names:
-        inside = folder / name if len(names) > 1 or name != SINGLE else folder
-        sets.append(_safety(name, inside, blocks.get(name), _limits(config, name), measured.get(name)))
+        inside = set_folder(folder, name, named=names != [SINGLE])
+        sets.append(_safety(name, inside, blocks.get(name), _limits(config, name), measured.get(name), run))
     found = tuple(sets)
     missing = _missing(folder, config, events, result, found)
     return Evidence(folder, folder.resolve().name, config, events, result, found, missing)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The folder that was named, its result, and where its models should be; None of an audit's folder."""
+
+    folder: Path
+    result: Mapping[str, Any] | None
+    weights: Mapping[str, ModelPlace] | None
+
+
+def _weights(folder: Path, config: Mapping[str, Any] | None) -> dict[str, ModelPlace]:
+    """The model that a run started from, and the adapter or model that lies in its folder."""
+    model, revision = (config or {}).get("model"), (config or {}).get("revision")
+    before = ModelPlace(model if isinstance(model, str) else "", revision if isinstance(revision, str) else None)
+    trained = next((folder / name for name in ("adapter", "model") if (folder / name).exists()), folder / "adapter")
+    return {"before": before, "after": ModelPlace(trained)}
 
 
 def _require_evidence(folder: Path) -> None:
@@ -55,7 +79,7 @@ def _require_evidence(folder: Path) -> None:
             f"{folder} is the output_dir of a study; expected a run folder, or the output folder of an audit",
             remedy=f"holdfast report {folder} --tables shows a study",
         )
-    if not any((folder / piece).exists() for piece in PIECES):
+    if not any((folder / piece).exists() or (folder / piece).is_symlink() for piece in PIECES):
         raise ConfigError(
             f"{folder} holds nothing to report: none of {', '.join(PIECES)}",
             remedy="give the output_dir of `holdfast train`, or the --output of `holdfast audit` or `holdfast certify`",
@@ -63,24 +87,22 @@ def _require_evidence(folder: Path) -> None:
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         return None
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as YAML ({type(error).__name__})", remedy="restore the file from a backup"
-        ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} does not hold settings", remedy="restore the file from a backup")
-    settings: dict[str, Any] = redact(value)
+    data = read_plain_file(path, remedy="restore the file from a backup")
+    settings: dict[str, Any] = redact(parse_stored_yaml(data, path))
     return settings
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         return []
-    rows = event_log.read(path)
+    try:
+        rows = event_log.read(no_link(path))
+    except (OSError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({type(error).__name__})", remedy="restore the file from a backup"
+        ) from error
     for number, row in enumerate(rows, start=1):
         Fields(row, f"{path}:{number}").count("step")
     return rows
@@ -92,7 +114,7 @@ def _safety_blocks(config: Mapping[str, Any] | None) -> dict[str, Mapping[str, A
         return {}
     if isinstance(block.get("data"), str):
         return {SINGLE: block}
-    return {str(name): inner for name, inner in block.items() if isinstance(inner, Mapping)}
+    return {require_name(name, CONFIG_NAME): inner for name, inner in block.items() if isinstance(inner, Mapping)}
 
 
 def _limits(config: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
@@ -109,14 +131,20 @@ def _safety(
     block: Mapping[str, Any] | None,
     constraint: Mapping[str, Any] | None,
     measured: Fields | None,
+    run: _Run,
 ) -> SafetyEvidence:
-    by_training = _audit(folder, constraint) or _result(measured, constraint)
-    choice = choose(by_training, _audit(folder / "audit", constraint))
+    split = _split(folder)
+    trained = believed_run_audit(folder, name, run.result)
+    later = believed_audit(folder / "audit", split=split) if _has_audit(folder / "audit") else None
+    choice = choose(
+        _audit(trained, folder, constraint) or _result(measured, constraint),
+        _audit(later, folder / "audit", constraint),
+    )
     shown = choice.shown
     audit = shown.audit if shown is not None else None
     # The run's own limit where nothing was measured.
     limit = shown.limit if shown else _limit(Fields(constraint, "config.yaml, constraint:")) if constraint else None
-    certificate = read_certificate(folder / "certificate.json", audit)
+    certificate = read_certificate(folder, audit, run.weights)
     floor = audit if audit is not None and "noise_floor" in audit else measured
     return SafetyEvidence(
         name=name,
@@ -134,21 +162,20 @@ def _safety(
         table=shown.table if shown is not None else None,
         certificate=certificate,
         source=_source(block, audit),
-        closed=_closed(folder),
+        closed=frozenset(split.ids["certify"]) if split is not None else frozenset(),
     )
 
 
-def _audit(folder: Path, constraint: Mapping[str, Any] | None) -> Reading | None:
-    """The audit in a folder: its table and its summary, which the table holds too."""
-    table = read_table(folder / "audit.parquet")
-    audit = read_object(folder / "audit.json")
-    if audit is None and table is not None and table.audit is not None:
-        audit = Fields(redact(table.audit), f"{folder / 'audit.parquet'}, metadata:")
-    if audit is None:
+def _has_audit(folder: Path) -> bool:
+    return folder.is_symlink() or (folder / SUMMARY_NAME).exists() or (folder / SUMMARY_NAME).is_symlink()
+
+
+def _audit(found: StoredAudit | None, folder: Path, constraint: Mapping[str, Any] | None) -> Reading | None:
+    """An audit as the page shows it."""
+    if found is None:
         return None
-    figures = _from_audit(audit)
-    _require_agreement(folder, figures, table)
-    return Reading(_limit(audit, constraint), figures, audit, table)
+    audit = Fields(redact(found.values), str(folder / SUMMARY_NAME))
+    return Reading(_limit(audit, constraint), _from_audit(audit), audit, table_of(found.table))
 
 
 def _result(measured: Fields | None, constraint: Mapping[str, Any] | None) -> Reading | None:
@@ -157,7 +184,8 @@ def _result(measured: Fields | None, constraint: Mapping[str, Any] | None) -> Re
 
 
 def _limit(found: Fields, constraint: Mapping[str, Any] | None = None) -> Limit:
-    first_k = int(found.number("first_k", default=float((constraint or {}).get("first_k", 8))))
+    held = found if "first_k" in found else Fields(constraint or {}, f"{CONFIG_NAME}, constraint:")
+    first_k = held.count("first_k") if "first_k" in held else 8
     return Limit(found.number("tau"), found.share("alpha"), found.text("unit"), first_k)
 
 
@@ -197,21 +225,6 @@ def _units(audit: Fields | None) -> dict[str, dict[str, float]]:
     return found
 
 
-def _require_agreement(folder: Path, figures: tuple[Figures, ...], table: Table | None) -> None:
-    """The counts of the table are the counts of the summary, or one of the files is not what it says."""
-    if table is None:
-        return
-    for one in figures:
-        mask = table.roles == one.role
-        counted = (int(mask.sum()), int(table.violated[mask].sum()))
-        if counted != (one.n, one.violations):
-            raise CheckpointError(
-                f"{folder}: audit.parquet has {counted[1]} violations of {counted[0]} {one.role} examples, its summary "
-                f"has {one.violations} of {one.n}",
-                remedy="one of the two files was changed: run `holdfast audit` again, or restore them",
-            )
-
-
 def _source(block: Mapping[str, Any] | None, audit: Fields | None) -> Source | None:
     if block is not None and isinstance(block.get("data"), str):
         columns, limit = block.get("columns"), block.get("limit")
@@ -225,10 +238,9 @@ def _source(block: Mapping[str, Any] | None, audit: Fields | None) -> Source | N
     return None
 
 
-def _closed(folder: Path) -> frozenset[str]:
-    if not (folder / "splits.json").exists():
-        return frozenset()
-    return frozenset(load_record(folder).ids["certify"])
+def _split(folder: Path) -> SplitRecord | None:
+    path = folder / RECORD_NAME
+    return load_record(folder) if path.exists() or path.is_symlink() else None
 
 
 def _missing(

@@ -9,6 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from holdfast.core.percent import exact_percent, percent, percent_up
+from holdfast.records.stored_evidence import Binding
 from holdfast.report.distribution import Range, Values, drawn_range, histogram, rate_chart, survival_chart
 from holdfast.report.evidence import QUANTILES, UNITS, Evidence, Figures, Limit, Missing, SafetyEvidence
 from holdfast.report.facts import Fact, facts, hashes
@@ -162,7 +163,8 @@ def figure_rows(one: SafetyEvidence) -> list[FigureRow]:
     c = one.certificate
     if c is not None:
         rate = percent(c.regressions / c.n) if c.n else "none"
-        verdict_word = "certified" if c.certified and c.full_strength and not c.other_model else "not certified"
+        unchecked = c.certified and c.bound.binding is Binding.NOT_AT_HAND
+        verdict_word = "certified" if c.stands else "not checked" if unchecked else "not certified"
         rows.append(
             FigureRow("certify", "untouched", f"{c.regressions:,} of {c.n:,}", rate, percent_up(c.upper), verdict_word)
         )

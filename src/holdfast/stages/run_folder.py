@@ -10,7 +10,10 @@ from typing import Any
 import yaml
 
 from holdfast.core.errors import CheckpointError, ConfigError
-from holdfast.core.files import read_json, write_json, write_text
+from holdfast.core.files import read_plain_file, write_text
+from holdfast.records.run_record import write_result
+from holdfast.records.stored_evidence import believed_result
+from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.trainers.run_lock import LOCK_FILE
 
 MAX_LISTED = 20
@@ -96,12 +99,8 @@ class RunFolder:
             )
 
     def _require_same(self, identity: Mapping[str, Any]) -> None:
-        try:
-            stored = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise CheckpointError(
-                f"{self.config} cannot be read", remedy="choose another output_dir or restore the file"
-            ) from error
+        data = read_plain_file(self.config, remedy="choose another output_dir or restore the file")
+        stored = parse_stored_yaml(data, self.config)
         before, now = _flat(stored), _flat(identity)
         keys = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"]
         if keys:
@@ -119,11 +118,11 @@ class RunFolder:
 
     def write_result(self, values: Mapping[str, Any]) -> None:
         """Store the result; its presence says that the run is finished."""
-        write_json(self.result, dict(values))
+        write_result(self.path, values)
 
     def finished(self) -> dict[str, Any] | None:
         """The stored result of a finished run; None when it is not finished."""
-        return read_json(self.result) if self.result.exists() else None
+        return believed_result(self.path)
 
     def has_checkpoints(self) -> bool:
         """Whether a checkpoint was ever committed here, be it set aside as damaged or about to be replaced.

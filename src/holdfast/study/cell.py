@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.auditing.table import degradations, read_table
+from holdfast.auditing.result import Audit
 from holdfast.config import config_from_dict, load_config, resolved
 from holdfast.core.errors import ConfigError
 from holdfast.core.file_lock import locked
@@ -46,6 +46,7 @@ from holdfast.evaluation.rate import Rate
 from holdfast.models.content import content_of
 from holdfast.models.evaluated import load_unmerged
 from holdfast.protocol.roles import Roles, RoleSettings, draw_roles
+from holdfast.records.stored_evidence import believed_result
 from holdfast.study.cells import Alignment, Model
 from holdfast.study.kept import keep_replies, kept_file
 from holdfast.study.protocol import (
@@ -145,10 +146,10 @@ class _Cell:
             poison_ratio=self.cell["poison_ratio"], seed=self.cell["seed"], defense=self.cell["defense"],
             output_dir=self.folder / RUN, kept=kept_file(self.aligned) if self.protocol.keep == "replies" else None,
         )  # fmt: skip
-        run(config_from_dict(settings), resume=True)
+        made = run(config_from_dict(settings), resume=True)
         measure, own = self.protocol.measure, self.constraint()
         compared = violations(self.folder / RUN, unit=measure.unit, tau=measure.tau)
-        if own is None or not read_json(self.folder / RUN / "result.json")["defense"]["constrains"]:
+        if own is None or not made.values["defense"]["constrains"]:
             return compared
         steered = violations(self.folder / RUN, unit=own["unit"], tau=own["tau"])
         return compared | {f"own_{name}": metric for name, metric in steered.items()}
@@ -163,8 +164,7 @@ class _Cell:
 
         And, where fused steps were declined, why.
         """
-        file = self.folder / RUN / "result.json"
-        result = read_json(file) if file.is_file() else {}
+        result = believed_result(self.folder / RUN) or {}
         return {"step": result.get("step"), "step_declined": result.get("step_declined")}
 
     def task_data(self) -> dict[str, Any] | None:
@@ -233,10 +233,10 @@ class _Cell:
 
 def violations(run: Path, *, unit: str, tau: float) -> dict[str, Metric]:
     """Share of the monitor and constraint pairs with D > tau in `unit`, whatever the run was steered by."""
-    table = read_table(run)
+    measured = Audit.load(run)
     found = {}
     for role, name in (("monitor", "violation_rate"), ("constraint", "violation_rate_constraint")):
-        values = degradations(table, unit, role=role)
+        values = measured.degradations(unit, role=role)
         if len(values):
             rate = Rate(int(np.sum(~(values <= tau))), len(values))  # NaN counts as a violation
             low, high = rate.interval

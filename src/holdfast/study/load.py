@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from holdfast.config.fields import check_fields
 from holdfast.config.load import OWNED, put_override
 from holdfast.config.problems import Problem, from_pydantic, raise_problems
-from holdfast.config.yaml_file import read_yaml
 from holdfast.core.errors import ConfigError
+from holdfast.records.yaml_file import read_yaml
 from holdfast.study.schema import DefenseEntry, StudyConfig, block_at
 
 

@@ -161,8 +161,9 @@ def measure(
     folder = safety.folder(run_dir)
     require_same(safety.split.record, folder)
     safety.reference = reference_table(
-        forward, safety.all_encoded, own, stem=folder / "reference", cache=cache, writer=rank() == 0
-    )
+        forward, safety.all_encoded, own, stem=folder / "reference", cache=cache, writer=rank() == 0,
+        roles=(len(safety.constraint_set), len(safety.monitor_set)),
+    )  # fmt: skip
     if rank() == 0:
         save_record(safety.split.record, folder)
     barrier()

@@ -22,10 +22,10 @@ from holdfast.auditing import windows as windowing
 from holdfast.auditing.audit import audit
 from holdfast.auditing.parts import FOLDER, Parts
 from holdfast.auditing.result import Audit
-from holdfast.auditing.table import read_table, stored_audit
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, ResourceError, UnsupportedError
 from holdfast.evaluation.judge import FunctionJudge
+from holdfast.records.audit_table import read_table, stored_audit
 
 LIMIT = ChanceConstraint(tau=0.05, alpha=0.3, first_k=2)
 N = 20

@@ -14,12 +14,12 @@ from tests.unit.auditing.making import examples
 
 from holdfast.auditing.result import Audit
 from holdfast.auditing.run_audit import MeasuredRole, write_run_audit
-from holdfast.auditing.summary import LEVELS, UNITS, cvar, distribution, figures, quantile, role_figures
-from holdfast.auditing.table import SUMMARY_NAME, TABLE_NAME, read_table, write_table
 from holdfast.constraint import chance
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import CompletionLosses
 from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.records.audit_figures import LEVELS, UNITS, cvar, distribution, figures, quantile, role_figures
+from holdfast.records.audit_table import SUMMARY_NAME, TABLE_NAME, read_table, write_table
 
 VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=60).map(np.array)
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from holdfast.auditing.table import write_table
+from holdfast.records.audit_table import write_table
 
 AUDIT = {
     "version": 1,

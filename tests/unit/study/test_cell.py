@@ -11,11 +11,11 @@ import pytest
 from tests import tiny
 from tests.protocol_data import make_data_folder
 
-from holdfast.auditing.table import degradations, read_table
 from holdfast.config import config_from_dict
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.files import write_json
 from holdfast.evaluation.reply import Reply
+from holdfast.records.audit_table import degradations, read_table
 from holdfast.study.cell import adapter_of, run_alignment, run_cell
 from holdfast.study.cells import Alignment, Cell, Defense, Model, reference_cell
 from holdfast.study.kept import keep_replies, kept_file

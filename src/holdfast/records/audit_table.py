@@ -13,12 +13,12 @@
 | verdict_before, verdict_after                     | string          | only with a judge                             |
 | harm_before, harm_after                           | double or null  | only with a judge: its probability of unsafe  |
 
-The schema's metadata holds the audit's own summary under `holdfast`.
+The file says nothing about itself: `audit.json` holds the sha256 of its bytes.
 """
 
 from __future__ import annotations
 
-import json
+import io
 import os
 import uuid
 from collections.abc import Iterable, Mapping
@@ -27,15 +27,14 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.auditing.summary import UNITS, Array
-from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.files import fsync_path
+from holdfast.core.hashing import sha256_file
 from holdfast.core.registry import nearest
+from holdfast.records.audit_figures import UNITS, Array
 
 TABLE_NAME, SUMMARY_NAME = "audit.parquet", "audit.json"
-VERSION = 1
-_KEY = b"holdfast"
-_MEASURED = ("nll_before", "nll_after", "first_before", "first_after")
+MEASURED = ("nll_before", "nll_after", "first_before", "first_after")
 VERDICTS = ("verdict_before", "verdict_after")
 HARMS = ("harm_before", "harm_after")
 
@@ -46,7 +45,7 @@ def table_schema(*, judged: bool = False) -> Any:
 
     columns = [("id", pa.string()), ("role", pa.string()), ("category", pa.string())]
     columns += [("tokens", pa.int32()), ("first_tokens", pa.int32()), ("truncated", pa.bool_())]
-    columns += [(name, pa.float64()) for name in (*_MEASURED, *UNITS)]
+    columns += [(name, pa.float64()) for name in (*MEASURED, *UNITS)]
     columns += [("violated", pa.bool_())]
     columns += [(name, pa.string()) for name in VERDICTS if judged]
     return pa.schema(columns + [(name, pa.float64()) for name in HARMS if judged])
@@ -64,63 +63,57 @@ def to_batch(columns: Mapping[str, Any], schema: Any) -> Any:
     return pa.record_batch(arrays, schema=schema)
 
 
-def write_table(
-    path: Path, parts: Iterable[Mapping[str, Any]], audit: Mapping[str, Any], *, judged: bool = False
-) -> None:
-    """Write the table part by part and move it into place in one rename.
+def write_table(path: Path, parts: Iterable[Mapping[str, Any]], *, judged: bool = False) -> str:
+    """Write the table part by part and move it into place in one rename; returns the sha256 of its bytes.
 
     Args:
         path: the file.
         parts: columns by name, a number of rows at a time.
-        audit: the summary, kept in the schema's metadata.
         judged: whether the columns of the judge are there.
+
+    Raises:
+        ResourceError: the disk refused it; no part of it stays.
     """
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    note = json.dumps({"version": VERSION, "audit": dict(audit)}, sort_keys=True, allow_nan=False)
-    schema = table_schema(judged=judged).with_metadata({_KEY: note.encode()})
+    schema = table_schema(judged=judged)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with pq.ParquetWriter(temporary, schema) as writer:
             for part in parts:
                 writer.write_batch(to_batch(part, schema))
         fsync_path(temporary)
+        digest = sha256_file(temporary)
         os.replace(temporary, path)  # noqa: PTH105  (atomic on every platform)
+    except OSError as error:
+        raise ResourceError(f"{path} cannot be written: {error}", remedy="free disk space, then audit again") from error
     finally:
         temporary.unlink(missing_ok=True)
     fsync_path(path.parent)
+    return digest
 
 
-def read_table(path: str | Path) -> Any:
-    """The table of an evidence folder, or of the file itself.
+def parse_table(data: bytes, where: Path) -> Any:
+    """The table in the bytes of a file.
 
     Raises:
-        CheckpointError: it is missing, damaged, or not an audit's.
+        CheckpointError: they are damaged, or not an audit's.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    place = Path(path)
-    place = place / TABLE_NAME if place.is_dir() else place
+    remedy = "run holdfast audit again"
     try:
-        table = pq.read_table(place)
-    except (OSError, pa.ArrowException) as error:
+        table = pq.read_table(io.BytesIO(data))
+        table.validate(full=True)
+    except Exception as error:  # noqa: BLE001  (damaged bytes end in many types: Arrow's, OSError, MemoryError ...)
         raise CheckpointError(
-            f"{place} cannot be read as an audit's table ({type(error).__name__})", remedy="run holdfast audit again"
+            f"{where} cannot be read as an audit's table ({type(error).__name__})", remedy=remedy
         ) from None
-    missing = set(table_schema().names) - set(table.column_names)
-    if missing or _KEY not in (table.schema.metadata or {}) or stored_audit(table).get("version") != VERSION:
-        raise CheckpointError(
-            f"{place} is not an audit's table of version {VERSION}", remedy="run holdfast audit again"
-        )
+    plain, judged = table_schema(), table_schema(judged=True)
+    if not any(table.schema.equals(schema) for schema in (plain, judged)):
+        raise CheckpointError(f"{where} has other columns than an audit's table", remedy=remedy)
     return table
-
-
-def stored_audit(table: Any) -> dict[str, Any]:
-    """The summary that was stored with a table."""
-    found = json.loads(table.schema.metadata[_KEY])["audit"]
-    return dict(found)
 
 
 def degradations(table: Any, unit: str, *, role: str | None = None) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.registry import nearest
 
 MAX_BYTES = 1_000_000
@@ -49,9 +49,40 @@ def parse_yaml(text: str, where: str) -> Any:
         _refuse_unsafe_events(text, where)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         _refuse_duplicate_keys(root, where)
-        return yaml.safe_load(text)
+        return None if root is None else yaml.SafeLoader("").construct_document(root)
+    except ConfigError:
+        raise
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: {_reason(error)}", remedy=_syntax_remedy(error)) from error
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        # A date such as 2020-13-45, `0b`, or a number of 5,000 digits: the constructors raise whatever Python does.
+        raise ConfigError(
+            f"{where}: a value cannot be read ({type(error).__name__})",
+            remedy="put quotes around it if it is text",
+        ) from error
+
+
+def parse_stored_yaml(data: bytes, path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file that a command of ours wrote.
+
+    Raises:
+        CheckpointError: it is not one.
+    """
+    try:
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{path}: {len(data)} bytes, expected at most {MAX_BYTES}", remedy="")
+        value = parse_yaml(data.decode("utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise _not_ours(f"{path}: not UTF-8 at byte {error.start}") from error
+    except ConfigError as error:
+        raise _not_ours(error.what) from error
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise _not_ours(f"{path} does not hold settings")
+    return value
+
+
+def _not_ours(what: str) -> CheckpointError:
+    return CheckpointError(what, remedy="restore the file from a backup")
 
 
 def _refuse_unsafe_events(text: str, where: str) -> None:

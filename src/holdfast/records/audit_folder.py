@@ -1,0 +1,216 @@
+"""The two files of an audit: `audit.parquet`, then `audit.json`, which holds the table's sha256 and its own.
+
+`audit.json` is the root: a folder without it holds no finished audit. Every figure in it that follows from the table
+is computed again when it is read:
+
+| in audit.json                                     | from the columns                                     |
+|---------------------------------------------------|------------------------------------------------------|
+| n, violations, rates, bounds, quantiles, cvar ... | degradations by role, with tau and alpha             |
+| within                                            | the rate of every role <= alpha                      |
+| truncated                                         | the number of true values                            |
+| behaviour                                         | verdicts and harm of both sides                      |
+
+and in the table itself: nll_sum = nll_after - nll_before, nll_token = nll_sum / tokens, nll_first likewise over the
+first tokens, violated = not (D <= tau), ids that occur once. Models, data, settings and versions are not in the table:
+that they were not replaced together with every checksum, only a signature or a hash kept elsewhere can tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.certification.binomial import upper_bound
+from holdfast.core.errors import CheckpointError
+from holdfast.core.files import read_plain_file
+from holdfast.core.sealed_json import read_sealed, write_sealed
+from holdfast.records.audit_figures import CONFIDENCE, UNITS, Array, figures, violated
+from holdfast.records.audit_table import HARMS, SUMMARY_NAME, TABLE_NAME, VERDICTS, parse_table, write_table
+
+VERSION = 2
+AGAIN = "run holdfast audit again into another folder, or restore both files"
+# Sums and beta quantiles differ in their last digits between releases of numpy and scipy, and between processors.
+RELATIVE, ABSOLUTE = 1e-9, 1e-12
+ROLES = frozenset({"audit", "constraint", "monitor"})
+
+
+@dataclass(frozen=True)
+class StoredAudit:
+    """An audit whose figures follow from its table."""
+
+    values: dict[str, Any]
+    table: Any
+
+
+def write_audit_folder(
+    folder: Path, values: Mapping[str, Any], parts: Iterable[Mapping[str, Any]], *, judged: bool = False
+) -> None:
+    """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit."""
+    table_sha256 = write_table(folder / TABLE_NAME, parts, judged=judged)
+    write_sealed(folder / SUMMARY_NAME, {**values, "version": VERSION, "table_sha256": table_sha256})
+
+
+def read_audit_folder(folder: Path) -> StoredAudit:
+    """The audit in a folder, recomputed.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or of the first release, or a figure does not follow.
+    """
+    path = folder / SUMMARY_NAME
+    values = read_sealed(path, remedy=AGAIN)
+    if values.get("version") != VERSION:
+        found = values.get("version")
+        raise CheckpointError(f"{path} has version {found!r}, expected an audit of version {VERSION}", remedy=AGAIN)
+    _require_types(values, path)
+    data = read_plain_file(folder / TABLE_NAME, remedy=AGAIN)
+    digest = sha256(data).hexdigest()
+    if digest != values["table_sha256"]:
+        raise CheckpointError(
+            f"{folder / TABLE_NAME} was changed: {path.name} expects sha256 {values['table_sha256']}, found {digest}",
+            remedy=AGAIN,
+        )
+    table = parse_table(data, folder / TABLE_NAME)
+    _require_rows(table, values, folder / TABLE_NAME)
+    _require_figures(table, values, path)
+    return StoredAudit(values, table)
+
+
+def _require_types(values: Mapping[str, Any], path: Path) -> None:
+    """The keys by which the table is read; a value of another type is named, never computed with."""
+
+    def number(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+    checks = {
+        "table_sha256": lambda value: isinstance(value, str),
+        "unit": UNITS.__contains__,
+        "tau": number,
+        "alpha": lambda value: number(value) and 0 < value < 1,
+        "first_k": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+        "behaviour": lambda value: value is None or isinstance(value, dict),
+        "mode": lambda value: isinstance(value, str),
+    } | dict.fromkeys(("before", "after", "data"), _named_by_hash)
+    wrong = [name for name, fits in checks.items() if name not in values or not _holds(fits, values[name])]
+    if wrong:
+        raise CheckpointError(f"{path}: {', '.join(wrong)} missing or of another type than expected", remedy=AGAIN)
+
+
+def _named_by_hash(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("sha256"), str)
+
+
+def _holds(fits: Any, value: Any) -> bool:
+    try:
+        return bool(fits(value))
+    except TypeError:  # an unhashable value looked up among names
+        return False
+
+
+def _require_rows(table: Any, values: Mapping[str, Any], path: Path) -> None:
+    """What one column of the table says of another."""
+    required = ("id", "role", "tokens", "first_tokens", "truncated", "nll_before", "nll_after", "violated")
+    unit = values["unit"]
+    faults = [f"{name} has empty cells" for name in (*required, unit) if table.column(name).null_count]
+    if not faults and (not table.num_rows or not set(table.column("role").to_pylist()) <= ROLES):
+        faults.append("it has no rows, or roles that an audit does not have")
+    if not faults:
+        if twice := [name for name, count in Counter(table.column("id").to_pylist()).items() if count > 1]:
+            faults.append(f"{len(twice)} ids occur twice")
+        if not np.array_equal(_column(table, "violated"), violated(_column(table, unit), values["tau"])):
+            faults.append(f"its violations are not those of tau = {values['tau']:g} in {unit}")
+        faults += _derived_faults(table)
+    if faults:
+        raise CheckpointError(f"{path} contradicts itself: {'; '.join(faults)}", remedy=AGAIN)
+
+
+def _derived_faults(table: Any) -> list[str]:
+    """Degradations that are not the difference of the losses beside them."""
+    faults = []
+    with np.errstate(all="ignore"):
+        total = _column(table, "nll_after") - _column(table, "nll_before")
+        expected = {"nll_sum": total, "nll_token": total / _column(table, "tokens")}
+        if not (table.column("first_before").null_count or table.column("first_after").null_count):
+            first = _column(table, "first_after") - _column(table, "first_before")
+            expected["nll_first"] = first / _column(table, "first_tokens")
+    for unit in UNITS:
+        empty = table.column(unit).null_count
+        if empty not in (0, table.num_rows):
+            faults.append(f"{unit} has empty cells")
+        elif not empty and unit in expected and not _close(_column(table, unit), expected[unit]):
+            faults.append(f"{unit} is not the difference of the losses")
+    return faults
+
+
+def _column(table: Any, name: str) -> Array:
+    return np.asarray(table.column(name).to_numpy(zero_copy_only=False))
+
+
+def _close(found: Array, expected: Array) -> bool:
+    return bool(np.allclose(found, expected, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True))
+
+
+def _require_figures(table: Any, values: Mapping[str, Any], path: Path) -> None:
+    roles = _column(table, "role")
+    measured = {
+        role: {unit: None if table.column(unit).null_count else _column(table, unit)[roles == role] for unit in UNITS}
+        for role in dict.fromkeys(roles.tolist())
+    }
+    with np.errstate(all="ignore"):
+        found = figures(measured, unit=values["unit"], tau=values["tau"], alpha=values["alpha"])
+    found["truncated"] = int(_column(table, "truncated").sum())
+    wrong = sorted(name for name, value in found.items() if not _same(values.get(name), value))
+    wrong += _behaviour_faults(table, values["behaviour"])
+    if wrong:
+        raise CheckpointError(f"{path}: {', '.join(wrong)} do not follow from {TABLE_NAME}", remedy=AGAIN)
+
+
+def _behaviour_faults(table: Any, stated: Mapping[str, Any] | None) -> list[str]:
+    """The counts of the judge's verdicts; those of on-policy regressions where the judge gave probabilities."""
+    judged = VERDICTS[0] in table.column_names
+    if stated is None or not judged:
+        return [] if (stated is None) != judged else ["behaviour"]
+    was, now = (table.column(name).to_pylist() for name in VERDICTS)
+    if not {*was, *now} <= {"safe", "unsafe", "unscored"}:
+        return ["behaviour"]
+    n, pairs = len(was), list(zip(was, now, strict=True))
+    flips = pairs.count(("safe", "unsafe"))
+    possible = sum(before != "unsafe" and after != "safe" for before, after in pairs)
+    unscored = sum("unscored" in pair for pair in pairs)
+    found: dict[str, Any] = {
+        "n": n, "safe_before": was.count("safe"), "safe_after": now.count("safe"), "unscored": unscored,
+        "flips": flips, "flip_rate": flips / n, "flip_upper": upper_bound(possible, n, CONFIDENCE),
+    }  # fmt: skip
+    wrong = [f"behaviour.{name}" for name, value in found.items() if not _same(stated.get(name), value)]
+    return wrong + _on_policy_faults(table, stated.get("on_policy"), unscored)
+
+
+def _on_policy_faults(table: Any, stated: Any, unscored: int) -> list[str]:
+    """Regressions are prompts whose probability of harm rose by more than tau, or that have none on a side."""
+    scored = any(table.column(name).null_count < table.num_rows for name in HARMS)
+    if stated is None or not scored:
+        return [] if (stated is None) != scored else ["behaviour.on_policy"]
+    if not isinstance(stated, dict) or not isinstance(stated.get("tau"), int | float):
+        return ["behaviour.on_policy"]
+    before, after = (np.array(table.column(name).to_pylist(), dtype=np.float64) for name in HARMS)
+    count, n = int((~(after - before <= stated["tau"])).sum()), table.num_rows
+    rate, upper = count / n, upper_bound(count, n, CONFIDENCE)
+    found = {"n": n, "regressions": count, "unscored": unscored, "rate": rate, "upper": upper}
+    return [f"behaviour.on_policy.{name}" for name, value in found.items() if not _same(stated.get(name), value)]
+
+
+def _same(stated: Any, found: Any) -> bool:
+    """Equal, floats up to their last digits; a figure never passes as one of another type."""
+    if isinstance(found, dict):
+        return isinstance(stated, dict) and set(stated) == set(found) and all(_same(stated[k], found[k]) for k in found)
+    if isinstance(found, float):
+        if isinstance(stated, bool) or not isinstance(stated, int | float):
+            return False
+        return math.isclose(stated, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    return type(stated) is type(found) and bool(stated == found)

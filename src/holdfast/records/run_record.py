@@ -1,0 +1,108 @@
+"""`result.json` and `config.yaml` of a run, bound to each other, and the folders of its safety sets.
+
+`result.json` is the root of a finished run. It holds its own sha256, that of the bytes of `config.yaml`, that of the
+settings themselves (without `output_dir`, so that a run can be found again under another name) and the sha256 of
+every audit that training wrote. `events.jsonl` is a log that grows row by row and is cut when a run resumes: no
+verdict rests on it, so it carries no checksum.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import CheckpointError
+from holdfast.core.files import read_plain_file
+from holdfast.core.hashing import same_numbers, sha256_file, sha256_json
+from holdfast.core.sealed_json import read_sealed, write_sealed
+from holdfast.records.yaml_file import parse_stored_yaml
+
+RESULT_NAME, CONFIG_NAME = "result.json", "config.yaml"
+SINGLE = "safety"
+"""The name of a safety set that was given none; its files lie in the run folder itself."""
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
+RESERVED = frozenset({"adapter", "checkpoints", "model", "constraint", "monitor", "certify"})
+"""Names that a safety set cannot have: those of other things in the run folder, and of the roles."""
+_RESTORE = "restore the file from a backup, or train again into another output_dir"
+
+
+def settings_sha256(values: Mapping[str, Any]) -> str:
+    """Hash of resolved settings without `output_dir`, so that a run folder may be moved."""
+    return sha256_json(same_numbers({key: value for key, value in values.items() if key != "output_dir"}))
+
+
+def write_result(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write the result of a run, bound to the `config.yaml` beside it; its presence says that the run is finished."""
+    config = folder / CONFIG_NAME
+    bound = {"config_file_sha256": sha256_file(config)} if config.is_file() else {}
+    write_sealed(folder / RESULT_NAME, {**values, **bound})
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The result of a finished run, whose settings are those it was made with.
+
+    Raises:
+        CheckpointError: a file is damaged or of the first release, or `config.yaml` was changed since.
+    """
+    path = folder / RESULT_NAME
+    values = read_sealed(path, remedy=_RESTORE)
+    if (folder / CONFIG_NAME).exists() or (folder / CONFIG_NAME).is_symlink():
+        data = read_plain_file(folder / CONFIG_NAME, remedy=_RESTORE)
+        digests = {"config_file_sha256": sha256(data).hexdigest()}
+        settings = parse_stored_yaml(data, folder / CONFIG_NAME)
+        try:
+            digests["config_sha256"] = settings_sha256(settings)
+        except (TypeError, ValueError) as error:  # a date, or NaN: no setting of ours
+            raise _changed(folder) from error
+        if any(values.get(key) != digest for key, digest in digests.items()):
+            raise _changed(folder)
+    return values
+
+
+def _changed(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{folder / CONFIG_NAME} was changed after the run was finished: {RESULT_NAME} is of other settings",
+        remedy=_RESTORE,
+    )
+
+
+def require_name(name: Any, where: object) -> str:
+    """The name of a safety set, where it is one that a run file may give.
+
+    Raises:
+        CheckpointError: it is not, so that it could stand for another folder.
+    """
+    if not isinstance(name, str) or not re.fullmatch(NAME, name) or name in RESERVED:
+        raise CheckpointError(
+            f"{where} names a safety set {str(name)[:100]!r}; expected letters, digits, '-' and '_' that no other "
+            "part of a run folder has for its name",
+            remedy=_RESTORE,
+        )
+    return name
+
+
+def set_folder(run: Path, name: str, *, named: bool) -> Path:
+    """Where the evidence of a safety set lies: the run folder, or a folder of its own where the sets carry names.
+
+    Raises:
+        CheckpointError: the name is none, or a link stands in the folder's place.
+    """
+    require_name(name, run / CONFIG_NAME)
+    return no_link(run / name) if named else run
+
+
+def no_link(path: Path) -> Path:
+    """`path`, which is not a symbolic link: evidence lies in the folder that was named, or nowhere.
+
+    Raises:
+        CheckpointError: it is one.
+    """
+    if path.is_symlink():
+        raise CheckpointError(
+            f"{path} is a symbolic link, which is not followed",
+            remedy="put the files themselves there, or name the folder that it points to",
+        )
+    return path

@@ -1,0 +1,180 @@
+"""May this stored evidence be believed? The one place that answers, for every command that reads evidence again.
+
+| what is read                     | believed where                                                                   |
+|----------------------------------|----------------------------------------------------------------------------------|
+| audit.json, audit.parquet        | both checksums fit, and every figure follows from the table (`audit_folder`)      |
+| result.json, config.yaml         | the checksum fits, and the settings are those that the run was made with          |
+| an audit that training wrote     | it is the one that result.json names, on the prompts that splits.json names       |
+| certificate.json                 | its checksum fits, and both models it speaks of are the weights in front of it    |
+| the name of a safety set         | a run file could give it: it never leads out of the run folder (`run_record`)     |
+
+A symbolic link is never followed inside a run folder. What fails is refused with `CheckpointError` (exit code 6);
+only where a certificate's models are not on this machine is the answer "not checked".
+
+Nothing here can tell who wrote a file: whoever changes table, figures and every checksum together writes evidence
+that agrees with itself. A certificate's sha256 kept elsewhere (`verify --expect`) or its signature closes that gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
+from holdfast.core.errors import CheckpointError
+from holdfast.data.split_record import RECORD_NAME, SplitRecord, load_record
+from holdfast.records.audit_folder import AGAIN, StoredAudit, read_audit_folder
+from holdfast.records.audit_table import SUMMARY_NAME
+from holdfast.records.run_record import RESULT_NAME, no_link, read_result
+from holdfast.records.weights_at_hand import NotAtHandError, content_at_hand
+
+HELD = ("constraint", "monitor")
+"""The roles that training measures; the third stays closed."""
+
+
+def believed_audit(folder: Path, *, split: SplitRecord | None = None) -> StoredAudit:
+    """The audit in a folder.
+
+    Args:
+        folder: with audit.json and audit.parquet.
+        split: the run's; the table then lists exactly the prompts of the roles that it measured.
+
+    Raises:
+        CheckpointError: it cannot be believed.
+    """
+    found = read_audit_folder(no_link(folder))
+    if split is not None:
+        _require_prompts(found, split, folder)
+    return found
+
+
+def _require_prompts(found: StoredAudit, split: SplitRecord, folder: Path) -> None:
+    listed: dict[str, set[str]] = {}
+    for role, name in zip(*(found.table.column(key).to_pylist() for key in ("role", "id")), strict=True):
+        listed.setdefault(role, set()).add(name)
+    wrong = [role for role, names in listed.items() if role in HELD and names != set(split.ids[role])]
+    if set(HELD) & set(listed):  # an audit of other data may lie in a run folder too
+        wrong += [role for role in HELD if split.ids[role] and role not in listed]
+    if wrong:
+        raise CheckpointError(
+            f"{folder}: the {' and '.join(wrong)} prompts of the audit are not those of {RECORD_NAME}", remedy=AGAIN
+        )
+
+
+def believed_run_audit(folder: Path, name: str, result: Mapping[str, Any] | None) -> StoredAudit | None:
+    """The audit that training wrote into the folder of a safety set; None where there is none.
+
+    Raises:
+        CheckpointError: it cannot be believed, is not the one that `result` names, or their figures differ.
+    """
+    path = folder / SUMMARY_NAME
+    if not (path.exists() or path.is_symlink()):
+        return None
+    split = load_record(folder) if (folder / RECORD_NAME).exists() else None
+    found = believed_audit(folder, split=split)
+    if result is None:
+        return found
+    named = result.get("audit_sha256")
+    if isinstance(named, Mapping) and named.get(name) not in (None, found.values["sha256"]):
+        raise CheckpointError(f"{path} is not the audit that {RESULT_NAME} names", remedy=AGAIN)
+    measured = (result.get("safety") or {}).get(name)
+    for role, figures in found.values["roles"].items():
+        stated = measured.get(role) if isinstance(measured, Mapping) else None
+        if isinstance(stated, Mapping) and any(stated.get(key) != figures[key] for key in ("n", "violation_rate")):
+            raise CheckpointError(f"{path}: the {role} figures are not those of {RESULT_NAME}", remedy=AGAIN)
+    return found
+
+
+def believed_result(run: Path) -> dict[str, Any] | None:
+    """The result of a run whose settings are those it was made with; None where the run is not finished.
+
+    Raises:
+        CheckpointError: it cannot be believed.
+    """
+    path = run / RESULT_NAME
+    return read_result(run) if path.exists() or path.is_symlink() else None
+
+
+class Binding(StrEnum):
+    """How a certificate stands to the weights in front of it."""
+
+    SAME = "same"
+    OTHER = "other"
+    ITSELF = "itself"
+    NOT_AT_HAND = "not at hand"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A certificate's binding, and what was found in one sentence; empty where all is well."""
+
+    binding: Binding
+    why: str = ""
+
+
+def believed_certificate(folder: Path) -> CertificateRecord | None:
+    """The certificate in a folder; None where there is none. Which model it speaks of is another question: `bound`.
+
+    Raises:
+        CheckpointError: it was changed, or cannot be read.
+    """
+    path = folder / FILE_NAME
+    return load_certificate(no_link(path)) if path.exists() or path.is_symlink() else None
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """Where a model of a certificate should be: a folder or hub id, with its revision."""
+
+    ref: str | Path
+    revision: str | None = None
+
+
+def places_of(record: CertificateRecord) -> dict[str, ModelPlace]:
+    """Both models where the certificate says they were."""
+    settings = record.settings
+    return {side: ModelPlace(record.places[side], settings.get(f"{side}_revision")) for side in ("before", "after")}
+
+
+def bound(record: CertificateRecord, folder: Path, places: Mapping[str, ModelPlace]) -> Bound:
+    """Whether the weights in front of us are those that a certificate speaks of.
+
+    Of a strength search, `after` in front of us is the adapter that was scaled (`original_sha256`), and the scaled one
+    lies in the certificate's folder.
+
+    Args:
+        folder: of the certificate.
+        places: `before` and `after` in front of us.
+    """
+    stated = {side: record.bound[f"{side}_sha256"] for side in ("before", "after")}
+    if stated["before"] == stated["after"]:
+        return Bound(Binding.ITSELF, "The certificate compares a model with itself.")
+    wanted = [("before", places["before"], stated["before"])]
+    if record.strength is None:
+        wanted.append(("after", places["after"], stated["after"]))
+    else:
+        wanted.append(("after", places["after"], record.strength["original_sha256"]))
+        if record.strength["chosen"] is not None:
+            scaled = folder / Path(record.places["after"]).name
+            wanted.append(("after, at the certified strength", ModelPlace(scaled), stated["after"]))
+    missing = ""
+    for side, place, expected in wanted:
+        try:
+            if isinstance(place.ref, Path):
+                no_link(place.ref)
+            found = content_at_hand(
+                place.ref, revision=place.revision, trust_remote_code=record.settings["trust_remote_code"]
+            )
+        except (NotAtHandError, CheckpointError) as error:
+            missing = missing or f"The model {side} was not at hand: {error.what}. What to do: {error.remedy}."
+            continue
+        if found != expected:
+            return Bound(
+                Binding.OTHER,
+                f"The certificate is bound to another model {side} than the one here (sha256 {expected[:12]}, found "
+                f"{found[:12]}).",
+            )
+    return Bound(Binding.NOT_AT_HAND, missing) if missing else Bound(Binding.SAME)
