@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.certification.record import FILE_NAME, CertificateRecord
@@ -12,6 +13,9 @@ from holdfast.core.redaction import redact
 from holdfast.records.stored_evidence import Bound, ModelPlace, believed_certificate, bound, places_of
 from holdfast.report.evidence import CategoryFigures, CertificateFigures, Limit
 from holdfast.report.fields import Fields
+from holdfast.report.wording import one_line
+
+WHY_LENGTH = 600
 
 
 def read_certificate(
@@ -36,6 +40,7 @@ def read_certificate(
     path = folder / FILE_NAME
     found = Fields(redact(record.to_json()), str(path))
     checked = bound(record, folder, weights or places_of(record))
+    checked = replace(checked, why=one_line(redact(checked.why), WHY_LENGTH))
     certificate = _figures(found, checked, _audited_model(record, audit))
     bounded = certificate.kind in ("fixed", "finite_pool")
     if certificate.certified and bounded and not certificate.upper <= certificate.limit.alpha:

@@ -17,9 +17,10 @@ from holdfast.auditing.run_audit import MeasuredRole, write_run_audit
 from holdfast.constraint import chance
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import CompletionLosses
-from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
+from holdfast.core.sealed_json import write_sealed
 from holdfast.records.audit_figures import LEVELS, UNITS, cvar, distribution, figures, quantile, role_figures
-from holdfast.records.audit_table import SUMMARY_NAME, TABLE_NAME, read_table, write_table
+from holdfast.records.audit_table import SUMMARY_NAME, TABLE_NAME, parse_table, write_table
 
 VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=60).map(np.array)
 
@@ -99,20 +100,31 @@ def test_a_training_run_writes_the_same_files(tmp_path):
 
 def test_a_damaged_or_foreign_table_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be read"):
-        read_table(tmp_path)
+        Audit.load(tmp_path)
     run_audit(tmp_path)
     table = tmp_path / TABLE_NAME
-    table.write_bytes(table.read_bytes()[:-20])
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read_table(tmp_path)
+    whole = table.read_bytes()
+    table.write_bytes(whole[:-20])
+    with pytest.raises(CheckpointError, match=r"audit\.parquet was changed"):
+        Audit.load(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be read as an audit's table"):
+        parse_table(whole[:-20], table)
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"id": ["a"]}), table)
-    with pytest.raises(CheckpointError, match="not an audit's table"):
-        read_table(table)
-    (tmp_path / SUMMARY_NAME).write_text('{"version": 2}')
-    with pytest.raises(CheckpointError, match="expected an audit of version 1, found version 2"):
+    with pytest.raises(CheckpointError, match="other columns than an audit's table"):
+        parse_table(table.read_bytes(), table)
+
+
+def test_an_audit_of_the_first_release_is_refused_with_a_sentence(tmp_path):
+    run_audit(tmp_path)
+    (tmp_path / SUMMARY_NAME).write_text('{"version": 1}')
+    with pytest.raises(CheckpointError, match="carries no checksum") as refused:
+        Audit.load(tmp_path)
+    assert "run holdfast audit again" in refused.value.remedy
+    write_sealed(tmp_path / SUMMARY_NAME, {"version": 1})
+    with pytest.raises(CheckpointError, match="has version 1, expected an audit of version 2"):
         Audit.load(tmp_path)
 
 
@@ -127,8 +139,9 @@ def test_a_table_that_fails_midway_leaves_nothing(tmp_path):
         yield {"id": ["a"], "role": ["audit"]}
         raise OSError("full")
 
-    with pytest.raises(OSError, match="full"):
-        write_table(tmp_path / TABLE_NAME, broken(), {"version": 1})
+    with pytest.raises(ResourceError, match="full") as refused:
+        write_table(tmp_path / TABLE_NAME, broken())
+    assert refused.value.exit_code == 7
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,10 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from holdfast.records.audit_table import write_table
+from holdfast.records.audit_figures import UNITS, figures
+from holdfast.records.audit_folder import write_audit_folder
 
 AUDIT = {
-    "version": 1,
+    "mode": "training",
+    "behaviour": None,
+    "truncated": 0,
     "unit": "nll_token",
     "tau": 0.1,
     "alpha": 0.05,
@@ -32,13 +35,21 @@ def write(tmp_path: Path):
     def call(name: str, violated, *, role="monitor", ids=None, shuffle=None, **changes) -> Path:
         violated = list(violated)
         ids = ids or [f"x{i}" for i in range(len(violated))]
-        rows = [{"id": i, "role": role, "violated": v} for i, v in zip(ids, violated, strict=True)]
-        rows += [{"id": f"c{i}", "role": "constraint", "violated": True} for i in range(5)]
+        rows = [(i, role, v) for i, v in zip(ids, violated, strict=True)]
+        rows += [(f"c{i}", "constraint", True) for i in range(5)]
         if shuffle is not None:
             np.random.default_rng(shuffle).shuffle(rows)
         audit = {**copy.deepcopy(AUDIT), "after": {"ref": name, "sha256": name}, **changes}
-        columns = {key: [row[key] for row in rows] for key in rows[0]}
-        write_table(tmp_path / name / "audit.parquet", [columns], audit)
+        names, roles, outcomes = (np.array(column, dtype=object) for column in zip(*rows, strict=True))
+        d = np.where(outcomes.astype(bool), audit["tau"] + 1, 0.0)
+        ones, units = np.ones(len(rows)), dict.fromkeys(UNITS, d)  # one token each: every unit is the same
+        columns = {
+            "id": names.tolist(), "role": roles.tolist(), "tokens": ones, "first_tokens": ones, "truncated": ones > 1,
+            "nll_before": 0 * d, "nll_after": d, "first_before": 0 * d, "first_after": d, **units, "violated": d > 0,
+        }  # fmt: skip
+        limit = {key: audit[key] for key in ("unit", "tau", "alpha")}
+        by_role = {found: dict.fromkeys(UNITS, d[roles == found]) for found in dict.fromkeys(roles)}
+        write_audit_folder(tmp_path / name, audit | figures(by_role, **limit), [columns])
         return tmp_path / name
 
     return call
@@ -171,15 +182,13 @@ def test_damaged_tables_are_refused(holdfast, tmp_path, write):
     good = write("good", first(1))
     broken = write("broken", first(1)) / "audit.parquet"
     broken.write_bytes(broken.read_bytes()[:-20])
-    foreign = tmp_path / "foreign.parquet"
+    foreign = write("foreign", first(1)) / "audit.parquet"
     pq.write_table(pa.table({"id": ["x"], "role": ["monitor"], "violated": [True]}), foreign)
     twice = write("twice", first(1, 2), ids=["x", "x"])
-    missing = write("missing", [True, None])
     for path, message in {
-        broken: "cannot be read as an audit's table",
-        foreign: "is not an audit's table of version 1",
-        twice: "an id occurs twice",
-        missing: "a value is missing",
+        broken: "audit.parquet was changed",
+        foreign: "audit.parquet was changed",
+        twice: "1 ids occur twice",
     }.items():
         code, out, err = holdfast("compare", good, path)
         assert (code, out) == (6, ""), path

@@ -54,7 +54,7 @@ def test_json_names_what_was_written(holdfast, run):
     found = json.loads(out)
     assert code == 0
     assert found["report"] == str(run / "report.html")
-    assert found["cards"] == [str(run / "README.md")]
+    assert found["cards"] == [str(run / "README.md"), str(run / "adapter" / "README.md")]
     assert [(one["folder"], one["verdict"]) for one in found["runs"]] == [(str(run), "certified")]
 
 

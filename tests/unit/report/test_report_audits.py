@@ -7,20 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.unit.report.synthetic import (
-    SHA,
+    AFTER,
+    BEFORE,
     TAU,
     Words,
     audit_values,
     certificate,
     degradations,
     examples,
-    summary,
     write_audit,
     write_plain_audit,
     write_run,
 )
 from tests.unit.report.test_report_page import page_of
 
+from holdfast.core.errors import CheckpointError
 from holdfast.report.comparison import paired
 from holdfast.report.page import paired_words
 from holdfast.report.read import read_evidence
@@ -30,7 +31,7 @@ from holdfast.report.views import figure_rows
 PASSED = certificate(Words())
 
 
-def audit_later(run: Path, *, over: bool, **changes) -> Path:
+def audit_later(run: Path, *, over: bool, judged: bool = False, rises: bool = False, **changes) -> Path:
     """What `holdfast audit RUN` writes: the same examples in one unit more; every tenth one beyond tau if `over`."""
     folder, sizes = run / "audit", {"constraint": 120, "monitor": 100}
     folder.mkdir()
@@ -38,9 +39,9 @@ def audit_later(run: Path, *, over: bool, **changes) -> Path:
     if over:
         parts["monitor"][::10] = 2 * TAU
     ids = {role: [example.id for example in examples(Words(), role, n)] for role, n in sizes.items()}
-    values = audit_values(parts, Words(), str(run.parent / "safety.jsonl"), judged=False, mode="adapter")
-    values["units"]["kl_token"] = {k: summary(parts["monitor"])[k] for k in ("mean", "cvar", "quantiles")}
-    write_audit(folder, parts, ids, values | changes, Words())
+    safety = str(run.parent / "safety.jsonl")
+    values = audit_values(parts, Words(), safety, judged=judged, mode="adapter", kl=True, rises=rises, **changes)
+    write_audit(folder, parts, ids, values, Words())
     return run
 
 
@@ -93,25 +94,23 @@ def test_a_later_audit_of_other_models_is_named_and_left_out(tmp_path, side):
     evidence = read_evidence(run)
     assert verdict(evidence).standing is Standing.MEASURED
     assert "kl_token" not in evidence.sets[0].units
-    ours = SHA[::-1] if side == "after" else SHA
+    ours = AFTER if side == "after" else BEFORE
     note = f"is of another model {side} (sha256 f00df00df00d, not {ours[:12]}) and does not count for the verdict"
     assert note in page_of(run)
 
 
 def test_the_judge_of_other_models_is_left_out(tmp_path):
-    values = {"behaviour": audit_values({"monitor": np.zeros(9)}, Words(), "", judged=True, mode="")["behaviour"]}
-    assert read_evidence(audit_later(write_run(tmp_path / "a", judged=False), over=False, **values)).sets[0].behaviour
-    other = values | {"after": {"ref": "elsewhere", "sha256": "f00d" * 16}}
-    run = audit_later(write_run(tmp_path / "b", judged=False), over=False, **other)
+    same = audit_later(write_run(tmp_path / "a", judged=False), over=False, judged=True)
+    assert read_evidence(same).sets[0].behaviour
+    other = {"after": {"ref": "elsewhere", "sha256": "f00d" * 16}}
+    run = audit_later(write_run(tmp_path / "b", judged=False), over=False, judged=True, **other)
     assert read_evidence(run).sets[0].behaviour is None
 
 
 def test_judged_rises_are_shown_where_there_are_any(tmp_path):
-    plain = audit_values({"monitor": np.zeros(9)}, Words(), "", judged=True, mode="")["behaviour"]
-    rises = plain | {"on_policy": {"tau": 0.25, "n": 9, "regressions": 2, "unscored": 1, "rate": 2 / 9, "upper": 0.55}}
-    shown = page_of(audit_later(write_run(tmp_path / "a", judged=False), over=False, behaviour=rises))
+    shown = page_of(audit_later(write_run(tmp_path / "a", judged=False), over=False, judged=True, rises=True))
     assert "replies whose judged probability of harm rose by more than 0.25" in shown
-    without = page_of(audit_later(write_run(tmp_path / "b", judged=False), over=False, behaviour=plain))
+    without = page_of(audit_later(write_run(tmp_path / "b", judged=False), over=False, judged=True))
     assert "judged probability" not in without
 
 
@@ -128,18 +127,17 @@ def test_a_later_audit_with_a_larger_alpha_is_held_against_the_alpha_of_the_run(
     assert verdict(evidence).standing is Standing.OVER
 
 
-def test_a_later_audit_that_lost_its_table_takes_no_picture_away(tmp_path):
+def test_a_later_audit_that_lost_its_table_is_refused(tmp_path):
+    """Its figures could not be recomputed."""
     run = audit_later(write_run(tmp_path / "run"), over=True)
     (run / "audit" / "audit.parquet").unlink()
-    evidence = read_evidence(run)
-    assert evidence.sets[0].table is not None
-    assert "Shown is the audit that training wrote." in page_of(run)
-    assert verdict(evidence).standing is Standing.OVER
+    with pytest.raises(CheckpointError, match=r"audit\.parquet cannot be read"):
+        read_evidence(run)
 
 
 def test_a_certificate_says_what_it_is_bound_to(tmp_path):
     page = page_of(write_run(tmp_path / "run", certified=PASSED))
-    assert f"bound to the adapter or model with sha256 <code>{SHA[::-1][:12]}</code>" in page
+    assert f"bound to the adapter or model with sha256 <code>{AFTER[:12]}</code>" in page
 
 
 def test_a_comparison_says_who_has_no_monitor_examples(tmp_path):

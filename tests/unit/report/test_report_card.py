@@ -155,7 +155,6 @@ def test_a_link_is_never_written_through(tmp_path):
 
 def test_cards_go_to_the_run_and_its_adapter_and_own_text_is_kept(tmp_path):
     folder = write_run(tmp_path / "run")
-    (folder / "adapter").mkdir()
     (folder / "adapter" / "README.md").write_text("# Mine\n")
     cards = write_cards(read_evidence(folder))
     assert [(card.path.parent.name, card.written) for card in cards] == [("run", True), ("adapter", False)]
@@ -173,7 +172,6 @@ def test_an_audit_has_no_model_to_describe(tmp_path):
 
 def test_a_run_that_is_not_finished_gets_no_card(tmp_path):
     folder = write_run(tmp_path / "run")
-    (folder / "adapter").mkdir()
     (folder / "result.json").unlink()
     assert write_cards(read_evidence(folder)) == []
     assert not (folder / "README.md").exists()

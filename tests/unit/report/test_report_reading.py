@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import yaml
-from tests.unit.report.synthetic import ALPHA, TAU, Words, certificate, write_plain_audit, write_run
+from tests.unit.report.synthetic import ALPHA, TAU, Words, certificate, change, write_plain_audit, write_run
 
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.report.page import render
@@ -54,22 +54,22 @@ def test_a_missing_piece_is_named_with_the_command_that_makes_it(run, files, wha
 
 
 def test_each_single_file_is_enough_for_a_page(run, tmp_path):
-    for name in ("config.yaml", "events.jsonl", "result.json", "audit.json", "audit.parquet", "certificate.json"):
-        alone = tmp_path / "alone" / name.replace(".", "-")
+    audit = ("audit.json", "audit.parquet")
+    for names in (("config.yaml",), ("events.jsonl",), ("result.json",), audit, audit[1:], ("certificate.json",)):
+        alone = tmp_path / "alone" / "-".join(names)
         alone.mkdir(parents=True)
-        shutil.copy(run / name, alone / name)
+        for name in names:
+            shutil.copy(run / name, alone / name)
         assert "What this does not say" in page_of(alone)
 
 
 def test_an_audit_made_later_is_found_in_its_folder(run):
     """`holdfast audit RUN` writes into RUN/audit: its judge adds to training's own table, or it stands in for it."""
-    values = json.loads((run / "audit.json").read_text())
-    behaviour = values["behaviour"]
-    values["behaviour"] = None
+    judged = write_run(run.parent / "judged")
+    write_run(run, judged=False)
     (run / "audit").mkdir()
-    shutil.copy(run / "audit.parquet", run / "audit" / "audit.parquet")
-    (run / "audit" / "audit.json").write_text(json.dumps(values | {"behaviour": behaviour}))
-    (run / "audit.json").write_text(json.dumps(values))
+    for name in ("audit.json", "audit.parquet"):
+        shutil.copy(judged / name, run / "audit" / name)
     both = read_evidence(run).sets[0]
     assert both.behaviour.count("flips") == 3
     (run / "audit.json").unlink()
@@ -88,10 +88,12 @@ def test_without_a_table_the_figures_come_from_the_result(run):
     assert "no distribution to draw" in page_of(run)
 
 
-def test_the_summary_inside_the_table_stands_in_for_audit_json(run):
-    before = read_evidence(run).sets[0].figures
+def test_a_table_without_its_summary_is_no_audit(run):
+    """The summary is written last and says what was measured: a table alone is left by an audit that was killed."""
     (run / "audit.json").unlink()
-    assert read_evidence(run).sets[0].figures == before
+    found = read_evidence(run).sets[0]
+    assert (found.audit, found.table) == (None, None)
+    assert [f.role for f in found.figures] == ["monitor", "constraint"], "those of result.json"
 
 
 @pytest.mark.parametrize(
@@ -128,16 +130,16 @@ def test_a_value_of_the_wrong_kind_is_refused_and_not_drawn(run, name, path, val
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = value
-    (run / name).write_text(json.dumps(values))
-    with pytest.raises(CheckpointError, match=path[-1]):
+    change(run / name, **values)
+    with pytest.raises(CheckpointError, match=path[0]):
         page_of(run)
 
 
 def test_a_table_and_a_summary_that_disagree_are_refused(run):
     values = json.loads((run / "audit.json").read_text())
     values["roles"]["monitor"]["violations"] += 1
-    (run / "audit.json").write_text(json.dumps(values))
-    with pytest.raises(CheckpointError, match=r"audit\.parquet has"):
+    change(run / "audit.json", **values)
+    with pytest.raises(CheckpointError, match=r"roles do not follow from audit\.parquet"):
         read_evidence(run)
 
 
@@ -166,7 +168,7 @@ def test_named_safety_sets_are_read_from_their_folders(run):
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["safety"] = {"first": config["safety"], "second": config["safety"]}
     config["constraint"] = {"first": config["constraint"], "second": config["constraint"] | {"tau": 0.3}}
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (run / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(config))))  # without aliases
     (run / "first").mkdir()
     for name in ("audit.json", "audit.parquet", "certificate.json", "splits.json"):
         (run / name).rename(run / "first" / name)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.report.synthetic import SHA, Words, certificate, fitting, upper, write_plain_audit, write_run
+from tests.unit.report.synthetic import (
+    AFTER,
+    SHA,
+    Words,
+    certificate,
+    change,
+    fitting,
+    upper,
+    write_plain_audit,
+    write_run,
+)
 
 from holdfast.report.read import read_evidence
 from holdfast.report.verdict import Standing, claim, verdict
@@ -63,8 +73,7 @@ def test_only_prompts_that_were_looked_for_in_the_training_data_are_untouched(tm
 
 def test_without_any_measurement_it_is_not_measured(tmp_path):
     folder = write_run(tmp_path / "run", audit=False)
-    values = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps(values | {"safety": {}}))
+    change(folder / "result.json", safety={})
     assert judged(folder).standing is Standing.UNMEASURED
     assert "was not measured" in claim(read_evidence(folder))
 
@@ -73,7 +82,7 @@ def test_one_split_over_the_limit_is_enough(tmp_path):
     folder = write_run(tmp_path / "run", audit=False)
     values = json.loads((folder / "result.json").read_text())
     values["safety"]["safety"]["monitor"]["violation_rate"] = 0.06
-    (folder / "result.json").write_text(json.dumps(values))
+    change(folder / "result.json", safety=values["safety"])
     found = judged(folder)
     assert found.standing is Standing.OVER
     assert "6 of 100 monitor examples" in found.reason
@@ -84,7 +93,7 @@ def test_a_rate_of_exactly_alpha_is_within(tmp_path):
     folder = write_run(tmp_path / "run", audit=False)
     values = json.loads((folder / "result.json").read_text())
     values["safety"]["safety"]["monitor"]["violation_rate"] = 0.05
-    (folder / "result.json").write_text(json.dumps(values))
+    change(folder / "result.json", safety=values["safety"])
     assert judged(folder).standing is Standing.MEASURED
 
 
@@ -115,7 +124,7 @@ def test_a_certificate_of_another_model_does_not_count(tmp_path, write):
     ("chosen", "standing"), [(1.0, Standing.CERTIFIED), (0.7, Standing.NOT_CERTIFIED), (None, Standing.NOT_CERTIFIED)]
 )
 def test_a_reduced_strength_is_not_the_adapter_as_trained(tmp_path, chosen, standing):
-    strength = fitting("strength") | {"chosen": chosen}
+    strength = fitting("strength") | {"chosen": chosen, "original_sha256": AFTER}
     record = certificate(Words(), kind="strength", certified=chosen is not None, strength=strength)
     folder = write_run(tmp_path / "run", certified=record)
     found = judged(folder)

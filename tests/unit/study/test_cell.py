@@ -11,11 +11,11 @@ import pytest
 from tests import tiny
 from tests.protocol_data import make_data_folder
 
+from holdfast.auditing.result import Audit
 from holdfast.config import config_from_dict
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.files import write_json
 from holdfast.evaluation.reply import Reply
-from holdfast.records.audit_table import degradations, read_table
 from holdfast.study.cell import adapter_of, run_alignment, run_cell
 from holdfast.study.cells import Alignment, Cell, Defense, Model, reference_cell
 from holdfast.study.kept import keep_replies, kept_file
@@ -67,11 +67,11 @@ def test_violations_are_counted_in_the_protocols_unit_and_in_the_runs_own(world)
     steered = {"unit": "kl_token", "tau": 1e-7, "beta": 1e7, "allow_tau_below_noise": True}
     cell = cell_of(model, constraint=steered, setting="kl")
     found = result_of(world, cell, "own")["metrics"]
-    table = read_table(root / "own" / "run")
+    measured = Audit.load(root / "own" / "run")
     assert (protocol.measure.unit, protocol.measure.tau) == ("nll_token", 0.1)
     for role, name in (("monitor", "violation_rate"), ("constraint", "violation_rate_constraint")):
         for start, unit, tau in (("", "nll_token", 0.1), ("own_", "kl_token", 1e-7)):
-            expected = [d > tau for d in degradations(table, unit, role=role)]
+            expected = [d > tau for d in measured.degradations(unit, role=role)]
             assert found[start + name]["value"] == pytest.approx(sum(expected) / len(expected))
     assert found["own_violation_rate_constraint"]["value"] != found["violation_rate_constraint"]["value"]
 
