@@ -8,12 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from tests.unit.report.synthetic import change
 
 from holdfast.auditing.result import Audit
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, UnsupportedError
+from holdfast.core.hashing import sha256_file
 from holdfast.data.splits import load_record
 from holdfast.finished import finished_sets
 from holdfast.models.content import content_of
+from holdfast.records.run_record import settings_sha256
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,20 @@ def test_a_moved_run_folder_is_read_all_the_same(copy):
     assert finished_sets(copy)[0].after == copy / "adapter"
 
 
+def bound_anew(run: Path) -> None:
+    """Compute the hashes of edited settings again, as a forger would, so that other checks are reached."""
+    config = run / "config.yaml"
+    hashes = {"config_sha256": settings_sha256(yaml.safe_load(config.read_text()))}
+    change(run / "result.json", **hashes, config_file_sha256=sha256_file(config))
+
+
+def test_edited_settings_are_refused(copy):
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 42", "seed: 43"))
+    with pytest.raises(CheckpointError, match=r"config\.yaml was changed after the run was finished"):
+        finished_sets(copy)
+
+
 def test_changed_data_is_refused(finished, copy, tmp_path):
     text = (copy / "config.yaml").read_text()
     source = finished.parent / "safety.jsonl"
@@ -56,6 +74,7 @@ def test_changed_data_is_refused(finished, copy, tmp_path):
     changed = tmp_path / "changed.jsonl"
     changed.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (copy / "config.yaml").write_text(text.replace(str(source), str(changed)))
+    bound_anew(copy)
     with pytest.raises(CheckpointError, match="another split"):
         finished_sets(copy)
     changed.unlink()
@@ -82,6 +101,7 @@ def test_what_is_missing_is_named(copy, missing, error, message):
 def test_a_quantised_base_is_refused(copy):
     config = copy / "config.yaml"
     config.write_text(config.read_text().replace("quantization: null", "quantization: 4bit"))
+    bound_anew(copy)
     with pytest.raises(UnsupportedError, match="4bit base"):
         finished_sets(copy)
 
