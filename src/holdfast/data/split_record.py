@@ -123,18 +123,16 @@ def _fits(value: Mapping[str, Any]) -> bool:
 
 def _contradiction(value: Mapping[str, Any], ids: Mapping[str, tuple[str, ...]]) -> str | None:
     """What in a record does not follow from its ids."""
-    if dict(value["sha256"]) != id_hashes(ids):
-        return "ids do not match their sha256"
-    if value["counts"] != {role: len(ids[role]) for role in ROLES}:
-        return "counts are not those of its ids"
-    if any(list(ids[role]) != sorted(set(ids[role])) for role in ROLES):
-        return "ids are not sorted, or occur twice"
-    if len(set().union(*ids.values())) != sum(map(len, ids.values())):
-        return "roles share an id"
-    clusters = value["clusters"]
-    if any(not clusters[role] <= len(ids[role]) or (ids[role] and not clusters[role]) for role in ROLES):
-        return "clusters do not fit its ids"
-    return None
+    counts, clusters = {role: len(ids[role]) for role in ROLES}, value["clusters"]
+    fitting = all(clusters[role] <= counts[role] and bool(clusters[role]) == bool(counts[role]) for role in ROLES)
+    faults = {
+        "ids do not match their sha256": dict(value["sha256"]) != id_hashes(ids),
+        "counts are not those of its ids": value["counts"] != counts,
+        "ids are not sorted, or occur twice": any(list(ids[role]) != sorted(set(ids[role])) for role in ROLES),
+        "roles share an id": len(set().union(*ids.values())) != sum(counts.values()),
+        "clusters do not fit its ids": not fitting or value["n_clusters"] != sum(clusters.values()),
+    }
+    return next((fault for fault, found in faults.items() if found), None)
 
 
 def id_hashes(ids: Mapping[str, Iterable[str]]) -> dict[str, str]:

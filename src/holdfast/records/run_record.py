@@ -51,13 +51,14 @@ def read_result(folder: Path) -> dict[str, Any]:
     values = read_sealed(path, remedy=_RESTORE)
     if (folder / CONFIG_NAME).exists() or (folder / CONFIG_NAME).is_symlink():
         data = read_plain_file(folder / CONFIG_NAME, remedy=_RESTORE)
-        digests = {"config_file_sha256": sha256(data).hexdigest()}
-        settings = parse_stored_yaml(data, folder / CONFIG_NAME)
+        same = values.get("config_file_sha256") == sha256(data).hexdigest()
         try:
-            digests["config_sha256"] = settings_sha256(settings)
+            same = same and values.get("config_sha256") == settings_sha256(
+                parse_stored_yaml(data, folder / CONFIG_NAME)
+            )
         except (TypeError, ValueError) as error:  # a date, or NaN: no setting of ours
             raise _changed(folder) from error
-        if any(values.get(key) != digest for key, digest in digests.items()):
+        if not same:
             raise _changed(folder)
     return values
 

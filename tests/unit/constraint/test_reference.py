@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from scipy.stats import hypergeom
 from tests import tiny
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import CompletionLosses
 from holdfast.constraint.passes import Forward
 from holdfast.constraint.reference import (
+    SPOT_CHECK,
     ReferenceTable,
     cache_folder,
     data_sha256,
+    drawn_rows,
     measure_reference,
     reference_table,
     require_same_provenance,
@@ -147,3 +151,44 @@ def test_cache_folder(monkeypatch, tmp_path):
     assert cache_folder(None) == tmp_path / "env" / "reference"
     monkeypatch.delenv("HOLDFAST_CACHE")
     assert cache_folder(None).parts[-3:] == (".cache", "holdfast", "reference")
+
+
+def missed(role: int, changed: int) -> float:
+    """The probability that no changed row is among those measured again, by the hypergeometric distribution."""
+    return float(hypergeom(role, changed, min(role, SPOT_CHECK)).pmf(0))
+
+
+@pytest.mark.parametrize("role", [20, 134, 135, 400, 5_000, 1_000_000])
+def test_the_sample_finds_a_share_of_five_percent(role):
+    """And with it any forgery that moves a role's violation rate by 5 points; the one of 90 points for certain."""
+    assert missed(role, -(-role // 20)) < 0.001
+    assert missed(role, round(0.9 * role)) < 1e-100
+
+
+def test_the_sample_is_of_each_role_and_never_the_same():
+    """A role of 40 rows is not hidden behind one of 4,000; what is measured again cannot be known beforehand."""
+    drawn = drawn_rows([4_000, 40])
+    assert [at for at in drawn if at >= 4_000] == list(range(4_000, 4_040))
+    assert len(drawn) == len(set(drawn)) == SPOT_CHECK + 40
+    assert drawn != drawn_rows([4_000, 40])
+
+
+@pytest.mark.parametrize("column", ["total", "first"])
+def test_one_forged_row_of_a_small_table_is_caught(tmp_path, column):
+    genuine = get(tmp_path)
+    forged = getattr(genuine.losses, column).clone()
+    forged[7] += 0.1
+    losses = replace(genuine.losses, **{column: forged})
+    for place in (tmp_path / "run" / "reference", *(tmp_path / "cache").glob("*.json")):
+        ReferenceTable(genuine.ids, losses, genuine.provenance).save(place.with_suffix(""))
+    with pytest.raises(CheckpointError, match="do not belong to this model"):
+        get(tmp_path)
+
+
+@pytest.mark.parametrize("column", ["tokens", "first_tokens"])
+def test_rows_with_other_numbers_of_tokens_are_refused(tmp_path, column):
+    genuine = get(tmp_path)
+    losses = replace(genuine.losses, **{column: getattr(genuine.losses, column) + 1})
+    ReferenceTable(genuine.ids, losses, genuine.provenance).save(tmp_path / "run" / "reference")
+    with pytest.raises(CheckpointError, match="not those of the examples"):
+        get(tmp_path)
