@@ -67,7 +67,7 @@ def finished_sets(run: Path) -> list[FinishedSet]:
         raise ConfigError(
             f"{run} is not a run folder: it has no {folder.config.name}",
             remedy="name the output_dir of a `holdfast train` run, of a study's cell CELL/run; what was trained from "
-            "Python is named by its models: --before MODEL --after ADAPTER --safety FILE",
+            "Python is named by its models: --before MODEL --after ADAPTER --prompts FILE",
         )
     if not folder.result.is_file():
         raise ConfigError(f"the run in {run} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")

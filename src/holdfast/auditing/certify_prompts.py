@@ -48,12 +48,17 @@ class Prompts:
         """By id, what the prompt is recognised by in the ledger of openings."""
         return prompt_marks(self.examples)
 
-    def per_category(self) -> dict[str, int]:
-        """Independent units of each category."""
-        found: dict[str, set[int]] = {}
-        for example, label in zip(self.examples, self.cluster, strict=True):
-            found.setdefault(str(example.category), set()).add(label)
-        return {name: len(labels) for name, labels in sorted(found.items())}
+    def per_category(self, drawn: str = "groups") -> dict[str, int]:
+        """Units of each category: groups of near-duplicates, or prompts that were drawn one by one."""
+        return units_per_category(self.categories, self.cluster, drawn)
+
+
+def units_per_category(categories: Sequence[str | None], labels: Sequence[int], drawn: str) -> dict[str, int]:
+    """Groups of each category, or its prompts where these were drawn one by one."""
+    found: dict[str, list[int]] = {}
+    for category, label in zip(categories, labels, strict=True):
+        found.setdefault(str(category), []).append(label)
+    return {name: len(own if drawn == "rows" else set(own)) for name, own in sorted(found.items())}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from holdfast.auditing.certificate_spec import CertificateSpec
 from holdfast.auditing.certificate_table import write_table
-from holdfast.auditing.certify_prompts import Leakage
+from holdfast.auditing.certify_prompts import Leakage, units_per_category
 from holdfast.auditing.issuing import drawn_words, place_of
 from holdfast.certification.behaviour import KEPT, LOST
 from holdfast.certification.enough import require_categories, require_enough
@@ -158,10 +158,7 @@ def counted(pairs: PairedOutcomes) -> Rows:
 def _require_enough(terms: Terms, table: Rows, pairs: PairedOutcomes) -> None:
     sizes = list(Counter(table.cluster.tolist()).values())
     units = len(table.ids) if terms.drawn == "rows" else len(sizes)
-    categories = {
-        str(name): len({label for c, label in zip(table.category, table.cluster.tolist(), strict=True) if c == name})
-        for name in set(table.category)
-    }
+    categories = units_per_category(table.category, table.cluster.tolist(), terms.drawn)
     try:
         require_enough(terms, units, categories if terms.kind == "per_category" else None, sizes=sizes)
     except InfeasibleError as error:

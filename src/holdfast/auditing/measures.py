@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ import numpy as np
 
 from holdfast.auditing.asking import FOLDER, Asked, Asking
 from holdfast.auditing.certificate_table import Table
-from holdfast.auditing.certify_prompts import Prompts
+from holdfast.auditing.certify_prompts import Prompts, units_per_category
 from holdfast.auditing.judging import Judging
 from holdfast.auditing.measure import Progress, measure_pair
 from holdfast.auditing.noise import noise_floor
@@ -266,8 +266,9 @@ def _require_counted(classes: Classes, claim: Claimed, terms: Terms) -> None:
     rows = classes.rows(claim)
     groups = len(set(rows.cluster.tolist()))
     try:
-        per_category = _per_category(rows) if terms.kind == "per_category" else None
-        sizes = list(Counter(rows.cluster.tolist()).values())
+        labels = rows.cluster.tolist()
+        per_category = units_per_category(rows.category, labels, terms.drawn) if terms.kind == "per_category" else None
+        sizes = list(Counter(labels).values())
         require_enough(terms, len(rows.ids) if terms.drawn == "rows" else groups, per_category, sizes=sizes)
     except InfeasibleError as error:
         raise InfeasibleError(
@@ -287,13 +288,6 @@ def _require_steady(classes: Classes, claim: Claimed, alpha: float, pair: Pair) 
             f"in {pair.dtype} decides more than alpha/5 = {alpha / 5:g} of them, so a loss of alpha would not be told",
             remedy="compute in float32 (--dtype float32), or choose a larger alpha; nothing was opened",
         )
-
-
-def _per_category(rows: Rows) -> Mapping[str, int]:
-    found: dict[str, set[int]] = {}
-    for category, label in zip(rows.category, rows.cluster.tolist(), strict=True):
-        found.setdefault(str(category), set()).add(label)
-    return {name: len(labels) for name, labels in sorted(found.items())}
 
 
 def _rows(prompts: Prompts, start: int, degradation: Any) -> Rows:

@@ -193,7 +193,9 @@ def _require_enough(terms: Terms, prompts: Prompts) -> None:
     by_row = terms.kind == "finite_pool" or terms.drawn == "rows"
     sizes = list(Counter(prompts.cluster).values())
     units = len(prompts.ids) if by_row else len(sizes)
-    require_enough(terms, units, prompts.per_category() if terms.kind == "per_category" else None, sizes=sizes)
+    require_enough(
+        terms, units, prompts.per_category(terms.drawn) if terms.kind == "per_category" else None, sizes=sizes
+    )
 
 
 def _ids(table: Table) -> list[str]:

@@ -145,6 +145,7 @@ class CertificateRecord:
     def save(self, folder: Path) -> Path:
         """Write `certificate.json`, atomically."""
         path = folder / FILE_NAME
+        path.with_name(f"{FILE_NAME}.sig").unlink(missing_ok=True)  # a signature of what was there before
         write_bytes(path, self.to_bytes())
         return path
 

@@ -103,6 +103,10 @@ def certify(
     given = given_options(context)
     values["given"] = settings_from(settings, SETTINGS)
     kind = _kind(values)
+    if sign is not None:
+        from holdfast.certification.signing import load_private_key
+
+        load_private_key(sign)  # an unusable key is refused before anything is measured
     if "run" in given:
         _refuse_strange(given, {"run"}, _OWN)
         records = _of_run(values, kind)

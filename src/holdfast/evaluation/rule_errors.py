@@ -79,8 +79,8 @@ class RuleErrors:
             for found in (self.false_refusals, self.missed_refusals)
         )
         return (
-            f"Of replies that {RULES_NAME} {self.revision} call refused, {false} were no refusals by blind labels; of "
-            f"those called answered, {missed} were. These errors are not in the bound."
+            f"Of replies that {RULES_NAME} {self.revision} call refused, {false} were none or unclear by blind "
+            f"labels; of those called answered, {missed} were refusals or unclear. These errors are not in the bound."
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -106,7 +106,7 @@ _LIMITS = """\
 - Constraint and monitor examples were seen during training. Without a certificate, nothing follows for other prompts.
 - A likely safe reply is not a harmless model: judge real replies too.
 - A certificate speaks of prompts like the certified ones, drawn independently, and of one opening of that split.
-- Certificates are bound by hashes, not signed: check one with `holdfast certify --verify`."""
+- Certificates are bound by hashes, and signed where somebody did: check one with `holdfast verify`."""
 
 
 def _public(value: str) -> str:

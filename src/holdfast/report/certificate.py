@@ -24,7 +24,7 @@ def read_certificate(
     """The certificate in a folder, None where there is none.
 
     The file's own sha256, its arithmetic and the content of both models are checked here; whether it still fits its
-    table and the data is what `holdfast certify --verify` recomputes.
+    table and the data is what `holdfast verify` recomputes.
 
     Args:
         folder: of the certificate.
@@ -46,7 +46,7 @@ def read_certificate(
     if certificate.certified and bounded and not certificate.upper <= certificate.limit.alpha:
         raise CheckpointError(
             f"{path} says certified, but its bound {certificate.upper:g} is over alpha {certificate.limit.alpha:g}",
-            remedy="the file was changed: run `holdfast certify --verify` on it",
+            remedy="the file was changed: run `holdfast verify` on it",
         )
     return certificate
 

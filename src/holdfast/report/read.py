@@ -262,6 +262,6 @@ def _missing(
     if any(one.table is None for one in sets):
         found.append(Missing("No audit.parquet: the degradation of single examples is unknown.", audit))
     if any(one.certificate is None for one in sets):
-        certify = f"holdfast certify {folder}" if trained else "holdfast certify --before A --after B --safety FILE"
+        certify = f"holdfast certify {folder}" if trained else "holdfast certify --before A --after B --prompts FILE"
         found.append(Missing("No certificate.json: the claim was measured, not certified.", certify))
     return tuple(found)
