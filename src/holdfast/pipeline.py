@@ -134,7 +134,7 @@ def run(
                 result["audit_sha256"] = write_audits(
                     config, trainer, measured, before, seconds=seconds, trust_remote_code=trust_remote_code
                 )
-                folder.write_result(result)
+                result = folder.write_result(result)
     return RunResult(folder.path, result)
 
 

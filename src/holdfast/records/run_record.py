@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import read_plain_file
 from holdfast.core.hashing import same_numbers, sha256_file, sha256_json
-from holdfast.core.sealed_json import read_sealed, write_sealed
+from holdfast.core.sealed_json import read_sealed, sealed, write_sealed
 from holdfast.records.yaml_file import parse_stored_yaml
 
 RESULT_NAME, CONFIG_NAME = "result.json", "config.yaml"
@@ -34,11 +34,16 @@ def settings_sha256(values: Mapping[str, Any]) -> str:
     return sha256_json(same_numbers({key: value for key, value in values.items() if key != "output_dir"}))
 
 
-def write_result(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write the result of a run, bound to the `config.yaml` beside it; its presence says that the run is finished."""
+def write_result(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the result of a run, bound to the `config.yaml` beside it; its presence says that the run is finished.
+
+    Returns what was written, checksums included.
+    """
     config = folder / CONFIG_NAME
     bound = {"config_file_sha256": sha256_file(config)} if config.is_file() else {}
-    write_sealed(folder / RESULT_NAME, {**values, **bound})
+    whole = sealed({**values, **bound})
+    write_sealed(folder / RESULT_NAME, whole)
+    return whole
 
 
 def read_result(folder: Path) -> dict[str, Any]:

@@ -116,9 +116,9 @@ class RunFolder:
         text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110)
         write_text(self.config, text)
 
-    def write_result(self, values: Mapping[str, Any]) -> None:
-        """Store the result; its presence says that the run is finished."""
-        write_result(self.path, values)
+    def write_result(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Store the result, whose presence says that the run is finished; returns it with its checksums."""
+        return write_result(self.path, values)
 
     def finished(self) -> dict[str, Any] | None:
         """The stored result of a finished run; None when it is not finished."""

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
+from holdfast.core.sealed_json import write_sealed
 from holdfast.data.examples import make_example, prompt_text, searchable_texts
-from holdfast.data.split_record import RECORD_NAME
+from holdfast.data.split_record import RECORD_NAME, SEAL
 from holdfast.data.splits import (
     SplitRecord,
     load_record,
@@ -169,9 +170,20 @@ def test_an_edited_record_is_refused(tmp_path):
     value = record.to_json()
     value["ids"]["certify"][0] = "0" * 16
     path.write_text(json.dumps(value))
+    with pytest.raises(CheckpointError, match="carries no checksum"):
+        load_record(tmp_path)
+    write_sealed(path, value, key=SEAL)
     with pytest.raises(CheckpointError, match="do not match their sha256"):
         load_record(tmp_path)
-    path.write_text(json.dumps({"version": 99}))
+    for change, fault in {
+        "counts": ({"counts": {"constraint": 1, "monitor": 1, "certify": 1}}, "counts are not"),
+        "clusters": ({"n_clusters": 2}, "clusters do not fit"),
+        "type": ({"rule": 3}, "values of its types"),
+    }.values():
+        write_sealed(path, record.to_json() | change, key=SEAL)
+        with pytest.raises(CheckpointError, match=fault):
+            load_record(tmp_path)
+    write_sealed(path, {"version": 99}, key=SEAL)
     with pytest.raises(CheckpointError, match="version 99"):
         load_record(tmp_path)
     for damaged in ("[]", '{"a', ""):
