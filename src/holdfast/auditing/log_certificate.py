@@ -81,7 +81,7 @@ def certify_logs(
     claim = spec.claim(pairs.log_before.sha256, pairs.log_after.sha256, categories)
     texts = {n: f"text:{sha256_text(normalise(s.prompt))[:16]}" for n, s in zip(ids, pairs.samples, strict=True)}
     _require_enough(spec.terms(book.check(claim, ids, declared=openings, texts=texts).declared), table, pairs)
-    entry = book.open(claim, ids, declared=openings, texts=texts)
+    entry = book.open(claim, ids, declared=openings, label=str(output), texts=texts)
     terms = spec.terms(entry.declared)
     found = assessed(table, terms, spec.claims)
     logs = {"before": pairs.log_before.sha256, "after": pairs.log_after.sha256}

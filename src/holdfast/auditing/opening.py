@@ -131,7 +131,7 @@ def _opened(
         if stored is not None and len(_ids(stored[1])) == len(prompts.ids):
             return stored[0]
         measure.prepare(pair, prompts, terms)
-        entry = book.open(claim, prompts.ids, declared=openings, **order)
+        entry = book.open(claim, prompts.ids, declared=openings, label=str(output), **order)
         terms = spec.terms(entry.declared)  # another process may have declared a number since the check
         known = stored[1] if stored is not None and isinstance(stored[1], Rows) else None
         table = measure.measure(pair, prompts, terms, known)
