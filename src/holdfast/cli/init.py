@@ -34,4 +34,4 @@ def init(
     for path in paths:
         say(str(path))
     inside = "" if folder == Path() else f"cd {folder} && "
-    say(f"next: {inside}holdfast check run.yaml && holdfast train run.yaml && holdfast certify runs/first")
+    say(f"next: {inside}holdfast check run.yaml && holdfast train run.yaml && holdfast certify runs/first --by kl")
