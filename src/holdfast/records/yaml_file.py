@@ -75,7 +75,7 @@ def parse_stored_yaml(data: bytes, path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise _not_ours(f"{path}: not UTF-8 at byte {error.start}") from error
     except ConfigError as error:
-        raise _not_ours(error.what) from error
+        raise _not_ours(f"the settings cannot be read: {error.what}") from error
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise _not_ours(f"{path} does not hold settings")
     return value
