@@ -61,7 +61,7 @@ def _certificate(folder: Path) -> object:
 
 
 def _certificate_table(folder: Path) -> object:
-    from holdfast.auditing.certificate_table import read_rows
+    from holdfast.records.certificate_table import read_rows
 
     record: Any = _certificate(folder)
     return read_rows(folder / "certificate.parquet", record.tau, record.bound["table_sha256"])

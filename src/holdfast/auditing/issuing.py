@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.auditing.certificate_spec import CertificateSpec
-from holdfast.auditing.certificate_table import Table, write_table
 from holdfast.auditing.certify_prompts import Leakage, Prompts
 from holdfast.auditing.measures import Measure
 from holdfast.auditing.pair import Pair
@@ -22,6 +21,7 @@ from holdfast.constraint.chance import NOISE_MARGIN
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.models.content import content_of
+from holdfast.records.certificate_table import Table, write_table
 
 
 @dataclass(frozen=True)

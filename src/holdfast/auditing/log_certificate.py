@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from holdfast.auditing.certificate_spec import CertificateSpec
-from holdfast.auditing.certificate_table import write_table
 from holdfast.auditing.certify_prompts import Leakage, units_per_category
 from holdfast.auditing.issuing import drawn_words, place_of
 from holdfast.certification.behaviour import KEPT, LOST
@@ -31,6 +30,7 @@ from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import normalise
 from holdfast.data.near_duplicates import clusters
 from holdfast.evaluation.logs.paired import PairedOutcomes, paired_outcomes
+from holdfast.records.certificate_table import write_table
 
 _READ = ("score", "threshold", "epochs")  # how a log's samples pass
 

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from holdfast.auditing.asking import FOLDER, Asked, Asking
-from holdfast.auditing.certificate_table import Table
 from holdfast.auditing.certify_prompts import Prompts, units_per_category
 from holdfast.auditing.judging import Judging
 from holdfast.auditing.measure import Progress, measure_pair
@@ -33,6 +32,7 @@ from holdfast.data.examples import prompt_text
 from holdfast.evaluation.on_policy import degradations
 from holdfast.evaluation.refusal_rules import RULES_NAME, RULES_REVISION
 from holdfast.evaluation.rule_errors import rule_error_rates
+from holdfast.records.certificate_table import Table
 
 
 class Measure(Protocol):
@@ -148,6 +148,7 @@ class ByJudge:
     progress: Progress | None = None
     noise: float = 0.0
     settles: bool = True
+    _last: Asked | None = None
 
     @property
     def by(self) -> str:
@@ -187,12 +188,13 @@ class ByJudge:
         return {}
 
     def notes(self) -> list[str]:
-        """Nothing further."""
-        return []
+        """How many replies were there before this start."""
+        return _found(self._last)
 
     def _asked(self, pair: Pair, prompts: Prompts, start: int) -> Asked:
         place = self.output / FOLDER
-        return Asked(pair, prompts.examples[start:], self.asking, place, passes=2, progress=self.progress)
+        self._last = Asked(pair, prompts.examples[start:], self.asking, place, passes=2, progress=self.progress)
+        return self._last
 
 
 @dataclass
@@ -253,12 +255,19 @@ class ByBehaviour:
         """What the rules get wrong, as far as that was measured."""
         found = rule_error_rates()
         unknown = f"How often {RULES_NAME} {RULES_REVISION} sort a reply wrongly was not measured."
-        return [unknown if found is None else found.sentence()]
+        return [unknown if found is None else found.sentence(), *_found(self._asked)]
 
     def _classes(self, prompts: Prompts, after: Sequence[str]) -> Classes:
         return Classes(
             prompts.ids, np.array(prompts.cluster, dtype=np.int64), prompts.categories, self._before, self._again, after
         )
+
+
+def _found(asked: Asked | None) -> list[str]:
+    """A note of replies that an earlier start left."""
+    if asked is None or asked.found == 0:
+        return []
+    return [f"{asked.found} replies were left by an earlier start; a random sample of them was asked for again."]
 
 
 def _require_counted(classes: Classes, claim: Claimed, terms: Terms) -> None:

@@ -15,13 +15,12 @@ from typing import Any
 
 from holdfast.auditing.asking import Asking
 from holdfast.auditing.certificate_spec import CertificateSpec, Setup
-from holdfast.auditing.certificate_table import Table, read_stored
 from holdfast.auditing.certify_prompts import Leakage, Prompts, read_prompts, require_no_leak, require_not_steering
 from holdfast.auditing.issuing import Evidence, Sources, issue
 from holdfast.auditing.judging import open_judging
 from holdfast.auditing.measure import Progress
 from holdfast.auditing.measures import ByBehaviour, ByJudge, ByLikelihood, Measure
-from holdfast.auditing.verify import require_entered, require_figures
+from holdfast.auditing.verify import require_entered
 from holdfast.certification.behaviour import Claimed, Classes, claimed
 from holdfast.certification.claim import Claim
 from holdfast.certification.enough import require_categories, require_enough
@@ -32,6 +31,8 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.examples import Example
 from holdfast.evaluation.judge import JudgeSpec
+from holdfast.records.certificate_figures import require_figures
+from holdfast.records.certificate_table import Table, read_stored
 
 
 def open_certify(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.auditing.asking import FOLDER, class_of
-from holdfast.auditing.certificate_table import Table
 from holdfast.certification.behaviour import Classes
 from holdfast.certification.record import CertificateRecord
 from holdfast.core.errors import CheckpointError
 from holdfast.core.hashing import sha256_file
 from holdfast.evaluation.refusal_rules import RULES_REVISION
 from holdfast.evaluation.store import read_replies
+from holdfast.records.certificate_table import Table
 
 _RESTORE = "restore the folder of replies from where the certificate was issued, or certify again"
 

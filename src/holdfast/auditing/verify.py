@@ -13,22 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.auditing.certificate_spec import claimed_settings
-from holdfast.auditing.certificate_table import Table, read_stored
 from holdfast.auditing.certify_prompts import read_prompts
 from holdfast.auditing.log_certificate import require_logs
 from holdfast.auditing.stored_replies import require_replies
-from holdfast.certification.behaviour import Claimed
 from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger, default_ledger, split_sha256
 from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
-from holdfast.certification.sentence import assessed, named_statement, words_of
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.terms import Rows
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.split_record import load_record
 from holdfast.models.content import content_of, forget_hashes
 from holdfast.models.handle import load_tokenizer
+from holdfast.records.certificate_figures import claims_of, require_figures
+from holdfast.records.certificate_table import Table, read_stored
 
 _ISSUE = "it is not what the certificate was issued for: restore it, or certify again"
 
@@ -114,44 +113,6 @@ def _require_in_front(record: CertificateRecord, model: Path, *, moved: str | Pa
             f"{model}, has sha256 {found}",
             remedy="a certificate speaks of one model: certify this one, or name the certified one with --after",
         )
-
-
-def require_figures(record: CertificateRecord, table: Table) -> None:
-    """Every figure, the statement and the verdict, from the table.
-
-    Raises:
-        CheckpointError: naming those that do not follow.
-    """
-    terms = Terms(
-        record.kind, record.tau, record.alpha, record.confidence, record.openings["declared"], record.pool, record.unit,
-        drawn=record.drawn, max_weight=record.max_weight, words=words_of(record.by),
-    )  # fmt: skip
-    try:
-        found = assessed(table, terms, claims_of(record))
-    except CheckpointError:
-        raise
-    except (HoldfastError, ValueError, TypeError) as error:
-        raise CheckpointError(f"the certificate's figures cannot be computed: {error}", remedy=_ISSUE) from error
-    if found["strength"] is not None:
-        stated = record.strength or {}
-        found["strength"] |= {key: stated.get(key) for key in ("original", "original_sha256")}
-        found["strength"]["adapter"] = None if found["strength"]["chosen"] is None else record.places["after"]
-    if found["behaviour"] is not None and record.behaviour is not None:
-        found["behaviour"] = record.behaviour | found["behaviour"]
-    found["statement"] = named_statement(found["statement"], record.by, record.models, record.bound, found["behaviour"])
-    values = record.to_json()
-    wrong = sorted(name for name in found if found[name] != values[name])
-    if wrong:
-        raise CheckpointError(f"the certificate's {', '.join(wrong)} do not follow from its table", remedy=_ISSUE)
-    if record.bound["reference_sha256"] != record.bound["before_sha256"]:
-        raise CheckpointError("the certificate's reference is not its model before", remedy=_ISSUE)
-    if record.bound["before_sha256"] == record.bound["after_sha256"]:
-        raise CheckpointError("the certificate compares a model with itself", remedy=_ISSUE)
-
-
-def claims_of(record: CertificateRecord) -> tuple[Claimed, ...]:
-    """What a behaviour certificate claims: refusals, and answers where it has a second claim."""
-    return (Claimed.REFUSALS,) if record.also is None else (Claimed.REFUSALS, Claimed.ANSWERS)
 
 
 def _content(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> str:

@@ -5,7 +5,7 @@
 | audit.json, audit.parquet        | both checksums fit, and every figure follows from the table (`audit_folder`)      |
 | result.json, config.yaml         | the checksum fits, and the settings are those that the run was made with          |
 | an audit that training wrote     | it is the one that result.json names, on the prompts that splits.json names       |
-| certificate.json                 | its checksum fits, and both models it speaks of are the weights in front of it    |
+| certificate.json, its table      | checksums fit, figures follow from the table, and its models are those in front   |
 | the name of a safety set         | a run file could give it: it never leads out of the run folder (`run_record`)     |
 
 A symbolic link is never followed inside a run folder. What fails is refused with `CheckpointError` (exit code 6);
@@ -23,11 +23,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
+from holdfast.certification.record import FILE_NAME, TABLE_NAME, CertificateRecord, load_certificate
 from holdfast.core.errors import CheckpointError
 from holdfast.data.split_record import RECORD_NAME, SplitRecord, load_record
 from holdfast.records.audit_folder import AGAIN, StoredAudit, read_audit_folder
 from holdfast.records.audit_table import SUMMARY_NAME
+from holdfast.records.certificate_figures import require_figures
+from holdfast.records.certificate_table import read_stored
 from holdfast.records.run_record import RESULT_NAME, no_link, read_result
 from holdfast.records.weights_at_hand import NotAtHandError, content_at_hand
 
@@ -122,7 +124,12 @@ def believed_certificate(folder: Path) -> CertificateRecord | None:
         CheckpointError: it was changed, or cannot be read.
     """
     path = folder / FILE_NAME
-    return load_certificate(no_link(path)) if path.exists() or path.is_symlink() else None
+    if not (path.exists() or path.is_symlink()):
+        return None
+    record = load_certificate(no_link(path))
+    no_link(folder / TABLE_NAME)
+    require_figures(record, read_stored(record, folder))
+    return record
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,22 @@ def test_a_killed_certificate_goes_on_with_the_replies_it_has(models, prompts, t
     assert (record.bound["table_sha256"], record.regressions) == (whole.bound["table_sha256"], whole.regressions)
 
 
+def test_forged_replies_that_lie_there_before_the_start_are_refused(models, prompts, tmp_path):
+    """Whoever may write to the output can compute the header of the store; the replies are asked for again."""
+    certify(models, "gone", prompts, tmp_path / "seen", ledger=tmp_path / "a.json")
+    folder = tmp_path / "out" / "replies"
+    folder.mkdir(parents=True)
+    for name in ("before", "again"):
+        (folder / f"{name}.jsonl").write_bytes((tmp_path / "seen" / "replies" / f"{name}.jsonl").read_bytes())
+    after = (tmp_path / "seen" / "replies" / "after.jsonl").read_text(encoding="utf-8")
+    forged = after.replace(behaving.ANSWER, behaving.REFUSAL)
+    assert forged != after
+    (folder / "after.jsonl").write_text(forged, encoding="utf-8")
+    with pytest.raises(CheckpointError, match="they are not this model's"):
+        certify(models, "gone", prompts, tmp_path / "out", ledger=tmp_path / "b.json")
+    assert not (tmp_path / "out" / "certificate.json").exists()
+
+
 def test_replies_are_for_their_owner_and_bound(models, prompts, tmp_path):
     record = certify(models, "kept", prompts, tmp_path / "out")
     replies = tmp_path / "out" / "replies" / "after.jsonl"
