@@ -120,9 +120,7 @@ def run(
         trained = train(trainer, resume=resume and folder.has_checkpoints())
         if interruption.requested:
             raise KeyboardInterrupt
-        final = folder.model if config.lora is None else folder.adapter
-        with disk_errors(str(final), folder.checkpoints), whole_folder(final) as staged:
-            trainer.save_model(str(staged))
+        _save(trainer, folder.model if config.lora is None else folder.adapter, folder)
         started = time.monotonic()
         measured = measure(trainer)
         result = {"safety": summary(trainer, measured), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
@@ -136,6 +134,12 @@ def run(
                 )
                 result = folder.write_result(result)
     return RunResult(folder.path, result)
+
+
+def _save(trainer: SafeSFTTrainer, final: Path, folder: RunFolder) -> None:
+    """Write the adapter or model, whole or not at all."""
+    with disk_errors(str(final), folder.checkpoints), whole_folder(final) as staged:
+        trainer.save_model(str(staged))
 
 
 @contextmanager
