@@ -115,9 +115,7 @@ def run(
             callbacks=[interruption],
             listeners=listeners if main else (),
         )
-        if resume and not folder.has_checkpoints():
-            logger.warning("nothing to resume in %s: the run starts anew", folder.path)
-        trained = train(trainer, resume=resume and folder.has_checkpoints())
+        trained = train(trainer, resume=_resumes(folder, asked=resume))
         if interruption.requested:
             raise KeyboardInterrupt
         _save(trainer, folder.model if config.lora is None else folder.adapter, folder)
@@ -134,6 +132,13 @@ def run(
                 )
                 result = folder.write_result(result)
     return RunResult(folder.path, result)
+
+
+def _resumes(folder: RunFolder, *, asked: bool) -> bool:
+    """Whether training goes on from a checkpoint."""
+    if asked and not folder.has_checkpoints():
+        logger.warning("nothing to resume in %s: the run starts anew", folder.path)
+    return asked and folder.has_checkpoints()
 
 
 def _save(trainer: SafeSFTTrainer, final: Path, folder: RunFolder) -> None:
