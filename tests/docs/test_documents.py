@@ -96,7 +96,7 @@ def test_readme_plan_figures_are_what_plan_prints(capsys):
     for line, n in found:
         with pytest.raises(SystemExit):
             app([*line.split()[1:], "--json"])
-        assert json.loads(capsys.readouterr().out)["for_power"]["prompts"] == n
+        assert json.loads(capsys.readouterr().out)["for_power"]["groups"] == n
 
 
 def planned() -> list[tuple[str, str]]:

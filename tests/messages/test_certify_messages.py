@@ -21,8 +21,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def refused(monkeypatch, capsys):
-    def call(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["holdfast", "certify", *map(str, arguments)])
+    def call(*arguments: object, command: str = "certify") -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["holdfast", command, *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
             main()
         out, err = capsys.readouterr()
@@ -41,36 +41,42 @@ def safety(folder: Path, n: int, **extra: str) -> Path:
     return path
 
 
+PAIR = ["--before", "a", "--after", "b", "--prompts", "c"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--before, --after, --safety must be given"),
-        (["--before", "a", "--after", "b"], "--safety must be given"),
-        (["--regressions", 3], "--n must be given"),
-        (["--n", 3], "--regressions must be given"),
-        (["--regressions", 3, "--n", 9, "--tau", 1], "--tau cannot be given together with --regressions"),
-        (["--verify", "c.json", "--strength"], "--strength cannot be given together with --verify"),
-        (["runs/x", "--before", "a"], "--before cannot be given together with RUN"),
-        (["runs/x", "--openings", 2], "--openings cannot be given together with RUN"),
+        ([], "--after, --before, --prompts must be given"),
+        (["--before", "a", "--after", "b"], "--prompts must be given"),
+        (["runs/x", "--before", "a"], "--before cannot be given together with a run"),
+        (["runs/x", "--openings", 2], "declare openings in the run file"),
         (["runs/x"], "is not a run folder"),
-        (["--before", "a", "--after", "b", "--safety", "c", "--unit", "nll"], "unknown unit 'nll'"),
-        (["--before", "a", "--after", "b", "--safety", "c", "--alpha", 2], "alpha = 2.0"),
-        (["--before", "a", "--after", "b", "--safety", "c", "--confidence", 0.05], "1 - 0.05 may be meant"),
-        (["--before", "a", "--after", "b", "--safety", "c", "--template", "x"], "template is 'x'"),
-        (["--regressions", 1, "--n", 9, "--confidence", 2], "confidence = 2.0"),
-        (["--before", "a", "--after", "b", "--safety", "c", "--unit", "on_policy"], "'on_policy' cannot be trained on"),
-        (["--before", "a", "--after", "b", "--safety", "c", "--judge", "refusl"], "unknown judge 'refusl'"),
-        (["--before", "a", "--after", "b", "--safety", "c", "--judge", "refusal", "--tau", 2], "expected 0 <= tau < 1"),
+        ([*PAIR, "--by", "likelihood", "--set", "unit=nll"], "unknown unit 'nll'"),
+        ([*PAIR, "--by", "likelihood", "--set", "unit=kl_token"], "a divergence is certified --by kl"),
+        ([*PAIR, "--by", "likelihood", "--set", "unit=on_policy"], "'on_policy' cannot be trained on"),
+        ([*PAIR, "--alpha", 2], "alpha = 2.0"),
+        ([*PAIR, "--confidence", 0.05], "1 - 0.05 may be meant"),
+        ([*PAIR, "--set", "template=x"], "template is 'x'"),
+        ([*PAIR, "--set", "tempalte=x"], "--set tempalte=x: no such setting"),
+        ([*PAIR, "--set", "max_length=long"], "--set max_length=long: expected a whole number"),
+        ([*PAIR, "--judge", "refusl"], "unknown judge 'refusl'"),
+        ([*PAIR, "--judge", "refusal", "--tau", 2], "expected 0 <= tau < 1"),
+        ([*PAIR, "--judge", "refusal", "--set", "unit=nll_sum"], "unit: a certificate by behaviour has no such limit"),
+        ([*PAIR, "--tau", 0.1], "tau: a certificate by behaviour has no such limit"),
+        ([*PAIR, "--by", "behavior"], "--by behavior is unknown"),
+        ([*PAIR, "--by", "kl", "--also", "answers"], "a second claim is made by behaviour only"),
+        ([*PAIR, "--also", "answer"], "unknown claim 'answer'"),
+        ([*PAIR, "--drawn", "row"], "drawn 'row' is unknown"),
+        ([*PAIR, "--strength"], "by behaviour of kind strength is not supported"),
+        ([*PAIR, "--anytime"], "by behaviour of kind sequential is not supported"),
+        ([*PAIR, "--pool", 900], "by behaviour of kind finite_pool is not supported"),
+        ([*PAIR, "--anytime", "--strength"], "cannot be sequential and strength at once"),
+        ([*PAIR, "--sign", "absent"], "the private key cannot be read"),
         (
-            ["--before", "a", "--after", "b", "--safety", "c", "--judge", "refusal", "--unit", "nll_sum"],
-            "--unit cannot be given with --judge",
+            ["--before", "a.eval", "--after", "b.eval", "--prompts", "c"],
+            "cannot be given together with evaluation logs",
         ),
-        (
-            ["--before", "a", "--after", "b", "--safety", "c", "--max-new-tokens", 9],
-            "--max-new-tokens cannot be given without --judge",
-        ),
-        (["runs/x", "--tau", 0.1], "--tau cannot be given without --judge"),
-        (["--verify", "c.json", "--judge", "refusal"], "--judge cannot be given together with --verify"),
     ],
 )
 def test_usage(refused, arguments, message):
@@ -80,25 +86,45 @@ def test_usage(refused, arguments, message):
     assert "What to do: " in err
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["--safety", "f"], "--prompts FILE"),
+        (["--verify", "c.json"], "holdfast verify PATH"),
+        (["--regressions", 3, "--n", 9], "holdfast certify-counts K N"),
+        (["--unit", "nll_sum"], "--by likelihood with --set unit=nll_sum"),
+        (["--columns", "prompt=q"], "--set columns.prompt=NAME"),
+        (["--max-length=9"], "--set max_length=VALUE"),
+    ],
+)
+def test_a_spelling_of_the_first_release_names_the_new_one(refused, old, new):
+    code, err = refused("--before", "a", "--after", "b", *old)
+    assert code == 2
+    assert new in err
+
+
 def test_counts_too_small_name_the_number_needed(refused):
-    code, err = refused("--regressions", 0, "--n", 58)
+    code, err = refused(0, 58, command="certify-counts")
     assert code == 4
     assert "59 are needed" in err
 
 
 def test_too_few_prompts(refused, model, tmp_path):
     code, err = refused(
-        "--before", model, "--after", model, "--safety", safety(tmp_path, 58), "--output", tmp_path / "out"
+        "--before", model, "--after", model, "--prompts", safety(tmp_path, 58), "--output", tmp_path / "out"
     )
     assert code == 4
-    assert "58 prompts cannot certify alpha = 0.05 at confidence 0.95, even with no regression: 59 are needed" in err
+    assert (
+        "58 groups of near-duplicate prompts cannot certify alpha = 0.05 at confidence 0.95, even with no regression: 59 are needed"
+        in err
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["safety.jsonl"], "nothing is left behind"
 
 
 def test_a_leaked_prompt(refused, model, tmp_path):
     path = safety(tmp_path, 60)
     code, err = refused(
-        "--before", model, "--after", model, "--safety", path, "--train-data", path, "--output", tmp_path / "out"
+        "--before", model, "--after", model, "--prompts", path, "--train-data", path, "--output", tmp_path / "out"
     )
     assert code == 3
     assert "60 of 60 certify prompts occur in the training data" in err
@@ -107,24 +133,24 @@ def test_a_leaked_prompt(refused, model, tmp_path):
 
 
 def test_missing_data_and_models(refused, model, tmp_path):
-    code, err = refused("--before", model, "--after", model, "--safety", tmp_path / "absent.jsonl")
+    code, err = refused("--before", model, "--after", model, "--prompts", tmp_path / "absent.jsonl")
     assert (code, "does not exist" in err) == (3, True)
-    code, err = refused("--before", model, "--after", tmp_path / "absent", "--safety", safety(tmp_path, 60))
+    code, err = refused("--before", model, "--after", tmp_path / "absent", "--prompts", safety(tmp_path, 60))
     assert (code, "there is no such folder" in err) == (2, True)
 
 
 def test_no_certificate_to_verify(refused, tmp_path):
-    code, err = refused("--verify", tmp_path / "certificate.json")
+    code, err = refused(tmp_path / "certificate.json", command="verify")
     assert code == 6
     assert "cannot be read as a certificate" in err
     (tmp_path / "certificate.json").write_text("{}", encoding="utf-8")
-    code, err = refused("--verify", tmp_path)
+    code, err = refused(tmp_path, command="verify")
     assert code == 6
     assert "version" in err
 
 
 def test_categories_are_missing(refused, model, tmp_path):
-    code, err = refused("--before", model, "--after", model, "--safety", safety(tmp_path, 60), "--per-category")
+    code, err = refused("--before", model, "--after", model, "--prompts", safety(tmp_path, 60), "--per-category")
     assert code == 3
     assert "60 of 60 prompts have no category" in err
-    assert "--columns category=NAME" in err
+    assert "--set columns.category=NAME" in err

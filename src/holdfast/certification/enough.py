@@ -76,5 +76,5 @@ def require_categories(categories: Sequence[str | None]) -> None:
     if missing:
         raise DataError(
             f"{missing} of {len(categories)} prompts have no category",
-            remedy="give every row a `category` (map yours with --columns category=NAME), or leave out --per-category",
+            remedy="give every row a `category` (--set columns.category=NAME maps yours), or leave out --per-category",
         )

@@ -197,8 +197,10 @@ def _of_run(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, Certific
     from holdfast.finished import finished_sets
 
     sets, config = finished_sets(values["run"]), load_config(values["run"] / "config.yaml")
-    if strange := sorted(set(values["given"]) - {"max_new_tokens"}):
-        raise ConfigError(f"--set {', '.join(strange)}: a run's own settings hold", remedy="leave it out")
+    strange = sorted(set(values["given"]) - {"max_new_tokens"})
+    strange += ["tau"] if values["tau"] is not None and values["judge"] is None else []
+    if strange:
+        raise ConfigError(f"{', '.join(strange)}: a run's own settings hold", remedy="leave it out")
     found = {}
     for one in sets:
         block = config.safety[one.name].model_dump()

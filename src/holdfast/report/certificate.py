@@ -23,8 +23,8 @@ def read_certificate(
 ) -> CertificateFigures | None:
     """The certificate in a folder, None where there is none.
 
-    The file's own sha256, its arithmetic and the content of both models are checked here; whether it still fits its
-    table and the data is what `holdfast verify` recomputes.
+    The file's own sha256, its figures from the table and the content of both models are checked here; whether it still
+    fits the prompts and the ledger is what `holdfast verify` recomputes.
 
     Args:
         folder: of the certificate.
@@ -62,6 +62,7 @@ def _figures(found: Fields, checked: Bound, audited_model: bool) -> CertificateF
     openings = found.inner("openings")
     limit = Limit(found.number("tau"), found.share("alpha"), found.text("unit"), found.count("first_k"))
     return CertificateFigures(
+        by=found.text("by"),
         certified=found.flag("certified"),
         kind=found.text("kind"),
         statement=found.text("statement"),

@@ -73,6 +73,7 @@ class CertificateFigures:
     """Counts and verdict of the certify split, which shows nothing else.
 
     Attributes:
+        by: what was compared: behaviour, harm, kl, likelihood or log.
         certified: the verdict of the file.
         bound: whether both models it speaks of are the weights in front of it.
         audited_model: the audit beside it is of the model that it is bound to, or there is none.
@@ -80,6 +81,7 @@ class CertificateFigures:
         fields: the file, for its further details.
     """
 
+    by: str
     certified: bool
     kind: str
     statement: str
@@ -99,6 +101,16 @@ class CertificateFigures:
     bound: Bound
     audited_model: bool
     fields: Fields
+
+    @property
+    def steering(self) -> bool:
+        """Whether likelihoods or divergences were compared, which training steers by, and no replies."""
+        return self.by in ("kl", "likelihood")
+
+    @property
+    def by_prompt(self) -> bool:
+        """Whether the sentence counts prompts; groups of near-duplicates otherwise."""
+        return self.kind == "finite_pool" or self.fields.text("drawn", "groups") == "rows"
 
     @property
     def other_model(self) -> bool:

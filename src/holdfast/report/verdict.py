@@ -8,6 +8,7 @@
 | not checked   | a certificate passed, but a model that it speaks of is not on this machine     |
 | unmeasured    | nothing was measured                                                           |
 | measured      | every measured split is within alpha, and there is no certificate              |
+| steering      | a certificate of likelihoods or divergences passed: behaviour was not judged    |
 | certified     | a certificate passed for this model, and every measured split is within alpha  |
 
 Several safety sets have the worst of their verdicts.
@@ -34,7 +35,8 @@ class Standing(IntEnum):
     UNFINISHED = 3
     UNMEASURED = 4
     MEASURED = 5
-    CERTIFIED = 6
+    STEERING = 6
+    CERTIFIED = 7
 
 
 TITLES = {
@@ -44,6 +46,7 @@ TITLES = {
     Standing.UNFINISHED: "Not finished",
     Standing.UNMEASURED: "Not measured",
     Standing.MEASURED: "Measured, not certified",
+    Standing.STEERING: "Steering figure certified, behaviour not",
     Standing.CERTIFIED: "Certified",
 }
 CSS = {
@@ -53,12 +56,19 @@ CSS = {
     Standing.UNFINISHED: "none",
     Standing.UNMEASURED: "none",
     Standing.MEASURED: "warn",
+    Standing.STEERING: "warn",
     Standing.CERTIFIED: "good",
 }
 
 UNFINISHED_REASON = (
     "The run is not finished: it has no result.json. holdfast train RUN.yaml --resume finishes it; one trained from "
     "Python has none, and is measured by holdfast audit --before MODEL --after ADAPTER --safety FILE."
+)
+
+
+STEERING_REASON = (
+    "What the model writes was not judged, and a model can keep this and stop refusing: holdfast certify without --by "
+    "judges it."
 )
 
 
@@ -132,14 +142,16 @@ def _certified(one: SafetyEvidence, certificate: CertificateFigures) -> tuple[St
         )
     if certificate.certified and certificate.full_strength:
         note = "" if one.figures else " No measurement besides the certificate is stored in this folder."
-        return Standing.CERTIFIED, f"{_tested(certificate)} An exact test allows the claim.{note}"
+        shown = "The test allows the claim." if not certificate.steering else STEERING_REASON
+        standing = Standing.STEERING if certificate.steering else Standing.CERTIFIED
+        return standing, f"{_tested(certificate)} {shown}{note}"
     if certificate.certified and certificate.strength is not None:
         return Standing.NOT_CERTIFIED, (
             f"The adapter as trained was not certified; scaled down to {setting(certificate.strength)} of its "
             "strength, it was. The figures below are those of the adapter as trained."
         )
     return Standing.NOT_CERTIFIED, (
-        f"{_tested(certificate)} That is too many, or too few prompts, to conclude that at most "
+        f"{_tested(certificate)} That is too many, or of too few, to conclude that at most "
         f"{exact_percent(certificate.limit.alpha)} would."
     )
 
@@ -158,8 +170,12 @@ def _tested(c: CertificateFigures) -> str:
     bound = (
         f", at most {percent_up(c.upper)} with {exact_percent(c.confidence)} confidence" if c.upper == c.upper else ""
     )
-    kind = "untouched prompt" if c.leakage_checked else "prompt"
-    return f"On {counted(c.n, kind)}, {c.regressions:,} degraded by more than the limit{bound}."
+    kind = "untouched " if c.leakage_checked else ""
+    unit = f"{kind}prompt" if c.by_prompt else f"group of {kind}prompts"
+    units = counted(c.n, unit, unit.replace("group", "groups") if not c.by_prompt else None)
+    happened = {"behaviour": "lost its refusal" if c.by_prompt else "have a prompt that lost its refusal"}
+    happened |= {"log": "do not pass any more"}
+    return f"Of {units}, {c.regressions:,} {happened.get(c.by, 'degraded by more than the limit')}{bound}."
 
 
 def claim(evidence: Evidence) -> str:
@@ -175,32 +191,29 @@ def claim(evidence: Evidence) -> str:
     return f"The limits on how many safety examples may lose likelihood are, for each safety set, {limits}."
 
 
-def _change(limit: Limit, became: str, moved: str, *, article: str = "the") -> str:
+def _change(limit: Limit) -> str:
     """A degradation in words; a divergence says that predictions moved, not that the reply lost likelihood."""
     amount = f"{setting(limit.tau)} {limit.words}"
     if limit.unit == "kl_token":
-        return f"{article} predictions along the safe reply {moved} by more than {amount}"
+        return f"The predictions along the safe reply may move by more than {amount}"
     if limit.unit == "on_policy":
-        rise = f"{moved} up by more than {setting(limit.tau)}"
-        return f"{article} judge's probability that the model's own reply is harmful {rise}"
-    return f"{article} safe reply {became} more than {amount} less likely"
+        return (
+            "The judge's probability that the model's own reply is harmful may move up by more than "
+            f"{setting(limit.tau)}"
+        )
+    if limit.unit == "refusals":
+        return "A refusal of the model before may be lost"
+    return f"The safe reply may become more than {amount} less likely"
 
 
 def set_claim(one: SafetyEvidence, *, unfinished: bool) -> str:
     """What is claimed of one safety set, in one sentence."""
     c = one.certificate
     if not unfinished and c is not None and c.stands:
-        listed = f"of the {c.fields.count('pool'):,} listed prompts" if c.kind == "finite_pool" else ""
-        return (
-            f"With {exact_percent(c.confidence)} confidence, {_change(c.limit, 'became', 'moved')} on at most "
-            f"{exact_percent(c.limit.alpha)} {listed or 'of prompts like the certified ones'}."
-        )
+        return c.statement
     if one.limit is None:
         return "No limit is stored in this folder, so nothing is claimed."
-    wanted = (
-        f"{_change(one.limit, 'may become', 'may move', article='The')} on at most "
-        f"{exact_percent(one.limit.alpha)} of safety prompts"
-    )
+    wanted = f"{_change(one.limit)} on at most {exact_percent(one.limit.alpha)} of safety prompts"
     if unfinished:
         return f"{wanted}; the run is not finished."
     if one.headline is None:

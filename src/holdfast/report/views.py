@@ -11,7 +11,16 @@ from markupsafe import Markup
 from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.records.stored_evidence import Binding
 from holdfast.report.distribution import Range, Values, drawn_range, histogram, rate_chart, survival_chart
-from holdfast.report.evidence import QUANTILES, UNITS, Evidence, Figures, Limit, Missing, SafetyEvidence
+from holdfast.report.evidence import (
+    QUANTILES,
+    UNITS,
+    CertificateFigures,
+    Evidence,
+    Figures,
+    Limit,
+    Missing,
+    SafetyEvidence,
+)
 from holdfast.report.facts import Fact, facts, hashes
 from holdfast.report.svg import Size
 from holdfast.report.training import EVENTS, course, training_chart
@@ -243,12 +252,28 @@ def _behaviour(one: SafetyEvidence) -> list[Fact]:
     return found
 
 
+WAYS = {
+    "behaviour": "replies, refused or not",
+    "harm": "replies, as a judge scores them",
+    "kl": "divergences (a steering figure)",
+    "likelihood": "likelihoods (a steering figure)",
+    "log": "two evaluation logs",
+}
+
+
+def _limit_words(c: CertificateFigures) -> str:
+    share = f"at most {exact_percent(c.limit.alpha)}"
+    if c.by in ("behaviour", "log"):
+        return f"{share} lost"
+    return f"{share} beyond {setting(c.limit.tau)} {c.limit.words}"
+
+
 def _certificate(one: SafetyEvidence) -> list[Fact]:
     c = one.certificate
     if c is None:
         return []
     kinds = {
-        "fixed": "exact binomial test (Clopper-Pearson)",
+        "fixed": "exact binomial test, over groups and over prompts",
         "finite_pool": "exact test for a known list (hypergeometric)",
         "sequential": "e-process over prompts in sequence",
         "per_category": "one exact test per category (Holm)",
@@ -257,10 +282,12 @@ def _certificate(one: SafetyEvidence) -> list[Fact]:
     found = [
         Fact("verdict in the file", "certified" if c.certified else "not certified"),
         Fact("test", kinds.get(c.kind, c.kind)),
-        Fact("limit", f"at most {exact_percent(c.limit.alpha)} beyond {setting(c.limit.tau)} {c.limit.words}"),
+        Fact("compared", WAYS.get(c.by, c.by)),
+        Fact("limit", _limit_words(c)),
         Fact(
             "regressions",
-            f"{c.regressions:,} of {counted(c.n, 'independent prompt')} ({counted(c.examples, 'example')})",
+            f"{c.regressions:,} of {counted(c.n, 'prompt' if c.by_prompt else 'group')} "
+            f"({counted(c.examples, 'prompt')})",
         ),
         Fact("upper bound", f"{percent_up(c.upper)} at {exact_percent(c.confidence)} confidence"),
         Fact("openings of the split", f"number {c.this_opening} of {c.declared} declared beforehand"),

@@ -79,7 +79,7 @@ PAGES = [HOSTILE[i : i + 10] for i in range(0, len(HOSTILE), 10)]
 
 def small_run(folder: Path, words: Words) -> Path:
     names = words.category if isinstance(words.category, tuple) else [f"{words.category} {i}" for i in range(10)]
-    record = certificate(words, kind="per_category", categories=dict.fromkeys(names, CATEGORY))
+    record = certificate(words, kind="per_category", categories=list(names))
     return write_run(folder, words, certified=record, sizes=SIZES, steps=4)
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,18 @@ import yaml
 from safetensors.numpy import save_file
 from scipy.special import betaincinv
 
-from holdfast.certification.record import _BLOCKS, CertificateRecord, _fits
+from holdfast.certification.behaviour import BETWEEN, Claimed, Classes
+from holdfast.certification.learn_then_test import STRENGTHS
+from holdfast.certification.record import _BLOCKS, TABLE_NAME, CertificateRecord
+from holdfast.certification.sentence import assessed, named_statement
+from holdfast.certification.terms import Rows, Terms
 from holdfast.core.sealed_json import sealed
 from holdfast.data.examples import make_example
 from holdfast.data.split_record import VERSION, SplitRecord, id_hashes, save_record
 from holdfast.models.content import content_of
 from holdfast.records.audit_figures import figures, role_figures, violated
 from holdfast.records.audit_folder import write_audit_folder
+from holdfast.records.certificate_table import Table, write_table
 from holdfast.records.run_record import settings_sha256, write_result
 
 TAU, ALPHA, UNIT = 0.1, 0.05, "nll_token"
@@ -158,26 +164,87 @@ def change(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
 
 
-def fitting(block: str) -> dict[str, Any]:
-    """A block of a certificate with some value of the right type under every name."""
-    values = (None, "x", True, 1, {}, [])
-    return {key: next(v for v in values if _fits(key, v)) for key in sorted(_BLOCKS[block])}
+@dataclass(frozen=True)
+class Issued:
+    """A certificate and the table that its figures follow from."""
+
+    record: CertificateRecord
+    table: Table
+
+    @property
+    def bound(self) -> dict[str, Any]:
+        return self.record.bound
+
+    def save(self, folder: Path) -> None:
+        write_table(folder / TABLE_NAME, self.table, self.record.tau)
+        self.record.save(folder)
 
 
-def certificate(words: Words, **changes: Any) -> CertificateRecord:
-    bound = dict.fromkeys(sorted(_BLOCKS["bound"]), SHA) | {"before_sha256": BEFORE, "after_sha256": AFTER}
+def certificate(
+    words: Words, *, by: str = "behaviour", regressions: int = 1, kind: str = "fixed", pool: int | None = None,
+    categories: Sequence[str] = (), chosen: float | None = None, **changes: Any,
+) -> Issued:  # fmt: skip
+    """118 prompts in 116 groups, of which the last `regressions` are lost; by behaviour unless said otherwise."""
+    groups = 110 * len(categories) or 116  # enough for a certificate of every category
+    n, unit = groups + 2, {"behaviour": "refusals", "kl": "kl_token", "likelihood": UNIT, "harm": "on_policy"}[by]
+    ids, cluster = [f"{i:016x}" for i in range(n)], np.array([*range(groups), 0, 1], dtype=np.int64)
+    lost = [n - 2 - regressions <= i < n - 2 for i in range(n)]
+    names = [categories[i % len(categories)] if categories else None for i in range(n)]
+    tau = BETWEEN if by == "behaviour" else TAU
+    table: Table
+    if by == "behaviour":
+        after = ["answered" if found else "refused" for found in lost]
+        table = Classes(ids, cluster, names, ["refused"] * n, ["refused"] * n, after)
+    else:
+        rows = Rows(ids, np.where(lost, 3 * TAU, 0.0), cluster, names, np.full(n, np.nan))
+        table = rows if kind != "strength" else scaled(rows, chosen)
+    terms = Terms(kind, tau, ALPHA, 0.95, 1, pool, unit)
+    found = assessed(table, terms, (Claimed.REFUSALS,))
+    if found["behaviour"] is not None:
+        found["behaviour"] |= {
+            "engine": "transformers", "dtype": "float32", "rules": {"name": "rules", "revision": "2"},
+            "max_new_tokens": 128, "longest": 512,
+        }  # fmt: skip
+    if found["strength"] is not None:
+        adapter = None if chosen is None else str(ADAPTER)
+        found["strength"] |= {"adapter": adapter, "original": str(ADAPTER), "original_sha256": AFTER}
+    with tempfile.TemporaryDirectory() as folder:
+        table_sha256 = write_table(Path(folder) / TABLE_NAME, table, tau)
+    bound = dict.fromkeys(sorted(_BLOCKS["bound"]), SHA) | {
+        "before_sha256": BEFORE, "after_sha256": AFTER, "reference_sha256": BEFORE, "table_sha256": table_sha256,
+        "replies_sha256": {} if by == "behaviour" else None,
+    } | changes.pop("bound", {})  # fmt: skip
+    settings = {
+        "before_revision": None, "after_revision": None, "reading": {}, "template": words.setting, "tokenizer": "same",
+        "max_length": None, "dtype": "auto", "trust_remote_code": False,
+    }  # fmt: skip
+    settings |= {"replies": {"rules_revision": "2"}} if by == "behaviour" else {}
+    settings |= {"judge": {"name": "guard", "revision": "1", "max_new_tokens": 128}} if by == "harm" else {}
+    models = {"before": words.model, "after": words.statement}
+    found["statement"] = named_statement(found["statement"], by, models, bound, found["behaviour"])
     record = CertificateRecord(
-        certified=True, statement=words.statement, kind="fixed", alpha=ALPHA, tau=TAU, unit=UNIT, first_k=8,
-        confidence=0.95, level=0.05, n=116, examples=118, regressions=1, upper_bound=upper(1, 116), p_value=0.018,
-        e_value=None, certified_tau=0.083, pool=None, categories=None, strength=None, sequential=None,
+        by=by, kind=kind, alpha=ALPHA, tau=tau, unit=unit, first_k=8, confidence=0.95, pool=pool, models=models,
         openings={"declared": 1, "this": 1, "ledger": "x.openings.json", "claim": SHA}, bound=bound,
-        places=dict.fromkeys(sorted(_BLOCKS["places"]), words.model) | {"before": str(BASE), "after": str(ADAPTER)},
-        leakage={"checked": True, "against": words.setting, "prompts": 118},
-        settings=fitting("settings"),
+        places={
+            "before": str(BASE), "after": str(ADAPTER), "table": TABLE_NAME, "prompts": words.model, "splits": None,
+        },
+        leakage={"checked": True, "against": words.setting, "prompts": 118}, settings=settings,
         noise_floor=0.004, assumptions=[words.assumption], versions={"holdfast": words.version}, commit="abc",
-        hardware=words.hardware, made="2020-01-01T00:00:00+00:00",
+        hardware=words.hardware, made="2020-01-01T00:00:00+00:00", **found,
     )  # fmt: skip
-    return replace(record, **changes)
+    return Issued(replace(record, **changes), table)
+
+
+def scaled(rows: Rows, chosen: float | None) -> Rows:
+    """A strength search that ends with `chosen`: every strength up to it without a loss, the next one all lost."""
+    strengths = [s for s in STRENGTHS if s <= (chosen or 0.0) + 0.1 + 1e-9]
+    return Rows.joined([
+        replace(
+            rows, strength=np.full(len(rows.ids), s),
+            degradation=np.full(len(rows.ids), 0.0 if chosen is not None and s <= chosen else 3 * TAU),
+        )
+        for s in strengths
+    ])  # fmt: skip
 
 
 def events(steps: int) -> list[dict[str, Any]]:
@@ -203,7 +270,7 @@ def config(words: Words, safety: str, output: Path) -> dict[str, Any]:
 
 
 def write_run(
-    folder: Path, words: Words | None = None, *, audit: bool = True, certified: CertificateRecord | None = None,
+    folder: Path, words: Words | None = None, *, audit: bool = True, certified: Issued | None = None,
     judged: bool = True, worse: float = 0.0, seed: int = 0, steps: int = 40, sizes: dict[str, int] | None = None,
 ) -> Path:  # fmt: skip
     """A finished training run; `worse` moves the degradations to the right."""

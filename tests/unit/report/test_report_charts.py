@@ -23,6 +23,7 @@ from holdfast.report.distribution import (
 from holdfast.report.evidence import Figures, Limit
 from holdfast.report.svg import Scale, Size, element, ticks
 from holdfast.report.training import EVENTS, course, training_chart
+from holdfast.trainers.loss_spikes import EVENT as SPIKE
 
 LIMIT = Limit(tau=0.1, alpha=0.05, unit="nll_token")
 VALUES = st.lists(st.floats(-1, 3, allow_nan=False), min_size=1, max_size=60)
@@ -147,7 +148,7 @@ def test_a_panel_without_any_value_says_so_instead_of_showing_an_empty_scale():
 
 
 def test_every_event_that_a_defense_can_log_is_explained():
-    assert set(EVENTS) == {str(event) for event in Event}
+    assert set(EVENTS) == {*(str(event) for event in Event), SPIKE}
 
 
 @pytest.mark.parametrize("event", ["active", "capped", "nonfinite"])

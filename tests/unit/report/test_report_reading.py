@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -54,8 +55,8 @@ def test_a_missing_piece_is_named_with_the_command_that_makes_it(run, files, wha
 
 
 def test_each_single_file_is_enough_for_a_page(run, tmp_path):
-    audit = ("audit.json", "audit.parquet")
-    for names in (("config.yaml",), ("events.jsonl",), ("result.json",), audit, audit[1:], ("certificate.json",)):
+    audit, certified = ("audit.json", "audit.parquet"), ("certificate.json", "certificate.parquet")
+    for names in (("config.yaml",), ("events.jsonl",), ("result.json",), audit, audit[1:], certified):
         alone = tmp_path / "alone" / "-".join(names)
         alone.mkdir(parents=True)
         for name in names:
@@ -151,8 +152,9 @@ def test_a_certificate_with_a_changed_byte_is_refused(run):
 
 
 def test_a_certificate_that_contradicts_itself_is_refused(run):
-    certificate(Words(), regressions=9, upper_bound=0.13).save(run)
-    with pytest.raises(CheckpointError, match="over alpha"):
+    made = certificate(Words(), regressions=9)
+    replace(made, record=replace(made.record, certified=True, regressions=0, upper_bound=0.03)).save(run)
+    with pytest.raises(CheckpointError, match="certified, regressions, upper_bound do not follow from its table"):
         read_evidence(run)
 
 
@@ -170,7 +172,7 @@ def test_named_safety_sets_are_read_from_their_folders(run):
     config["constraint"] = {"first": config["constraint"], "second": config["constraint"] | {"tau": 0.3}}
     (run / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(config))))  # without aliases
     (run / "first").mkdir()
-    for name in ("audit.json", "audit.parquet", "certificate.json", "splits.json"):
+    for name in ("audit.json", "audit.parquet", "certificate.json", "certificate.parquet", "splits.json"):
         (run / name).rename(run / "first" / name)
     (run / "result.json").unlink()
     rows = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
