@@ -114,10 +114,8 @@ def test_too_few_prompts(refused, model, tmp_path):
         "--before", model, "--after", model, "--prompts", safety(tmp_path, 58), "--output", tmp_path / "out"
     )
     assert code == 4
-    assert (
-        "58 groups of near-duplicate prompts cannot certify alpha = 0.05 at confidence 0.95, even with no regression: 59 are needed"
-        in err
-    )
+    assert "58 groups of near-duplicate prompts cannot certify alpha = 0.05 at confidence 0.95" in err
+    assert "59 are needed" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["safety.jsonl"], "nothing is left behind"
 
 
