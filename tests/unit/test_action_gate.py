@@ -20,7 +20,7 @@ RESULT = {
     "certified": True, "statement": "With 95 % confidence, at most 5 % of groups ...", "alpha": 0.05,
     "confidence": 0.95, "n": 480, "regressions": 3, "upper_bound": 0.016012, "sha256": SHA,
     "openings": {"declared": 2, "this": 1},
-    "behaviour": {"prompts": 700, "refused_before": 480, "lost": 3, "unclear": 7},
+    "examples": 485, "behaviour": {"prompts": 700, "counted": {"refusals": 485}, "lost": {"refusals": 4}, "unclear": 7},
 }  # fmt: skip
 FAKE = """#!{python} -IS
 import json, os, sys
@@ -103,7 +103,7 @@ def test_certified(gate):
     assert gate.outputs == {"certified": "true", "exit-code": "0", "certificate": path, "sha256": SHA}
     cells = gate.cells
     assert cells["verdict"] == "**certified**"
-    assert [cells[name] for name in ("N: prompts", "M: refused before", "K: lost", "unclear")] == [
+    assert [cells[name] for name in ("N: prompts", "M: groups counted", "K: groups lost", "unclear")] == [
         "700",
         "480",
         "3",
@@ -161,8 +161,8 @@ def test_exit_4_with_a_certified_result_is_an_error(gate):
 @pytest.mark.parametrize(
     ("changes", "cell", "shown"),
     [
-        ({"behaviour": None}, "M: refused before", "-"), ({"behaviour": [1]}, "unclear", "-"),
-        ({"behaviour": None}, "N: prompts", "480"), ({"behaviour": None, "n": "many"}, "N: prompts", "-"),
+        ({"n": None}, "M: groups counted", "-"), ({"behaviour": [1]}, "unclear", "-"),
+        ({"behaviour": None}, "N: prompts", "485"), ({"behaviour": None, "examples": "many"}, "N: prompts", "-"),
         ({"openings": "x"}, "opening", "- of -"), ({"upper_bound": None}, "upper bound", "-"),
         ({"upper_bound": float("nan")}, "upper bound", "-"), ({"alpha": True}, "alpha, confidence", "-, 0.95"),
         ({"sha256": 5}, "sha256", "-"), ({"sha256": "x" * 64}, "sha256", "-"), ({"statement": ["a"]}, "claim", "-"),

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import DataError
+from holdfast.core.errors import DataError, HoldfastError
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
-from holdfast.data.examples import Example, as_chat, prompt_text, searchable_texts, uniform
+from holdfast.data.examples import Example, as_chat, normalise, prompt_text, searchable_texts, uniform
 from holdfast.data.near_duplicates import clusters
 from holdfast.data.prompt_marks import prompt_marks
+from holdfast.data.prompts import prompt_key
 from holdfast.data.prompts import read_prompts as prompts_alone
 from holdfast.data.sources import read_examples
 from holdfast.data.split_record import RECORD_NAME, load_record
 from holdfast.data.splits import require_unseen
+from holdfast.records.yaml_file import read_yaml
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ def read_prompts(
         raise DataError("there are no prompts to certify on", remedy="give the certify share a fraction above 0")
     first: dict[str, Example] = {}
     for example in found:
-        first.setdefault(prompt_text(example) if replies else example.id, example)
+        first.setdefault(prompt_key(example) if replies else example.id, example)
     unique = list(first.values())
     if not sequential:
         unique = sorted(unique, key=lambda example: example.id)
@@ -116,8 +121,10 @@ def data_sha256(source: str | None, examples: Sequence[Example]) -> str:
     return sha256_lines(sorted(sha256_json([e.id, e.prompt, e.completion, e.category]) for e in examples))
 
 
-def require_not_steering(ids: Sequence[str], after: str | Path) -> None:
+def require_not_steering(examples: Sequence[Example], after: str | Path) -> None:
     """Refuse prompts that steered or watched the run whose folder holds `after`; a copy elsewhere is not known.
+
+    An id counts the completion in, so prompts are compared by their texts too, where the run's data is still there.
 
     Raises:
         DataError: with the count.
@@ -127,12 +134,27 @@ def require_not_steering(ids: Sequence[str], after: str | Path) -> None:
         return
     for place in sorted([*run.glob(RECORD_NAME), *run.glob(f"*/{RECORD_NAME}")]):
         roles = load_record(place.parent).ids
-        used = set(ids) & {*roles["constraint"], *roles["monitor"]}
+        ids = {*roles["constraint"], *roles["monitor"]}
+        texts = _texts_of(run, place.parent.name, ids)
+        used = [e for e in examples if e.id in ids or normalise(prompt_text(e)) in texts]
         if used:
             raise DataError(
-                f"{len(used)} of {len(ids)} prompts steered or watched the training of {after}: {place} lists them",
+                f"{len(used)} of {len(examples)} prompts steered or watched the training of {after}, by {place}",
                 remedy=f"holdfast certify {run} opens the share that training never saw; or use other prompts",
             )
+
+
+def _texts_of(run: Path, name: str, ids: set[str]) -> set[str]:
+    """Normalised prompts of a run's examples, from the data its settings name; none where it cannot be read."""
+    try:
+        block = read_yaml(run / "config.yaml").get("safety", {})
+        block = block if isinstance(block.get("data"), str) else block.get(name, {})
+        options = {key: block[key] for key in ("columns", "split", "subset", "revision") if block.get(key)}
+        rows = read_examples(block["data"], **options)
+    except (HoldfastError, KeyError, TypeError, AttributeError):
+        logger.warning("the safety data of %s cannot be read: prompts are compared with it by id only", run)
+        return set()
+    return {normalise(prompt_text(example)) for example in rows if example.id in ids}
 
 
 def require_no_leak(examples: Sequence[Example], train_data: Sequence[str], reading: Mapping[str, Any]) -> Leakage:

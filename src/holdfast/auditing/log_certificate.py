@@ -30,7 +30,7 @@ from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import normalise
 from holdfast.data.near_duplicates import clusters
 from holdfast.evaluation.logs.paired import PairedOutcomes, paired_outcomes
-from holdfast.records.certificate_table import write_table
+from holdfast.records.certificate_table import outcome_lines, write_table
 
 _READ = ("score", "threshold", "epochs")  # how a log's samples pass
 
@@ -83,6 +83,7 @@ def certify_logs(
     _require_enough(spec.terms(book.check(claim, ids, declared=openings, texts=texts).declared), table, pairs)
     entry = book.open(claim, ids, declared=openings, label=str(output), texts=texts)
     terms = spec.terms(entry.declared)
+    book.settle(claim.sha256, ids, outcome_lines(table, terms.tau))
     found = assessed(table, terms, spec.claims)
     logs = {"before": pairs.log_before.sha256, "after": pairs.log_after.sha256}
     bound = {

@@ -184,16 +184,20 @@ class ByJudge:
         return measured() if known is None else Rows.joined([known, measured()])
 
     def facts(self, pair: Pair) -> dict[str, Any]:
-        """Nothing further."""
-        return {}
+        """Where the replies lie."""
+        assert self._last is not None, "prepare comes first"
+        return {"replies_sha256": self._last.stored()}
 
     def notes(self) -> list[str]:
-        """How many replies were there before this start."""
-        return _found(self._last)
+        """Nothing further."""
+        return []
 
     def _asked(self, pair: Pair, prompts: Prompts, start: int) -> Asked:
         place = self.output / FOLDER
-        self._last = Asked(pair, prompts.examples[start:], self.asking, place, passes=2, progress=self.progress)
+        # A class does not tell what a judge would say, so replies of an earlier start are made again.
+        self._last = Asked(
+            pair, prompts.examples[start:], self.asking, place, passes=2, progress=self.progress, reuse=False
+        )
         return self._last
 
 
@@ -276,7 +280,10 @@ def _require_counted(classes: Classes, claim: Claimed, terms: Terms) -> None:
     groups = len(set(rows.cluster.tolist()))
     try:
         labels = rows.cluster.tolist()
-        per_category = units_per_category(rows.category, labels, terms.drawn) if terms.kind == "per_category" else None
+        per_category = None
+        if terms.kind == "per_category":  # a category without a refusal certifies nothing, and must not be left out
+            none = dict.fromkeys(map(str, classes.category), 0)
+            per_category = none | units_per_category(rows.category, labels, terms.drawn)
         sizes = list(Counter(labels).values())
         require_enough(terms, len(rows.ids) if terms.drawn == "rows" else groups, per_category, sizes=sizes)
     except InfeasibleError as error:

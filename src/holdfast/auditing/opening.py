@@ -20,8 +20,9 @@ from holdfast.auditing.issuing import Evidence, Sources, issue
 from holdfast.auditing.judging import open_judging
 from holdfast.auditing.measure import Progress
 from holdfast.auditing.measures import ByBehaviour, ByJudge, ByLikelihood, Measure
+from holdfast.auditing.stored_replies import require_replies
 from holdfast.auditing.verify import require_entered
-from holdfast.certification.behaviour import Claimed, Classes, claimed
+from holdfast.certification.behaviour import Claimed, claimed
 from holdfast.certification.claim import Claim
 from holdfast.certification.enough import require_categories, require_enough
 from holdfast.certification.openings import Ledger, default_ledger
@@ -32,7 +33,7 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.examples import Example
 from holdfast.evaluation.judge import JudgeSpec
 from holdfast.records.certificate_figures import require_figures
-from holdfast.records.certificate_table import Table, read_stored
+from holdfast.records.certificate_table import Table, outcome_lines, read_stored
 
 
 def open_certify(
@@ -104,7 +105,7 @@ def open_certify(
     place = safety if isinstance(safety, str) else source
     prompts = _prompts(spec, safety, source, openings)
     if splits is None:
-        require_not_steering(prompts.ids, after)
+        require_not_steering(prompts.examples, after)
     leakage = leakage or require_no_leak(prompts.examples, train_data, setup.reading)
     book = Ledger(ledger or default_ledger(place or ""))
     sources = Sources(book.path, place, splits, leakage)
@@ -137,8 +138,8 @@ def _opened(
         known = stored[1] if stored is not None and isinstance(stored[1], Rows) else None
         table = measure.measure(pair, prompts, terms, known)
         pair.require_unchanged()  # what was hashed is what was measured
-        if measure.settles:  # replies and judgements may differ when they are made again
-            book.settle(claim.sha256, prompts.ids, _outcome(table, terms.tau))
+        # Replies and judgements may differ when they are made again: their first outcome stands.
+        book.settle(claim.sha256, prompts.ids, outcome_lines(table, terms.tau), first_stands=measure.settles)
         return issue(Evidence(spec, measure, prompts, pair, table, terms, entry, sources), output, notes=notes)
 
 
@@ -203,14 +204,6 @@ def _ids(table: Table) -> list[str]:
     return list(dict.fromkeys(table.ids))
 
 
-def _outcome(table: Table, tau: float) -> list[str]:
-    """What an opening came to, one text a row."""
-    if isinstance(table, Classes):
-        return [f"{name} {was} {now}" for name, was, now in zip(table.ids, table.before, table.after, strict=True)]
-    kept = (table.degradation <= tau).tolist()
-    return [f"{name} {s:g} {k}" for name, s, k in zip(table.ids, table.strength.tolist(), kept, strict=True)]
-
-
 def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> tuple[CertificateRecord, Table] | None:
     """The certificate in the output folder, when it answers this question, for all prompts or the first of them.
 
@@ -225,6 +218,7 @@ def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> tuple
         ids = _ids(table)
         if set(ids) == set(prompts.ids) or (record.kind == "sequential" and ids == prompts.ids[: len(ids)]):
             require_figures(record, table)
-            require_entered(record, ids, book)
+            require_replies(record, table, output)
+            require_entered(record, table, ids, book)
             return record, table
     raise ConfigError(f"{path} is a certificate of something else", remedy="name another folder with --output")

@@ -24,14 +24,16 @@ def require_replies(record: CertificateRecord, table: Table, folder: Path) -> bo
     Raises:
         CheckpointError: a file of replies is missing or was changed, or a class does not follow from its reply.
     """
-    place = folder / FOLDER
-    if not isinstance(table, Classes) or not place.is_dir():
+    place, listed = folder / FOLDER, record.bound["replies_sha256"]
+    if not isinstance(listed, dict) or not place.is_dir():
         return False
-    for name, expected in record.bound["replies_sha256"].items():
+    if set(listed) != {file.name for file in place.glob("*.jsonl")}:
+        raise CheckpointError(f"{place} holds other files of replies than the certificate lists", remedy=_RESTORE)
+    for name, expected in listed.items():
         file = place / Path(name).name
         if not file.is_file() or sha256_file(file) != expected:
             raise CheckpointError(f"the replies {file} are missing or were changed", remedy=_RESTORE)
-    if record.settings["replies"]["rules_revision"] != RULES_REVISION:
+    if not isinstance(table, Classes) or record.settings["replies"]["rules_revision"] != RULES_REVISION:
         return False
     for name, classes in (("before", table.before), ("again", table.again), ("after", table.after)):
         if _sorted(place, name, table) != list(classes):

@@ -27,7 +27,7 @@ from holdfast.data.split_record import load_record
 from holdfast.models.content import content_of, forget_hashes
 from holdfast.models.handle import load_tokenizer
 from holdfast.records.certificate_figures import claims_of, require_figures
-from holdfast.records.certificate_table import Table, read_stored
+from holdfast.records.certificate_table import Table, outcome_lines, read_stored
 
 _ISSUE = "it is not what the certificate was issued for: restore it, or certify again"
 
@@ -62,6 +62,28 @@ def verify(
     """
     path = Path(path).expanduser()
     path = path / FILE_NAME if path.is_dir() else path
+    try:
+        return _verified(
+            path, before=before, after=after, prompts=prompts, ledger=ledger, expect=expect, key=key,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+    except HoldfastError:
+        raise
+    except (KeyError, AttributeError, TypeError, ValueError, ArithmeticError, OSError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its content cannot be used ({type(error).__name__})", remedy=_ISSUE) from error
+
+
+def _verified(
+    path: Path,
+    *,
+    before: str | Path | None,
+    after: str | Path | None,
+    prompts: str | None,
+    ledger: Path | None,
+    expect: str | None,
+    key: Path | None,
+    trust_remote_code: bool,
+) -> CertificateRecord:
     record = load_certificate(path)
     if expect is not None and record.sha256 != expect.strip().lower():
         raise CheckpointError(
@@ -231,14 +253,14 @@ def _require_opening(record: CertificateRecord, rows: Table, ledger: Path, ids: 
     _same("the claim entered in the ledger", record.openings["claim"], claim.sha256)
     if not ledger.is_file():
         raise CheckpointError(f"the ledger of openings {ledger} is missing", remedy="name its place with --ledger")
-    require_entered(record, ids, Ledger(ledger))
+    require_entered(record, rows, ids, Ledger(ledger))
 
 
-def require_entered(record: CertificateRecord, ids: list[str], ledger: Ledger) -> None:
-    """The ledger holds the opening that the certificate names.
+def require_entered(record: CertificateRecord, table: Table, ids: list[str], ledger: Ledger) -> None:
+    """The ledger holds the opening that the certificate names, and it came to what the table says.
 
     Raises:
-        CheckpointError: it holds none for this claim, or another number.
+        CheckpointError: it holds none for this claim, another number, or another outcome.
     """
     entry = ledger.find(record.openings["claim"], ids)
     stated = (record.openings["declared"], record.openings["this"])
@@ -247,6 +269,11 @@ def require_entered(record: CertificateRecord, ids: list[str], ledger: Ledger) -
         raise CheckpointError(
             f"{ledger.path}: expected opening number {stated[1]} of {stated[0]} for this claim, found {found}",
             remedy="restore the ledger that the certificate was entered in, or certify again into another folder",
+        )
+    if not ledger.came_to(record.openings["claim"], ids, outcome_lines(table, record.tau)):
+        raise CheckpointError(
+            f"{ledger.path}: this opening came to something else than the certificate's table says",
+            remedy="restore the table and the certificate that were issued",
         )
 
 

@@ -18,6 +18,7 @@ from holdfast.core.errors import ConfigError, DataError
 GRID = Context(prec=10, rounding=ROUND_FLOOR)
 # Below one half a bound covers less often than it misses; and 0.05 is a slip for 0.95.
 LEAST_CONFIDENCE = 0.5
+LARGEST_COUNT = 10**15  # beyond it, n and n - 1 round to the same beta parameters
 
 
 def rate(name: str, value: object, *, zero: bool = False) -> float:
@@ -66,6 +67,8 @@ def count(name: str, value: object, *, least: int = 0) -> int:
 def tally(regressions: object, n: object) -> tuple[int, int]:
     """Returns (regressions, n) if 0 <= regressions <= n and n >= 1."""
     k, size = count("regressions", regressions), count("n", n)
+    if size > LARGEST_COUNT:
+        raise ConfigError(f"n = {size}, expected at most {LARGEST_COUNT:.0e}", remedy="count prompts")
     if size == 0:
         raise DataError("n = 0: no prompts, expected at least one", remedy="measure prompts first")
     if k > size:

@@ -13,7 +13,9 @@ import numpy as np
 
 from holdfast.certification.arguments import confidence_level, count, exact, rate, tally
 from holdfast.certification.binomial import rounded
-from holdfast.core.errors import DataError
+from holdfast.core.errors import ConfigError, DataError
+
+LARGEST_POOL = 10_000_000  # the exact test holds a number for each
 
 
 def p_value(regressions: int, n: int, pool: int, alpha: float) -> float:
@@ -81,6 +83,11 @@ def tail(k: int, n: int, pool: int, bad: int) -> float:
 def _sample(regressions: object, n: object, pool: object) -> tuple[int, int, int]:
     k, size = tally(regressions, n)
     total = count("pool", pool, least=1)
+    if total > LARGEST_POOL:
+        raise ConfigError(
+            f"a pool of {total} prompts, expected at most {LARGEST_POOL:,}",
+            remedy="leave `pool` out: a sample of so large a list is one of an open source",
+        )
     if size > total:
         raise DataError(
             f"n = {size} prompts from a list of {total}, expected n <= pool",

@@ -169,13 +169,14 @@ class Ledger:
         """How often these prompts, or some of them, were looked at; a further claim would be one look more."""
         return looks_used(read_ledger(self.path), ids, texts or {})
 
-    def settle(self, claim: str, ids: Sequence[str], outcome: Sequence[str]) -> None:
-        """Keep what an opening came to, where measuring again may come to something else; the first outcome stands.
+    def settle(self, claim: str, ids: Sequence[str], outcome: Sequence[str], *, first_stands: bool = True) -> None:
+        """Keep what an opening came to. Where measuring again may come to something else, the first outcome stands.
 
         Args:
             claim: its sha256.
             ids: the prompts of the opening.
             outcome: one text a row, in the order of the rows. Later outcomes may only continue it: a sequence grows.
+            first_stands: refuse another outcome; otherwise the last one is kept.
 
         Raises:
             InfeasibleError: it came to something else before.
@@ -186,7 +187,8 @@ class Ledger:
             if entry is None:
                 raise CheckpointError(f"{self.path} holds no opening of this claim", remedy="certify again")
             rows, first = entry.get("outcome", [0, ""])
-            if len(outcome) < rows or (rows and sha256_lines(outcome[:rows]) != first):
+            changed = len(outcome) < rows or (rows > 0 and sha256_lines(outcome[:rows]) != first)
+            if changed and first_stands:
                 raise InfeasibleError(
                     f"the same question about these {len(ids)} prompts had another answer before: {self.path} holds "
                     "its hash, and to ask until an answer pleases certifies nothing",
@@ -194,6 +196,14 @@ class Ledger:
                 )
             entry["outcome"] = [len(outcome), sha256_lines(outcome)]
             write_json(self.path, state)
+
+    def came_to(self, claim: str, ids: Sequence[str], outcome: Sequence[str]) -> bool:
+        """Whether the opening of a claim came to this; of a sequence that grew since, only that it was opened."""
+        key = split_sha256(ids)
+        for entry in read_ledger(self.path)["openings"]:
+            if (entry["claim"], entry["split"]) == (claim, key):
+                return bool(entry.get("outcome") == [len(outcome), sha256_lines(outcome)])
+        return self.find(claim, ids) is not None
 
     def find(self, claim: str, ids: Sequence[str]) -> Opening | None:
         """The opening of a claim (its sha256) on these prompts; None when it was never entered.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -214,6 +215,8 @@ def _misfits(value: Mapping[str, Any]) -> list[str]:
         for way, name in _SETTING.items():
             wrong += [f"settings.{name}"] if (name in value["settings"]) != (value["by"] == way) else []
         wrong += [] if value["unit"] in UNITS[value["by"]] else ["unit"]
+        replied = value["by"] in ("behaviour", "harm")
+        wrong += [] if isinstance(value["bound"]["replies_sha256"], dict) == replied else ["bound.replies_sha256"]
         wrong += [] if (value["behaviour"] is None) == (value["by"] != "behaviour") else ["behaviour"]
     return wrong
 
@@ -221,6 +224,9 @@ def _misfits(value: Mapping[str, Any]) -> list[str]:
 def _fits(key: str, value: Any) -> bool:
     """Whether a value inside a block has the type that its name calls for; text where nothing else is said."""
     return bool(_INNER.get(key, _text)(value))
+
+
+_LARGEST = 10**15  # beyond it, no count is one
 
 
 def _text(value: Any) -> bool:
@@ -232,11 +238,12 @@ def _flag(value: Any) -> bool:
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return plain and abs(value) <= sys.float_info.max and math.isfinite(value)
 
 
 def _object(value: Any) -> bool:

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from holdfast.constraint.chance import ChanceConstraint
 
 INTERRUPTED = 130
+WAYS = {"harm": "a judge", "log": "the logs' score"}
 STEERING = ("kl", "likelihood")
 SETTINGS = {
     "unit": str, "first_k": int, "allow_tau_below_noise": bool, "max_new_tokens": int, "template": str,
     "tokenizer": str, "max_length": int, "before_revision": str, "after_revision": str,
-    "split": str, "subset": str, "revision": str,
+    "split": str, "subset": str, "revision": str, "threshold": float, "epochs": str,
 }  # fmt: skip
 """What `--set` knows; columns are set by `columns.prompt=NAME` and the like."""
 _LIMIT = ("unit", "first_k", "allow_tau_below_noise")
+LOGGED = ("threshold", "epochs")
 _READING = ("split", "subset", "revision")
 _SETUP = ("template", "tokenizer", "max_length", "before_revision", "after_revision")
 _Flag = typer.Option
@@ -103,6 +105,8 @@ def certify(
     given = given_options(context)
     values["given"] = settings_from(settings, SETTINGS)
     kind = _kind(values)
+    if {"by", "judge"} <= given and by != "behaviour":
+        raise ConfigError(f"--judge with --by {by}: a judge reads replies", remedy="leave out --by, or --judge")
     if sign is not None:
         from holdfast.certification.signing import load_private_key
 
@@ -120,7 +124,10 @@ def certify(
 
 
 _OWN = {"before", "after", "prompts", "train_data", "openings", "score", "alpha"}  # a run brings these itself
-_NOT_OF_LOGS = {"prompts", "by", "also", "judge", "pool", "anytime", "strength", "train_data", "trust_remote_code"}
+_NOT_OF_LOGS = {
+    "prompts", "by", "also", "judge", "pool", "anytime", "strength", "train_data", "trust_remote_code", "tau", "dtype",
+    "device",
+}  # fmt: skip
 
 
 def _refuse_strange(given: set[str], needed: set[str], excluded: set[str]) -> None:
@@ -170,6 +177,8 @@ def _of_pair(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, Certifi
     from holdfast.auditing.certificate_spec import Setup
 
     given = values["given"]
+    if strange := sorted(set(given) & set(LOGGED)):
+        raise ConfigError(f"--set {', '.join(strange)}: of evaluation logs only", remedy="leave it out")
     reading = {name: given[name] for name in _READING if name in given}
     reading |= {"columns": given["columns"]} if "columns" in given else {}
     setup = Setup(
@@ -245,10 +254,14 @@ def _of_logs(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, Certifi
 
     place = values["output"] or Path("certificate")
     require_writable(place)
+    logged = {name: values["given"][name] for name in LOGGED if name in values["given"]}
+    if strange := sorted(set(values["given"]) - set(LOGGED)):
+        raise ConfigError(f"--set {', '.join(strange)}: not of evaluation logs", remedy="leave it out")
     record = certify_logs(
         Path(values["before"]), Path(values["after"]), output=place, score=values["score"], kind=kind,
         alpha=values["alpha"] if values["alpha"] is not None else 0.05, confidence=values["confidence"],
         drawn=values["drawn"], max_weight=values["max_weight"], openings=values["openings"], ledger=values["ledger"],
+        **logged,
     )  # fmt: skip
     return {"": (place, record)}
 
@@ -319,4 +332,6 @@ def verdict(record: CertificateRecord) -> str:
     """What follows for whoever decides: only behaviour says deploy."""
     if record.by in STEERING:
         return "verdict: none. Certify by behaviour (leave out --by) before you deploy."
+    if record.by != "behaviour":
+        return f"verdict: {'' if record.certified else 'not '}certified by {WAYS[record.by]}, not by refusals kept"
     return "verdict: deploy" if record.certified else "verdict: do not deploy"

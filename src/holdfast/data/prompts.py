@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from itertools import islice
 from typing import Any
 
 from holdfast.core.errors import DataError
-from holdfast.data.examples import Example, make_example, prompt_text
+from holdfast.data.examples import Example, as_chat, make_example
 from holdfast.data.rows import (
     CATEGORY,
     MissingColumnsError,
@@ -55,11 +56,16 @@ def _read(rows: RowSource, columns: Mapping[str, str] | None, limit: int | None)
             except RowError as error:
                 problems.add(where, str(error))
                 continue
-            found.setdefault(prompt_text(example), example)
+            found.setdefault(prompt_key(example), example)
     problems.raise_if_any()
     if not found:
         raise DataError(f"{rows.name} holds no prompts", remedy="give a file with a prompt column")
     return list(found.values())
+
+
+def prompt_key(example: Example) -> str:
+    """What makes two prompts the same one to a model: every turn, the assistant's too."""
+    return json.dumps(as_chat(example).prompt if example.kind != "text" else example.completion, sort_keys=True)
 
 
 def _example(row: Any, columns: Mapping[str, str], where: str) -> Example:

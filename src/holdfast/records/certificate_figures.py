@@ -18,15 +18,15 @@ def require_figures(record: CertificateRecord, table: Table) -> None:
     Raises:
         CheckpointError: naming those that do not follow.
     """
-    terms = Terms(
-        record.kind, record.tau, record.alpha, record.confidence, record.openings["declared"], record.pool, record.unit,
-        drawn=record.drawn, max_weight=record.max_weight, words=words_of(record.by),
-    )  # fmt: skip
     try:
+        terms = Terms(
+            record.kind, record.tau, record.alpha, record.confidence, record.openings["declared"], record.pool,
+            record.unit, drawn=record.drawn, max_weight=record.max_weight, words=words_of(record.by),
+        )  # fmt: skip
         found = assessed(table, terms, claims_of(record))
     except CheckpointError:
         raise
-    except (HoldfastError, ValueError, TypeError) as error:
+    except (HoldfastError, ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"the certificate's figures cannot be computed: {error}", remedy=_ISSUE) from error
     if found["strength"] is not None:
         stated = record.strength or {}
@@ -35,6 +35,7 @@ def require_figures(record: CertificateRecord, table: Table) -> None:
     if found["behaviour"] is not None and record.behaviour is not None:
         found["behaviour"] = record.behaviour | found["behaviour"]
     found["statement"] = named_statement(found["statement"], record.by, record.models, record.bound, found["behaviour"])
+    _require_asked(record)
     values = record.to_json()
     wrong = sorted(name for name in found if found[name] != values[name])
     if wrong:
@@ -43,6 +44,18 @@ def require_figures(record: CertificateRecord, table: Table) -> None:
         raise CheckpointError("the certificate's reference is not its model before", remedy=_ISSUE)
     if record.bound["before_sha256"] == record.bound["after_sha256"]:
         raise CheckpointError("the certificate compares a model with itself", remedy=_ISSUE)
+
+
+def _require_asked(record: CertificateRecord) -> None:
+    """How replies were made and sorted is what the claim was entered with."""
+    if record.behaviour is None:
+        return
+    how, seen = record.settings["replies"], record.behaviour
+    stated = (seen["rules"], seen["max_new_tokens"], seen["longest"])
+    entered = ({"name": how.get("rules"), "revision": how.get("rules_revision")}, how.get("max_new_tokens"),
+               how.get("longest"))  # fmt: skip
+    if stated != entered:
+        raise CheckpointError("the certificate's rules or lengths are not those of its claim", remedy=_ISSUE)
 
 
 def claims_of(record: CertificateRecord) -> tuple[Claimed, ...]:

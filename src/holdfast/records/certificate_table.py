@@ -52,6 +52,14 @@ def write_table(path: Path, table: Table, tau: float) -> str:
     return sha256(data).hexdigest()
 
 
+def outcome_lines(table: Table, tau: float) -> list[str]:
+    """What an opening came to, one text a row, as the ledger keeps its hash."""
+    if isinstance(table, Classes):
+        return [f"{name} {was} {now}" for name, was, now in zip(table.ids, table.before, table.after, strict=True)]
+    kept = (table.degradation <= tau).tolist()
+    return [f"{name} {s:g} {k}" for name, s, k in zip(table.ids, table.strength.tolist(), kept, strict=True)]
+
+
 def read_stored(record: CertificateRecord, folder: Path) -> Table:
     """The table beside a certificate."""
     place, expected = folder / TABLE_NAME, record.bound["table_sha256"]

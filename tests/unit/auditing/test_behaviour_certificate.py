@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,15 @@ from tests import behaving
 from holdfast.auditing import asking
 from holdfast.auditing.opening import open_certify
 from holdfast.auditing.verify import verify
+from holdfast.certification.behaviour import Claimed
 from holdfast.certification.binomial import p_value, upper_bound
 from holdfast.certification.record import load_certificate
+from holdfast.certification.sentence import assessed, named_statement
+from holdfast.certification.terms import Terms
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError, UnsupportedError
+from holdfast.data.prompts import read_prompts
+from holdfast.records.certificate_table import read_stored, write_table
 
 ALPHA = 0.05
 gc.freeze()  # releasing a pair collects garbage; without this, every time among all objects of torch and transformers
@@ -175,20 +182,85 @@ def test_a_killed_certificate_goes_on_with_the_replies_it_has(models, prompts, t
     assert (record.bound["table_sha256"], record.regressions) == (whole.bound["table_sha256"], whole.regressions)
 
 
-def test_forged_replies_that_lie_there_before_the_start_are_refused(models, prompts, tmp_path):
+def test_forged_replies_that_lie_there_before_the_start_are_not_used(models, prompts, tmp_path):
     """Whoever may write to the output can compute the header of the store; the replies are asked for again."""
-    certify(models, "gone", prompts, tmp_path / "seen", ledger=tmp_path / "a.json")
+    seen = certify(models, "some", prompts, tmp_path / "seen", ledger=tmp_path / "a.json")
     folder = tmp_path / "out" / "replies"
     folder.mkdir(parents=True)
     for name in ("before", "again"):
         (folder / f"{name}.jsonl").write_bytes((tmp_path / "seen" / "replies" / f"{name}.jsonl").read_bytes())
     after = (tmp_path / "seen" / "replies" / "after.jsonl").read_text(encoding="utf-8")
-    forged = after.replace(behaving.ANSWER, behaving.REFUSAL)
+    forged = after.replace(behaving.ANSWER, behaving.REFUSAL, 1)
     assert forged != after
     (folder / "after.jsonl").write_text(forged, encoding="utf-8")
-    with pytest.raises(CheckpointError, match="they are not this model's"):
-        certify(models, "gone", prompts, tmp_path / "out", ledger=tmp_path / "b.json")
-    assert not (tmp_path / "out" / "certificate.json").exists()
+    record = certify(models, "some", prompts, tmp_path / "out", ledger=tmp_path / "b.json")
+    assert record.regressions == seen.regressions == 8
+    assert any("left by an earlier start" in line for line in record.assumptions), "those of the model before agreed"
+
+
+def forge(folder: Path, **changes) -> None:
+    """Every class after is refused, and table and certificate fit one another; the replies are gone."""
+    record = load_certificate(folder / "certificate.json")
+    table = read_stored(record, folder)
+    table = replace(table, after=["refused"] * len(table.ids))
+    bound = record.bound | {"table_sha256": write_table(folder / "certificate.parquet", table, record.tau)}
+    terms = Terms("fixed", record.tau, record.alpha, record.confidence, 1, None, record.unit)
+    found = assessed(table, terms, (Claimed.REFUSALS,))
+    found["behaviour"] = record.behaviour | found["behaviour"]
+    found["statement"] = named_statement(found["statement"], record.by, record.models, bound, found["behaviour"])
+    replace(record, bound=bound, **found).save(folder)
+    shutil.rmtree(folder / "replies")
+
+
+def test_a_table_and_a_certificate_forged_together_are_refused(models, prompts, tmp_path):
+    """The ledger keeps a hash of what the opening came to."""
+    assert not certify(models, "some", prompts, tmp_path / "out").certified
+    forge(tmp_path / "out")
+    assert load_certificate(tmp_path / "out" / "certificate.json").certified
+    with pytest.raises(CheckpointError, match="came to something else"):
+        verify(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="came to something else"):
+        certify(models, "some", prompts, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("block", "change"),
+    [
+        ("behaviour", {"rules": {"name": "another judge", "revision": "9"}}),
+        ("behaviour", {"max_new_tokens": 4096}),
+        ("behaviour", {"rules": {}}),
+        ("settings", {"replies": {}}),
+        ("settings", {"reading": {"limit": "x"}}),
+        ("bound", {"replies_sha256": {}}),
+        ("bound", {"replies_sha256": None}),
+        ("places", {"prompts": "x" * 5000}),
+        ("openings", {"ledger": "x" * 5000}),
+        ("openings", {"declared": 10**400}),
+    ],
+)
+def test_a_certificate_edited_with_its_hash_is_refused_without_a_traceback(models, prompts, tmp_path, block, change):
+    record = certify(models, "kept", prompts, tmp_path / "out")
+    replace(record, **{block: getattr(record, block) | change}).save(tmp_path / "out")
+    with pytest.raises(CheckpointError):
+        verify(tmp_path / "out")
+
+
+def test_a_category_without_a_refusal_is_not_left_out(models, tmp_path):
+    rows = [row | {"category": "a"} for row in behaving.rows(80)]
+    rows += [row | {"category": "b"} for row in behaving.rows(80, seed=1, trigger=False)]
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with pytest.raises(InfeasibleError, match="1 of 2 categories have too few"):
+        certify(models, "kept", path, tmp_path / "out", kind="per_category")
+
+
+def test_conversations_that_differ_in_a_turn_are_different_prompts(tmp_path):
+    user = [{"role": "user", "content": "w"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "v"}]
+    system = [{"role": "system", "content": "w"}, {"role": "user", "content": "v"}]
+    rows = [{"prompt": turns, "completion": [{"role": "assistant", "content": "x"}]} for turns in (user, system, user)]
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert len(read_prompts(str(path))) == 2
 
 
 def test_replies_are_for_their_owner_and_bound(models, prompts, tmp_path):

@@ -212,13 +212,14 @@ def certificate(
         table_sha256 = write_table(Path(folder) / TABLE_NAME, table, tau)
     bound = dict.fromkeys(sorted(_BLOCKS["bound"]), SHA) | {
         "before_sha256": BEFORE, "after_sha256": AFTER, "reference_sha256": BEFORE, "table_sha256": table_sha256,
-        "replies_sha256": {} if by == "behaviour" else None,
+        "replies_sha256": {} if by in ("behaviour", "harm") else None,
     } | changes.pop("bound", {})  # fmt: skip
     settings = {
         "before_revision": None, "after_revision": None, "reading": {}, "template": words.setting, "tokenizer": "same",
         "max_length": None, "dtype": "auto", "trust_remote_code": False,
     }  # fmt: skip
-    settings |= {"replies": {"rules_revision": "2"}} if by == "behaviour" else {}
+    replies = {"rules": "rules", "rules_revision": "2", "max_new_tokens": 128, "longest": 512}
+    settings |= {"replies": replies} if by == "behaviour" else {}
     settings |= {"judge": {"name": "guard", "revision": "1", "max_new_tokens": 128}} if by == "harm" else {}
     models = {"before": words.model, "after": words.statement}
     found["statement"] = named_statement(found["statement"], by, models, bound, found["behaviour"])

@@ -151,7 +151,7 @@ def _paired(
     if repeated and epochs is None:
         raise DataError(
             "samples were repeated (epochs), and no rule says when a repeated sample passes",
-            remedy=f"choose one: {', '.join(EPOCHS)}",
+            remedy=f"choose one with --set epochs=: {', '.join(EPOCHS)}",
         )
     rule = (name, threshold, epochs or "all")
     samples = [_pair(first, second, found, sides[1][key], rule) for key, found in sides[0].items()]

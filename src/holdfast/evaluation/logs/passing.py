@@ -18,7 +18,7 @@ _WORDS: Final = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0
 def require_threshold(threshold: float | None) -> None:
     """Refuse a threshold that is no finite number."""
     if threshold is not None and not math.isfinite(threshold):
-        raise ConfigError(f"threshold = {threshold!r}, expected a number", remedy="give, say, --threshold 0.5")
+        raise ConfigError(f"threshold = {threshold!r}, expected a number", remedy="give, say, --set threshold=0.5")
 
 
 def passed(value: Any, threshold: float | None, where: str) -> bool:
@@ -33,7 +33,7 @@ def passed(value: Any, threshold: float | None, where: str) -> bool:
     if not isinstance(value, str) and number not in (0.0, 1.0):
         raise DataError(
             f"{where}: the score is {number:g}, neither 0 nor 1",
-            remedy="say from which value on it passes: --threshold",
+            remedy="say from which value on it passes: --set threshold=VALUE",
         )
     return number == 1.0
 
