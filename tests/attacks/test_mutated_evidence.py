@@ -114,8 +114,8 @@ OPEN: dict[str, frozenset[str]] = {
     }),
     # The report compares its figures and `audit_sha256` with the audit beside it.
     "result.json": frozenset({
-        "audit_sha256", "commit", "defense", "hardware", "safety", "seconds", "step", "step_declined", "steps",
-        "trust_remote_code", "versions",
+        "audit_sha256", "commit", "data", "defense", "hardware", "memory", "safety", "seconds", "spikes", "step",
+        "step_declined", "steps", "trust_remote_code", "versions",
     }),
     "config.yaml": ANY,  # settings and their hash in result.json, changed together
     "reference.json": frozenset({"ids", "provenance"}),  # compared with the run when it is used

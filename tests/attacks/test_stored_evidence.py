@@ -86,7 +86,7 @@ def test_a_certificate_copied_into_another_runs_folder(certified, other_run, com
 
 def test_a_certificate_whose_weights_were_swapped(certified, command):
     """A4: the report never looked at the weights that the certificate is bound to."""
-    assert verdict_of(command, certified.output) == "certified"
+    assert verdict_of(command, certified.output) in ("certified", "steering")
     weights = certified.adapter / "adapter_model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 0x40
@@ -113,7 +113,7 @@ def test_a_strength_certificate_copied_into_another_runs_folder(certified, run, 
 
     shutil.copy(certified.output / "certificate.json", run)
     edit(run / "certificate.json", scaled)
-    assert verdict_of(command, run) not in ("certified", "refused")
+    assert verdict_of(command, run) not in ("certified", "steering")
 
 
 def test_a_certificate_that_compares_a_model_with_itself(certified, command):

@@ -74,16 +74,16 @@ def at_home(world, tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_run_on_the_roles_is_certified_and_verified(at_home, holdfast, template):
     run = at_home / template
-    code, out, err = holdfast("certify", run, "--json")
+    code, out, err = holdfast("certify", run, "--by", "kl", "--json")
     assert code == 0, err
     record = json.loads(out)
     assert (record["unit"], record["n"], record["certified"]) == ("kl_token", 16, True)
     assert record["leakage"]["checked"]
     assert record["settings"]["tokenizer"] == "after"
     (known,) = finished_sets(run)
-    assert Path(record["places"]["safety"]) == Path(known.source)
+    assert Path(record["places"]["prompts"]) == Path(known.source)
     assert Path(known.source).stat().st_mode & 0o777 == 0o600
-    code, out, err = holdfast("certify", "--verify", run / "certificate.json", "--expect", record["sha256"])
+    code, out, err = holdfast("verify", run / "certificate.json", "--expect", record["sha256"])
     assert (code, err) == (0, "")
     assert "nothing was changed" in out
 
@@ -91,7 +91,7 @@ def test_a_run_on_the_roles_is_certified_and_verified(at_home, holdfast, templat
 def test_the_template_of_training_is_the_one_that_is_measured(at_home, holdfast):
     found = {}
     for template in TEMPLATES:
-        assert holdfast("certify", at_home / template, "--ledger", at_home / f"{template}.json")[0] == 0
+        assert holdfast("certify", at_home / template, "--by", "kl", "--ledger", at_home / f"{template}.json")[0] == 0
         found[template] = load_certificate(at_home / template / "certificate.json").bound["template_sha256"]
     assert found["chat"] != found["alpaca"]
 
@@ -101,8 +101,8 @@ def test_runs_on_the_roles_share_their_openings(at_home, roomy_model, holdfast, 
     from holdfast.config import load_config
     from holdfast.pipeline import run
 
-    assert holdfast("certify", at_home / "chat")[0] == 0
-    code, _, err = holdfast("certify", at_home / "alpaca")
+    assert holdfast("certify", at_home / "chat", "--by", "kl")[0] == 0
+    code, _, err = holdfast("certify", at_home / "alpaca", "--by", "kl")
     assert code == 4
     assert "an undeclared opening never certifies" in err
     more = ROLES.replace("certify: 16", "certify: 18")
@@ -110,18 +110,18 @@ def test_runs_on_the_roles_share_their_openings(at_home, roomy_model, holdfast, 
     (ours,), (others,) = finished_sets(at_home / "chat"), finished_sets(at_home / "more" / "out")
     assert ours.source != others.source
     assert {e.id for e in ours.split.certify} < {e.id for e in others.split.certify}
-    code, _, err = holdfast("certify", at_home / "more" / "out")
+    code, _, err = holdfast("certify", at_home / "more" / "out", "--by", "kl")
     assert code == 4
     assert "an undeclared opening never certifies" in err
 
 
 def test_replies_of_a_run_are_certified_and_verified(at_home, holdfast):
-    options = ("--judge", "refusal", "--max-new-tokens", 4)
+    options = ("--judge", "refusal", "--set", "max_new_tokens=4")
     code, out, err = holdfast("certify", at_home / "alpaca", *options, "--json")
     assert code in (0, 4), err
     record = json.loads(out)
     assert (record["unit"], record["tau"], record["alpha"]) == ("on_policy", 0.1, 0.2)
-    assert holdfast("certify", "--verify", at_home / "alpaca", "--expect", record["sha256"])[0] == code
+    assert holdfast("verify", at_home / "alpaca", "--expect", record["sha256"])[0] == code
 
 
 def test_the_stored_pairs_are_written_again_when_they_were_changed(at_home):

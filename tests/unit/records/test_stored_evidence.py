@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,16 +220,16 @@ def test_a_certificate_is_bound_to_the_weights_in_front_of_it(run):
     assert found.binding is Binding.OTHER
     assert AFTER[:12] in found.why
     weights.write_bytes(data)
-    other = certificate(Words(), bound=record.bound | {"before_sha256": SHA})
+    other = certificate(Words(), bound={"before_sha256": SHA}).record
     assert bound(other, run, places(run)).binding is Binding.OTHER
-    itself = certificate(Words(), bound=record.bound | {"before_sha256": AFTER})
+    itself = certificate(Words(), bound={"before_sha256": AFTER}).record
     assert bound(itself, run, places(run)).binding is Binding.ITSELF
 
 
 def test_a_strength_certificate_is_bound_to_the_adapter_that_was_scaled(run):
     def record(original: str, chosen: float | None = 1.0) -> Any:
-        strength = {"chosen": chosen, "tested": [], "adapter": None, "original": "x", "original_sha256": original}
-        return certificate(Words(), kind="strength", strength=strength)
+        made = certificate(Words(), by="likelihood", kind="strength", chosen=chosen).record
+        return replace(made, strength=made.strength | {"original": "x", "original_sha256": original})
 
     assert bound(record(AFTER), run, places(run)).binding is Binding.SAME
     assert bound(record(BEFORE), run, places(run)).binding is Binding.OTHER
