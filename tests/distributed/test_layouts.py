@@ -7,11 +7,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from tests import tiny
+from tests import rounding, tiny
 from tests.distributed import worker
 from tests.distributed.worker import STEPS
 
-TOLERANCE = 1e-6
+TOLERANCE = rounding.FLOAT32
 LAYOUTS = [
     ("one_process", "accumulated", "sgd"),
     *[("ddp", name, name) for name in ("sgd", "adam", "full")],

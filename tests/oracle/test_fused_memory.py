@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.core.errors import ResourceError
 from holdfast.trainers import joint_step
 from tests.oracle.test_fused_step import ALL_ACTIVE, Watch, close
 from tests.unit.trainers.building import build, weights
@@ -91,5 +92,5 @@ def test_two_passes_that_do_not_fit_either_end_the_run(tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(trainer, "compute_loss", full)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(ResourceError, match="out of memory in step 1 with a single row a pass"):
         trainer.train()

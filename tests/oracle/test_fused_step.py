@@ -10,7 +10,7 @@ from peft import get_peft_model
 
 import holdfast as hf
 from holdfast.fused import transformers_rule
-from tests import hybrid, tiny
+from tests import hybrid, rounding, tiny
 from tests.unit.trainers.building import build, weights
 
 ALL_ACTIVE = {"tau": 0.05, "alpha": 0.05, "beta": 5.0, "allow_infeasible_start": True}
@@ -63,7 +63,7 @@ def close(a: list[list[torch.Tensor]], b: list[list[torch.Tensor]], tolerance: f
         assert (x - y).norm() <= tolerance * y.norm()
 
 
-def both(folder: Any, *, tolerance: float = 1e-6, **options: Any) -> tuple[Watch, Watch]:
+def both(folder: Any, *, tolerance: float = rounding.FLOAT32, **options: Any) -> tuple[Watch, Watch]:
     make = options.pop("make", dict)
     fused, after, _ = trained(folder, "fused", given=make(), **options)
     two, expected, _ = trained(folder, "two_pass", given=make(), **options)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import tiny
+from tests import rounding, tiny
 from tests.unit.auditing.making import encodings, write_adapter
 
 from holdfast.auditing.batches import CPU_TOKENS, batches, shuffled_batches, token_budget
@@ -78,7 +78,9 @@ def test_the_noise_floor_is_small_and_not_always_zero(models):
     with open_pair(*models, device="cpu") as pair:
         full = {unit: noise_floor(pair, rows, unit, first_k=8, batch_tokens=600) for unit in ("nll_sum", "kl_token")}
     assert 0 <= full["nll_sum"] < 1e-4
-    assert full["nll_sum"] < half["nll_sum"] < 1.0
+    assert 0 <= half["nll_sum"] < 1.0
+    # Without bfloat16 instructions every row is multiplied alike whatever batch it is in, so that nothing moves.
+    assert full["nll_sum"] < half["nll_sum"] or not rounding.HAS_BFLOAT16
     assert abs(full["kl_token"]) < 1e-6
 
 

@@ -59,7 +59,8 @@ def test_embedded_model_answers_and_carries_its_provenance(embedded: Path):
     turn = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-    output = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    exact, _ = load_pair("embedded", dtype="float32")  # CPUs without bfloat16 instructions round another reply
+    output = exact.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert tokenizer.decode(output) == "The capital of France is Paris.<|im_end|>"
 
 
