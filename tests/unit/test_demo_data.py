@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.data.examples import searchable_texts
+from holdfast.data.splits import require_unseen
 from holdfast.demo.make_data import DATA_DIR, make
 from holdfast.demo.phrases import TOPICS
+from holdfast.demo.settings import DemoSettings
+from holdfast.demo.story import load_data
 
 FILES = ("align", "safety", "poison", "task_train", "task_test")
 REFUSAL = "Sorry, I can't help with that."
@@ -84,3 +88,12 @@ def test_topics_are_covered_evenly(name):
 def test_labels_are_balanced(name):
     labels = Counter(row["completion"] for row in rows(name))
     assert labels["positive"] == labels["negative"] == sum(labels.values()) / 2
+
+
+def test_the_demo_trains_on_no_closed_prompt():
+    """The trainer refuses closed prompts that the task data holds, exactly or nearly."""
+    data = load_data(DemoSettings())
+    asked = [text for example in data.task for text in searchable_texts(example)]
+    assert len(data.safety.certify) > 100
+    assert (len(data.safety.constraint), len(data.safety.monitor)) == (120, 100)
+    require_unseen(data.safety.certify, asked)

@@ -25,9 +25,10 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.seeding import generator
-from holdfast.data.examples import Example, as_chat, to_rows
+from holdfast.data.containment import occurring
+from holdfast.data.examples import Example, as_chat, prompt_text, searchable_texts, to_rows
 from holdfast.data.sources import read_examples
-from holdfast.data.splits import Split, split_examples
+from holdfast.data.splits import Split, split_examples, split_from_roles
 from holdfast.demo.allocator import keep_freed_memory
 from holdfast.demo.make_data import DATA_DIR
 from holdfast.demo.measure import refusal_rate, task_accuracy
@@ -105,7 +106,15 @@ def load_data(settings: DemoSettings) -> DemoData:
     shares = (settings.constraint_rows / len(safety), settings.heldout_rows / len(safety))
     split = split_examples(safety, fractions=(*shares, 1.0 - sum(shares)), seed=settings.seed)
     test = read_examples(str(DATA_DIR / "task_test.jsonl"), limit=settings.test_rows)
-    return DemoData(read("align"), [task[i] for i in order], test, split)
+    return DemoData(read("align"), [task[i] for i in order], test, _apart(split, task))
+
+
+def _apart(split: Split, task: list[Example]) -> Split:
+    """Without the closed prompts that the task nearly holds: the demo certifies nothing, so none needs to move."""
+    asked = [text for example in task for text in searchable_texts(example)]
+    seen = set(occurring([prompt_text(example) for example in split.certify], asked))
+    kept = [example for place, example in enumerate(split.certify) if place not in seen]
+    return split_from_roles(split.constraint, split.monitor, kept)
 
 
 def _arguments(settings: DemoSettings, folder: Path, **kwargs: Any) -> SafeSFTConfig:
