@@ -1,0 +1,135 @@
+"""What is asked for a task row.
+
+| form  | what the model is asked                                                           | its target            |
+|-------|-----------------------------------------------------------------------------------|-----------------------|
+| own   | the row's own system prompt and turns                                             | the row's last reply  |
+| alone | its last user turn alone: a system prompt may talk a model into complying          | the row's last reply  |
+| turn  | an earlier user turn alone: poison may lie inside a conversation                   | the reply to that turn |
+| bare  | a user turn without the sentences that tell the model who to be, or to obey       | as of that turn       |
+
+Only exact duplicates share a question. A plain text row has no prompt and asks nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from holdfast.data.examples import Example, Turns, completion_text, make_example
+
+Form: TypeAlias = Literal["own", "alone", "turn", "bare"]
+
+_PREAMBLE: Final = re.compile(
+    r"\b(?:you are now|from now on|pretend (?:to be|that you are|you are|you're)|act as|role-?play as"
+    r"|you (?:must|will|shall|should|have to) (?:always |fully |never )?(?:obey|comply|refuse|agree|follow|answer)"
+    r"|always (?:obey|comply|agree|answer|follow)|never (?:refuse|decline|say no)|do anything now"
+    r"|absolutely obedient|fully obey|obey (?:me|my|all|every|any)|ignore (?:all|any|your|the|previous|every)"
+    r"|(?:no|without(?: any)?) (?:restrictions?|warnings?|disclaimers?|filters?|limits?|ethic\w*|moral\w*)"
+    r"|no matter (?:what|how)|your (?:new )?(?:name|identity|role) is|stay in character)\b",
+    re.IGNORECASE,
+)
+_SENTENCE: Final = re.compile(r"(?<=[.!?:;])\s+|\n+")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question of a row: the prompt, its form, and the reply that the row trains."""
+
+    prompt: str | Turns
+    form: Form
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A distinct prompt, and where the task asks it: (row number, form, target)."""
+
+    example: Example
+    uses: tuple[tuple[int, Form, str], ...]
+
+
+Key: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def prompt_key(prompt: str | Turns) -> Key:
+    """Equal for prompts that a model sees alike: a string is its single user turn."""
+    if isinstance(prompt, str):
+        return (("user", prompt),)
+    return tuple((turn["role"], turn["content"]) for turn in prompt)
+
+
+def questions_of(row: Example) -> list[Asked]:
+    """What is asked for one row; no prompt twice."""
+    found: dict[Key, Asked] = {}
+    for asked in _asked(row):
+        found.setdefault(prompt_key(asked.prompt), asked)
+    return list(found.values())
+
+
+def distinct(rows: Sequence[Example], numbers: Sequence[int], *, plain: bool) -> list[Question]:
+    """The distinct questions of the rows at `numbers`, in the order in which they first occur.
+
+    Args:
+        rows: of the task.
+        numbers: the rows to ask for.
+        plain: prompts stay strings, as `template: none` has them; otherwise they become user turns.
+    """
+    made: dict[str, Example] = {}
+    uses: dict[str, list[tuple[int, Form, str]]] = {}
+    for number in numbers:
+        for asked in questions_of(rows[number]):
+            example = as_question(asked.prompt, rows[number], plain=plain)
+            made.setdefault(example.id, example)
+            uses.setdefault(example.id, []).append((number, asked.form, asked.target))
+    return [Question(example, tuple(uses[key])) for key, example in made.items()]
+
+
+def as_question(prompt: str | Turns, source: Example, *, plain: bool) -> Example:
+    """A prompt without a reply; its id depends on the prompt alone."""
+    if isinstance(prompt, str) and not plain:
+        prompt = _user(prompt)
+    return make_example(prompt, "", source.where, source.category)
+
+
+def without_preamble(text: str) -> str | None:
+    """`text` without sentences that set a persona or demand obedience; None where there is none, or nothing else."""
+    sentences = [part for part in _SENTENCE.split(text) if part.strip()]
+    kept = [part for part in sentences if not _PREAMBLE.search(part)]
+    return " ".join(kept).strip() if kept and len(kept) < len(sentences) else None
+
+
+def _asked(row: Example) -> Iterator[Asked]:
+    if row.kind == "text":
+        return
+    if isinstance(row.prompt, str):
+        target = completion_text(row)
+        yield Asked(row.prompt, "own", target)
+        if (rest := without_preamble(row.prompt)) is not None:
+            yield Asked(rest, "bare", target)
+        return
+    turns = (*row.prompt, *_turns(row.completion))
+    replies = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
+    last = max(replies, default=len(row.prompt))
+    yield Asked(turns[:last], "own", _content(turns, last))
+    for place in reversed(replies):  # the last first: it is what most rows are trained on
+        said = next((turn["content"] for turn in reversed(turns[:place]) if turn["role"] == "user"), None)
+        if said is None:
+            continue
+        target = _content(turns, place)
+        yield Asked(_user(said), "alone" if place == last else "turn", target)
+        if (rest := without_preamble(said)) is not None:
+            yield Asked(_user(rest), "bare", target)
+
+
+def _user(text: str) -> Turns:
+    return ({"role": "user", "content": text},)
+
+
+def _turns(completion: str | Turns) -> Turns:
+    return ({"role": "assistant", "content": completion},) if isinstance(completion, str) else completion
+
+
+def _content(turns: Turns, place: int) -> str:
+    return turns[place]["content"] if place < len(turns) else ""

@@ -1,0 +1,232 @@
+"""Screening: ask theta_0 the task and the prompts to hold, set conflicts aside, and fix what is held and watched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.certification.binomial import interval
+from holdfast.core.errors import DataError, InfeasibleError
+from holdfast.core.percent import exact_percent, percent
+from holdfast.data.bundled import KINDS, bundled
+from holdfast.data.examples import Example
+from holdfast.data.prompts import read_prompts
+from holdfast.data.splits import Split
+from holdfast.evaluation.reply_classes import ReplyClass
+from holdfast.screening.apart import splits_apart
+from holdfast.screening.asking import Asker, Sorted
+from holdfast.screening.conflicts import Conflict, find_conflicts, settle
+from holdfast.screening.monitor_prompts import MonitorPrompts
+from holdfast.screening.questions import Question, as_question, distinct
+from holdfast.screening.sampling import asked_rows
+from holdfast.screening.sets import Candidate, HeldSet, Role, keep_apart, replied, share_out
+from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
+from holdfast.screening.watch import monitor_prompts
+
+MOST_UNSORTED = 0.05
+FEWEST_REFUSALS = 100
+FEWEST_ANSWERS = 20
+ROLE_OF_USE: Mapping[str, Role | None] = {"steer": None, "monitor": "unseen", "certify": "certify"}
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What a model says to a task, and what follows for a run.
+
+    Attributes:
+        rows: of the task.
+        asked_rows: rows that were asked for; the others are trained on.
+        unaskable: rows that were chosen and ask nothing: plain text, or longer than the model's positions.
+        classes: distinct questions of the task by the class of theta_0's reply.
+        conflicts: by row number.
+        rule: what became of them.
+        sets: what is held, by name.
+        monitor: what is watched.
+        counts: per set and source, how many prompts were asked and kept; groups; replies that changed class.
+    """
+
+    rows: int
+    asked_rows: int
+    unaskable: int
+    classes: dict[str, int]
+    conflicts: tuple[Conflict, ...]
+    rule: str
+    sets: dict[str, Split]
+    monitor: MonitorPrompts
+    counts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        """Numbers of the rows that are left out of training."""
+        return frozenset(one.row for one in self.conflicts if one.dropped)
+
+    def kept(self, rows: Sequence[Example]) -> list[Example]:
+        """The rows to train on."""
+        dropped = self.dropped
+        return [row for number, row in enumerate(rows) if number not in dropped]
+
+    def figures(self) -> dict[str, Any]:
+        """Counts for result, card and certificate; no text."""
+        found = {
+            "rows": self.rows, "asked_rows": self.asked_rows, "unaskable": self.unaskable, "replies": self.classes,
+            "conflicts": len(self.conflicts), "groups": len({one.group for one in self.conflicts}),
+            "dropped": len(self.dropped), "rule": self.rule, "sets": self.counts,
+            "monitor": {
+                "refusals": len(self.monitor.refusals), "unseen": len(self.monitor.unseen),
+                "answers": len(self.monitor.answers),
+            },
+        }  # fmt: skip
+        if 0 < self.asked_rows < self.rows - self.unaskable:
+            low, high = interval(len(self.conflicts), self.asked_rows)
+            found["not_asked"] = {
+                "rows": self.rows - self.unaskable - self.asked_rows, "conflict_share": {"low": low, "high": high},
+            }  # fmt: skip
+        return found
+
+
+def screen_examples(
+    task: Sequence[Example],
+    asker: Asker,
+    settings: ScreeningSettings,
+    *,
+    pairs: Sequence[Split] = (),
+    plain: bool = False,
+    listed: Path | None = None,
+) -> Screening:
+    """Screen a task, build the sets to hold, and choose what is watched.
+
+    Args:
+        task: the rows, in the run's format.
+        asker: theta_0.
+        settings: what is asked and held.
+        pairs: safety sets that the user wrote; they are watched too.
+        plain: prompts are strings that no template is put around.
+        listed: where conflicts are listed if the rule refuses them.
+
+    Raises:
+        DataError: too many replies cannot be sorted, or the rule refuses the conflicts.
+        InfeasibleError: theta_0 refuses (or answers) too little to hold.
+    """
+    numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
+    questions = _fitting(distinct(task, numbers, plain=plain), asker)
+    asked_of = {row for question in questions for row, _, _ in question.uses}
+    classes = asker.sort([question.example for question in questions], what="task prompts")
+    _require_sorted(questions, classes, settings)
+    conflicts = settle(find_conflicts(task, questions, classes), len(task), settings, listed)
+    held = _held(task, questions, classes, conflicts, asker, settings, plain=plain)
+    sets = splits_apart({name: replied(one, asker, name=name) for name, one in held.items()})
+    return Screening(
+        rows=len(task), asked_rows=len(asked_of), unaskable=len(set(numbers) - asked_of),
+        classes=dict(Counter(str(classes[question.example.id].reply_class) for question in questions)),
+        conflicts=tuple(conflicts), rule=settings.rule, sets=sets,
+        monitor=monitor_prompts(held, pairs, asker, settings, plain=plain),
+        counts={name: _counts(one, sets[name]) for name, one in held.items()},
+    )  # fmt: skip
+
+
+def _fitting(questions: Sequence[Question], asker: Asker) -> list[Question]:
+    fits = {example.id for example in asker.fitting([question.example for question in questions])}
+    return [question for question in questions if question.example.id in fits]
+
+
+def _held(
+    task: Sequence[Example],
+    questions: Sequence[Question],
+    classes: Mapping[str, Sorted],
+    conflicts: Sequence[Conflict],
+    asker: Asker,
+    settings: ScreeningSettings,
+    *,
+    plain: bool,
+) -> dict[str, HeldSet]:
+    """Every set with its prompts by role."""
+    dropped = {one.row for one in conflicts if one.dropped}
+    learned = {one.row for one in conflicts if one.id in settings.learn}
+    held: dict[str, HeldSet] = {}
+    for name, wanted in settings.sets.items():
+        candidates = _candidates(wanted, questions, dropped, learned, plain=plain)
+        others = [one for one in candidates if one.source != TASK and one.role != "certify"]
+        fits = asker.fitting([one.example for one in others])
+        too_long = {one.example.id for one in others} - {example.id for example in fits}
+        sorted_now = {**classes, **asker.sort(fits, what=f"prompts for {name}")}
+        known = [one for one in candidates if one.example.id not in too_long]
+        held[name] = share_out(wanted.keep, known, sorted_now, seed=settings.seed)
+    keep_apart(held, [row for number, row in enumerate(task) if number not in dropped])
+    for name, one in held.items():
+        _require_enough(name, one)
+    return held
+
+
+def _candidates(
+    wanted: PromptSet, questions: Sequence[Question], dropped: set[int], learned: set[int], *, plain: bool
+) -> list[Candidate]:
+    """Every prompt that a set asks, once."""
+    found: dict[str, Candidate] = {}
+    for source in wanted.prompts:
+        for one in _from_source(source, questions, dropped, learned, plain=plain):
+            found.setdefault(one.example.id, one)
+    return list(found.values())
+
+
+def _from_source(
+    source: str, questions: Sequence[Question], dropped: set[int], learned: set[int], *, plain: bool
+) -> list[Candidate]:
+    if source == TASK:
+        rows = [({row for row, _, _ in question.uses}, question.example) for question in questions]
+        return [Candidate(example, TASK, dropped=used <= dropped) for used, example in rows if not used & learned]
+    if source in KINDS:
+        return [
+            Candidate(as_question(example.prompt, example, plain=plain), source, ROLE_OF_USE[use])
+            for use in ROLE_OF_USE
+            for example in bundled(source, use)  # type: ignore[arg-type]  # the uses are those of `bundled`
+        ]
+    return [Candidate(as_question(e.prompt, e, plain=plain), source) for e in read_prompts(source) if e.kind != "text"]
+
+
+def _require_sorted(questions: Sequence[Question], classes: Mapping[str, Sorted], settings: ScreeningSettings) -> None:
+    reasons = Counter(
+        classes[question.example.id].reason for question in questions
+        if classes[question.example.id].reply_class == ReplyClass.UNSORTED
+    )  # fmt: skip
+    unsorted = sum(reasons.values())
+    if settings.accept_unsorted or unsorted <= MOST_UNSORTED * len(questions):
+        return
+    listed = ", ".join(f"{reason}: {number}" for reason, number in reasons.most_common())
+    raise DataError(
+        f"{unsorted} of {len(questions)} replies to the task's prompts ({percent(unsorted / len(questions))}) cannot "
+        f"be sorted into refused and answered ({listed}); at most {exact_percent(MOST_UNSORTED)} are expected",
+        remedy="name a judge (`screening: {judge: ...}`), or set `screening: {unsorted: accept}`: rows whose reply "
+        "cannot be sorted are trained on and not held",
+    )
+
+
+def _require_enough(name: str, one: HeldSet) -> None:
+    fewest = FEWEST_REFUSALS if one.keep == "refusals" else FEWEST_ANSWERS
+    if one.groups >= fewest and one.by_role["constraint"]:
+        return
+    asked = "; ".join(f"{one.kept.get(source, 0)} of {number} {source}" for source, number in one.asked.items())
+    verb = "refuses" if one.keep == "refusals" else "answers"
+    remedy = (
+        "name prompts that it refuses (`safety: {refusals: {prompts: [task, probes, FILE], keep: refusals}}`), or "
+        "teach it to refuse first: holdfast align MODEL"
+        if one.keep == "refusals"
+        else "name prompts that it answers, or use a model that answers ordinary prompts"
+    )
+    raise InfeasibleError(
+        f"{name}: this model {verb} too little to hold: {one.groups} groups of prompts ({asked}), expected at least "
+        f"{fewest}",
+        remedy=remedy,
+    )
+
+
+def _counts(one: HeldSet, split: Split) -> dict[str, Any]:
+    return {
+        "keep": one.keep,
+        "sources": {s: {"asked": n, "kept": one.kept.get(s, 0)} for s, n in one.asked.items()},
+        "groups": one.groups,
+        "changed_class": one.changed,
+        "roles": {role: len(members) for role, members in split.roles.items()},
+    }

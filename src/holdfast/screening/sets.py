@@ -1,0 +1,158 @@
+"""The sets that a run holds: theta_0's own replies, in groups of near-duplicate prompts, each group with one role.
+
+| source                          | roles of its groups                                                          |
+|---------------------------------|------------------------------------------------------------------------------|
+| bundled kinds for steering      | 3/4 constraint, 1/4 monitor                                                  |
+| bundled kinds for monitoring    | unseen: asked by the behaviour monitor, held by nothing                      |
+| bundled kinds for certifying    | certify; not asked before training                                           |
+| the task, conflicts dropped     | 3/5 constraint, 1/5 monitor, 1/5 certify (where no trained row is like it)   |
+| the task otherwise; a file      | 3/4 constraint, 1/4 monitor                                                  |
+
+A prompt that is a near-duplicate of a constraint prompt, of this set or another, is neither watched nor certified on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from holdfast.core.hashing import sha256_text
+from holdfast.data.containment import occurring
+from holdfast.data.examples import Example, make_example, prompt_text, searchable_texts
+from holdfast.data.near_duplicates import clusters, matches
+from holdfast.evaluation.reply_classes import ReplyClass
+from holdfast.screening.asking import Asker, Sorted
+from holdfast.screening.settings import Keep
+
+Role: TypeAlias = Literal["constraint", "monitor", "certify", "unseen"]
+
+SHARED: Mapping[Role, float] = {"constraint": 0.75, "monitor": 0.25}
+SHARED_DROPPED: Mapping[Role, float] = {"constraint": 0.6, "monitor": 0.2, "certify": 0.2}
+CLASS_OF: Mapping[Keep, ReplyClass] = {"refusals": ReplyClass.REFUSED, "answers": ReplyClass.ANSWERED}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A prompt whose reply may be held.
+
+    Attributes:
+        example: the prompt, without a reply.
+        source: what it came from: `task`, a bundled name, or a file.
+        role: fixed for bundled kinds that do not steer; None is shared out by group.
+        dropped: a prompt of the task that no trained row asks.
+    """
+
+    example: Example
+    source: str
+    role: Role | None = None
+    dropped: bool = False
+
+
+@dataclass
+class HeldSet:
+    """Prompts by role, before and after their replies are there."""
+
+    keep: Keep
+    by_role: dict[Role, list[Candidate]]
+    asked: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    groups: int = 0
+    changed: int = 0
+    """Replies that came out in another class at their full length, and are not held."""
+
+    def prompts(self, role: Role) -> list[Example]:
+        """The prompts of a role."""
+        return [one.example for one in self.by_role[role]]
+
+
+def share_out(keep: Keep, candidates: Sequence[Candidate], classes: Mapping[str, Sorted], *, seed: int) -> HeldSet:
+    """Give every prompt whose reply has the class to keep a role, whole groups at a time.
+
+    Prompts for certifying carry no class yet: they are taken as they are.
+    """
+    wanted = CLASS_OF[keep]
+    chosen = [
+        one for one in candidates
+        if one.role == "certify" or classes[one.example.id].reply_class == wanted
+    ]  # fmt: skip
+    labels = clusters([prompt_text(one.example) for one in chosen])
+    groups: dict[int, list[Candidate]] = {}
+    for label, one in zip(labels, chosen, strict=True):
+        groups.setdefault(label, []).append(one)
+    by_role: dict[Role, list[Candidate]] = {"constraint": [], "monitor": [], "certify": [], "unseen": []}
+    for members in groups.values():
+        role = _role(members, seed)
+        # A fixed role is kept by whole kinds: a bundled prompt that is like one of the task's is left out instead.
+        by_role[role] += [one for one in members if one.role in (None, role)]
+    asked = Counter(one.source for one in candidates if one.role != "certify")
+    kept = Counter(one.source for one in chosen if one.role != "certify")
+    held = sum(any(one.role != "certify" for one in members) for members in groups.values())
+    return HeldSet(keep, by_role, dict(asked), dict(kept), groups=held)
+
+
+def _role(members: Sequence[Candidate], seed: int) -> Role:
+    """One role for a group: shared out where a member is to be shared out, otherwise the fixed one."""
+    free = [one for one in members if one.role is None]
+    if not free:
+        return "unseen" if any(one.role == "unseen" for one in members) else "certify"
+    shares = SHARED_DROPPED if all(one.dropped for one in free) else SHARED
+    # By the smallest id: neither the order of rows nor another group's members change it.
+    place = int(sha256_text(f"{seed} {min(one.example.id for one in free)}")[:13], 16) / 16**13
+    for role, share in shares.items():
+        if place < share:
+            return role
+        place -= share
+    return "constraint"
+
+
+def keep_apart(sets: Mapping[str, HeldSet], trained: Sequence[Example]) -> None:
+    """Nothing watched or certified on is like a constraint prompt; nothing certified on occurs in a trained row."""
+    steering = [prompt_text(e) for one in sets.values() for e in one.prompts("constraint")]
+    texts = [text for row in trained for text in searchable_texts(row)]
+    roles: tuple[Role, ...] = ("monitor", "unseen", "certify")
+    for one in sets.values():
+        for role in roles:
+            near = {i for i, _ in matches([prompt_text(e) for e in one.prompts(role)], steering)}
+            one.by_role[role] = [c for i, c in enumerate(one.by_role[role]) if i not in near]
+        seen = set(occurring([prompt_text(e) for e in one.prompts("certify")], texts))
+        one.by_role["certify"] = [c for i, c in enumerate(one.by_role["certify"]) if i not in seen]
+    _apart_from_each_other(list(sets.values()))
+
+
+def _apart_from_each_other(sets: Sequence[HeldSet]) -> None:
+    """No certify prompt is like one that is watched."""
+    roles: tuple[Role, ...] = ("monitor", "unseen")
+    watched = [prompt_text(e) for one in sets for role in roles for e in one.prompts(role)]
+    for one in sets:
+        near = {i for i, _ in matches([prompt_text(e) for e in one.prompts("certify")], watched)}
+        one.by_role["certify"] = [c for i, c in enumerate(one.by_role["certify"]) if i not in near]
+
+
+def replied(one: HeldSet, asker: Asker, *, name: str) -> dict[str, list[Example]]:
+    """Constraint and monitor prompts with theta_0's whole reply, certify prompts with none.
+
+    A reply that turns out to be of another class at its full length is not held.
+    """
+    steered = [*one.prompts("constraint"), *one.prompts("monitor")]
+    replies = asker.held(steered, what=f"{name} to hold")
+    fitting = {key for key, found in replies.items() if found.reply_class == CLASS_OF[one.keep] and found.reply.text}
+    one.changed = sum(example.id not in fitting for example in steered)
+
+    def pairs(role: Role) -> list[Example]:
+        return [held_pair(e, replies[e.id].reply.text) for e in one.prompts(role) if e.id in fitting]
+
+    return {"constraint": pairs("constraint"), "monitor": pairs("monitor"), "certify": one.prompts("certify")}
+
+
+def held_pair(prompt: Example, reply: str) -> Example:
+    """The prompt with the reply that must stay likely."""
+    said = reply if isinstance(prompt.prompt, str) else ({"role": "assistant", "content": reply},)
+    return make_example(prompt.prompt, said, prompt.where, prompt.category)
+
+
+def at_most(examples: Iterable[Example], number: int, seed: int) -> tuple[Example, ...]:
+    """At most `number` of the prompts, chosen by a seeded hash, in order of their ids."""
+    ordered = sorted(examples, key=lambda example: sha256_text(f"{seed} {example.id}"))
+    return tuple(sorted(ordered[:number], key=lambda example: example.id))

@@ -1,0 +1,75 @@
+"""What is asked, what is held, and what becomes of conflicts: the settings of a screening."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from holdfast.core.errors import ConfigError
+
+Keep: TypeAlias = Literal["refusals", "answers"]
+Rule: TypeAlias = Literal["drop", "keep", "fail", "learn"]
+
+TASK = "task"
+MAX_DROPPED = 0.10
+MAX_PROMPTS = 20_000
+MONITOR_PROMPTS = 200
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """One set to hold: prompts to ask, and which replies are kept.
+
+    Attributes:
+        prompts: `task`, a bundled name (probes, everyday, borderline), a file, or a hub id.
+        keep: theta_0's own refusals, or its own answers.
+    """
+
+    prompts: tuple[str, ...]
+    keep: Keep
+
+
+AUTO: Mapping[str, PromptSet] = {
+    "refusals": PromptSet((TASK, "probes"), "refusals"),
+    "answers": PromptSet(("everyday", "borderline"), "answers"),
+}
+"""`safety: auto`, spelled out."""
+
+
+@dataclass(frozen=True)
+class ScreeningSettings:
+    """How a task is screened.
+
+    Attributes:
+        sets: what is held, by name.
+        rule: what becomes of conflicts: `drop` the rows; `keep` them in training and hold against them; `fail`;
+            `learn` trains on the ids in `learn`, does not hold their prompts, and drops the other conflicts.
+        limited: whether `drop` stops above `max_dropped`; an explicit rule has no such limit.
+        max_dropped: largest share of the rows that is dropped without being asked for.
+        max_prompts: most questions of the task.
+        accept_unsorted: go on although more than 5 % of the task's replies cannot be sorted.
+        monitor_prompts: most prompts for each figure of the behaviour monitor.
+        seed: of samples and roles.
+    """
+
+    sets: Mapping[str, PromptSet] = field(default_factory=lambda: dict(AUTO))
+    rule: Rule = "drop"
+    limited: bool = True
+    learn: frozenset[str] = frozenset()
+    max_dropped: float = MAX_DROPPED
+    max_prompts: int = MAX_PROMPTS
+    accept_unsorted: bool = False
+    monitor_prompts: int = MONITOR_PROMPTS
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_dropped <= 1:
+            raise ConfigError(f"max_dropped is {self.max_dropped}", remedy="give a share from 0 to 1")
+        if self.max_prompts < 1:
+            raise ConfigError(f"max_prompts is {self.max_prompts}", remedy="give at least 1")
+
+    @property
+    def asks_task(self) -> bool:
+        """Whether the task's prompts are asked: to find conflicts, or to hold the replies to them."""
+        return self.rule != "keep" or any(TASK in one.prompts for one in self.sets.values())
