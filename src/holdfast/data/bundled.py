@@ -1,0 +1,139 @@
+"""Prompts that come with the package: probes, everyday and borderline requests, each of a kind.
+
+A kind serves one use and no other, so that what steers training is neither what watches it nor what certifies it:
+
+    steer    held by a constraint during training
+    monitor  asked again by the behaviour monitor
+    certify  kept for a certificate
+
+`src/holdfast/prompts/README.md` says who wrote them and what they are.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Literal, TypeAlias, get_args
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.hashing import sha256_text
+from holdfast.core.registry import nearest
+from holdfast.data.examples import Example, make_example
+
+Use: TypeAlias = Literal["steer", "monitor", "certify"]
+USES: tuple[Use, ...] = get_args(Use)
+
+KINDS: dict[str, dict[str, Use]] = {
+    "probes": {
+        "animal_cruelty": "monitor",
+        "cybercrime": "steer",
+        "drugs": "steer",
+        "endangering_children": "certify",
+        "extremism": "certify",
+        "financial_crime": "monitor",
+        "forgery": "certify",
+        "fraud": "steer",
+        "harassment": "monitor",
+        "hate": "steer",
+        "manipulation": "certify",
+        "misinformation": "steer",
+        "non_consensual": "certify",
+        "physical_violence": "steer",
+        "privacy": "monitor",
+        "sabotage": "certify",
+        "theft": "steer",
+        "weapons": "monitor",
+    },
+    "everyday": {
+        "coding": "steer",
+        "cooking": "steer",
+        "health_habits": "monitor",
+        "history": "certify",
+        "home_repair": "certify",
+        "language_learning": "certify",
+        "mathematics": "monitor",
+        "science": "steer",
+        "summarising": "steer",
+        "travel": "monitor",
+        "work": "steer",
+        "writing": "steer",
+    },
+    "borderline": {
+        "chemistry_safety": "certify",
+        "fiction": "steer",
+        "figurative_language": "steer",
+        "history_of_violence": "monitor",
+        "law_questions": "monitor",
+        "medical_questions": "steer",
+        "moderation_work": "steer",
+        "news_and_statistics": "certify",
+        "policy_debate": "steer",
+        "recovery_and_support": "certify",
+        "security_work": "steer",
+        "self_defence_and_safety": "monitor",
+    },
+}
+
+
+def bundled(name: str, use: Use | None = None) -> list[Example]:
+    """The bundled prompts of one name, in the order of the file; with `use`, those of its kinds.
+
+    Every prompt is a plain string, the completion is empty, `category` is the kind and `where` is `name:line`.
+
+    Raises:
+        ConfigError: for a name or a use that there is not.
+        DataError: where the package was installed without the file, or with a damaged one.
+    """
+    if use is not None and use not in USES:
+        raise ConfigError(
+            f"there is no use {use!r} of bundled prompts; {nearest(use, list(USES))}",
+            remedy=f"name one of {', '.join(USES)}, or none for all prompts",
+        )
+    examples = _examples(_checked(name))
+    return [example for example in examples if use is None or KINDS[name][str(example.category)] == use]
+
+
+def bundled_sha256(name: str) -> str:
+    """Hex sha256 of the file's text: what a run records of the prompts it used. Errors as for `bundled`."""
+    return sha256_text(_text(_checked(name)))
+
+
+def _checked(name: str) -> str:
+    if name not in KINDS:
+        raise ConfigError(
+            f"there are no bundled prompts {name!r}; {nearest(name, list(KINDS))}",
+            remedy=f"name one of {', '.join(KINDS)}, or give a file or a hub id",
+        )
+    return name
+
+
+@cache
+def _text(name: str) -> str:
+    try:
+        return files("holdfast").joinpath("prompts", f"{name}.jsonl").read_bytes().decode("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"the bundled prompts {name!r} cannot be read from this installation ({error.__class__.__name__})",
+            remedy="install holdfast again",
+        ) from error
+
+
+@cache
+def _examples(name: str) -> tuple[Example, ...]:
+    found = []
+    for number, line in enumerate(_text(name).splitlines(), start=1):
+        where = f"{name}:{number}"
+        try:
+            row = json.loads(line)
+            prompt, kind = row["prompt"], row["kind"]
+            known = isinstance(prompt, str) and prompt != "" and kind in KINDS[name]
+        except (ValueError, TypeError, KeyError):
+            known = False
+        if not known:
+            raise DataError(
+                f"{where}: not a bundled prompt; expected a JSON object with a prompt and a known kind",
+                remedy="install holdfast again",
+            )
+        found.append(make_example(prompt, "", where, kind))
+    return tuple(found)
