@@ -26,6 +26,7 @@ from holdfast.cli.ls import ls
 from holdfast.cli.old_spellings import require_new_spelling
 from holdfast.cli.plan import plan
 from holdfast.cli.report import report
+from holdfast.cli.screen import screen
 from holdfast.cli.study import study
 from holdfast.cli.terminal import refuse, say
 from holdfast.cli.train import train
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(init)
+app.command()(screen)
 app.command()(check)
 app.command()(train)
 app.command()(audit)

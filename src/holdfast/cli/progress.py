@@ -39,9 +39,13 @@ class PlainProgress:
         self._total = 0
         self._first = 0
         self._start = time.monotonic()
+        self._what, self._said = "", 0
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         """Take one row of the listeners' stream."""
+        if row.get("stage") == "ask":
+            self._asking(row)
+            return
         if "stage" in row:
             self._total, self._first, self._start = row["total_steps"], row["step"], time.monotonic()
             resumed = f", continuing after step {self._first}" if self._first else ""
@@ -50,6 +54,15 @@ class PlainProgress:
         step = row["step"]
         if step == self._total or step % max(1, self._total // LINES) == 0:
             note(f"step {step}/{self._total}  {describe_row(row)}  eta {self._eta(step)}")
+
+    def _asking(self, row: Mapping[str, Any]) -> None:
+        what, done, total = row["what"], row["done"], row["total"]
+        if what != self._what:
+            self._what, self._first, self._start, self._said = what, done, time.monotonic(), 0
+        if done * LINES // max(1, total) > self._said or done == total:
+            self._said = done * LINES // max(1, total)
+            self._total = total
+            note(f"asking the model: {clean(what)}, {done} of {total}  eta {self._eta(done)}")
 
     def _eta(self, step: int) -> str:
         done = max(1, step - self._first)
@@ -62,10 +75,16 @@ class BarProgress:
     def __init__(self, bar: Any) -> None:
         self._bar = bar
         self._task: Any = None
+        self._asked: Any = None
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         """Take one row of the listeners' stream."""
-        if "stage" in row:
+        if row.get("stage") == "ask":
+            if self._asked is None:
+                self._asked = self._bar.add_task("ask", total=row["total"], state="")
+            state = f"asking the model: {clean(row['what'])}"
+            self._bar.update(self._asked, total=row["total"], completed=row["done"], state=state)
+        elif "stage" in row:
             self._task = self._bar.add_task("train", total=row["total_steps"], completed=row["step"], state="")
         else:
             self._bar.update(self._task, completed=row["step"], state=describe_row(row))

@@ -72,7 +72,7 @@ def join(instruction: str, input_text: str, template: Template) -> str:
     """The user's side of a task row: the instruction with the input below it, under a mark in the alpaca format."""
     if not input_text:
         return instruction
-    return instruction + (INPUT_MARK if _known(template) == "alpaca" else "\n\n") + input_text
+    return instruction + (INPUT_MARK if known_template(template) == "alpaca" else "\n\n") + input_text
 
 
 def use_template(tokenizer: Any, template: Template) -> None:
@@ -86,7 +86,7 @@ def use_template(tokenizer: Any, template: Template) -> None:
     Raises:
         ConfigError: an unknown template, a tokenizer without a chat template (chat) or without EOS (alpaca).
     """
-    if _known(template) == "alpaca":
+    if known_template(template) == "alpaca":
         if tokenizer.eos_token is None:
             raise ConfigError(
                 f"the tokenizer {_name(tokenizer)} has no EOS token, which ends every reply of the alpaca template",
@@ -127,7 +127,7 @@ def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> An
         ) from None
 
 
-def _known(template: str) -> str:
+def known_template(template: str) -> str:
     names = get_args(Template)
     if template not in names:
         raise ConfigError(f"template {template!r} is unknown", remedy=nearest(str(template), list(names)))

@@ -48,8 +48,9 @@ def asker_of(
         **(options or {}),
     )  # fmt: skip
     identity = {
-        "model_sha256": model_sha256, "tokenizer_sha256": tokenizer_sha256(tokenizer),
-        "template_sha256": template_sha256(tokenizer), "template": template, "batch_size": batch,
+        "model_sha256": model_sha256, "template": template, "batch_size": batch,
+        "tokenizer_sha256": None if tokenizer is None else tokenizer_sha256(tokenizer),
+        "template_sha256": None if tokenizer is None else template_sha256(tokenizer),
         "dtype": str(getattr(model, "dtype", None)).removeprefix("torch."), "device": device,
     }  # fmt: skip
     return Asker(made, identity, folder, told, fits=None if engine in REMOTE else _fits(model, tokenizer, template))
@@ -70,7 +71,7 @@ def _fits(model: Any, tokenizer: Any, template: Template) -> Any:
 @contextmanager
 def undisturbed(model: Any) -> Iterator[None]:
     """Asking leaves no trace in training: random states and module modes are put back."""
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [] if model is None else [(module, module.training) for module in model.modules()]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         try:

@@ -16,7 +16,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
+from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import adapter_layers
@@ -34,7 +36,9 @@ from holdfast.models.fingerprint import (
     has_idle_adapter,
     model_fingerprint,
 )
+from holdfast.screening.screen import Screening
 from holdfast.trainers import safety as safety_sets
+from holdfast.trainers.auto import AUTO, ask_theta_0, constraints_of, is_auto, without_conflicts
 from holdfast.trainers.checkpointing import CheckpointMixin
 from holdfast.trainers.config import SafeSFTConfig
 from holdfast.trainers.fitting import Fitting, in_several_processes, loss_is_scaled
@@ -71,7 +75,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         model: Any = None,
         args: SFTConfig | None = None,
         *,
-        safety_dataset: Any = None,
+        safety_dataset: Any = AUTO,
         constraint: ChanceConstraint | Mapping[str, ChanceConstraint] | None = None,
         defense: str | Defense | Mapping[str, Any] = "holdfast",
         harmful_dataset: Any = None,
@@ -81,8 +85,11 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         """Arguments of `SFTTrainer` (by keyword, after `model` and `args`), and:
 
         Args:
-            safety_dataset: prompt/completion, messages or text rows, examples, a `Split`, a mapping with the keys
-                constraint, monitor and certify, or a mapping of names to any of these (several constraints).
+            safety_dataset: `auto` (the default, where the defense needs a safety set): the model is asked the prompts
+                of `train_dataset` and the bundled ones, conflicting rows are left out, and its own refusals and
+                answers are held; or a `Screening`, to do that with other settings; or prompt/completion, messages or
+                text rows, examples, a `Split`, a mapping with the keys constraint, monitor and certify, or a mapping
+                of names to any of these (several constraints).
             constraint: one for all safety sets, or one per name; None is `ChanceConstraint()`, with a
                 `peft_config` in the defense's unit (kl_token for nearly all).
             defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.
@@ -96,13 +103,16 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         require_supported_arguments(args)
         require_device(args)
         self.defense = make_defense(defense)
-        if constraint is None and kwargs.get("peft_config") is not None:
-            constraint = ChanceConstraint(unit=self.defense.unit)  # as in a run file
         require_stage(self.defense, args.stage)
+        if is_auto(safety_dataset) and "safety" not in self.defense.needed(args.stage):
+            safety_dataset = None
         given = {"safety": safety_dataset, "harmful": harmful_dataset, "unaligned": unaligned}
         require_side_data(self.defense, args.stage, given)
         if kwargs.get("train_dataset") is None:
             raise ConfigError("no task data to train on", remedy="pass train_dataset=...")
+        model, safety_dataset, constraint = self._screened(model, args, safety_dataset, constraint, kwargs)
+        if constraint is None and kwargs.get("peft_config") is not None:
+            constraint = ChanceConstraint(unit=self.defense.unit)  # as in a run file
         self.safety: dict[str, SafetySet] = {}
         self._attached_to: Any = None
         self._flops_per_token: int | None = None
@@ -138,6 +148,20 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
         if not self.is_fsdp_enabled:  # a sharded model is measured once it is sharded: see `_load_from_checkpoint`
             self._measure_reference()
         self.defense.initialise(self)
+
+    def _screened(
+        self, model: Any, args: SafeSFTConfig, dataset: Any, constraint: Any, given: dict[str, Any]
+    ) -> tuple[Any, Any, Any]:
+        """The model, safety sets and constraints; with `auto` or a screening, conflicts leave `train_dataset`."""
+        self.screening: Screening | None = dataset if isinstance(dataset, Screening) else None
+        if is_auto(dataset):
+            model, given["processing_class"] = _loaded(model, args, given)
+            self.screening = ask_theta_0(model, args, given)
+        if self.screening is None:
+            return model, dataset, constraint
+        given["train_dataset"] = without_conflicts(given["train_dataset"], self.screening)
+        unit = self.defense.unit if given.get("peft_config") is not None else ChanceConstraint().unit
+        return model, self.screening.sets, constraints_of(self.screening, constraint, unit)
 
     # -- safety sets -----------------------------------------------------------------------------------------------
 
@@ -335,6 +359,20 @@ def _announce(text: str) -> None:
         logger.info(text)
     elif rank() == 0:
         print(f"holdfast: {text}", file=sys.stderr)
+
+
+def _loaded(model: Any, args: Any, given: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The model and its tokenizer as TRL would make them: they are asked before TRL gets them."""
+    if isinstance(model, str):
+        options = dict(args.model_init_kwargs or {})
+        options.setdefault("trust_remote_code", getattr(args, "trust_remote_code", False))
+        if given.get("quantization_config") is not None:
+            options.setdefault("quantization_config", given["quantization_config"])
+        model = create_model_from_path(model, **options)
+    tokenizer = given.get("processing_class")
+    if tokenizer is None:
+        tokenizer = AutoTokenizer.from_pretrained(get_config_model_id(model.config))
+    return model, tokenizer
 
 
 def _raw(optimizer: Any) -> torch.optim.Optimizer:

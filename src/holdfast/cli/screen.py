@@ -1,0 +1,94 @@
+"""`holdfast screen`: which rows of a data file conflict with what a model refuses, and the sets to hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.progress import show_progress
+from holdfast.cli.terminal import quiet_libraries, say, say_json
+from holdfast.core.errors import ConfigError
+from holdfast.core.percent import percent
+
+if TYPE_CHECKING:
+    from holdfast.data.examples import Example
+    from holdfast.screening.screen import Screening
+
+LISTED = 20
+
+
+def screen(
+    data: Annotated[str, typer.Argument(help="The training data: a file or hub data set.", metavar="DATA")],
+    model: Annotated[str, typer.Option("--model", help="Hub id, folder, adapter, or `embedded`.")],
+    output: Annotated[Path, typer.Option("--output", help="Folder for the results.")] = Path("screening"),
+    max_prompts: Annotated[int, typer.Option("--max-prompts", help="Most questions of the data.")] = 20_000,
+    unsorted: Annotated[
+        str, typer.Option("--unsorted", help="Replies that cannot be sorted: refuse, accept.")
+    ] = "refuse",
+    template: Annotated[str, typer.Option("--template", help="chat, alpaca or none.")] = "chat",
+    dtype: Annotated[str, typer.Option("--dtype", help="auto, bfloat16 or float32.")] = "auto",
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: a GPU if any.")] = None,
+    engine: Annotated[str, typer.Option("--engine", help="auto, transformers, continuous, vllm or endpoint.")] = "auto",
+    engine_option: Annotated[
+        list[str] | None, typer.Option("--engine-option", help="key=value of that engine; repeatable.")
+    ] = None,
+    reveal: Annotated[bool, typer.Option("--reveal", help="Show the prompts of the listed conflicts.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Ask a model the prompts of a data file; list the rows that teach what it refuses, and write the sets to hold.
+
+    A killed run goes on where it stopped. Files with text are readable by their owner alone.
+
+    \b
+    Example:
+      holdfast screen train.jsonl --model Qwen/Qwen2.5-1.5B-Instruct --output screening
+    """
+    from holdfast.cli.evaluate import options_of
+    from holdfast.data.templates import known_template
+    from holdfast.screening.export import export
+    from holdfast.screening.screened import screen as screen_data
+    from holdfast.screening.screened import task_examples
+    from holdfast.screening.settings import ScreeningSettings
+
+    quiet_libraries()
+    if unsorted not in ("refuse", "accept"):
+        raise ConfigError(f"--unsorted {unsorted!r}: expected refuse or accept", remedy="use --unsorted accept")
+    settings = ScreeningSettings(limited=False, max_prompts=max_prompts, accept_unsorted=unsorted == "accept")
+    rows = task_examples(data, known_template(template))
+    with show_progress() as progress:
+
+        def tell(what: str, done: int, total: int) -> None:
+            progress({"stage": "ask", "what": what, "done": done, "total": total})
+
+        found = screen_data(
+            model, rows, settings=settings, template=known_template(template), engine=engine,
+            engine_options=options_of(engine_option), dtype=dtype, device=device, told=tell,
+        )  # fmt: skip
+    files = export(output, found, rows, model=model)
+    if json:
+        say_json({**found.figures(), "folder": str(output), "files": files})
+        return
+    _show(found, rows, reveal=reveal)
+    say(f"written to {output}: {', '.join(files)}")
+
+
+def _show(found: Screening, rows: list[Example], *, reveal: bool) -> None:
+    from holdfast.data.examples import prompt_text
+
+    total = sum(found.classes.values())
+    replies = ", ".join(f"{number} {name}" for name, number in sorted(found.classes.items()))
+    say(f"{found.asked_rows} of {found.rows} rows asked, {total} different prompts: {replies}")
+    groups = len({one.group for one in found.conflicts})
+    share = percent(len(found.conflicts) / found.rows) if found.rows else "0 %"
+    say(f"{len(found.conflicts)} conflicts ({share} of the rows, {groups} groups): the model refuses, the row complies")
+    for one in found.conflicts[:LISTED]:
+        text = f"  {prompt_text(rows[one.row])[:200]!r}" if reveal else ""
+        say(f"  row {one.row}  id {one.id}  group {one.group}  {one.form}  {one.where}{text}")
+    if len(found.conflicts) > LISTED:
+        say(f"  ... and {len(found.conflicts) - LISTED} more in conflicts.jsonl")
+    for name, counts in found.counts.items():
+        kept = ", ".join(f"{c['kept']} of {c['asked']} {source}" for source, c in counts["sources"].items())
+        roles = ", ".join(f"{number} {role}" for role, number in counts["roles"].items())
+        say(f"{name}: {kept}; {counts['groups']} groups; {roles}")

@@ -1,0 +1,91 @@
+"""The asking stage of a run: theta_0 is asked before training, conflicts leave the task, its replies become the sets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import UnsupportedError
+from holdfast.data.templates import Template
+from holdfast.screening.fixed import fixed_screening
+from holdfast.screening.record import FOLDER
+from holdfast.screening.screen import Screening
+from holdfast.screening.screened import ask_and_screen, belongs_to
+from holdfast.screening.settings import ScreeningSettings
+from holdfast.screening.theta_0 import asker_of
+from holdfast.stages.prepare import Prepared
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a run asks its model.
+
+    Attributes:
+        settings: what is asked and held.
+        template: of the run.
+        engine, options: what makes the replies.
+    """
+
+    settings: ScreeningSettings
+    template: Template
+    engine: str = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def hold(
+    asking: Asking,
+    data: Prepared,
+    model: Any,
+    tokenizer: Any,
+    *,
+    model_sha256: str,
+    run: Path,
+    arguments: Any,
+    started: bool,
+    listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
+) -> Screening:
+    """The screening of a run: made before its first step, read from the run folder afterwards.
+
+    Args:
+        data: the task, and the safety sets that the user wrote.
+        model: theta_0, loaded and without a new adapter.
+        run: the run folder; `screening/` in it is written.
+        arguments: the trainer's; they know the device and the processes.
+        started: training has begun.
+    """
+    if arguments.distributed_state.distributed_type in ("FSDP", "DEEPSPEED"):
+        raise UnsupportedError(
+            "asking the model under FSDP or DeepSpeed: a sharded model cannot be asked",
+            remedy="screen on one device first (holdfast screen), then train on the kept rows with `safety: {data: ...}`",
+        )
+
+    def tell(what: str, done: int, total: int) -> None:
+        for listener in listeners:
+            listener({"stage": "ask", "what": what, "done": done, "total": total})
+
+    def make() -> Screening:
+        if getattr(model, "hf_device_map", None) is None:
+            model.to(arguments.device)
+        asker = asker_of(
+            model, tokenizer, model_sha256=model_sha256, template=asking.template, engine=asking.engine,
+            options=asking.options, told=tell,
+        )  # fmt: skip
+        listed = run.with_name(f"{run.name}-conflicts.jsonl")
+        return ask_and_screen(
+            model, data.task, asker, asking.settings, template=asking.template, pairs=data.safety.values(),
+            listed=listed,
+        )  # fmt: skip
+
+    bound = belongs_to(model_sha256, data.task, asking.settings, asking.template)
+    return fixed_screening(run / FOLDER, bound, make, started=started)
+
+
+def with_screening(data: Prepared, screening: Screening, names: Sequence[str]) -> Prepared:
+    """The run's data after asking: the kept rows, and every safety set in the order of the run file."""
+    every = {**data.safety, **screening.sets}
+    return replace(data, task=screening.kept(data.task), safety={name: every[name] for name in names})

@@ -1,0 +1,99 @@
+"""`safety_dataset="auto"` in Python: the trainer asks its own model before it is built."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.constraint.chance import ChanceConstraint, Unit
+from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.models.fingerprint import model_fingerprint
+from holdfast.screening.fixed import fixed_screening
+from holdfast.screening.record import FOLDER
+from holdfast.screening.screen import Screening
+from holdfast.screening.screened import ask_and_screen, belongs_to, task_examples
+from holdfast.screening.settings import ScreeningSettings
+from holdfast.screening.theta_0 import asker_of
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+ALPHA = {"refusals": 0.05, "answers": 0.10}
+
+
+def is_auto(value: Any) -> bool:
+    """Whether the trainer is to build its safety sets."""
+    return isinstance(value, str) and value == AUTO
+
+
+def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
+    """Screen the trainer's own data with its own model; the sets lie in `run_dir` and are read by a resumed run.
+
+    Args:
+        model: loaded, as the trainer will train it.
+        args: `SafeSFTConfig`.
+        given: the trainer's other arguments, the tokenizer among them.
+
+    Raises:
+        UnsupportedError: data or a model that cannot be asked, by name.
+    """
+    _require_askable(args, given)
+    tokenizer = given["processing_class"]
+    rows = task_examples(given["train_dataset"])
+    settings = ScreeningSettings(seed=args.stream_seed)
+    digest = model_fingerprint(model)
+    folder = Path(args.run_dir or args.output_dir) / FOLDER
+
+    def make() -> Screening:
+        if not getattr(model, "hf_device_map", None):
+            model.to(args.device)
+        asker = asker_of(model, tokenizer, model_sha256=digest, told=_said)
+        return ask_and_screen(model, rows, asker, settings, template="chat")
+
+    # Whether this start resumes is known only later; a checkpoint is bound to the sets, and refuses others itself.
+    return fixed_screening(folder, belongs_to(digest, rows, settings, "chat"), make, started=False)
+
+
+def without_conflicts(dataset: Any, screening: Screening) -> Any:
+    """The data set without the rows that screening drops; the caller's own object is not changed.
+
+    Raises:
+        ConfigError: the screening is of a data set with another number of rows.
+    """
+    if len(dataset) != screening.rows:
+        raise ConfigError(
+            f"the screening is of {screening.rows} rows, train_dataset has {len(dataset)}",
+            remedy="pass the data set that was screened as train_dataset: the trainer leaves the conflicts out",
+        )
+    dropped = screening.dropped
+    if not dropped:
+        return dataset
+    return dataset.select([number for number in range(len(dataset)) if number not in dropped])
+
+
+def constraints_of(screening: Screening, given: Any, unit: Unit) -> Any:
+    """The constraint of every set: as given, otherwise alpha 0.05 for refusals and 0.10 for answers."""
+    if given is not None:
+        return given
+    keeps = {name: screening.counts[name]["keep"] for name in screening.sets}
+    return {name: ChanceConstraint(unit=unit, alpha=ALPHA[keep]) for name, keep in keeps.items()}
+
+
+def _require_askable(args: Any, given: Mapping[str, Any]) -> None:
+    if given.get("formatting_func") is not None:
+        raise UnsupportedError(
+            "safety_dataset='auto' with a formatting_func: its text has no prompt to ask",
+            remedy="give prompt/completion or messages rows, or pass safety_dataset=...",
+        )
+    if args.distributed_state.distributed_type in ("FSDP", "DEEPSPEED"):
+        raise UnsupportedError(
+            "safety_dataset='auto' under FSDP or DeepSpeed: a sharded model cannot be asked",
+            remedy="screen first on one device: safety_dataset=holdfast.screen(model, dataset)",
+        )
+
+
+def _said(what: str, done: int, total: int) -> None:
+    if done == total or done % 1000 < 256:
+        logger.info("asking: %s, %d of %d", what, done, total)
