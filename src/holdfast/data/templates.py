@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
@@ -127,11 +127,12 @@ def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> An
         ) from None
 
 
-def known_template(template: str) -> str:
+def known_template(template: str) -> Template:
+    """The template of this name; another is a `ConfigError`."""
     names = get_args(Template)
     if template not in names:
         raise ConfigError(f"template {template!r} is unknown", remedy=nearest(str(template), list(names)))
-    return template
+    return cast(Template, template)
 
 
 def _name(tokenizer: Any) -> str:

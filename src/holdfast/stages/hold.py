@@ -1,4 +1,4 @@
-"""The asking stage of a run: theta_0 is asked before training, conflicts leave the task, its replies become the sets."""
+"""The asking stage of a run: theta_0 is asked before training, conflicts leave the task, its replies are held."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def hold(
     if arguments.distributed_state.distributed_type in ("FSDP", "DEEPSPEED"):
         raise UnsupportedError(
             "asking the model under FSDP or DeepSpeed: a sharded model cannot be asked",
-            remedy="screen on one device first (holdfast screen), then train on the kept rows with `safety: {data: ...}`",
+            remedy="screen on one device first (holdfast screen); train on its kept rows with `safety: {data: FILE}`",
         )
 
     def tell(what: str, done: int, total: int) -> None:
