@@ -54,8 +54,8 @@ def _json_list(column: str) -> Callable[[Path], list[str]]:
 def _table(*columns: int, skip: int = 1, delimiter: str = ",") -> Callable[[Path], list[str]]:
     def read(path: Path) -> list[str]:
         with path.open(encoding="utf-8", newline="") as lines:
-            quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
-            rows = list(csv.reader(lines, delimiter=delimiter, quoting=quoting))[skip:]
+            quotes = None if delimiter == "\t" else '"'  # in GLUE's files a quotation mark is text
+            rows = list(csv.reader(lines, delimiter=delimiter, quotechar=quotes))[skip:]
         return [row[column] for row in rows for column in columns]
 
     return read
@@ -103,7 +103,7 @@ def found(prompts: Sequence[str], marks: Marks) -> list[tuple[int, str]]:
     """
     texts = [normalise(prompt) for prompt in prompts]
     now = {str(i): _every_shingle(text) for i, text in enumerate(texts) if len(words(text)) >= MIN_WORDS}
-    pairs = set()
+    pairs: set[tuple[int, str]] = set()
     for name, held in marks.items():
         data = base64.b64decode(held["exact"])
         exact = {data[start : start + PREFIX].hex() for start in range(0, len(data), PREFIX)}
