@@ -23,6 +23,7 @@ LAYERS = {
     "certification": {"core"},
     "records": {"core", "data", "certification"},
     "evaluation": {"core", "data", "tasks", "models", "certification"},
+    "screening": {"core", "data", "models", "evaluation", "certification", "records"},
     "auditing": {"core", "data", "models", "constraint", "certification", "records", "evaluation"},
     "report": {"core", "data", "certification", "records"},
     "tables": {"core", "certification"},

@@ -102,13 +102,16 @@ class CheckpointMixin:
                 self._write_readable(folder, weights)
             self.recorder.log_file().sync()
             store.commit(step, fingerprint=self.fingerprint())
-            protected = {Path(self.state.best_model_checkpoint)} if self.state.best_model_checkpoint else set()
             if not self.recorder.spikes.in_a_row:  # else an older one may be the last good one
-                store.rotate(self.args.save_total_limit, protected)
+                store.rotate(self.args.save_total_limit, self.protected_checkpoints())
         barrier()
         self.state.best_model_checkpoint = gather_objects(self.state.best_model_checkpoint)[0]
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(store.root / f"checkpoint-{step}"))  # type: ignore[attr-defined]
+
+    def protected_checkpoints(self) -> set[Path]:
+        """Checkpoints that rotation must leave: the best so far."""
+        return {Path(self.state.best_model_checkpoint)} if self.state.best_model_checkpoint else set()
 
     def _write_state(self, folder: Path) -> dict[str, Any]:
         """Write what a resumed run reads back and return the trained weights; gathering shards needs every rank."""

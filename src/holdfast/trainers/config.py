@@ -25,6 +25,11 @@ def _is_safety_metric(metric: str | None) -> bool:
     return metric is not None and "safety_" in metric and metric.endswith(LOWER_IS_BETTER)
 
 
+def is_behaviour_metric(metric: str | None) -> bool:
+    """Whether this is a figure of the behaviour monitor, of which more is safer."""
+    return metric is not None and metric.removeprefix("eval_").startswith("behaviour_")
+
+
 @dataclass
 class SafeSFTConfig(SFTConfig):
     """Arguments of `SafeSFTTrainer`; every field of `trl.SFTConfig` is accepted too."""
@@ -74,6 +79,10 @@ class SafeSFTConfig(SFTConfig):
             "there are ten in 100 steps; 'off' applies it."
         },
     )
+    rollback: bool = field(
+        default=False,
+        metadata={"help": "End with the last checkpoint whose behaviour was within its limits, where the last is not."},
+    )
     on_leak: str = field(
         default="error",
         metadata={
@@ -99,9 +108,15 @@ class SafeSFTConfig(SFTConfig):
                     remedy="leave greater_is_better unset or set it to False",
                 )
             self.greater_is_better = False
+        if is_behaviour_metric(metric) and getattr(self, "greater_is_better", None) is False:
+            raise ConfigError(
+                f"greater_is_better=False with metric_for_best_model={metric!r} would keep the checkpoint that lost most",
+                remedy="leave greater_is_better unset or set it to True",
+            )
         if getattr(self, "bf16", None) is None and not is_torch_bf16_gpu_available():
             self.bf16 = False  # TRL would switch it on everywhere, and fail on a machine without such a GPU
         super().__post_init__()
+        self._check_rollback()
         if self.on_leak not in ("error", "move"):
             raise ConfigError(f"on_leak is {self.on_leak!r}", remedy="use 'error' or 'move'")
         for name, hint in (("step", _Step), ("step_graphs", _Switch), ("screening", _Switch)):
@@ -122,6 +137,20 @@ class SafeSFTConfig(SFTConfig):
                 "max_steps is 0, with which nothing is trained", remedy="set a positive number, or leave it out"
             )
         self.safety_fractions = tuple(self.safety_fractions)  # type: ignore[assignment]  # YAML and JSON give lists
+
+    def _check_rollback(self) -> None:
+        """Refuse a rollback that has nowhere to go back to, or that another rule would undo."""
+        strategy = str(getattr(self.save_strategy, "value", self.save_strategy))
+        if self.rollback and strategy not in ("steps", "epoch"):
+            raise ConfigError(
+                f"rollback with save_strategy {strategy!r}: there are no checkpoints to return to",
+                remedy="set save_strategy to steps or epoch, or leave rollback out",
+            )
+        if self.rollback and self.load_best_model_at_end:
+            raise ConfigError(
+                "rollback and load_best_model_at_end both choose the weights that the run ends with",
+                remedy="use one of them",
+            )
 
     @property
     def stream_seed(self) -> int:

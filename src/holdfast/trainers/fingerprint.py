@@ -26,7 +26,7 @@ HARMLESS = frozenset(
     save_strategy save_steps save_total_limit save_on_each_node save_only_model enable_jit_checkpoint
     eval_strategy eval_steps eval_delay eval_on_start eval_accumulation_steps per_device_eval_batch_size do_eval
     do_train do_predict prediction_loss_only batch_eval_metrics eval_do_concat_batches eval_use_gather_object
-    metric_for_best_model greater_is_better load_best_model_at_end safety_eval_batch_size
+    metric_for_best_model greater_is_better load_best_model_at_end rollback safety_eval_batch_size
     push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision
     dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers
     dataset_num_proc resume_from_checkpoint restore_callback_states_from_checkpoint reference_cache

@@ -56,11 +56,12 @@ from holdfast.trainers.support import (
     require_supported_model,
 )
 from holdfast.trainers.task_prompts import task_prompts
+from holdfast.trainers.watching import BehaviourMixin
 
 logger = logging.getLogger(__name__)
 
 
-class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMixin):
+class ConstrainedMixin(BehaviourMixin, CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMixin):
     """Adds safety sets and a defense to a trainer; put it before `SFTTrainer` among the bases."""
 
     _tag_names: ClassVar[list[str]] = ["trl", "sft", "holdfast"]
@@ -266,6 +267,7 @@ class ConstrainedMixin(CheckpointMixin, MonitorMixin, JointStepMixin, SideDataMi
                 raise refusal from error
             raise
         self.defense.transform(self)
+        self.measure_transformed()
         return found
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
