@@ -56,8 +56,10 @@ class RunResult:
 
     @property
     def feasible(self) -> bool:
-        """Whether every monitored violation rate is within its alpha."""
-        return all(entry["feasible"] for entry in self.values["safety"].values())
+        """Whether every monitored violation rate is within its alpha, and no figure of the behaviour monitor failed."""
+        watched = self.values.get("behaviour", {}).values()
+        held = all(entry["feasible"] for entry in self.values["safety"].values())
+        return held and all(figure["passed"] for figure in watched)
 
 
 def run(
@@ -122,7 +124,11 @@ def run(
         started = time.monotonic()
         measured = measure(trainer)
         result = {"safety": summary(trainer, measured), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
-        result |= _about(config, trainer) | {"data": row_counts(data), "trust_remote_code": trust_remote_code}
+        result |= (
+            trainer.behaviour_result()
+            | _about(config, trainer)
+            | {"data": row_counts(data), "trust_remote_code": trust_remote_code}
+        )
         if main:
             with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
                 explain_loading(folder)

@@ -157,6 +157,16 @@ def failures(figures: Mapping[str, Kept]) -> Iterator[tuple[str, str]]:
             yield words
 
 
+def way_back(result: Mapping[str, Any]) -> str:
+    """Where a rollback led, in words; empty where none was called for."""
+    if "rolled_back_to" not in result:
+        return ""
+    step = result["rolled_back_to"]
+    if step is None:
+        return "no checkpoint kept its behaviour: these are the weights of the last step"
+    return f"rolled back to step {step}, the last checkpoint whose behaviour was within its limits"
+
+
 def stored_figures(result: Mapping[str, Any]) -> dict[str, Kept]:
     """The figures of a run's result; empty where its behaviour was not watched."""
     stored = result.get("behaviour") or {}

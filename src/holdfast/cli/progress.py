@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from holdfast.certification.kept import FIGURES
 from holdfast.cli.terminal import clean, duration, note
 from holdfast.core.percent import percent
 
@@ -32,6 +33,16 @@ def describe_row(row: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
+def describe_behaviour(row: Mapping[str, Any]) -> str:
+    """The behaviour monitor's figures in words."""
+    shares = [
+        f"{FIGURES[name][0]} {percent(figure['share'])}{'' if figure['passed'] else ' (OVER the limit)'}"
+        for name, figure in row["behaviour"].items()
+        if figure["share"] is not None
+    ]
+    return "  ".join(shares)
+
+
 class PlainProgress:
     """Prints about ten lines over the run."""
 
@@ -52,7 +63,9 @@ class PlainProgress:
             note(f"training: {self._total} steps{resumed}")
             return
         step = row["step"]
-        if step == self._total or step % max(1, self._total // LINES) == 0:
+        if "behaviour" in row:
+            note(f"step {step}/{self._total}  {describe_behaviour(row)}")
+        elif step == self._total or step % max(1, self._total // LINES) == 0:
             note(f"step {step}/{self._total}  {describe_row(row)}  eta {self._eta(step)}")
 
     def _asking(self, row: Mapping[str, Any]) -> None:
@@ -87,7 +100,8 @@ class BarProgress:
         elif "stage" in row:
             self._task = self._bar.add_task("train", total=row["total_steps"], completed=row["step"], state="")
         else:
-            self._bar.update(self._task, completed=row["step"], state=describe_row(row))
+            state = describe_behaviour(row) if "behaviour" in row else describe_row(row)
+            self._bar.update(self._task, completed=row["step"], state=state)
 
 
 @contextmanager

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.certification.kept import failures, stored_figures, way_back
 from holdfast.cli.left_out import left_out
 from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
 from holdfast.core.errors import InfeasibleError
 from holdfast.core.percent import exact_percent, percent, percent_up
+
+if TYPE_CHECKING:
+    from holdfast.pipeline import RunResult
 
 INTERRUPTED = 130
 
@@ -60,8 +64,12 @@ def train(
         return
     if json:
         say_json({"folder": str(result.folder), **result.values})
-        _finish(result.feasible, constrains)
+        _finish(result, constrains)
         return
+    for name, figure in stored_figures(result.values).items():
+        say(figure.line(name))
+    if led := way_back(result.values):
+        say(led)
     written = "model" if config.lora is None else "adapter"
     say(f"{result.values['steps']} steps in {duration(result.values['seconds'])}; {result.folder / written}")
     if discarded := result.values.get("spikes", {}).get("discarded"):
@@ -72,13 +80,20 @@ def train(
         say(describe_entry(entry, name if config.named else ""))
     if result.values["safety"] and not constrains:
         say(f"{config.defense.name} does not enforce this limit: the model was only measured by it")
-    _finish(result.feasible, constrains)
+    _finish(result, constrains)
 
 
-def _finish(feasible: bool, constrains: bool) -> None:
-    """Exit with the code for "infeasible" when a defense that promises the constraint ended outside it."""
-    if not feasible and constrains:
-        raise typer.Exit(InfeasibleError.exit_code)
+def _finish(result: RunResult, constrains: bool) -> None:
+    """Exit with the code for "infeasible" when a defense that promises the constraint ended outside it.
+
+    The same where the constraint holds and the model lost its behaviour all the same; then it is said why.
+    """
+    if result.feasible or not constrains:
+        return
+    held = all(entry["feasible"] for entry in result.values["safety"].values())
+    for cause, remedy in failures(stored_figures(result.values)):
+        note(f"{'the constraint holds, but ' if held else ''}{cause}\n  What to do: {remedy}")
+    raise typer.Exit(InfeasibleError.exit_code)
 
 
 def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:

@@ -1,4 +1,4 @@
-"""`events.jsonl`: one JSON object per line, one row per step."""
+"""`events.jsonl`: one JSON object per line, one row per step, and one (`behaviour`) where behaviour was measured."""
 
 from __future__ import annotations
 

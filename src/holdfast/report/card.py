@@ -11,6 +11,7 @@ import yaml
 
 from holdfast.core.adapter_card import CARD_MARKER, HUB_ID, loading_note
 from holdfast.core.files import write_text
+from holdfast.report.behaviour import behaviour_view
 from holdfast.report.evidence import Evidence, SafetyEvidence
 from holdfast.report.facts import facts
 from holdfast.report.verdict import claim, verdict
@@ -88,6 +89,7 @@ def card_text(evidence: Evidence) -> str:
         "# Fine-tuned model, measured by holdfast",
         markdown(claim(evidence)),
         f"**{markdown(found.title)}.** {markdown(found.reason)}",
+        *_behaviour(evidence),
         *(_figures(evidence, one) for one in evidence.sets if one.figures or one.certificate),
         "## How it was made",
         "\n".join(f"- {markdown(fact.name)}: {markdown(_public(fact.value))}" for fact in facts(evidence))
@@ -124,6 +126,15 @@ def _front_matter(evidence: Evidence) -> dict[str, Any]:
     if isinstance(model, str) and HUB_ID.fullmatch(model) and not Path(model).exists():
         front["base_model"] = model
     return front
+
+
+def _behaviour(evidence: Evidence) -> list[str]:
+    """What the behaviour monitor found, as `holdfast train` prints it; nothing where there was none."""
+    view = behaviour_view(evidence)
+    if view is None:
+        return []
+    lines = [*view.lines, *([view.way_back] if view.way_back else [])]
+    return ["## Behaviour", "\n".join(f"- {markdown(words)}" for words in lines)]
 
 
 def _figures(evidence: Evidence, one: SafetyEvidence) -> str:

@@ -54,6 +54,7 @@ class Course:
 
 def course(rows: Sequence[Mapping[str, Any]], name: str) -> Course:
     """The rows of one safety set; with several sets a row holds them under `constraints`."""
+    rows = [row for row in rows if "behaviour" not in row]  # the behaviour monitor's are no steps
 
     def column(key: str) -> NDArray[np.float64]:
         values = [_inner(row, name).get(key) for row in rows]

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.records.stored_evidence import Binding
+from holdfast.report.behaviour import BehaviourView, behaviour_view
 from holdfast.report.distribution import Range, Values, drawn_range, histogram, rate_chart, survival_chart
 from holdfast.report.evidence import (
     QUANTILES,
@@ -86,6 +87,7 @@ class RunView:
     trained: bool
     named: bool
     sets: list[SetView]
+    kept: BehaviourView | None
     missing: tuple[Missing, ...]
     facts: list[Fact]
     hashes: list[Fact]
@@ -102,6 +104,7 @@ def run_view(evidence: Evidence, *, label: str, anchor: str, text: bool) -> RunV
         trained=evidence.trained,
         named=evidence.named,
         sets=[_set_view(evidence, one, text) for one in evidence.sets],
+        kept=behaviour_view(evidence),
         missing=evidence.missing,
         facts=facts(evidence),
         hashes=hashes(evidence),

@@ -27,7 +27,8 @@ from holdfast.trainers.trainer import SafeSFTTrainer
 logger = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
-"""Receives a row a step, as in events.jsonl, and before the first `{"stage": "train", "total_steps": n}`."""
+"""Receives every row of events.jsonl (one a step, and those of the behaviour monitor), and before the first
+`{"stage": "train", "total_steps": n}`."""
 
 
 class AnnounceSteps(TrainerCallback):  # type: ignore[misc]  # transformers is untyped

@@ -1,4 +1,4 @@
-"""The behaviour monitor: greedy replies to monitor prompts while a model is trained, sorted and compared with theta_0's.
+"""The behaviour monitor: greedy replies to monitor prompts during training, sorted and compared with theta_0's.
 
 Every process asks its share of the prompts; the classes are gathered, so all of them hold the same figures. Random
 state and module modes are put back: a run with the monitor ends with the weights of a run without it. The figures of a
@@ -35,7 +35,7 @@ Every = Literal["end", "epoch"] | int
 NEW_TOKENS = 32  # sort a reply; screening asked theta_0 for as many
 
 
-class BehaviourMonitor(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
+class BehaviourMonitor(TrainerCallback):
     """Asks the model in training, at the end and at every `every`; with `train.rollback` before each save too.
 
     Args:
@@ -144,9 +144,7 @@ class BehaviourMonitor(TrainerCallback):  # type: ignore[misc]  # transformers i
         if not share:  # more processes than prompts
             return
         trainer = self.trainer
-        engine = open_engine(
-            AUTO, model=trainer.model, tokenizer=trainer.processing_class, template=self._template
-        )
+        engine = open_engine(AUTO, model=trainer.model, tokenizer=trainer.processing_class, template=self._template)
         for batch in engine.generate(share, max_new_tokens=NEW_TOKENS):
             yield from batch
 

@@ -110,7 +110,7 @@ class SafeSFTConfig(SFTConfig):
             self.greater_is_better = False
         if is_behaviour_metric(metric) and getattr(self, "greater_is_better", None) is False:
             raise ConfigError(
-                f"greater_is_better=False with metric_for_best_model={metric!r} would keep the checkpoint that lost most",
+                f"greater_is_better=False with metric_for_best_model={metric!r} would keep the worst checkpoint",
                 remedy="leave greater_is_better unset or set it to True",
             )
         if getattr(self, "bf16", None) is None and not is_torch_bf16_gpu_available():

@@ -38,7 +38,12 @@ class BehaviourMixin:
     behaviour_monitor: BehaviourMonitor | None = None
 
     def watch_behaviour(
-        self, prompts: MonitorPrompts, limits: Limits | None = None, *, every: Every = "end", template: Template = "chat"
+        self,
+        prompts: MonitorPrompts,
+        limits: Limits | None = None,
+        *,
+        every: Every = "end",
+        template: Template = "chat",
     ) -> BehaviourMonitor:
         """Watch the model's replies from now on; to be called before `train`. See `BehaviourMonitor`."""
         if self.behaviour_monitor is not None:
@@ -137,4 +142,3 @@ def _verifies(store: CheckpointStore, path: Path) -> bool:
         logger.warning("rollback passes over a damaged checkpoint: %s", error.what)
         return False
     return True
-

@@ -1,0 +1,133 @@
+"""What the model does now with prompts that it refused or answered before: the first figures of a page and a card.
+
+Every prompt was kept before, by its choice; after training a share is, drawn with its exact 95 % bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from holdfast.certification.kept import FIGURES, Kept, failures, way_back
+from holdfast.core.errors import CheckpointError, ConfigError, DataError
+from holdfast.core.percent import percent
+from holdfast.report.evidence import Evidence
+from holdfast.report.fields import Fields
+from holdfast.report.svg import Scale, Size, element, line, picture, text, tick_text, ticks
+
+ROW = 46
+LABELS = {"refusals_kept": "refusals", "answers_kept": "answers", "coverage": "coverage"}
+"""Short names, for the left of a picture."""
+
+
+@dataclass(frozen=True)
+class BehaviourView:
+    """The figures in words and as a picture, wide and narrow.
+
+    Attributes:
+        failed: whether one of them is over its limit.
+        causes: why, one sentence a figure, with what to do.
+        way_back: what a rollback did; empty where none was called for.
+    """
+
+    lines: list[str]
+    charts: tuple[Markup, Markup]
+    failed: bool
+    causes: list[Markup]
+    way_back: str
+
+
+def kept_figures(evidence: Evidence) -> dict[str, Kept]:
+    """The figures that the run ended with; none where its behaviour was not watched."""
+    if evidence.result is None:
+        return {}
+    stored = evidence.result.objects("behaviour")
+    found = {}
+    for name in FIGURES:
+        if name in stored:
+            found[name] = _read(stored[name])
+    return found
+
+
+def _read(one: Fields) -> Kept:
+    unsorted = one.count("unsorted") if "unsorted" in one else 0
+    try:
+        return Kept(one.count("kept"), one.count("of"), one.share("limit"), unsorted)
+    except (ConfigError, DataError) as error:
+        raise CheckpointError(
+            f"{one.where} {error.what}", remedy="the file is damaged: restore it, or train again"
+        ) from error
+
+
+def behaviour_view(evidence: Evidence) -> BehaviourView | None:
+    """What the page shows; None where there is nothing."""
+    figures = kept_figures(evidence)
+    if not figures:
+        return None
+    return BehaviourView(
+        lines=behaviour_lines(evidence),
+        charts=(kept_chart(figures, 704, "wide"), kept_chart(figures, 336, "narrow")),
+        failed=not all(one.passed for one in figures.values()),
+        causes=[_with_code(f"{capital(cause)}. {capital(remedy)}.") for cause, remedy in failures(figures)],
+        way_back=way_back(evidence.result.value) if evidence.result is not None else "",
+    )
+
+
+def capital(words: str) -> str:
+    """With a capital first letter."""
+    return words[:1].upper() + words[1:]
+
+
+def _with_code(words: str) -> Markup:
+    """What stands between backticks as code."""
+    parts = (
+        Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(words.split("`"))
+    )
+    return Markup("").join(parts)
+
+
+def behaviour_lines(evidence: Evidence) -> list[str]:
+    """One line a figure, as `holdfast train` prints it."""
+    return [one.line(name) for name, one in kept_figures(evidence).items()]
+
+
+def kept_chart(figures: Mapping[str, Kept], width: int, css: str) -> Markup:
+    """A line a figure: 100 % before (open mark), the kept share now (dot) with its bounds, and what may not be left."""
+    size = Size(width, 68 + ROW * len(figures), left=92 if width > 500 else 74, right=30, top=26, bottom=42)
+    lowest = min([1 - one.limit for one in figures.values()] + [one.low for one in figures.values() if one.of])
+    x = Scale(max(0.0, lowest - 0.05), 1.0, size.left, size.width - size.right)
+    bottom = size.height - size.bottom
+    parts = []
+    for value in ticks(x.low, 1.0, 4 if size.narrow else 6):
+        parts.append(line(x(value), size.top, x(value), bottom, "grid"))
+        parts.append(tick_text(percent(value), x(value), bottom + 18, size))
+    for number, (name, one) in enumerate(figures.items()):
+        parts += _row(name, one, x, size.top + number * ROW)
+    parts.append(text("share of groups kept", (x.start + x.end) / 2, bottom + 34, "muted", "middle"))
+    about = " ".join(f"{one.line(name)}." for name, one in figures.items())
+    return picture(size, "Behaviour kept: before and after training", f"Before, each is 100 %. {about}", parts, css)
+
+
+def _row(name: str, one: Kept, x: Scale, top: float) -> list[Markup]:
+    """One figure; the tinted part is what the limit forbids."""
+    y, edge = top + 0.62 * ROW, x(1 - one.limit)
+    kind = "" if one.passed else " lost"
+    parts = [
+        element("rect", class_="over", x=x.start, y=top + 14.0, width=max(0.0, edge - x.start), height=ROW - 20.0),
+        line(edge, top + 12, edge, top + ROW - 6, "limit"),
+        text(LABELS[name], x.start - 10, y + 4, "", "end"),
+    ]
+    if one.share is not None:
+        now = x(one.share)
+        parts += [
+            line(now, y, x(1.0), y, f"fallen{kind}"),
+            line(x(one.low), y, x(one.high), y, f"whisker{kind}"),
+            *(line(x(bound), y - 5, x(bound), y + 5, f"whisker{kind}") for bound in (one.low, one.high)),
+            element("circle", class_="before", cx=x(1.0), cy=y, r=5.0),
+            element("circle", class_=f"dot{kind}", cx=now, cy=y, r=5.0),
+        ]
+    words = "no prompts" if one.share is None else f"{percent(one.share)} of {one.of} groups"
+    note = ", over the limit" if not one.passed else "" if one.shown or not one.of else ", too few to show the limit"
+    return [*parts, text(f"{words}{note}", x.end, top + 8, "small" if one.passed else "bad", "end")]
