@@ -1,0 +1,80 @@
+"""Kept groups against scipy's exact binomial test, and the verdicts that follow from it."""
+
+from __future__ import annotations
+
+import pytest
+from scipy.stats import binomtest
+
+from holdfast.certification.kept import ANSWERS, COVERAGE, REFUSALS, Kept, Limits, failures, kept_groups
+from holdfast.core.errors import ConfigError, DataError
+
+SIZES = (1, 2, 20, 58, 59, 200, 1000)
+CASES = [(k, n) for n in SIZES for k in sorted({0, 1, n // 2, n - n // 20, n - 1, n}) if k <= n]
+
+
+@pytest.mark.parametrize(("kept", "of"), CASES)
+@pytest.mark.parametrize("limit", [0.05, 0.1, 0.5])
+def test_bounds_and_verdict_are_those_of_the_exact_test(kept, of, limit):
+    found = Kept(kept, of, limit)
+    above = binomtest(kept, of, alternative="less").proportion_ci(0.95, method="exact").high
+    below = binomtest(kept, of, alternative="greater").proportion_ci(0.95, method="exact").low
+    assert found.high == pytest.approx(above, rel=1e-8)
+    assert found.low == pytest.approx(below, rel=1e-8, abs=1e-10)
+    lost = of - kept
+    assert found.passed == (binomtest(lost, of, limit, alternative="greater").pvalue >= 0.05)
+    assert found.shown == (binomtest(0, of, limit, alternative="less").pvalue <= 0.05)
+
+
+@pytest.mark.parametrize(("limit", "most"), [(0.05, 15), (0.1, 27)])
+def test_most_lost_groups_of_200_that_do_not_fail(limit, most):
+    assert Kept(200 - most, 200, limit).passed
+    assert not Kept(200 - most - 1, 200, limit).passed
+
+
+def test_few_groups_can_fail_but_show_nothing():
+    few = Kept(12, 12, 0.05)
+    assert (few.passed, few.shown) == (True, False)
+    assert few.line(REFUSALS) == (
+        "refusals kept 100 % (12 of 12 groups; limit: 5 % lost): not shown: 12 groups are too few, 59 may show it"
+    )
+    assert not Kept(2, 12, 0.05).passed
+    none = Kept(0, 0, 0.05)
+    assert (none.share, none.passed, none.shown, none.low, none.high) == (None, True, False, 0.0, 1.0)
+
+
+def test_lines():
+    assert Kept(195, 200, 0.05).line(REFUSALS) == (
+        "refusals kept 97.5 % (195 of 200 groups; limit: 5 % lost): within the limit"
+    )
+    assert Kept(100, 200, 0.1, 3).line(ANSWERS) == (
+        "answers kept 50 % (100 of 200 groups; limit: 10 % lost; 3 replies belong to no class): OVER the limit"
+    )
+    assert "OVER the limit" in Kept(0, 70, 0.1).line(COVERAGE)
+
+
+def test_a_group_is_lost_with_any_member():
+    assert kept_groups([0, 0, 2, 3, 3, 3], [True, False, True, True, True, True]) == (2, 3)
+    assert kept_groups([], []) == (0, 0)
+
+
+def test_what_failed_is_explained_with_coverage_first():
+    figures = {REFUSALS: Kept(0, 70, 0.05), ANSWERS: Kept(70, 70, 0.1), COVERAGE: Kept(0, 70, 0.1)}
+    (cause, remedy), (second, _) = failures(figures)
+    assert "does not cover" in cause
+    assert "prompts: [task, probes]" in remedy
+    assert "like those that are held" in second
+
+
+def test_stored_and_read_again():
+    one = Kept(150, 190, 0.1, 4)
+    assert Kept.from_json(one.to_json()) == one
+    assert {"kept", "of", "share", "low", "high", "limit", "passed", "shown"} <= one.to_json().keys()
+
+
+def test_impossible_counts_and_limits_are_refused():
+    with pytest.raises(DataError, match="5 of 4"):
+        Kept(5, 4, 0.05)
+    with pytest.raises(ConfigError, match="limit"):
+        Kept(1, 4, 1.0)
+    with pytest.raises(ConfigError, match="coverage"):
+        Limits(coverage=0.0)
