@@ -55,8 +55,8 @@ def test_the_number_of_tensors_is_flat_over_hundreds_of_steps(tmp_path):
     assert late == early
 
 
-def test_also_with_two_constraints_screening_and_micro_batches(tmp_path):
-    options = {"screening": "on", "gradient_accumulation_steps": 2, "gradient_checkpointing": True}
+def test_also_with_two_constraints_skipped_rows_and_micro_batches(tmp_path):
+    options = {"skip_inactive_rows": "on", "gradient_accumulation_steps": 2, "gradient_checkpointing": True}
     early, late = counted(tmp_path, 10, 30, TWO, **options)
     assert late == early
 

@@ -28,8 +28,8 @@ def run_file(tmp_path, train: str):
         ("step: fused", "step", "fused"),
         ("step: two_pass", "step", "two_pass"),
         ("", "step", "auto"),
-        ("screening: on", "screening", "on"),  # which YAML 1.1 reads as true
-        ("screening: 'off'", "screening", "off"),
+        ("skip_inactive_rows: on", "skip_inactive_rows", "on"),  # which YAML 1.1 reads as true
+        ("skip_inactive_rows: 'off'", "skip_inactive_rows", "off"),
         ("step_graphs: off", "step_graphs", "off"),
         ("step_graphs: auto", "step_graphs", "auto"),
     ],
@@ -44,7 +44,7 @@ def test_a_run_file_may_say_how(tmp_path, written, name, value):
         ("step: fuzed", ("train.step", "one of auto, two_pass, fused", "'fuzed'")),
         ("step: on", ("train.step", "one of auto, two_pass, fused", "true")),
         ("step_graphs: always", ("train.step_graphs", "one of auto, on, off", "'always'")),
-        ("screening: 1", ("train.screening", "one of auto, on, off", "1")),
+        ("skip_inactive_rows: 1", ("train.skip_inactive_rows", "one of auto, on, off", "1")),
     ],
 )
 def test_a_wrong_word_is_refused_by_its_key(tmp_path, written, words):

@@ -35,11 +35,11 @@ PROBLEMS: dict[str, Record] = {
     "own tokens": {"average_tokens_across_devices": False, "accumulation": 2},
     "checkpointed": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
     "re-entrant": REENTRANT,
-    "kl": {**KL, "screening": "on"},
-    "two sets, first rank flat": {"screening": "on", "flat": 4, "constraint": TWO},
-    "first rank and one row flat": {"screening": "on", "flat": 5, "accumulation": 2},
-    "all flat": {"screening": "on", "flat": 8},
-    "fewer rows than micro-batches": {"screening": "on", "safety_batch_size": 2, "accumulation": 2},
+    "kl": {**KL, "skip_inactive_rows": "on"},
+    "two sets, first rank flat": {"skip_inactive_rows": "on", "flat": 4, "constraint": TWO},
+    "first rank and one row flat": {"skip_inactive_rows": "on", "flat": 5, "accumulation": 2},
+    "all flat": {"skip_inactive_rows": "on", "flat": 8},
+    "fewer rows than micro-batches": {"skip_inactive_rows": "on", "safety_batch_size": 2, "accumulation": 2},
 }
 IN_TWO_PASSES = ["own tokens", "re-entrant", "kl", "two sets, first rank flat", "first rank and one row flat"]
 

@@ -99,11 +99,17 @@ def test_it_is_the_same_under_gradient_checkpointing(tmp_path, reentrant):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("screening", ["on", "off"])
+@pytest.mark.parametrize("switch", ["on", "off"])
 @pytest.mark.parametrize("unit", ["nll_token", "kl_token"])
-def test_it_is_the_same_screened(tmp_path, screening, unit):
+def test_it_is_the_same_where_inactive_rows_are_skipped(tmp_path, switch, unit):
     both(
-        tmp_path, unit=unit, screening=screening, limit=SOME_ACTIVE, safety_batch_size=8, learning_rate=0.1, optim="sgd"
+        tmp_path,
+        unit=unit,
+        skip_inactive_rows=switch,
+        limit=SOME_ACTIVE,
+        safety_batch_size=8,
+        learning_rate=0.1,
+        optim="sgd",
     )
 
 

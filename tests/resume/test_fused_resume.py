@@ -16,7 +16,7 @@ from holdfast.trainers.joint_step import JointStepMixin
 from holdfast.trainers.steering import FilteredDefense
 
 FUSED = {"step": "fused"}
-# Nearly all rows are flat throughout, so that after about ten steps `screening: auto` looks before it steps.
+# Nearly all rows are flat throughout, so that after about ten steps `skip_inactive_rows: auto` looks before it steps.
 MOSTLY_FLAT = hf.ChanceConstraint(tau=0.5, beta=5.0)
 
 
@@ -25,14 +25,14 @@ def dropout(rate: float = 0.1) -> dict[str, Any]:
 
 
 @pytest.fixture
-def screens(monkeypatch) -> list[bool]:
-    """Whether each micro-batch was screened."""
+def skips(monkeypatch) -> list[bool]:
+    """Whether inactive rows were skipped in each micro-batch."""
     seen: list[bool] = []
     inner = JointStepMixin.joint_micro_step
 
-    def noted(self, inputs, items, weights, *, screen=False):
-        seen.append(screen)
-        return inner(self, inputs, items, weights, screen=screen)
+    def noted(self, inputs, items, weights, *, skip=False):
+        seen.append(skip)
+        return inner(self, inputs, items, weights, skip=skip)
 
     monkeypatch.setattr(JointStepMixin, "joint_micro_step", noted)
     return seen
@@ -40,29 +40,29 @@ def screens(monkeypatch) -> list[bool]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"args": {"screening": "on"}, **TWO}, {"args": {"gradient_checkpointing": False}}],
-    ids=["checkpointed", "screened, two constraints", "plain"],
+    [{}, {"args": {"skip_inactive_rows": "on"}, **TWO}, {"args": {"gradient_checkpointing": False}}],
+    ids=["checkpointed", "skipping, two constraints", "plain"],
 )
-def test_a_resumed_run_is_bit_identical(tmp_path, changes, screens):
+def test_a_resumed_run_is_bit_identical(tmp_path, changes, skips):
     args = {**FUSED, **changes.get("args", {})}
     changes = {**changes, **dropout(), "args": args}
     expected = uninterrupted(tmp_path / "whole", **changes)
-    assert screens  # or two passes would be compared
+    assert skips  # or two passes would be compared
     assert any(row["active"] for row in expected[1])
     die_at(tmp_path / "cut", 5, **changes)
     assert_same(resumed(tmp_path / "cut", **changes), expected)
 
 
-def test_the_share_of_flat_rows_is_restored(tmp_path, screens):
+def test_the_share_of_flat_rows_is_restored(tmp_path, skips):
     changes = {"args": {**FUSED, "max_steps": 16}, "constraint": MOSTLY_FLAT, **dropout()}
     expected = uninterrupted(tmp_path / "whole", **changes)
-    whole = screens.copy()
+    whole = skips.copy()
     assert set(whole) == {True, False}, "it is decided otherwise on the way"
     die_at(tmp_path / "cut", 13, **changes)
-    screens.clear()
+    skips.clear()
     assert_same(resumed(tmp_path / "cut", **changes), expected)
-    assert screens == whole[-len(screens) :]
-    assert screens[0]
+    assert skips == whole[-len(skips) :]
+    assert skips[0]
 
 
 def test_a_checkpoint_of_an_earlier_version_does_not_know_that_share(tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_another_path_goes_on_with_the_same_run(tmp_path, first, then):
 
 
 def test_the_paths_bind_no_checkpoint(tmp_path):
-    assert {"step", "step_graphs", "screening"} <= HARMLESS
+    assert {"step", "step_graphs", "skip_inactive_rows"} <= HARMLESS
     one, other = (build(tmp_path / s, args={"step": s}) for s in ("two_pass", "fused"))
     assert argument_fingerprint(one.args) == argument_fingerprint(other.args)
     assert weights(one).keys() == weights(other).keys()

@@ -189,7 +189,7 @@ def test_exponents_without_a_dot_are_numbers(tmp_path):
 
 def test_no_is_a_word_where_it_is_a_choice(run_file):
     config = load_config(run_file, ["train.save_strategy=no", "train.eval_strategy=no"])
-    assert config.train == {"save_strategy": "no", "eval_strategy": "no"}
+    assert (config.train["save_strategy"], config.train["eval_strategy"]) == ("no", "no")
 
 
 def test_a_config_cannot_be_changed():
@@ -229,7 +229,7 @@ def test_overrides_win_over_the_file(run_file):
     config = load_config(
         run_file, ["train.learning_rate=1e-4", "lora=null", "seed=7", "defense.name=sft", "task.limit=3"]
     )
-    assert config.train == {"learning_rate": 1e-4}
+    assert config.train["learning_rate"] == 1e-4
     assert config.lora is None
     assert (config.seed, config.defense.name, config.task.limit) == (7, "sft", 3)
 

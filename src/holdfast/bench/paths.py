@@ -26,8 +26,8 @@ LEARNING_RATE, LORA_ALPHA = 1e-5, 4
 # How each constrained path takes its step; fields of `SafeSFTConfig`.
 STEPS = {
     "two_pass": {"step": "two_pass"},
-    "fused": {"step": "fused", "step_graphs": "off", "screening": "off"},
-    "holdfast": {"step": "fused", "step_graphs": "auto", "screening": "auto"},
+    "fused": {"step": "fused", "step_graphs": "off", "skip_inactive_rows": "off"},
+    "holdfast": {"step": "fused", "step_graphs": "auto", "skip_inactive_rows": "auto"},
 }
 
 

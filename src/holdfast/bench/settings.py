@@ -15,7 +15,7 @@ PATHS = {
     "sft": "SafeSFTTrainer without a constraint, packed and recorded where that is possible",
     "two_pass": "task and safety batch one after the other",
     "fused": "both gradients from one pass",
-    "holdfast": "one pass, CUDA graphs and exact screening: everything on",
+    "holdfast": "one pass, CUDA graphs, inactive safety rows skipped: everything on",
 }
 SWEEPS = {
     "batch": (2, 5, 10, 20, 40),

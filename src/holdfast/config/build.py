@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.config.schema import RunConfig
 from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.defaults import default
 
 if TYPE_CHECKING:
     from holdfast.constraint.chance import ChanceConstraint
@@ -44,10 +45,13 @@ def _defense_config(config: RunConfig) -> Any:
 
 
 def data_arguments(config: RunConfig) -> dict[str, Any]:
-    """Which data the run reads, as keyword arguments of `holdfast.stages.prepare.prepare`."""
+    """Which data the run reads, as keyword arguments of `holdfast.stages.prepare.prepare`.
+
+    Safety sets with `prompts` are left out: the model is asked for them.
+    """
     return {
         "task": config.task.model_dump(),
-        "safety": {name: block.model_dump() for name, block in config.safety.items()},
+        "safety": {name: block.model_dump() for name, block in config.safety.items() if name not in config.prompt_sets},
         "template": config.template,
         "seed": config.seed,
         "roles": None if config.roles is None else config.roles.model_dump(),
@@ -111,7 +115,7 @@ def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> Any:
     first = next(iter(config.safety.values()), None)
     shares: dict[str, Any] = {} if first is None else {"safety_fractions": first.fractions, "on_leak": first.on_leak}
     try:
-        return SafeSFTConfig(
+        arguments = SafeSFTConfig(
             **train,
             output_dir=str(folder / "checkpoints"),
             run_dir=str(folder),
@@ -125,3 +129,7 @@ def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> Any:
     except (ValueError, TypeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"train: {reason}", remedy="change the fields it names under `train`") from error
+    if arguments.safety_batch_size == default("train.safety_batch_size"):
+        # A default must not fail on eight processes: there every process takes one row.
+        arguments.safety_batch_size += -arguments.safety_batch_size % arguments.world_size
+    return arguments

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from holdfast.config.blocks import number
 from holdfast.config.problems import Problem, expectation, mismatch, unknown_key
-from holdfast.config.schema import number
 
 
 def field_names(cls: Any) -> list[str]:
@@ -67,7 +67,7 @@ def _check_value(key: str, value: Any, hint: Any) -> tuple[Any, Problem | None]:
     if value is False and "one of no," in expected:
         value = "no"  # YAML 1.1 reads `save_strategy: no` as false
     elif isinstance(value, bool) and "on, off" in expected:
-        value = "on" if value else "off"  # and `screening: on` as true
+        value = "on" if value else "off"  # and `skip_inactive_rows: on` as true
     adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
     try:
         # YAML has lists only, so a tuple may be given as one; everything else must be of its own kind.

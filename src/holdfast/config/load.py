@@ -12,11 +12,19 @@ from holdfast.config.fields import check_fields
 from holdfast.config.presets import (
     spread_constraint,
     with_default_unit,
+    with_defaults,
     with_preset,
     with_protocol_data,
 )
 from holdfast.config.problems import Problem, from_pydantic, raise_problems
-from holdfast.config.schema import RunConfig, SafetyBlock, is_single
+from holdfast.config.safety_sets import (
+    NAMED_PROMPTS,
+    SafetyBlock,
+    is_single,
+    with_default_limits,
+    with_safety_sets,
+)
+from holdfast.config.schema import RunConfig
 from holdfast.config.together import check_together
 from holdfast.core.errors import ConfigError
 from holdfast.records.yaml_file import parse_yaml, read_yaml
@@ -53,13 +61,25 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return config_from_dict(raw, folder=path.parent, where=where)
 
 
-def config_from_dict(raw: Mapping[str, Any], *, folder: Path | None = None, where: str = "settings") -> RunConfig:
-    """Check settings given as a mapping of the same shape as a run file."""
-    raw = with_protocol_data(with_preset(_with_absolute_paths(raw, folder or Path())))
-    raw = spread_constraint(with_default_unit(raw))
+def config_from_dict(
+    raw: Mapping[str, Any], *, folder: Path | None = None, where: str = "settings", complete: bool = False
+) -> RunConfig:
+    """Check settings given as a mapping of the same shape as a run file.
+
+    Args:
+        raw: the settings.
+        folder: what relative paths in it are relative to.
+        where: what messages call it.
+        complete: whether `train` says all that it means to: what it leaves out is TRL's, not a run file's default.
+    """
+    raw = with_safety_sets(_with_absolute_paths(raw, folder or Path()))
+    raw = with_default_unit(with_protocol_data(with_preset(raw)))
+    raw = raw if complete else with_defaults(raw)
     single = is_single(raw.get("safety"), SafetyBlock)
+    shared = single or is_single(raw.get("constraint", {}))
+    raw = with_default_limits(spread_constraint(raw))
     problems: list[Problem] = []
-    checked, problems_of_blocks = _check_blocks(raw, single)
+    checked, problems_of_blocks = _check_blocks(raw, shared)
     try:
         config = RunConfig.model_validate({**raw, **checked})
     except ValidationError as error:
@@ -83,6 +103,8 @@ def put_override(raw: dict[str, Any], override: str) -> None:
             inner = {}
         elif keys[: depth + 1] == ["defense"] and isinstance(inner, str):
             inner = {"name": inner}
+        elif keys[: depth + 1] == ["task"] and isinstance(inner, str):
+            inner = {"data": inner}
         elif not isinstance(inner, dict):
             raise ConfigError(
                 f"override {override!r}: {'.'.join(keys[: depth + 1])} is a value, not a block",
@@ -94,7 +116,10 @@ def put_override(raw: dict[str, Any], override: str) -> None:
 
 
 def _with_absolute_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The settings with data and model paths made absolute, so that they mean the same from anywhere."""
+    """The settings with data and model paths made absolute, so that they mean the same from anywhere.
+
+    A task that is written as one word is its file.
+    """
 
     def locate(value: Any, *, suffixes: tuple[str, ...]) -> Any:
         if not isinstance(value, str) or not value:
@@ -102,19 +127,31 @@ def _with_absolute_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]
         is_path = value.endswith(suffixes) or value.startswith((".", "/")) or (folder / value).exists()
         return str((folder / value).resolve()) if is_path else value
 
+    def source(value: Any) -> Any:
+        return value if value in NAMED_PROMPTS else locate(value, suffixes=DATA_SUFFIXES)
+
     def block(value: Any) -> Any:
-        if not isinstance(value, Mapping) or "data" not in value:
+        if not isinstance(value, Mapping):
             return value
-        return {**value, "data": locate(value["data"], suffixes=DATA_SUFFIXES)}
+        data = {"data": locate(value["data"], suffixes=DATA_SUFFIXES)} if "data" in value else {}
+        asked = value.get("prompts")
+        return {**value, **data, **({"prompts": [source(one) for one in asked]} if isinstance(asked, list) else {})}
 
     changed = {**raw}
     if "model" in raw and raw["model"] != "embedded":
         changed["model"] = locate(raw["model"], suffixes=("/",))
     if isinstance(raw.get("unaligned"), str) and raw["unaligned"] != "embedded":
         changed["unaligned"] = locate(raw["unaligned"], suffixes=("/",))
+    if isinstance(raw.get("task"), str):
+        changed["task"] = {"data": raw["task"]}
     for key in ("task", "harmful"):
-        if key in raw:
-            changed[key] = block(raw[key])
+        if key in changed:
+            changed[key] = block(changed[key])
+    conflicts, screening = raw.get("conflicts"), raw.get("screening")
+    if isinstance(conflicts, Mapping) and isinstance(ids := conflicts.get("learn"), str) and ids:
+        changed["conflicts"] = {**conflicts, "learn": str((folder / ids).resolve())}
+    if isinstance(screening, Mapping) and "judge" in screening:
+        changed["screening"] = {**screening, "judge": locate(screening["judge"], suffixes=("/",))}
     safety = raw.get("safety")
     if isinstance(safety, Mapping):
         single = is_single(safety, SafetyBlock)
@@ -122,7 +159,7 @@ def _with_absolute_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]
     return changed
 
 
-def _check_blocks(raw: Mapping[str, Any], single: bool) -> tuple[dict[str, Any], list[Problem]]:
+def _check_blocks(raw: Mapping[str, Any], shared: bool) -> tuple[dict[str, Any], list[Problem]]:
     """Check the blocks that mirror dataclasses; these come with torch and TRL, hence the late imports."""
     from holdfast.trainers.config import SafeSFTConfig
 
@@ -132,20 +169,20 @@ def _check_blocks(raw: Mapping[str, Any], single: bool) -> tuple[dict[str, Any],
         checked["train"], found = check_fields(train, SafeSFTConfig, "train", OWNED)
         problems += found
     if isinstance(constraint := raw.get("constraint"), Mapping):
-        checked["constraint"], found = _check_constraints(constraint, single)
+        checked["constraint"], found = _check_constraints(constraint, shared)
         problems += found
     found_options, found = _check_defense(raw)
     return {**checked, **found_options}, problems + found
 
 
-def _check_constraints(constraint: Mapping[str, Any], single: bool) -> tuple[dict[str, Any], list[Problem]]:
+def _check_constraints(constraint: Mapping[str, Any], shared: bool) -> tuple[dict[str, Any], list[Problem]]:
     from holdfast.constraint.chance import ChanceConstraint
 
     checked: dict[str, Any] = {}
     problems: dict[Problem, None] = {}
     for name, block in constraint.items():
         # One block written for all sets is reported once, under the key it was written at.
-        key = "constraint" if single or all(block is other for other in constraint.values()) else f"constraint.{name}"
+        key = "constraint" if shared else f"constraint.{name}"
         checked[name] = block
         if not isinstance(block, Mapping):
             continue

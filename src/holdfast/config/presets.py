@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.config.schema import SafetyBlock, is_single
+from holdfast.config.safety_sets import SafetyBlock, is_single, on_protocol_data
+from holdfast.defaults import train_defaults
 from holdfast.records.run_record import SINGLE
 
 SETUP = "section 'Setup'"
@@ -159,25 +160,20 @@ def with_default_unit(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, "constraint": _fill("constraint", raw.get("constraint", {}), "unit", DEFENSES[name].unit)}
 
 
-def on_protocol_data(raw: Mapping[str, Any]) -> bool:
-    """Whether a run uses the protocol's own data: a task by name, or a role."""
-    task = raw.get("task")
-    return isinstance(task, Mapping) and any(task.get(key) is not None for key in ("name", "role"))
+def with_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the training fields of `holdfast.defaults` where the file names none; a preset has its own."""
+    train = raw.get("train", {})
+    if raw.get("preset") is not None or not isinstance(train, Mapping):
+        return dict(raw)
+    return {**raw, "train": {**train_defaults(full=raw.get("lora", {}) is None), **train}}
 
 
 def with_protocol_data(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with what a run on the protocol's data need not write: its roles, and the safety set they make.
-
-    An alignment run has no safety set unless the file gives one: there is nothing yet to be kept.
-    """
-    filled = dict(raw)
-    if on_protocol_data(raw):
-        filled = {"roles": {}, **raw}
-        if raw["task"].get("role") == "align":
-            filled.setdefault("stage", "align")
-    if "safety" not in raw and (filled.get("stage") == "align" or on_protocol_data(raw)):
-        filled["safety"] = {} if filled.get("stage") == "align" else {"role": "constraint"}
-    return filled
+    """The settings with what a run on the protocol's data need not write: its roles, and its stage."""
+    if not on_protocol_data(raw):
+        return dict(raw)
+    stage = {"stage": "align"} if raw["task"].get("role") == "align" else {}
+    return {"roles": {}, **stage, **raw}
 
 
 def _fill(block: str, written: Any, field: str, value: Any) -> Any:

@@ -12,7 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from holdfast.config.schema import LoraBlock, RolesBlock, RunConfig, SafetyBlock, TaskBlock
+from holdfast.config.asking import MonitorBlock, ScreeningBlock
+from holdfast.config.safety_sets import SafetyBlock
+from holdfast.config.schema import HarmfulBlock, LoraBlock, RolesBlock, RunConfig, TaskBlock
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import nearest
 from holdfast.records.run_record import SINGLE
@@ -28,6 +30,11 @@ WORDS: dict[Any, str] = {
     types.NoneType: "null",
 }
 FROM_COMMAND_LINE = {"trust_remote_code": "only `--trust-remote-code` on the command line allows it"}
+ELSEWHERE = {
+    "train.screening": "it is called `train.skip_inactive_rows` now; `screening:` at the top is about asking the model",
+    "monitor.rollback": "set `train.rollback`",
+}
+"""Keys that one may look for in the wrong place, or under an old name."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ def mismatch(key: str, expected: str, value: Any) -> Problem:
 
 def unknown_key(key: str, name: str, known: list[str]) -> Problem:
     """A key that does not exist, with the nearest that does."""
-    return Problem(key, "unknown key", FROM_COMMAND_LINE.get(name) or nearest(name, known))
+    return Problem(key, "unknown key", ELSEWHERE.get(key) or FROM_COMMAND_LINE.get(name) or nearest(name, known))
 
 
 def from_pydantic(
@@ -144,7 +151,8 @@ def _block(location: Sequence[str]) -> type[BaseModel]:
     if len(location) <= 1:
         return RunConfig
     blocks: dict[str, type[BaseModel]] = {
-        "task": TaskBlock, "lora": LoraBlock, "safety": SafetyBlock, "roles": RolesBlock
+        "task": TaskBlock, "lora": LoraBlock, "safety": SafetyBlock, "roles": RolesBlock, "harmful": HarmfulBlock,
+        "screening": ScreeningBlock, "monitor": MonitorBlock,
     }  # fmt: skip
     return blocks.get(location[0], RunConfig)
 

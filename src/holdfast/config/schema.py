@@ -10,56 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
+from holdfast.config.asking import Conflicts, ConflictsRule, MonitorBlock, ScreeningBlock, conflicts_rule
+from holdfast.config.blocks import Block, DataBlock, Number
+from holdfast.config.safety_sets import SafetyBlock, is_single
 from holdfast.data.templates import Template
+from holdfast.defaults import default
 from holdfast.records.run_record import NAME, RESERVED, SINGLE
-
-
-def number(value: Any) -> Any:
-    """Read `1e-4` as a number: YAML 1.1 wants a dot in it and hands over text otherwise."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-Number = Annotated[float, BeforeValidator(number)]
-
-
-class Block(BaseModel):
-    """Base of all blocks: unknown keys, NaN and conversions are refused; values cannot be changed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True)
-
-
-class DataBlock(Block):
-    """Where examples come from."""
-
-    data: str | None = Field(default=None, min_length=1)
-    """A .jsonl, .json, .csv, .tsv or .parquet file, relative to the run file, or a hub data set."""
-    columns: dict[str, str] | None = None
-    """Our names (prompt, completion, messages, text) to the file's columns."""
-    split: str | None = None
-    subset: str | None = None
-    revision: str | None = None
-    limit: int | None = Field(default=None, ge=1)
-    """Read only the first rows."""
-    skip_bad: Literal[True] | None = None
-    """Leave out malformed rows, as long as they are few, and count them; null refuses them."""
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, dump: Any) -> dict[str, Any]:
-        """Settings that were stored before `skip_bad` was known are the same settings, with the same hash."""
-        return {key: value for key, value in dump(self).items() if key != "skip_bad" or value is not None}
-
-    def only_with_data(self) -> None:
-        """Refuse options of a file where there is none."""
-        for name in ("columns", "split", "subset", "revision", "limit", "skip_bad"):
-            if self.data is None and getattr(self, name) is not None:
-                raise ValueError(f"`{name}` belongs to `data`, which is not given")
 
 
 class TaskBlock(DataBlock):
@@ -82,38 +40,6 @@ class TaskBlock(DataBlock):
         if self.name is None and not (self.size is None and self.poison_ratio is None):
             raise ValueError("`size` and `poison_ratio` belong to `name`, which is not given")
         return self
-
-
-class SafetyBlock(DataBlock):
-    """Safety examples: prompts with the reply that must stay likely."""
-
-    role: Literal["constraint"] | None = None
-    """`constraint`: the protocol's constraint, monitor and certify pairs, instead of `data`."""
-    fractions: Annotated[tuple[Number, Number, Number], Field(strict=False)] = (0.6, 0.2, 0.2)
-    """Shares for steering (constraint), watching (monitor) and certifying; they add up to 1."""
-    on_leak: Literal["error", "move"] = "error"
-    """A certify prompt that also occurs in the task data: refuse, or move it to the constraint share."""
-    openings: int = Field(default=1, ge=1)
-    """How often the certify share may be opened; each opening gets an equal part of the allowed error."""
-
-    @field_validator("fractions")
-    @classmethod
-    def _fractions(cls, value: tuple[float, float, float]) -> tuple[float, float, float]:
-        if min(value) < 0 or value[0] == 0 or abs(sum(value) - 1) > 1e-6:
-            raise ValueError("expected three shares that add up to 1, the first above 0")
-        return value
-
-    @model_validator(mode="after")
-    def _one_source(self) -> SafetyBlock:
-        if (self.data is None) == (self.role is None):
-            raise ValueError("expected one of `data` (a file or hub data set) and `role: constraint`")
-        self.only_with_data()
-        return self
-
-    @property
-    def source(self) -> str:
-        """Where the examples come from, for records."""
-        return self.data if self.data is not None else f"role {self.role}"
 
 
 class HarmfulBlock(DataBlock):
@@ -154,10 +80,10 @@ class RolesBlock(Block):
 class LoraBlock(Block):
     """A LoRA adapter (PEFT's `LoraConfig`)."""
 
-    r: int = Field(default=16, ge=1)
-    alpha: Number = Field(default=32, gt=0)
-    dropout: Number = Field(default=0.0, ge=0, lt=1)
-    target_modules: str | list[str] = "all-linear"
+    r: int = Field(default=default("lora.r"), ge=1)
+    alpha: Number = Field(default=default("lora.alpha"), gt=0)
+    dropout: Number = Field(default=default("lora.dropout"), ge=0, lt=1)
+    target_modules: str | list[str] = default("lora.target_modules")
 
     @field_validator("target_modules", mode="before")
     @classmethod
@@ -194,6 +120,11 @@ class RunConfig(Block):
     """The protocol's roles, for a task by name and for `role:`."""
     task: TaskBlock
     safety: dict[Annotated[str, Field(pattern=NAME)], SafetyBlock]
+    """What is held; `auto`, or nothing, is the model's own refusals and answers."""
+    conflicts: Conflicts = None
+    """Task rows whose prompt the model refuses and whose target complies; null: set aside, up to a limit."""
+    screening: ScreeningBlock = Field(default_factory=ScreeningBlock)
+    monitor: MonitorBlock = Field(default_factory=MonitorBlock)
     harmful: HarmfulBlock | None = None
     """For defenses that need them; on the protocol's data the role `harmful` unless given."""
     unaligned: str | None = Field(default=None, min_length=1)
@@ -212,6 +143,8 @@ class RunConfig(Block):
     @field_validator("safety", mode="before")
     @classmethod
     def _name_single_safety(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise ValueError("expected `auto`, a block with `data`, `role` or `prompts`, or named blocks")
         return {SINGLE: value} if value != {} and is_single(value, SafetyBlock) else value
 
     @field_validator("safety")
@@ -255,16 +188,31 @@ class RunConfig(Block):
         safety = {name: block(one) for name, one in self.safety.items()}
         return self.model_copy(update={"task": block(self.task), "safety": safety, "harmful": block(self.harmful)})
 
+    @model_serializer(mode="wrap")
+    def _without_defaults_of_asking(self, dump: Any) -> dict[str, Any]:
+        """Settings that were stored before runs asked their model are the same settings, with the same hash."""
+        values: dict[str, Any] = dump(self)
+        if self.asks:
+            return values
+        unset = {"conflicts": None, "screening": ScreeningBlock(), "monitor": MonitorBlock()}
+        return {key: value for key, value in values.items() if key not in unset or getattr(self, key) != unset[key]}
+
+    @property
+    def prompt_sets(self) -> dict[str, SafetyBlock]:
+        """The safety sets that are made of the model's own replies."""
+        return {name: block for name, block in self.safety.items() if block.prompts is not None}
+
+    @property
+    def asks(self) -> bool:
+        """Whether the model is asked before training, for what is to be held."""
+        return bool(self.prompt_sets)
+
+    @property
+    def conflicts_rule(self) -> ConflictsRule:
+        """What becomes of task rows that conflict with what the model refuses."""
+        return conflicts_rule(self.conflicts, self.defense.name)
+
     @property
     def named(self) -> bool:
         """Whether the safety sets carry names of the user's own."""
         return list(self.safety) != [SINGLE]
-
-
-def is_single(value: Any, block: type[BaseModel] | None = None) -> bool:
-    """Whether a `safety` or `constraint` value is one block rather than a mapping of names to blocks."""
-    if not isinstance(value, Mapping) or not value:
-        return isinstance(value, Mapping)
-    if block is not None and any(key in block.model_fields for key in value):
-        return True
-    return not all(isinstance(item, Mapping) for item in value.values())

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from holdfast.config.presets import on_protocol_data
 from holdfast.config.problems import Problem
+from holdfast.config.safety_sets import on_protocol_data
 from holdfast.config.schema import RunConfig
+from holdfast.config.what_is_asked import check_asking
 from holdfast.core.errors import ConfigError
 
 
 def check_together(config: RunConfig) -> list[Problem]:
     """Every contradiction between blocks that are each valid."""
-    problems = [*_check_names(config), *_check_adapter(config), *_check_defense(config)]
+    problems = [*_check_names(config), *_check_adapter(config), *_check_defense(config), *check_asking(config)]
     if config.roles is not None and not on_protocol_data({"task": config.task.model_dump()}):
         problems.append(Problem("roles", "the task names its own data", "give `task: {name: ...}`, or remove `roles`"))
     if config.task.name is not None:

@@ -7,9 +7,9 @@
 
 The model's head is never part of the backward, and a vocabulary of any size exists for a few hundred tokens at a time.
 
-Screening: a constraint's term is flat where its majorizer is, and such a row's gradient is zero. With `screen` the
-safety rows are passed over once without a gradient, and only those with a slope join the task: the same step, cheaper
-when most rows are inactive.
+Skipping inactive rows: a constraint's term is flat where its majorizer is, and such a row's gradient is zero. With
+`skip` the safety rows are passed over once without a gradient, and only those with a slope join the task: the same
+step, cheaper when most rows are inactive.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class JointPass:
     def __init__(self, model: Any, passes: Passes, device: torch.device, kept: ReferenceStates | None = None) -> None:
         self.model, self.passes, self.device, self.kept = model, passes, device, kept
 
-    def run(self, task: Sequence[Row], scale: Tensor, terms: Mapping[str, Term], *, screen: bool = False) -> Found:
+    def run(self, task: Sequence[Row], scale: Tensor, terms: Mapping[str, Term], *, skip: bool = False) -> Found:
         """Degradations, loss and gradients.
 
         Args:
@@ -108,8 +108,8 @@ class JointPass:
         places = {name: scored([encoded_rows(term.rows)])[0] for name, term in terms.items()}
         references = {name: self._reference(term) for name, term in terms.items()}
         known: dict[str, Tensor] = {}
-        if screen and any(term.rows for term in terms.values()):
-            known = self._screened(terms, references)
+        if skip and any(term.rows for term in terms.values()):
+            known = self._looked_at(terms, references)
             terms, references = self._active(terms, references, known, places)
         found = Found(scale, scale, scale, {}, [])
         rows = [list(task), *(encoded_rows(term.rows) for term in terms.values())]
@@ -206,10 +206,10 @@ class JointPass:
         gradient = self.passes.gradients(groups, gradient_of, dropout=False)[0]
         return sums[0], gradient
 
-    # -- screening ---------------------------------------------------------------------------------------------------
+    # -- skipping inactive rows --------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _screened(self, terms: Mapping[str, Term], references: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    def _looked_at(self, terms: Mapping[str, Term], references: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """Degradations of all terms' rows, by one pass without a gradient."""
         rows = [encoded_rows(term.rows) for term in terms.values()]
         hidden, head = self.passes.states(rows), Head(self.model)

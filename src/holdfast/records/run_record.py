@@ -24,7 +24,7 @@ RESULT_NAME, CONFIG_NAME = "result.json", "config.yaml"
 SINGLE = "safety"
 """The name of a safety set that was given none; its files lie in the run folder itself."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
-RESERVED = frozenset({"adapter", "checkpoints", "model", "constraint", "monitor", "certify"})
+RESERVED = frozenset({"adapter", "checkpoints", "model", "constraint", "monitor", "certify", "screening"})
 """Names that a safety set cannot have: those of other things in the run folder, and of the roles."""
 _RESTORE = "restore the file from a backup, or train again into another output_dir"
 

@@ -74,7 +74,7 @@ def run_alignment(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         protocol, model=model["ref"], revision=model.get("revision"), defense=node["align"], output_dir=folder / RUN
     )
     with _timed(folder, "align"):
-        result = run(config_from_dict(settings), resume=True)
+        result = run(config_from_dict(settings, complete=True), resume=True)
     outcome = {"adapter": str(adapter_of(folder)), "steps": result.values["steps"]}
     if protocol.keep == "replies":
         with _timed(folder, "keep"):
@@ -146,7 +146,7 @@ class _Cell:
             poison_ratio=self.cell["poison_ratio"], seed=self.cell["seed"], defense=self.cell["defense"],
             output_dir=self.folder / RUN, kept=kept_file(self.aligned) if self.protocol.keep == "replies" else None,
         )  # fmt: skip
-        made = run(config_from_dict(settings), resume=True)
+        made = run(config_from_dict(settings, complete=True), resume=True)
         measure, own = self.protocol.measure, self.constraint()
         compared = violations(self.folder / RUN, unit=measure.unit, tau=measure.tau)
         if own is None or not made.values["defense"]["constrains"]:

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from holdfast.config.blocks import Block, Number
 from holdfast.config.presets import PAPER, PRESETS, PROTOCOLS, PresetValue
 from holdfast.config.problems import from_pydantic, raise_problems
-from holdfast.config.schema import Block, LoraBlock, Number, RolesBlock
+from holdfast.config.schema import LoraBlock, RolesBlock
 from holdfast.core.errors import ConfigError
 from holdfast.core.hashing import sha256_json
 from holdfast.core.registry import nearest

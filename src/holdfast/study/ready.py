@@ -85,6 +85,7 @@ def _require_alignment(settings: Protocol, alignment: Alignment) -> None:
     config_from_dict(
         align_settings(settings, model="embedded", revision=None, defense=alignment.name, output_dir=SOMEWHERE),
         where=f"alignment {alignment.id}",
+        complete=True,
     )
 
 
@@ -96,7 +97,7 @@ def _require_run(settings: Protocol, cell: Cell) -> None:
         settings, model=ALIGNED, revision=None, task=cell.task, poison_ratio=cell.poison_ratio, seed=cell.seed,
         defense=cell.to_json()["defense"], output_dir=SOMEWHERE, kept=kept,
     )  # fmt: skip
-    config_from_dict(run, where=f"cell {cell.id}")
+    config_from_dict(run, where=f"cell {cell.id}", complete=True)
     poison = poison_count(cell.poison_ratio, settings.size)
     if poison > settings.roles.poison:
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-from holdfast.config.schema import Block, Number
+from holdfast.config.blocks import Block, Number
 
 MAX_LABEL = 60
 Ratio = Annotated[Number, Field(ge=0, le=1)]

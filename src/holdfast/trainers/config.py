@@ -65,7 +65,7 @@ class SafeSFTConfig(SFTConfig):
     step_graphs: _Switch = field(
         default="auto", metadata={"help": "Record the fused step as CUDA graphs; 'auto' where it is possible."}
     )
-    screening: _Switch = field(
+    skip_inactive_rows: _Switch = field(
         default="auto",
         metadata={
             "help": "Look at the safety rows before the fused step, and leave out those whose gradient is zero (the "
@@ -119,7 +119,7 @@ class SafeSFTConfig(SFTConfig):
         self._check_rollback()
         if self.on_leak not in ("error", "move"):
             raise ConfigError(f"on_leak is {self.on_leak!r}", remedy="use 'error' or 'move'")
-        for name, hint in (("step", _Step), ("step_graphs", _Switch), ("screening", _Switch)):
+        for name, hint in (("step", _Step), ("step_graphs", _Switch), ("skip_inactive_rows", _Switch)):
             if getattr(self, name) not in get_args(hint):
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(get_args(hint))}"

@@ -17,9 +17,9 @@ from holdfast.models.handle import resolve
 from holdfast.models.unmerged import adapter_settings_of
 
 # Settings that change neither the trajectory nor what is stored: logging, saving, evaluation, transport. Batches of
-# safety examples per pass, the path that computes a step (step, step_graphs, screening), and evaluation on a task set
-# (whose loader draws from the CPU generator) may change its last bits, and dropout's masks: they are left free, since
-# they are what one changes after running out of memory, or on another machine.
+# safety examples per pass, the path that computes a step (step, step_graphs, skip_inactive_rows), and evaluation on a
+# task set (whose loader draws from the CPU generator) may change its last bits, and dropout's masks: they are left
+# free, since they are what one changes after running out of memory, or on another machine.
 HARMLESS = frozenset(
     """output_dir run_dir run_name report_to logging_dir logging_strategy logging_first_step logging_steps
     logging_nan_inf_filter log_level log_level_replica log_on_each_node disable_tqdm include_num_input_tokens_seen
@@ -31,7 +31,7 @@ HARMLESS = frozenset(
     dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers
     dataset_num_proc resume_from_checkpoint restore_callback_states_from_checkpoint reference_cache
     project trackio_space_id debug skip_memory_metrics ddp_timeout ddp_backend local_rank deepspeed_plugin
-    safety_micro_batch_size step step_graphs screening""".split()  # noqa: SIM905  (a list literal would take a line per name)
+    safety_micro_batch_size step step_graphs skip_inactive_rows""".split()  # noqa: SIM905  (a list literal would take a line per name)
 )
 
 
@@ -45,8 +45,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-# Settings that were not known to earlier versions: left out while they are unset, so that their checkpoints fit.
-LATER = frozenset({"spikes"})
+# Settings that were not known to earlier versions: left out while they are unset or off, so that their checkpoints fit.
+LATER = frozenset({"spikes", "rollback"})
 
 
 def argument_fingerprint(args: Any) -> dict[str, Any]:
@@ -54,9 +54,7 @@ def argument_fingerprint(args: Any) -> dict[str, Any]:
     return {
         f.name: _plain(getattr(args, f.name))
         for f in fields(args)
-        if f.name not in HARMLESS
-        and not f.name.startswith("_")
-        and not (f.name in LATER and getattr(args, f.name) is None)
+        if f.name not in HARMLESS and not f.name.startswith("_") and not (f.name in LATER and not getattr(args, f.name))
     }
 
 

@@ -151,7 +151,7 @@ class TrainingRun(Protocol):
         """Whether this run's micro-batches can be passed over together with the constraints' rows."""
 
     def joint_micro_step(
-        self, inputs: Inputs, items: Items, weights: Mapping[str, Callable[[Tensor], Tensor]], *, screen: bool = False
+        self, inputs: Inputs, items: Items, weights: Mapping[str, Callable[[Tensor], Tensor]], *, skip: bool = False
     ) -> Tensor:
         """One micro-batch and its part of every safety batch in one pass; `safety_pass` then knows the results."""
 

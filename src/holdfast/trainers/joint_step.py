@@ -118,7 +118,7 @@ class JointStepMixin:
 
     # -- one micro-batch ---------------------------------------------------------------------------------------------
 
-    def joint_micro_step(self, inputs: Inputs, items: Items, weights: Weights, *, screen: bool = False) -> Tensor:
+    def joint_micro_step(self, inputs: Inputs, items: Items, weights: Weights, *, skip: bool = False) -> Tensor:
         """Accumulate the gradients of one micro-batch and of its part of the safety batches; the detached loss.
 
         One pass holds what the backward needs of both batches. Where that does not fit and the path was ours to choose,
@@ -126,7 +126,7 @@ class JointStepMixin:
         gradient of earlier ones is kept, and the safety batch is passed over as a whole when the step ends.
         """
         try:
-            return self._joint_micro_step(inputs, items, weights, screen=screen)
+            return self._joint_micro_step(inputs, items, weights, skip=skip)
         except torch.OutOfMemoryError:
             if self.args.step != "auto" or world() > 1:  # processes must not part ways
                 raise
@@ -143,7 +143,7 @@ class JointStepMixin:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _joint_micro_step(self, inputs: Inputs, items: Items, weights: Weights, *, screen: bool) -> Tensor:
+    def _joint_micro_step(self, inputs: Inputs, items: Items, weights: Weights, *, skip: bool) -> Tensor:
         assert self._joint is not None
         if not self._joint.passes.body.training:
             self.model.train()
@@ -154,7 +154,7 @@ class JointStepMixin:
         scored = sum(int((row[1][1:] != -100).sum()) for row in task)
         scale = self._scale(scored, items)
         terms = {name: self._term(name, weight) for name, weight in weights.items()}
-        found = self._joint.run(task, scale, terms, screen=screen)
+        found = self._joint.run(task, scale, terms, skip=skip)
         before = self._joint_step.gradients
         self._accumulate(found)
         self._log_tokens(found, task, scored)

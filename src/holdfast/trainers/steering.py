@@ -150,16 +150,16 @@ class FilteredDefense(Defense):
         if not run.joint:
             return backward()
         weights = {name: steering.terms for name, steering in self._steering.items()}
-        return run.joint_micro_step(inputs, run.items, weights, screen=self._screens(run))
+        return run.joint_micro_step(inputs, run.items, weights, skip=self._skips(run))
 
-    def _screens(self, run: TrainingRun) -> bool:
+    def _skips(self, run: TrainingRun) -> bool:
         """Whether to look at the safety rows first: while, on average over the last steps, most of them are left out.
 
         Looking costs a forward of all rows, half of what forward and backward of a row cost (a third with
         checkpointing); it has to save clearly more than that.
         """
-        if run.args.screening != "auto":
-            return bool(run.args.screening == "on")
+        if run.args.skip_inactive_rows != "auto":
+            return bool(run.args.skip_inactive_rows == "on")
         return self._inactive > (0.6 if run.args.gradient_checkpointing else 0.75)
 
     def on_gradient(self, run: TrainingRun) -> None:

@@ -117,12 +117,12 @@ def test_dropout_changes_the_task_gradient_and_not_the_constraints(tmp_path):
     assert (tasks[0] - tasks[1]).norm() > 0.05 * tasks[0].norm()
 
 
-def test_screening_with_dropout_measures_without(tmp_path):
+def test_skipping_with_dropout_measures_without(tmp_path):
     """The rows looked at first are the constraint's, and come first in that pass's layout."""
     found = []
-    for screening in ("on", "off"):
+    for switch in ("on", "off"):
         trainer = made(
-            tmp_path / screening, "fused", screening=screening, given={"peft_config": tiny.lora(0.5)}, max_steps=3
+            tmp_path / switch, "fused", skip_inactive_rows=switch, given={"peft_config": tiny.lora(0.5)}, max_steps=3
         )
         trainer.train()
         found.append([row["g"] for row in _events(trainer)])
@@ -148,46 +148,46 @@ def test_a_model_handed_over_in_evaluation_mode_is_checkpointed(tmp_path):
     assert len(calls[True]) == len(calls[False]) + with_gradient  # once more in each backward
 
 
-# -- screening --------------------------------------------------------------------------------------------------------
+# -- skipping inactive rows -------------------------------------------------------------------------------------------
 
 
 def _events(trainer):
     return [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
 
 
-def test_automatic_screening_goes_on_and_off_with_the_share_of_inactive_rows(tmp_path):
+def test_automatic_skipping_goes_on_and_off_with_the_share_of_inactive_rows(tmp_path):
     trainer = made(tmp_path, "fused", limit=SLACK, max_steps=20)
-    screens, inner = [], make_joint(trainer)
+    skips, inner = [], make_joint(trainer)
     trainer._joint, trainer._joint_decided = inner, True
     run = inner.run
-    inner.run = lambda *a, screen, **k: (screens.append(screen), run(*a, screen=screen, **k))[1]
+    inner.run = lambda *a, skip, **k: (skips.append(skip), run(*a, skip=skip, **k))[1]
     trainer.train()
     # Every row is flat: 1 - 0.9^n passes 0.75 after 14 steps.
-    assert screens == [False] * 14 + [True] * 6
+    assert skips == [False] * 14 + [True] * 6
     defense = trainer.defense
     assert defense._inactive == pytest.approx(1 - 0.9**20)
     state = defense.state_dict()
     defense._inactive = 0.0
     defense.load_state_dict(state)
-    assert defense._screens(trainer)
+    assert defense._skips(trainer)
     zero = [torch.zeros_like(p) for p in trainer.space().params]
     for steering in defense._steering.values():
         steering.inactive, steering.measure = 0.0, lambda *_: (-1.0, -1.0, zero)
     defense.on_gradient(trainer)
-    assert defense._screens(trainer)
+    assert defense._skips(trainer)
     for _ in range(2):
         defense.on_gradient(trainer)
-    assert not defense._screens(trainer)
+    assert not defense._skips(trainer)
     del state["inactive"]  # a checkpoint of an earlier version
     defense.load_state_dict(state)
-    assert not defense._screens(trainer)
+    assert not defense._skips(trainer)
 
 
-def test_automatic_screening_takes_the_step_of_none(tmp_path):
+def test_automatic_skipping_takes_the_step_of_none(tmp_path):
     found = []
-    for screening in ("auto", "off"):
+    for switch in ("auto", "off"):
         trainer = made(
-            tmp_path / screening, "fused", limit={**SOME, "tau": 0.2}, max_steps=20, screening=screening,
+            tmp_path / switch, "fused", limit={**SOME, "tau": 0.2}, max_steps=20, skip_inactive_rows=switch,
             safety_batch_size=6, learning_rate=0.02,
         )  # fmt: skip
         trainer.train()
@@ -250,8 +250,8 @@ class Spoil(TrainerCallback):
 
 
 @pytest.mark.parametrize("where", ["task", "safety"])
-@pytest.mark.parametrize("screening", ["off", "on"])
-def test_a_step_that_is_not_finite_is_discarded_as_by_two_passes(tmp_path, where, screening):
+@pytest.mark.parametrize("switch", ["off", "on"])
+def test_a_step_that_is_not_finite_is_discarded_as_by_two_passes(tmp_path, where, switch):
     def given():
         task, safety = ("unknown", "w0") if where == "task" else ("w1", "unknown")
         return {
@@ -261,7 +261,7 @@ def test_a_step_that_is_not_finite_is_discarded_as_by_two_passes(tmp_path, where
         }
 
     fused, two = both(
-        tmp_path, given=given, max_steps=6, optim="adamw_torch", learning_rate=5e-3, screening=screening,
+        tmp_path, given=given, max_steps=6, optim="adamw_torch", learning_rate=5e-3, skip_inactive_rows=switch,
         gradient_accumulation_steps=2,
     )  # fmt: skip
     rows, expected = _events(fused), _events(two)

@@ -39,7 +39,10 @@ def continued():
 
 
 CASES = {
-    "several sets, screened": (several, {"gradient_accumulation_steps": 3, "screening": "on", "safety_batch_size": 2}),
+    "several sets, rows skipped": (
+        several,
+        {"gradient_accumulation_steps": 3, "skip_inactive_rows": "on", "safety_batch_size": 2},
+    ),
     "hybrid": (mixed, {}),
     "primal_dual": (lambda: {"defense": "primal_dual", **several()}, {"gradient_accumulation_steps": 2}),
     "antibody": (align, {"stage": "align"}),

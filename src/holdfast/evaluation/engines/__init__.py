@@ -73,7 +73,7 @@ def open_engine(
     if name == AUTO:
         name = _chosen(model)
     factory = ENGINES[name]
-    _require_options(name, factory, options)
+    require_options(name, options)
     return factory(model=model, tokenizer=tokenizer, batch_size=batch_size, template=template, **options)
 
 
@@ -88,7 +88,13 @@ def require_model(name: str, model: Any, tokenizer: Any) -> None:
             )
 
 
-def _require_options(name: str, factory: Callable[..., Engine], options: Mapping[str, Any]) -> None:
+def require_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that the engine called `name` has not, and those that it lacks.
+
+    Raises:
+        ConfigError: they are named; an unknown engine with the nearest.
+    """
+    factory = ENGINES[name]
     shared = {"model", "tokenizer", "batch_size", "template"}
     known = {key: p for key, p in inspect.signature(factory).parameters.items() if key not in shared}
     for option in options:
