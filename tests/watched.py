@@ -12,11 +12,11 @@ from typing import Any
 
 from datasets import Dataset
 from peft import LoraConfig
-from tests import behaving
 
 import holdfast as hf
 from holdfast.data.examples import Example, make_example
 from holdfast.screening.monitor_prompts import MonitorPrompts
+from tests import behaving
 
 WIDE = 3.0  # margin of the refusals that are held
 TARGETS = ["v_proj", "o_proj"]

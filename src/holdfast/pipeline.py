@@ -13,18 +13,22 @@ from typing import Any
 from holdfast.auditing.run_audit import MeasuredRole, write_run_audit
 from holdfast.config import RunConfig, config_sha256, resolved
 from holdfast.config.build import (
+    behaviour_limits,
     constraints,
     data_arguments,
     defense,
     model_options,
     peft_config,
+    screening_settings,
     training_arguments,
+    watches,
 )
 from holdfast.core.adapter_card import CARD_MARKER, loading_note
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_text
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
+from holdfast.core.ranks import gather_objects
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.templates import use_template
 from holdfast.models.adapter import adapter_folder, base_of
@@ -34,6 +38,7 @@ from holdfast.models.continued import load_adapter_pair
 from holdfast.models.handle import load_pair, resolve
 from holdfast.stages.certifiable import certify_note, close_share, openings_note
 from holdfast.stages.finetune import Listener, RoleLosses, build_trainer, measure, summary, train
+from holdfast.stages.hold import Asking, hold, with_screening
 from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import Prepared, prepare, row_counts
 from holdfast.stages.run_folder import RunFolder
@@ -97,13 +102,21 @@ def run(
         if (finished := folder.finished()) is not None:
             return RunResult(folder.path, finished)
         data = read_data(config)
-        if main:
-            warn_about_data(config, data)
         model, tokenizer, adapter = load_start(config, trust_remote_code)
         if main:
             # Now, not at the end: a folder may change while training runs.
             before = content_of(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
             folder.write_config(values)
+        screening = None
+        if watches(config):
+            screening = hold(
+                asking(config), data, model, tokenizer,
+                model_sha256=gather_objects(before.sha256 if main else "")[0], run=folder.path, arguments=arguments,
+                started=folder.started, listeners=listeners if main else (),
+            )  # fmt: skip
+            data = with_screening(data, screening, list(config.safety))
+        if main:
+            warn_about_data(config, data)
             close_shares(config, data)
         trainer = build_trainer(
             model=model,
@@ -117,6 +130,10 @@ def run(
             callbacks=[interruption],
             listeners=listeners if main else (),
         )
+        if screening is not None and screening.monitor.any:
+            trainer.watch_behaviour(
+                screening.monitor, behaviour_limits(config), every=config.monitor.every, template=config.template
+            )
         trained = train(trainer, resume=_resumes(folder, asked=resume))
         if interruption.requested:
             raise KeyboardInterrupt
@@ -129,6 +146,8 @@ def run(
             | _about(config, trainer)
             | {"data": row_counts(data), "trust_remote_code": trust_remote_code}
         )
+        if screening is not None:
+            result["screening"] = screening.figures()
         if main:
             with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
                 explain_loading(folder)
@@ -173,6 +192,12 @@ def _about(config: RunConfig, trainer: SafeSFTTrainer) -> dict[str, Any]:
         "commit": commit(),
         "hardware": hardware(),
     }
+
+
+def asking(config: RunConfig) -> Asking:
+    """How a run asks its model before training."""
+    screening = config.screening
+    return Asking(screening_settings(config), config.template, screening.engine, screening.engine_options)
 
 
 def load_start(config: RunConfig, trust_remote_code: bool) -> tuple[Any, Any, Any]:

@@ -84,7 +84,7 @@ def _every(value: Any) -> Any:
 class MonitorBlock(Block):
     """The behaviour monitor: greedy replies to prompts that nothing steers by."""
 
-    prompts: int = Field(default=default("monitor.prompts"), ge=1)
-    """At most this many for each of its figures."""
+    prompts: int = Field(default=default("monitor.prompts"), ge=0)
+    """At most this many for each of its figures; 0 watches nothing."""
     every: Annotated[int | Literal["end", "epoch"], BeforeValidator(_every)] = "end"
     """When it asks: after training, after each epoch, or after so many steps, and always at the end."""

@@ -15,7 +15,9 @@ from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.defaults import default
 
 if TYPE_CHECKING:
+    from holdfast.certification.kept import Limits
     from holdfast.constraint.chance import ChanceConstraint
+    from holdfast.screening.settings import ScreeningSettings
 
 
 def constraints(config: RunConfig) -> dict[str, ChanceConstraint]:
@@ -57,6 +59,44 @@ def data_arguments(config: RunConfig) -> dict[str, Any]:
         "roles": None if config.roles is None else config.roles.model_dump(),
         "harmful": harmful_block(config),
     }
+
+
+def watches(config: RunConfig) -> bool:
+    """Whether the model is asked before training: to build sets, to find conflicts, or to be watched afterwards.
+
+    Runs on the protocol's roles are measured by their study.
+    """
+    written = any(block.data is not None for block in config.safety.values())
+    return config.asks or (written and (bool(config.monitor.prompts) or config.conflicts is not None))
+
+
+def screening_settings(config: RunConfig) -> ScreeningSettings:
+    """What is asked and held, and what becomes of conflicts.
+
+    A run that holds pairs of the user's own keeps every row unless `conflicts` is written.
+    """
+    from holdfast.screening.conflicts import read_ids
+    from holdfast.screening.settings import PromptSet, ScreeningSettings
+
+    rule, limited, learn = config.conflicts_rule
+    if not config.asks and config.conflicts is None:
+        rule = "keep"
+    sets = {name: PromptSet(tuple(b.prompts or ()), b.keep or "refusals") for name, b in config.prompt_sets.items()}
+    return ScreeningSettings(
+        sets=sets, rule=rule, limited=limited, learn=frozenset() if learn is None else read_ids(learn),
+        max_dropped=config.screening.max_dropped, max_prompts=config.screening.max_prompts,
+        accept_unsorted=config.screening.unsorted == "accept", monitor_prompts=config.monitor.prompts,
+        seed=config.seed,
+    )  # fmt: skip
+
+
+def behaviour_limits(config: RunConfig) -> Limits:
+    """The shares of kept behaviour that may be lost: of refusals the constraint's alpha."""
+    from holdfast.certification.kept import Limits
+
+    kept = [name for name, block in config.prompt_sets.items() if block.keep == "refusals"]
+    alphas = [constraints(config)[name].alpha for name in (kept or config.safety)]
+    return Limits(refusals=max(alphas))
 
 
 def harmful_block(config: RunConfig) -> dict[str, Any] | None:
@@ -129,7 +169,7 @@ def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> Any:
     except (ValueError, TypeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"train: {reason}", remedy="change the fields it names under `train`") from error
-    if arguments.safety_batch_size == default("train.safety_batch_size"):
+    if (rows := arguments.safety_batch_size) == default("train.safety_batch_size"):
         # A default must not fail on eight processes: there every process takes one row.
-        arguments.safety_batch_size += -arguments.safety_batch_size % arguments.world_size
+        arguments.safety_batch_size = rows + -rows % arguments.world_size
     return arguments

@@ -8,7 +8,7 @@ alone (mode 0600), so that a killed run goes on and the next run on this model a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,11 +30,17 @@ Told: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Sorted:
-    """A reply and its class."""
+    """A reply and its class.
+
+    Attributes:
+        reason: why it is unsorted.
+        quick: 32 tokens were enough.
+    """
 
     reply: Reply
     reply_class: ReplyClass
     reason: str | None = None
+    quick: bool = True
 
 
 @dataclass
@@ -66,9 +72,9 @@ class Asker:
         """The class of the reply to every prompt, by id."""
         found = self._ask(examples, SORTING, what)
         undecided = [example for example in examples if _undecided(found[example.id])]
-        if undecided:
-            found |= self._ask(undecided, LONGER, f"{what}, longer")
-        return {key: _sorted(reply) for key, reply in found.items()}
+        longer = self._ask(undecided, LONGER, f"{what}, longer")
+        quick = {key: _sorted(reply) for key, reply in found.items()}
+        return quick | {key: replace(_sorted(reply), quick=False) for key, reply in longer.items()}
 
     def held(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
         """Replies of up to 256 tokens and their classes, by id: a reply may change its mind after 32 tokens."""

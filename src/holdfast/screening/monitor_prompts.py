@@ -20,3 +20,8 @@ class MonitorPrompts:
     refusals: tuple[Example, ...] = ()
     unseen: tuple[Example, ...] = ()
     answers: tuple[Example, ...] = ()
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to watch."""
+        return bool(self.refusals or self.unseen or self.answers)

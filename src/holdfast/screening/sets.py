@@ -59,6 +59,8 @@ class HeldSet:
     asked: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     groups: int = 0
+    slow: frozenset[str] = frozenset()
+    """Prompts whose reply took more than 32 tokens to sort: a monitor, which asks for 32, does not watch them."""
     changed: int = 0
     """Replies that came out in another class at their full length, and are not held."""
 
@@ -89,7 +91,8 @@ def share_out(keep: Keep, candidates: Sequence[Candidate], classes: Mapping[str,
     asked = Counter(one.source for one in candidates if one.role != "certify")
     kept = Counter(one.source for one in chosen if one.role != "certify")
     held = sum(any(one.role != "certify" for one in members) for members in groups.values())
-    return HeldSet(keep, by_role, dict(asked), dict(kept), groups=held)
+    slow = frozenset(one.example.id for one in chosen if one.role != "certify" and not classes[one.example.id].quick)
+    return HeldSet(keep, by_role, dict(asked), dict(kept), groups=held, slow=slow)
 
 
 def _role(members: Sequence[Candidate], seed: int) -> Role:

@@ -54,7 +54,8 @@ def monitor_prompts(
 
 
 def _of(held: Mapping[str, HeldSet], keep: str, role: Role) -> list[Example]:
-    return [example for one in held.values() if one.keep == keep for example in one.prompts(role)]
+    sets = [one for one in held.values() if one.keep == keep]
+    return [example for one in sets for example in one.prompts(role) if example.id not in one.slow]
 
 
 def _bundled(
@@ -72,6 +73,6 @@ def _sorted(examples: Sequence[Example], asker: Asker, what: str) -> tuple[list[
     classes = asker.sort(fitting, what=what)
 
     def of(wanted: ReplyClass) -> list[Example]:
-        return [example for example in fitting if classes[example.id].reply_class == wanted]
+        return [e for e in fitting if classes[e.id].reply_class == wanted and classes[e.id].quick]
 
     return of(ReplyClass.REFUSED), of(ReplyClass.ANSWERED)

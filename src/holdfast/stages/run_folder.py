@@ -17,8 +17,8 @@ from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.trainers.run_lock import LOCK_FILE
 
 MAX_LISTED = 20
-BEFORE_TRAINING = ("reference.*", "splits.json")
-"""What a run writes for each safety set before its first step."""
+BEFORE_TRAINING = ("reference.*", "splits.json", "screening.json", "conflicts.jsonl", "held.jsonl", "monitor.jsonl")
+"""What a run writes for each safety set, and about its screening, before its first step."""
 
 
 class RunFolder:

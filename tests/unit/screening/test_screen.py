@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from tests.unit.screening.asked import ANSWER, REFUSAL, Refusing, asker, row
 
 from holdfast.core.errors import CheckpointError, DataError, InfeasibleError
 from holdfast.data.examples import Example, completion_text, prompt_text
@@ -15,7 +16,6 @@ from holdfast.screening.fixed import fixed_screening
 from holdfast.screening.record import load, save
 from holdfast.screening.screen import Screening, screen_examples
 from holdfast.screening.settings import PromptSet, ScreeningSettings
-from tests.unit.screening.asked import ANSWER, REFUSAL, Refusing, asker, row
 
 OPEN = ScreeningSettings(limited=False)
 

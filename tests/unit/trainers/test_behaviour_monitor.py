@@ -96,7 +96,7 @@ class Noisy:
         self._inner, self._model = inner, model
 
     def generate(self, examples, *, max_new_tokens):
-        torch.rand(3), np.random.rand(3), random.random()  # noqa: B018, NPY002, S311
+        torch.rand(3), np.random.rand(3), random.random()
         yield from self._inner.generate(examples, max_new_tokens=max_new_tokens)
         self._model.eval()
 
