@@ -97,25 +97,25 @@ def test_a_studys_cells_train_with_the_protocol_alone(file):
 def test_cells_and_alignments_are_run_with_nothing_added(monkeypatch, tmp_path):
     from holdfast.study import cell
 
-    class Seen(Exception):
+    class SeenError(Exception):
         pass
 
     seen: list[RunConfig] = []
 
     def note(config: RunConfig, **_: object) -> None:
         seen.append(config)
-        raise Seen
+        raise SeenError
 
     monkeypatch.setattr("holdfast.pipeline.run", note)
     protocol = load_protocol("paper", {})
     node = {"protocol": protocol.model_dump(), "model": {"ref": "owner/base"}, "align": "sft"}
-    with pytest.raises(Seen):
+    with pytest.raises(SeenError):
         cell.run_alignment(node, tmp_path / "align")
     chosen = {"name": "holdfast", "label": "holdfast", "setting": ""}
     work = cell._Cell(
         protocol, {"task": "sst2", "poison_ratio": 0.5, "seed": 1, "defense": chosen}, tmp_path / "cell", tmp_path
     )
-    with pytest.raises(Seen):
+    with pytest.raises(SeenError):
         work.train()
     added = set(train_defaults(full=False)) - set(protocol.train)
     assert added  # or this shows nothing

@@ -76,6 +76,12 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
                 f"  note: a safety batch times alpha is {entry['batch_times_alpha']:.2g}: below 1,"
                 " a single batch cannot resolve the limit"
             )
+    if (asking := findings["asking"]) is not None:
+        from holdfast.screening.plan import AskingPlan
+
+        say(f"before training the model is asked: {AskingPlan(**asking).sentence()}")
+        for name, block in asking["sets"].items():
+            say(f"  {name}: its {block['keep']} of {', '.join(block['prompts'])} are held")
     for line in left_out(findings["data"]):
         say(line)
     if (harmful := findings["harmful"]) is not None:
@@ -106,7 +112,8 @@ def _show_size(findings: dict[str, Any]) -> None:
     )
     side = findings["defense"]["side_batch"]
     beside = f" + {side['rows']} {side['kind']}" if side else ""
-    passed = f"; the constraint set is passed {steps['safety_epochs']:.1f} times" if "safety" in beside else ""
+    known = "safety" in beside and steps["safety_epochs"]  # what asking will give is not known yet
+    passed = f"; the constraint set is passed {steps['safety_epochs']:.1f} times" if known else ""
     rate = f"learning rate {findings['learning_rate']:g}"
     say(f"{steps['steps']} steps of {steps['task_batch']} task{beside} examples, {rate}{passed}")
     say(

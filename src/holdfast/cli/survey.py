@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from holdfast.config import RunConfig, config_sha256, describe_preset
-from holdfast.config.build import constraints, defense, peft_config, training_arguments
+from holdfast.config.build import constraints, defense, peft_config, screening_settings, training_arguments, watches
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.encode import IGNORE, Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
@@ -18,6 +18,7 @@ from holdfast.data.splits import Split
 from holdfast.data.templates import use_template
 from holdfast.models.handle import load_tokenizer, resolve
 from holdfast.pipeline import read_data, unaligned_of
+from holdfast.screening.plan import plan_asking
 from holdfast.stages.certifiable import certify_note, openings_note
 from holdfast.stages.estimate import Side, Size, Steps, architecture, memory, model_size, passes_beside, steps, work
 from holdfast.stages.prepare import Prepared, row_counts
@@ -78,6 +79,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
         "safety": described,
         "harmful": harmful,
         "unaligned": unaligned,
+        "asking": plan_asking(data.task, screening_settings(config)).to_json() if watches(config) else None,
         **size,
         "steps": dataclasses.asdict(counted),
         "learning_rate": arguments.learning_rate,

@@ -76,11 +76,36 @@ def train(
         say(f"{discarded} steps discarded as loss spikes (`event: spike` in events.jsonl)")
     for line in left_out(result.values["data"]) if "data" in result.values else ():  # of this version's runs
         say(line)
+    for line in screening_lines(result.values.get("screening")):
+        say(line)
     for name, entry in result.values["safety"].items():
         say(describe_entry(entry, name if config.named else ""))
     if result.values["safety"] and not constrains:
         say(f"{config.defense.name} does not enforce this limit: the model was only measured by it")
     _finish(result, constrains)
+
+
+def screening_lines(found: Mapping[str, Any] | None) -> list[str]:
+    """What asking the model found: conflicts and what became of them, and what is held."""
+    if found is None:
+        return []
+    lines = []
+    if found["asked_rows"]:
+        fate = {"keep": "trained on", "learn": f"{found['dropped']} left out"}.get(found["rule"], "left out")
+        lines.append(
+            f"screening: {found['conflicts']} of {found['rows']} rows teach what the model refuses"
+            + (f" ({found['groups']} groups): {fate}" if found["conflicts"] else "")
+        )
+    if "not_asked" in found:
+        rest, share = found["not_asked"]["rows"], found["not_asked"]["conflict_share"]
+        lines.append(
+            f"screening: {rest} rows were not asked and are trained on; between {percent(share['low'])} and"
+            f" {percent_up(share['high'])} of such rows are conflicts (95 % interval)"
+        )
+    for name, counts in found["sets"].items():
+        kept = ", ".join(f"{c['kept']} of {c['asked']} {source}" for source, c in counts["sources"].items())
+        lines.append(f"{name}: the model's own {counts['keep']} are held: {kept}; {counts['groups']} groups")
+    return lines
 
 
 def _finish(result: RunResult, constrains: bool) -> None:

@@ -169,7 +169,8 @@ def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> Any:
     except (ValueError, TypeError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"train: {reason}", remedy="change the fields it names under `train`") from error
-    if (rows := arguments.safety_batch_size) == default("train.safety_batch_size"):
+    rows = arguments.safety_batch_size
+    if rows is not None and rows == default("train.safety_batch_size"):
         # A default must not fail on eight processes: there every process takes one row.
         arguments.safety_batch_size = rows + -rows % arguments.world_size
     return arguments

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.templates import Template
 from holdfast.screening.fixed import fixed_screening
+from holdfast.screening.plan import plan_asking
 from holdfast.screening.record import FOLDER
 from holdfast.screening.screen import Screening
 from holdfast.screening.screened import ask_and_screen, belongs_to
@@ -75,6 +76,7 @@ def hold(
             model, tokenizer, model_sha256=model_sha256, template=asking.template, engine=asking.engine,
             options=asking.options, told=tell,
         )  # fmt: skip
+        logger.info("asking the model: %s", plan_asking(data.task, asking.settings).sentence())
         listed = run.with_name(f"{run.name}-conflicts.jsonl")
         return ask_and_screen(
             model, data.task, asker, asking.settings, template=asking.template, pairs=data.safety.values(),

@@ -42,24 +42,7 @@ def asker(folder: Path, engine: Refusing | None = None) -> Asker:
     return Asker(engine or Refusing(), {"model_sha256": "0" * 64}, folder)
 
 
-WORDS = [
-    "apple",
-    "bread",
-    "cloud",
-    "daisy",
-    "eagle",
-    "flute",
-    "grape",
-    "honey",
-    "igloo",
-    "jelly",
-    "kettle",
-    "lemon",
-    "mango",
-    "noodle",
-    "olive",
-    "paper",
-]
+WORDS = [f"word{number}" for number in range(16)]
 
 
 def row(number: int, word: str = "", *, target: str = ANSWER) -> Example:
