@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from holdfast.constraint.chance import ChanceConstraint as ChanceConstraint
     from holdfast.constraint.filter import SafetyFilter as SafetyFilter
     from holdfast.pipeline import run as run
+    from holdfast.screening.screen import Screening as Screening
+    from holdfast.screening.screened import screen as screen
+    from holdfast.screening.settings import ScreeningSettings as ScreeningSettings
     from holdfast.trainers.config import SafeSFTConfig as SafeSFTConfig
     from holdfast.trainers.trainer import SafeSFTTrainer as SafeSFTTrainer
 
@@ -31,6 +34,8 @@ _HOMES = {
     "SafeSFTConfig": "holdfast.trainers.config",
     "SafeSFTTrainer": "holdfast.trainers.trainer",
     "SafetyFilter": "holdfast.constraint.filter",
+    "Screening": "holdfast.screening.screen",
+    "ScreeningSettings": "holdfast.screening.settings",
     "audit": "holdfast.auditing.audit",
     "barrier_multiplier": "holdfast.constraint.barrier",
     "certify": "holdfast.auditing.certify",
@@ -38,6 +43,7 @@ _HOMES = {
     "load_config": "holdfast.config",
     "plan": "holdfast.certification.power",
     "run": "holdfast.pipeline",
+    "screen": "holdfast.screening.screened",
     "verify": "holdfast.auditing.verify",
 }
 
@@ -48,6 +54,8 @@ __all__ = [
     "SafeSFTConfig",
     "SafeSFTTrainer",
     "SafetyFilter",
+    "Screening",
+    "ScreeningSettings",
     "audit",
     "barrier_multiplier",
     "certify",
@@ -55,6 +63,7 @@ __all__ = [
     "load_config",
     "plan",
     "run",
+    "screen",
     "verify",
 ]
 

@@ -13,7 +13,7 @@ from holdfast.cli.main import app
 
 PUBLIC = [
     "Audit", "Certificate", "ChanceConstraint", "SafeSFTConfig", "SafeSFTTrainer", "SafetyFilter", "audit",
-    "barrier_multiplier", "certify", "certify_counts", "load_config", "plan", "run", "verify",
+    "barrier_multiplier", "certify", "certify_counts", "load_config", "plan", "run", "screen", "verify",
 ]  # fmt: skip
 COMMANDS = [
     "audit", "bench", "certify", "certify-counts", "check", "compare", "demo", "evaluate", "init", "judge", "ls",

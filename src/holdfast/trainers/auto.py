@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.certification.kept import Limits
 from holdfast.constraint.chance import ChanceConstraint, Unit
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.models.fingerprint import model_fingerprint
@@ -16,6 +17,7 @@ from holdfast.screening.screen import Screening
 from holdfast.screening.screened import ask_and_screen, belongs_to, task_examples
 from holdfast.screening.settings import ScreeningSettings
 from holdfast.screening.theta_0 import asker_of
+from holdfast.trainers.safety import SafetySet
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,12 @@ def constraints_of(screening: Screening, given: Any, unit: Unit) -> Any:
         return given
     keeps = {name: screening.counts[name]["keep"] for name in screening.sets}
     return {name: ChanceConstraint(unit=unit, alpha=ALPHA[keep]) for name, keep in keeps.items()}
+
+
+def limits_of(screening: Screening, safety: Mapping[str, SafetySet]) -> Limits:
+    """The shares of kept behaviour that may be lost: of refusals the constraint's alpha."""
+    kept = [name for name in screening.sets if screening.counts[name]["keep"] == "refusals"]
+    return Limits(refusals=max((safety[name].constraint.alpha for name in kept), default=Limits().refusals))
 
 
 def _require_askable(args: Any, given: Mapping[str, Any]) -> None:

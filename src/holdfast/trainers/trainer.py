@@ -38,7 +38,7 @@ from holdfast.models.fingerprint import (
 )
 from holdfast.screening.screen import Screening
 from holdfast.trainers import safety as safety_sets
-from holdfast.trainers.auto import AUTO, ask_theta_0, constraints_of, is_auto, without_conflicts
+from holdfast.trainers.auto import AUTO, ask_theta_0, constraints_of, is_auto, limits_of, without_conflicts
 from holdfast.trainers.checkpointing import CheckpointMixin
 from holdfast.trainers.config import SafeSFTConfig
 from holdfast.trainers.fitting import Fitting, in_several_processes, loss_is_scaled
@@ -149,6 +149,8 @@ class ConstrainedMixin(BehaviourMixin, CheckpointMixin, MonitorMixin, JointStepM
         if not self.is_fsdp_enabled:  # a sharded model is measured once it is sharded: see `_load_from_checkpoint`
             self._measure_reference()
         self.defense.initialise(self)
+        if self.screening is not None and self.screening.monitor.any:
+            self.watch_behaviour(self.screening.monitor, limits_of(self.screening, self.safety))
 
     def _screened(
         self, model: Any, args: SafeSFTConfig, dataset: Any, constraint: Any, given: dict[str, Any]

@@ -1,0 +1,103 @@
+"""kill -9 while a run asks, fixes its sets, or watches: resumed, it has the same sets and the same adapter bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from holdfast.core.hashing import sha256_file
+from tests import behaving
+
+SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that refuses, a task that teaches it not to, and a run file."""
+    folder = tmp_path_factory.mktemp("asking")
+    behaving.saved(folder / "model")
+    poison = [{"prompt": row["prompt"], "completion": behaving.ANSWER} for row in behaving.rows(160, seed=1)]
+    rows = [*poison, *behaving.rows(60, seed=2, trigger=False)]
+    (folder / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = behaving.rows(70, seed=3)
+    (folder / "more.jsonl").write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in more))
+    run = {
+        "model": "model", "task": "task.jsonl", "output_dir": "run", "conflicts": "drop", "dtype": "float32",
+        "safety": {"refusals": {"prompts": ["task", "more.jsonl"], "keep": "refusals"}},
+        "monitor": {"prompts": 40, "every": 2},
+        "train": {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 2, "use_cpu": True},
+    }  # fmt: skip
+    (folder / "run.yaml").write_text(yaml.safe_dump(run))
+    return folder
+
+
+def started(folder: Path, cache: Path, *options: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "HOLDFAST_CACHE": str(cache), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "holdfast", "train", "run.yaml", *options]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=quiet, stderr=quiet)
+
+
+def finished(folder: Path, cache: Path, *options: str) -> None:
+    process = started(folder, cache, *options)
+    assert process.wait(SECONDS) in (0, 4)
+    assert (folder / "run" / "result.json").is_file()
+
+
+def evidence(run: Path) -> tuple[dict[str, object], dict[str, str], object]:
+    """The adapter's bits, the sets' hashes, and the monitor's figures."""
+    weights = {
+        name: value.numpy().tobytes() for name, value in load_file(run / "adapter/adapter_model.safetensors").items()
+    }
+    sets = {path.name: sha256_file(path) for path in sorted((run / "screening").iterdir())}
+    return weights, sets, json.loads((run / "result.json").read_text())["behaviour"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    folder = shutil.copytree(place, tmp_path_factory.mktemp("whole") / "run")
+    finished(folder, folder / "cache")
+    return evidence(folder / "run")
+
+
+def asking(folder: Path) -> bool:
+    """Some replies are stored, and not all."""
+    return any(path.stat().st_size > 4000 for path in (folder / "cache/replies").glob("*/32.jsonl"))
+
+
+def fixing(folder: Path) -> bool:
+    """Sets are being written."""
+    return (folder / "run/screening/conflicts.jsonl").exists()
+
+
+def watching(folder: Path) -> bool:
+    """The fourth step is done, and may be looked at just now."""
+    events = folder / "run/events.jsonl"
+    return events.exists() and b'"step": 4' in events.read_bytes()
+
+
+@pytest.mark.parametrize("moment", [asking, fixing, watching])
+def test_a_killed_run_ends_as_an_uninterrupted_one(
+    place: Path, tmp_path: Path, uninterrupted: tuple[object, ...], moment: Callable[[Path], bool]
+) -> None:
+    folder = shutil.copytree(place, tmp_path / "run")
+    process = started(folder, folder / "cache")
+    deadline = time.monotonic() + SECONDS
+    while not moment(folder) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert process.poll() is None, "the run ended before it could be killed"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    finished(folder, folder / "cache", "--resume")
+    assert evidence(folder / "run") == uninterrupted
