@@ -12,7 +12,7 @@ from tests.resume.worker import CONSTRAINT, build, rows_of, safety_rows, task_ro
 
 import holdfast as hf
 from holdfast.core.errors import CheckpointError
-from holdfast.trainers.fingerprint import dataset_sha256
+from holdfast.trainers.fingerprint import argument_fingerprint, dataset_sha256
 
 SHORT = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
 
@@ -233,3 +233,13 @@ def test_the_hash_of_the_data_does_not_depend_on_how_it_is_stored(tmp_path):
     assert dataset_sha256(tiny.Dataset.load_from_disk(tmp_path / "data")) == dataset_sha256(made)
     assert dataset_sha256(doubled.select(range(50, 100))) == dataset_sha256(made)
     assert dataset_sha256(doubled.select([*range(30), *range(80, 100)])) == dataset_sha256(made)
+
+
+def test_rollback_may_be_asked_for_when_a_run_is_resumed(tmp_path):
+    def fingerprint(**changes):
+        return argument_fingerprint(
+            hf.SafeSFTConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", **changes)
+        )
+
+    assert fingerprint(rollback=True) == fingerprint()
+    assert fingerprint(spikes="off") != fingerprint()

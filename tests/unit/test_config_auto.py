@@ -230,10 +230,21 @@ def test_an_empty_name_of_the_file_to_learn_is_refused():
     assert "conflicts" in refusal(conflicts={"learn": ""})
 
 
-@pytest.mark.parametrize("changes", [PAIRS, held(prompts=["probes"], keep="refusals")], ids=["pairs", "probes"])
-def test_conflicts_belong_to_a_run_that_asks_the_tasks_prompts(changes):
-    assert "conflicts: conflicts are found by asking the task's prompts" in refusal(**changes, conflicts="drop")
+@pytest.mark.parametrize(
+    "changes",
+    [{"task": {"name": "sst2"}}, {"task": {"role": "align"}, "defense": "sft"}],
+    ids=["the protocol's pairs", "alignment"],
+)
+def test_conflicts_belong_to_a_run_that_asks(changes):
+    found = refusal(**changes, conflicts="drop")
+    assert "conflicts: conflicts are found by asking the model" in found
+    assert "use `safety: auto`, or remove `conflicts`" in found
     assert config_from_dict({**THREE, **changes, "conflicts": "keep"}).conflicts_rule.rule == "keep"
+
+
+@pytest.mark.parametrize("changes", [PAIRS, held(prompts=["probes"], keep="refusals")], ids=["pairs", "probes"])
+def test_conflicts_may_be_written_for_any_run_that_asks(changes):
+    assert config_from_dict({**THREE, **changes, "conflicts": "drop"}).conflicts_rule == ("drop", False, None)
 
 
 def test_screening_and_monitor_have_their_defaults():
@@ -270,7 +281,7 @@ def test_the_monitor_asks_at_the_end_each_epoch_or_each_so_many_steps(every):
         ({"screening": {"judge": "gard"}}, ["screening.judge", "gard"]),
         ({"screening": "auto"}, ["screening: expected a mapping, found 'auto'"]),
         ({"monitor": {"promts": 3}}, ["monitor.promts: unknown key", "'prompts'"]),
-        ({"monitor": {"prompts": 0}}, ["monitor.prompts", "at least 1"]),
+        ({"monitor": {"prompts": -1}}, ["monitor.prompts", "at least 0"]),
         ({"monitor": {"every": 0}}, ["monitor.every: expected end, epoch or a number of steps"]),
         ({"monitor": {"every": True}}, ["monitor.every: expected end, epoch or a number of steps"]),
         ({"monitor": {"every": "step"}}, ["monitor.every: expected end, epoch or a number of steps"]),

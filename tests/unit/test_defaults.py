@@ -11,10 +11,12 @@ from holdfast.config import config_from_dict, load_config, resolved
 from holdfast.config.build import training_arguments
 from holdfast.config.fields import defaults, field_names
 from holdfast.config.presets import PRESETS
+from holdfast.config.safety_sets import SPELLED_OUT
 from holdfast.config.schema import LoraBlock, RunConfig
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import TABLE, default, train_defaults
+from holdfast.screening.settings import AUTO, ScreeningSettings
 from holdfast.study.load import load_study
 from holdfast.study.protocol import align_settings, finetune_settings, load_protocol
 from holdfast.trainers.config import SafeSFTConfig
@@ -77,6 +79,15 @@ def test_python_keeps_the_defaults_of_trl():
 
 def test_the_limits_of_the_table_are_those_of_python():
     assert ChanceConstraint().alpha == default("constraint.refusals.alpha")
+
+
+def test_python_screens_as_a_run_file_does():
+    screening, monitor = ScreeningSettings(), default("monitor.prompts")
+    assert screening.max_dropped == default("screening.max_dropped")
+    assert (screening.max_prompts, screening.monitor_prompts) == (default("screening.max_prompts"), monitor)
+    assert {name: (list(one.prompts), one.keep) for name, one in AUTO.items()} == {
+        name: (block["prompts"], block["keep"]) for name, block in SPELLED_OUT.items()
+    }
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)

@@ -24,12 +24,13 @@ def check_asking(config: RunConfig) -> list[Problem]:
         problems.append(
             Problem("safety", "a model that is being aligned has no replies yet that could be held", "remove `safety`")
         )
-    if config.conflicts not in (None, "keep") and not _asks_task(config):
+    pairs = any(block.data is not None for block in config.safety.values())
+    if config.conflicts not in (None, "keep") and not (config.asks or pairs):
         problems.append(
             Problem(
                 "conflicts",
-                "conflicts are found by asking the task's prompts, which no safety set does",
-                "use `safety: auto`, put `task` among the `prompts` of a set, or remove `conflicts`",
+                "conflicts are found by asking the model, and a run on the protocol's pairs or in alignment does not",
+                "use `safety: auto`, or remove `conflicts`",
             )
         )
     return problems + _check_engine(config) + _check_judge(config)
@@ -56,10 +57,6 @@ def _check_prompts(block: SafetyBlock) -> Iterator[tuple[str, str]]:
             "answers to probes are never held: these prompts ask for harm",
             "remove probes, or put it into a set with `keep: refusals`",
         )
-
-
-def _asks_task(config: RunConfig) -> bool:
-    return any("task" in (block.prompts or []) for block in config.prompt_sets.values())
 
 
 def _check_engine(config: RunConfig) -> list[Problem]:

@@ -45,8 +45,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-# Settings that were not known to earlier versions: left out while they are unset or off, so that their checkpoints fit.
-LATER = frozenset({"spikes", "rollback"})
+# Settings that were not known to earlier versions: left out while they are unset, so that their checkpoints fit.
+LATER = frozenset({"spikes"})
 
 
 def argument_fingerprint(args: Any) -> dict[str, Any]:
@@ -54,7 +54,9 @@ def argument_fingerprint(args: Any) -> dict[str, Any]:
     return {
         f.name: _plain(getattr(args, f.name))
         for f in fields(args)
-        if f.name not in HARMLESS and not f.name.startswith("_") and not (f.name in LATER and not getattr(args, f.name))
+        if f.name not in HARMLESS
+        and not f.name.startswith("_")
+        and not (f.name in LATER and getattr(args, f.name) is None)
     }
 
 

@@ -29,6 +29,15 @@ def test_it_describes_the_run(run_file, holdfast, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_the_settings_of_a_run_file_of_three_lines_are_accepted(run_file, holdfast, tiny_model, tmp_path):
+    three = tmp_path / "three.yaml"
+    three.write_text(f"model: {tiny_model}\ntask: task.jsonl\noutput_dir: out\n")
+    code, out, _ = holdfast("check", three)
+    assert code == 0
+    assert "task: 60 examples; " in out
+    assert "steps of 8 task + 4 safety examples, learning rate 0.0002" in out
+
+
 def test_text_is_hidden_unless_asked_for(run_file, holdfast):
     for arguments in ([], ["--json"]):
         _, out, err = holdfast("check", run_file, *arguments)
