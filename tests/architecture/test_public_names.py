@@ -12,12 +12,13 @@ import holdfast as hf
 from holdfast.cli.main import app
 
 PUBLIC = [
-    "Audit", "Certificate", "ChanceConstraint", "SafeSFTConfig", "SafeSFTTrainer", "SafetyFilter", "audit",
-    "barrier_multiplier", "certify", "certify_counts", "load_config", "plan", "run", "screen", "verify",
+    "Audit", "Certificate", "ChanceConstraint", "SafeSFTConfig", "SafeSFTTrainer", "SafetyFilter", "Screening",
+    "ScreeningSettings", "audit", "barrier_multiplier", "certify", "certify_counts", "load_config", "plan", "run",
+    "screen", "verify",
 ]  # fmt: skip
 COMMANDS = [
     "audit", "bench", "certify", "certify-counts", "check", "compare", "demo", "evaluate", "init", "judge", "ls",
-    "plan", "report", "study", "train", "verify",
+    "plan", "report", "screen", "study", "train", "verify",
 ]  # fmt: skip
 
 

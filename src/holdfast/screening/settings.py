@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from holdfast.core.errors import ConfigError
+from holdfast.defaults import default
 
 Keep: TypeAlias = Literal["refusals", "answers"]
 Rule: TypeAlias = Literal["drop", "keep", "fail", "learn"]
 
 TASK = "task"
-MAX_DROPPED = 0.10
-MAX_PROMPTS = 20_000
-MONITOR_PROMPTS = 200
+MAX_DROPPED: float = default("screening.max_dropped")
+MAX_PROMPTS: int = default("screening.max_prompts")
+MONITOR_PROMPTS: int = default("monitor.prompts")
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.certification.kept import Limits
-from holdfast.constraint.chance import ChanceConstraint, Unit
+from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.models.fingerprint import model_fingerprint
 from holdfast.screening.fixed import fixed_screening
@@ -17,6 +17,7 @@ from holdfast.screening.screen import Screening
 from holdfast.screening.screened import ask_and_screen, belongs_to, task_examples
 from holdfast.screening.settings import ScreeningSettings
 from holdfast.screening.theta_0 import asker_of
+from holdfast.trainers.hooks import Defense
 from holdfast.trainers.safety import SafetySet
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,43 @@ ALPHA = {"refusals": 0.05, "answers": 0.10}
 def is_auto(value: Any) -> bool:
     """Whether the trainer is to build its safety sets."""
     return isinstance(value, str) and value == AUTO
+
+
+def screened(
+    model: Any, dataset: Any, args: Any, given: dict[str, Any], *, create: Callable[..., Any]
+) -> tuple[Any, Screening | None]:
+    """The model, loaded where it had to be asked, and the screening; its conflicts are taken out of `train_dataset`.
+
+    Args:
+        model: loaded, or its reference.
+        dataset: `safety_dataset` as given: `auto`, a `Screening`, or pairs, with which nothing is done.
+        args: `SafeSFTConfig`.
+        given: the trainer's other arguments.
+        create: loads a model as TRL would.
+    """
+    screening = dataset if isinstance(dataset, Screening) else None
+    if is_auto(dataset):
+        model, given["processing_class"] = _loaded(model, args, given, create)
+        screening = ask_theta_0(model, args, given)
+    if screening is not None:
+        given["train_dataset"] = without_conflicts(given["train_dataset"], screening)
+    return model, screening
+
+
+def _loaded(model: Any, args: Any, given: Mapping[str, Any], create: Callable[..., Any]) -> tuple[Any, Any]:
+    """The model and its tokenizer as TRL would make them: they are asked before TRL gets them."""
+    from transformers import AutoTokenizer
+
+    if isinstance(model, str):
+        options = dict(args.model_init_kwargs or {})
+        options.setdefault("trust_remote_code", getattr(args, "trust_remote_code", False))
+        if given.get("quantization_config") is not None:
+            options.setdefault("quantization_config", given["quantization_config"])
+        model = create(model, **options)
+    tokenizer = given.get("processing_class")
+    if tokenizer is None:
+        tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
+    return model, tokenizer
 
 
 def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
@@ -75,10 +113,11 @@ def without_conflicts(dataset: Any, screening: Screening) -> Any:
     return dataset.select([number for number in range(len(dataset)) if number not in dropped])
 
 
-def constraints_of(screening: Screening, given: Any, unit: Unit) -> Any:
+def constraints_of(screening: Screening, given: Any, defense: Defense, arguments: Mapping[str, Any]) -> Any:
     """The constraint of every set: as given, otherwise alpha 0.05 for refusals and 0.10 for answers."""
     if given is not None:
         return given
+    unit = defense.unit if arguments.get("peft_config") is not None else ChanceConstraint().unit
     keeps = {name: screening.counts[name]["keep"] for name in screening.sets}
     return {name: ChanceConstraint(unit=unit, alpha=ALPHA[keep]) for name, keep in keeps.items()}
 

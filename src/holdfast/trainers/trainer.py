@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
-from trl.trainer.utils import create_model_from_path, get_config_model_id
+from trl.trainer.utils import create_model_from_path
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.completion import adapter_layers
@@ -36,9 +35,8 @@ from holdfast.models.fingerprint import (
     has_idle_adapter,
     model_fingerprint,
 )
-from holdfast.screening.screen import Screening
 from holdfast.trainers import safety as safety_sets
-from holdfast.trainers.auto import AUTO, ask_theta_0, constraints_of, is_auto, limits_of, without_conflicts
+from holdfast.trainers.auto import AUTO, constraints_of, is_auto, limits_of, screened
 from holdfast.trainers.checkpointing import CheckpointMixin
 from holdfast.trainers.config import SafeSFTConfig
 from holdfast.trainers.fitting import Fitting, in_several_processes, loss_is_scaled
@@ -111,7 +109,10 @@ class ConstrainedMixin(BehaviourMixin, CheckpointMixin, MonitorMixin, JointStepM
         require_side_data(self.defense, args.stage, given)
         if kwargs.get("train_dataset") is None:
             raise ConfigError("no task data to train on", remedy="pass train_dataset=...")
-        model, safety_dataset, constraint = self._screened(model, args, safety_dataset, constraint, kwargs)
+        model, self.screening = screened(model, safety_dataset, args, kwargs, create=create_model_from_path)
+        if self.screening is not None:
+            safety_dataset = self.screening.sets
+            constraint = constraints_of(self.screening, constraint, self.defense, kwargs)
         if constraint is None and kwargs.get("peft_config") is not None:
             constraint = ChanceConstraint(unit=self.defense.unit)  # as in a run file
         self.safety: dict[str, SafetySet] = {}
@@ -151,20 +152,6 @@ class ConstrainedMixin(BehaviourMixin, CheckpointMixin, MonitorMixin, JointStepM
         self.defense.initialise(self)
         if self.screening is not None and self.screening.monitor.any:
             self.watch_behaviour(self.screening.monitor, limits_of(self.screening, self.safety))
-
-    def _screened(
-        self, model: Any, args: SafeSFTConfig, dataset: Any, constraint: Any, given: dict[str, Any]
-    ) -> tuple[Any, Any, Any]:
-        """The model, safety sets and constraints; with `auto` or a screening, conflicts leave `train_dataset`."""
-        self.screening: Screening | None = dataset if isinstance(dataset, Screening) else None
-        if is_auto(dataset):
-            model, given["processing_class"] = _loaded(model, args, given)
-            self.screening = ask_theta_0(model, args, given)
-        if self.screening is None:
-            return model, dataset, constraint
-        given["train_dataset"] = without_conflicts(given["train_dataset"], self.screening)
-        unit = self.defense.unit if given.get("peft_config") is not None else ChanceConstraint().unit
-        return model, self.screening.sets, constraints_of(self.screening, constraint, unit)
 
     # -- safety sets -----------------------------------------------------------------------------------------------
 
@@ -363,20 +350,6 @@ def _announce(text: str) -> None:
         logger.info(text)
     elif rank() == 0:
         print(f"holdfast: {text}", file=sys.stderr)
-
-
-def _loaded(model: Any, args: Any, given: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The model and its tokenizer as TRL would make them: they are asked before TRL gets them."""
-    if isinstance(model, str):
-        options = dict(args.model_init_kwargs or {})
-        options.setdefault("trust_remote_code", getattr(args, "trust_remote_code", False))
-        if given.get("quantization_config") is not None:
-            options.setdefault("quantization_config", given["quantization_config"])
-        model = create_model_from_path(model, **options)
-    tokenizer = given.get("processing_class")
-    if tokenizer is None:
-        tokenizer = AutoTokenizer.from_pretrained(get_config_model_id(model.config))
-    return model, tokenizer
 
 
 def _raw(optimizer: Any) -> torch.optim.Optimizer:
