@@ -22,7 +22,15 @@ from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.sources import examples_from_rows
 from holdfast.data.split_record import require_same, save_record
-from holdfast.data.splits import Split, move_leaks, require_disjoint, require_unseen, split_examples, split_from_roles
+from holdfast.data.splits import (
+    Split,
+    move_leaks,
+    require_apart,
+    require_disjoint,
+    require_unseen,
+    split_examples,
+    split_from_roles,
+)
 
 DEFAULT = "safety"
 KL_AT_START = 1e-2  # nats per token; rounding between batch compositions stays well below
@@ -92,6 +100,23 @@ def as_split(value: Any, *, name: str, fractions: tuple[float, float, float], se
         }
         return split_from_roles(roles["constraint"], roles["monitor"], roles["certify"])
     return split_examples(as_examples(value, name), fractions=fractions, seed=seed)
+
+
+def splits_of(
+    dataset: Any, constraint: Any, args: Any, task_prompts: Sequence[str] | None
+) -> dict[str, tuple[Split, ChanceConstraint]]:
+    """Every safety set with its constraint, split and proven to share nothing with the task or another set.
+
+    Args:
+        args: `SafeSFTConfig`, which has the shares, the seed and what becomes of leaks.
+        task_prompts: see `prove_separation`.
+    """
+    found = {}
+    for name, (value, c) in named(dataset, constraint).items():
+        split = as_split(value, name=name, fractions=args.safety_fractions, seed=args.stream_seed)
+        found[name] = (prove_separation(split, task_prompts, on_leak=args.on_leak), c)
+    require_apart({name: split for name, (split, _) in found.items()})
+    return found
 
 
 def as_examples(value: Any, name: str) -> list[Example]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast.data.examples import searchable_texts
+from holdfast.trainers.safety import as_examples
+
 CONVERSATIONS = ("messages", "conversations")
 
 
@@ -29,6 +32,19 @@ def task_prompts(dataset: Any, formatting: Callable[[Any], str] | None, text_fie
     if column == "prompt" and "completion" in dataset.column_names:
         found += [turn for value in dataset["completion"] for turn in _asked(value)]
     return found
+
+
+def trained_texts(given: Mapping[str, Any], text_field: str, harmful: Any) -> list[str] | None:
+    """What a run trains on, as `task_prompts` gives it, harmful pairs included.
+
+    Args:
+        given: the trainer's arguments.
+        harmful: pairs that some defenses train against.
+    """
+    found = task_prompts(given.get("train_dataset"), given.get("formatting_func"), text_field)
+    if found is None or harmful is None:
+        return found
+    return found + [text for example in as_examples(harmful, "harmful") for text in searchable_texts(example)]
 
 
 def _texts(value: Any) -> list[str]:

@@ -26,8 +26,6 @@ from holdfast.constraint.reference import cache_folder
 from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.data.encode import require_usable_tokenizer, template_sha256, tokenizer_sha256
-from holdfast.data.examples import searchable_texts
-from holdfast.data.splits import require_apart
 from holdfast.data.streams import StepStream
 from holdfast.models.fingerprint import (
     adapter_fingerprint,
@@ -53,7 +51,7 @@ from holdfast.trainers.support import (
     require_supported_engine,
     require_supported_model,
 )
-from holdfast.trainers.task_prompts import task_prompts
+from holdfast.trainers.task_prompts import trained_texts
 from holdfast.trainers.watching import BehaviourMixin
 
 logger = logging.getLogger(__name__)
@@ -119,11 +117,8 @@ class ConstrainedMixin(BehaviourMixin, CheckpointMixin, MonitorMixin, JointStepM
         self._attached_to: Any = None
         self._flops_per_token: int | None = None
         self.fitting = Fitting(self)
-        prompts = task_prompts(kwargs.get("train_dataset"), kwargs.get("formatting_func"), args.dataset_text_field)
-        if prompts is not None and harmful_dataset is not None:
-            pairs = safety_sets.as_examples(harmful_dataset, "harmful")
-            prompts += [text for example in pairs for text in searchable_texts(example)]
-        splits = {} if safety_dataset is None else self._split(safety_dataset, constraint, args, prompts)
+        prompts = trained_texts(kwargs, args.dataset_text_field, harmful_dataset)
+        splits = {} if safety_dataset is None else safety_sets.splits_of(safety_dataset, constraint, args, prompts)
         self._require_usable_tokenizer(args, kwargs)
         with self._evaluation_without_task_set(args, kwargs.get("eval_dataset"), bool(splits)):
             super().__init__(model, args, **kwargs)  # type: ignore[call-arg]
@@ -154,16 +149,6 @@ class ConstrainedMixin(BehaviourMixin, CheckpointMixin, MonitorMixin, JointStepM
             self.watch_behaviour(self.screening.monitor, limits_of(self.screening, self.safety))
 
     # -- safety sets -----------------------------------------------------------------------------------------------
-
-    def _split(
-        self, dataset: Any, constraint: Any, args: SafeSFTConfig, prompts: list[str] | None
-    ) -> dict[str, tuple[Any, ChanceConstraint]]:
-        found = {}
-        for name, (value, c) in safety_sets.named(dataset, constraint).items():
-            split = safety_sets.as_split(value, name=name, fractions=args.safety_fractions, seed=args.stream_seed)
-            found[name] = (safety_sets.prove_separation(split, prompts, on_leak=args.on_leak), c)
-        require_apart({name: split for name, (split, _) in found.items()})
-        return found
 
     def _require_usable_tokenizer(self, args: SafeSFTConfig, given: Mapping[str, Any]) -> None:
         """Refuse a tokenizer that cannot encode the task data, in our words and before TRL meets it."""
