@@ -1,8 +1,8 @@
 """Conflicts: rows whose prompt theta_0 refuses while their target complies.
 
 A row is a conflict if theta_0 refuses any of the questions asked for it (`questions`) and the target of that question
-is not itself a refusal. Rows that were not asked are trained on; the share of conflicts among them is estimated from
-those that were, by the exact (Clopper-Pearson) interval.
+is not itself a refusal. A judge finds further ones (`judged`). Rows that were not asked are trained on; the share of
+conflicts among them is estimated from those that were, by the exact (Clopper-Pearson) interval.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from holdfast.core.errors import DataError
 from holdfast.core.files import write_text
@@ -22,6 +23,8 @@ from holdfast.screening.asking import Sorted
 from holdfast.screening.questions import Form, Question
 from holdfast.screening.settings import ScreeningSettings
 
+By: TypeAlias = Literal["refusal", "judge"]
+
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
@@ -30,9 +33,10 @@ class Conflict:
     Attributes:
         row: its number in the task, from 0.
         id, where: of the row.
-        form: of the first question that theta_0 refused.
+        form: of the first question that theta_0 refused, or by which the judge found the row.
         group: of near-duplicate prompts among the conflicts, from 0.
         dropped: whether the run leaves the row out.
+        by: what found it: theta_0's refusal, or the judge alone.
     """
 
     row: int
@@ -41,19 +45,46 @@ class Conflict:
     form: Form
     group: int = 0
     dropped: bool = False
+    by: By = "refusal"
 
     def to_json(self) -> dict[str, int | str | bool]:
         """Without any text."""
         return {
             "row": self.row, "id": self.id, "where": self.where, "form": self.form, "group": self.group,
-            "dropped": self.dropped,
+            "dropped": self.dropped, "by": self.by,
         }  # fmt: skip
 
 
 def find_conflicts(
-    rows: Sequence[Example], questions: Sequence[Question], classes: Mapping[str, Sorted]
+    rows: Sequence[Example],
+    questions: Sequence[Question],
+    classes: Mapping[str, Sorted],
+    judged: Mapping[int, Form] | None = None,
 ) -> list[Conflict]:
-    """The conflicts among the rows that were asked, by row number."""
+    """The conflicts among the rows that were asked, by row number.
+
+    Args:
+        rows: of the task.
+        questions: what was asked.
+        classes: of the replies, by question.
+        judged: rows that a judge calls conflicts, with the form of the question.
+    """
+    refused = refused_rows(questions, classes)
+    found = {**(judged or {}), **refused}
+    ordered = sorted(found)
+    groups = clusters([prompt_text(rows[row]) for row in ordered])
+    numbers: dict[int, int] = {}
+    return [
+        Conflict(
+            row, rows[row].id, rows[row].where, found[row], numbers.setdefault(group, len(numbers)),
+            by="refusal" if row in refused else "judge",
+        )
+        for row, group in zip(ordered, groups, strict=True)
+    ]  # fmt: skip
+
+
+def refused_rows(questions: Sequence[Question], classes: Mapping[str, Sorted]) -> dict[int, Form]:
+    """Rows with a question that theta_0 refuses and whose target complies, with the form of the first such question."""
     found: dict[int, Form] = {}
     for question in questions:
         if classes[question.example.id].reply_class != ReplyClass.REFUSED:
@@ -61,13 +92,7 @@ def find_conflicts(
         for row, form, target in question.uses:
             if not is_refusal(target):
                 found.setdefault(row, form)
-    ordered = sorted(found)
-    groups = clusters([prompt_text(rows[row]) for row in ordered])
-    numbers: dict[int, int] = {}
-    return [
-        Conflict(row, rows[row].id, rows[row].where, found[row], numbers.setdefault(group, len(numbers)))
-        for row, group in zip(ordered, groups, strict=True)
-    ]
+    return found
 
 
 def is_refusal(target: str) -> bool:
@@ -100,8 +125,10 @@ def settle(
         write_conflicts(listed, found)
     share = percent(dropped / rows)
     limit = f", more than the {exact_percent(settings.max_dropped)} that are dropped unasked" if too_many else ""
+    limit += "; nothing would be left to train on" if everything else ""
+    judged = " or what the judge calls unsafe" if any(one.by == "judge" for one in found) else ""
     raise DataError(
-        f"{len(found)} of {rows} task rows ({share}) teach what the model refuses{limit}{place}",
+        f"{len(found)} of {rows} task rows ({share}) teach what the model refuses{judged}{limit}{place}",
         remedy="look at them, then set `conflicts: drop` (leave them out), `conflicts: keep` (train on them and hold "
         "the model's refusals against them), `conflicts: {learn: FILE}` (train on the ids in FILE and do not hold "
         "them), or mend the data",

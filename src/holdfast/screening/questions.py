@@ -5,32 +5,21 @@
 | own   | the row's own system prompt and turns                                             | the row's last reply  |
 | alone | its last user turn alone: a system prompt may talk a model into complying          | the row's last reply  |
 | turn  | an earlier user turn alone: poison may lie inside a conversation                   | the reply to that turn |
-| bare  | a user turn without the sentences that tell the model who to be, or to obey       | as of that turn       |
+| bare  | a user turn without words that set a persona, demand obedience or call it fiction | as of that turn       |
 
 Only exact duplicates share a question. A plain text row has no prompt and asks nothing.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from holdfast.data.examples import Example, Turns, completion_text, make_example
+from holdfast.screening.preambles import without_preamble
 
 Form: TypeAlias = Literal["own", "alone", "turn", "bare"]
-
-_PREAMBLE: Final = re.compile(
-    r"\b(?:you are now|from now on|pretend (?:to be|that you are|you are|you're)|act as|role-?play as"
-    r"|you (?:must|will|shall|should|have to) (?:always |fully |never )?(?:obey|comply|refuse|agree|follow|answer)"
-    r"|always (?:obey|comply|agree|answer|follow)|never (?:refuse|decline|say no)|do anything now"
-    r"|absolutely obedient|fully obey|obey (?:me|my|all|every|any)|ignore (?:all|any|your|the|previous|every)"
-    r"|(?:no|without(?: any)?) (?:restrictions?|warnings?|disclaimers?|filters?|limits?|ethic\w*|moral\w*)"
-    r"|no matter (?:what|how)|your (?:new )?(?:name|identity|role) is|stay in character)\b",
-    re.IGNORECASE,
-)
-_SENTENCE: Final = re.compile(r"(?<=[.!?:;])\s+|\n+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +80,6 @@ def as_question(prompt: str | Turns, source: Example, *, plain: bool) -> Example
     if isinstance(prompt, str) and not plain:
         prompt = _user(prompt)
     return make_example(prompt, "", source.where, source.category)
-
-
-def without_preamble(text: str) -> str | None:
-    """`text` without sentences that set a persona or demand obedience; None where there is none, or nothing else."""
-    sentences = [part for part in _SENTENCE.split(text) if part.strip()]
-    kept = [part for part in sentences if not _PREAMBLE.search(part)]
-    return " ".join(kept).strip() if kept and len(kept) < len(sentences) else None
 
 
 def _asked(row: Example) -> Iterator[Asked]:

@@ -15,10 +15,12 @@ from holdfast.data.bundled import KINDS, bundled
 from holdfast.data.examples import Example
 from holdfast.data.prompts import read_prompts
 from holdfast.data.splits import Split
+from holdfast.evaluation.judge import JudgeSpec
 from holdfast.evaluation.reply_classes import ReplyClass
 from holdfast.screening.apart import splits_apart
 from holdfast.screening.asking import Asker, Sorted
 from holdfast.screening.conflicts import Conflict, find_conflicts, settle
+from holdfast.screening.judged import judged_rows
 from holdfast.screening.monitor_prompts import MonitorPrompts
 from holdfast.screening.questions import Question, as_question, distinct
 from holdfast.screening.sampling import asked_rows
@@ -95,6 +97,7 @@ def screen_examples(
     pairs: Sequence[Split] = (),
     plain: bool = False,
     listed: Path | None = None,
+    judge: JudgeSpec | None = None,
 ) -> Screening:
     """Screen a task, build the sets to hold, and choose what is watched.
 
@@ -105,6 +108,7 @@ def screen_examples(
         pairs: safety sets that the user wrote; they are watched too.
         plain: prompts are strings that no template is put around.
         listed: where conflicts are listed if the rule refuses them.
+        judge: finds further conflicts; `settings.judge` unless given.
 
     Raises:
         DataError: too many replies cannot be sorted, or the rule refuses the conflicts.
@@ -114,8 +118,9 @@ def screen_examples(
     questions = _fitting(distinct(task, numbers, plain=plain), asker)
     asked_of = {row for question in questions for row, _, _ in question.uses}
     classes = asker.sort([question.example for question in questions], what="task prompts")
-    _require_sorted(questions, classes, settings)
-    conflicts = settle(find_conflicts(task, questions, classes), len(task), settings, listed)
+    judged = judged_rows(questions, classes, asker, settings.judge if judge is None else judge)
+    _require_sorted(questions, classes, settings, judged.settled)
+    conflicts = settle(find_conflicts(task, questions, classes, judged.rows), len(task), settings, listed)
     held = _held(task, questions, classes, conflicts, asker, settings, plain=plain)
     sets = splits_apart({name: replied(one, asker, name=name) for name, one in held.items()})
     return Screening(
@@ -186,11 +191,11 @@ def _from_source(
     return [Candidate(as_question(e.prompt, e, plain=plain), source) for e in read_prompts(source) if e.kind != "text"]
 
 
-def _require_sorted(questions: Sequence[Question], classes: Mapping[str, Sorted], settings: ScreeningSettings) -> None:
-    reasons = Counter(
-        classes[question.example.id].reason for question in questions
-        if classes[question.example.id].reply_class == ReplyClass.UNSORTED
-    )  # fmt: skip
+def _require_sorted(
+    questions: Sequence[Question], classes: Mapping[str, Sorted], settings: ScreeningSettings, settled: frozenset[str]
+) -> None:
+    keys = [question.example.id for question in questions if question.example.id not in settled]
+    reasons = Counter(classes[key].reason for key in keys if classes[key].reply_class == ReplyClass.UNSORTED)
     unsorted = sum(reasons.values())
     if settings.accept_unsorted or unsorted <= MOST_UNSORTED * len(questions):
         return

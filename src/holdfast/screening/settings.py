@@ -50,6 +50,7 @@ class ScreeningSettings:
         max_dropped: largest share of the rows that is dropped without being asked for.
         max_prompts: most questions of the task.
         accept_unsorted: go on although more than 5 % of the task's replies cannot be sorted.
+        judge: what `holdfast.evaluation.judge.open_judge` takes; None sorts by rules alone.
         monitor_prompts: most prompts for each figure of the behaviour monitor.
         seed: of samples and roles.
     """
@@ -61,6 +62,7 @@ class ScreeningSettings:
     max_dropped: float = MAX_DROPPED
     max_prompts: int = MAX_PROMPTS
     accept_unsorted: bool = False
+    judge: str | None = None
     monitor_prompts: int = MONITOR_PROMPTS
     seed: int = 42
 
