@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from holdfast.core.errors import DataError
-from holdfast.data.examples import Example, as_chat, make_example
+from holdfast.data.examples import Example, Turns, as_chat, make_example
 from holdfast.data.rows import (
     CATEGORY,
     MissingColumnsError,
@@ -17,6 +17,7 @@ from holdfast.data.rows import (
     RowError,
     check_columns,
     example_from_row,
+    messages_of,
     missing_columns_error,
 )
 from holdfast.data.sources import RowSource, open_rows, rows_in_memory
@@ -69,12 +70,21 @@ def prompt_key(example: Example) -> str:
 
 
 def _example(row: Any, columns: Mapping[str, str], where: str) -> Example:
-    """The row as an example; one with a prompt alone has an empty completion."""
+    """The row as an example; one with a prompt alone, a string or several turns, has an empty completion."""
     try:
         return example_from_row(row, columns, where)
     except MissingColumnsError:
         prompt = row.get(columns.get("prompt", "prompt"))
-        if not isinstance(prompt, str) or not prompt.strip():
+        if isinstance(prompt, list | tuple):
+            prompt = _asked_turns(prompt)
+        elif not isinstance(prompt, str) or not prompt.strip():
             raise
         category = row.get(columns.get(CATEGORY, CATEGORY))
         return make_example(prompt, "", where, category if isinstance(category, str) else None)
+
+
+def _asked_turns(prompt: Any) -> Turns:
+    turns = messages_of(prompt, "prompt")
+    if turns[-1]["role"] != "user" or not turns[-1]["content"].strip():
+        raise RowError("the last message of a prompt must be the user's, with some text")
+    return turns

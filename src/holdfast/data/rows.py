@@ -184,7 +184,7 @@ def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
         if not prompt:
             raise RowError("the prompt is empty")
         return make_example(prompt, text, where)
-    turns, reply = _turns(prompt, "prompt"), _turns(completion, "completion")
+    turns, reply = messages_of(prompt, "prompt"), messages_of(completion, "completion")
     if reply[-1]["role"] != "assistant":
         raise RowError("the completion must end with an assistant message")
     return make_example(turns, reply, where)
@@ -192,13 +192,18 @@ def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
 
 def _conversation(value: Any, where: str) -> Example:
     """The last message is the completion, all before it the prompt."""
-    turns = _turns(value, "messages")
+    turns = messages_of(value, "messages")
     if turns[-1]["role"] != "assistant":
         raise RowError("the last message must be from the assistant")
     return make_example(turns[:-1], turns[-1:], where)
 
 
-def _turns(value: Any, column: str) -> Turns:
+def messages_of(value: Any, column: str) -> Turns:
+    """The messages of a conversation.
+
+    Raises:
+        RowError: it is no list, has no message, or a message is malformed.
+    """
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise RowError(f"{column} must be a list of messages, found {_type(value)}")
     if not value:

@@ -181,7 +181,11 @@ def _from_source(
 ) -> list[Candidate]:
     if source == TASK:
         rows = [({row for row, _, _ in question.uses}, question.example) for question in questions]
-        return [Candidate(example, TASK, dropped=used <= dropped) for used, example in rows if not used & learned]
+        return [
+            Candidate(example, TASK, dropped=used <= dropped, rows=frozenset(used))
+            for used, example in rows
+            if not used & learned
+        ]
     if source in KINDS:
         return [
             Candidate(as_question(example.prompt, example, plain=plain), source, ROLE_OF_USE[use])

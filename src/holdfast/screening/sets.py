@@ -30,6 +30,9 @@ Role: TypeAlias = Literal["constraint", "monitor", "certify", "unseen"]
 
 SHARED: Mapping[Role, float] = {"constraint": 0.75, "monitor": 0.25}
 SHARED_DROPPED: Mapping[Role, float] = {"constraint": 0.6, "monitor": 0.2, "certify": 0.2}
+CONNECTS = 10
+"""Rows that a question may be asked for and still keep their prompts in one group."""
+
 CLASS_OF: Mapping[Keep, ReplyClass] = {"refusals": ReplyClass.REFUSED, "answers": ReplyClass.ANSWERED}
 
 
@@ -42,12 +45,14 @@ class Candidate:
         source: what it came from: `task`, a bundled name, or a file.
         role: fixed for bundled kinds that do not steer; None is shared out by group.
         dropped: a prompt of the task that no trained row asks.
+        rows: of the task that ask it.
     """
 
     example: Example
     source: str
     role: Role | None = None
     dropped: bool = False
+    rows: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -79,20 +84,42 @@ def share_out(keep: Keep, candidates: Sequence[Candidate], classes: Mapping[str,
         one for one in candidates
         if one.role == "certify" or classes[one.example.id].reply_class == wanted
     ]  # fmt: skip
-    labels = clusters([prompt_text(one.example) for one in chosen])
     groups: dict[int, list[Candidate]] = {}
-    for label, one in zip(labels, chosen, strict=True):
+    for label, one in zip(_labels(chosen), chosen, strict=True):
         groups.setdefault(label, []).append(one)
     by_role: dict[Role, list[Candidate]] = {"constraint": [], "monitor": [], "certify": [], "unseen": []}
     for members in groups.values():
         role = _role(members, seed)
         # A fixed role is kept by whole kinds: a bundled prompt that is like one of the task's is left out instead.
-        by_role[role] += [one for one in members if one.role in (None, role)]
+        fitting = [one for one in members if one.role in (None, role)]
+        # Several forms of one row are one draw; a certificate would count them as several groups.
+        by_role[role] += fitting[:1] if role == "certify" and fitting[0].role is None else fitting
     asked = Counter(one.source for one in candidates if one.role != "certify")
     kept = Counter(one.source for one in chosen if one.role != "certify")
     held = sum(any(one.role != "certify" for one in members) for members in groups.values())
     slow = frozenset(one.example.id for one in chosen if one.role != "certify" and not classes[one.example.id].quick)
     return HeldSet(keep, by_role, dict(asked), dict(kept), groups=held, slow=slow)
+
+
+def _labels(candidates: Sequence[Candidate]) -> list[int]:
+    """A label for each prompt: groups of near-duplicates, and what one row is asked in several forms together.
+
+    A question that many rows ask ("Please go on.") connects none of them.
+    """
+    labels = clusters([prompt_text(one.example) for one in candidates])
+    parent = {label: label for label in labels}
+
+    def root(label: int) -> int:
+        while parent[label] != label:
+            label = parent[label]
+        return label
+
+    first: dict[int, int] = {}
+    for label, one in zip(labels, candidates, strict=True):
+        for row in one.rows if len(one.rows) <= CONNECTS else ():
+            low, high = sorted((root(first.setdefault(row, label)), root(label)))
+            parent[high] = low
+    return [root(label) for label in labels]
 
 
 def _role(members: Sequence[Candidate], seed: int) -> Role:
