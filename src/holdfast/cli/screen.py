@@ -27,6 +27,10 @@ def screen(
     unsorted: Annotated[
         str, typer.Option("--unsorted", help="Replies that cannot be sorted: refuse, accept.")
     ] = "refuse",
+    judge: Annotated[
+        str | None,
+        typer.Option("--judge", help="Finds further conflicts: a name of `holdfast ls judges`, or a folder."),
+    ] = None,
     template: Annotated[str, typer.Option("--template", help="chat, alpaca or none.")] = "chat",
     dtype: Annotated[str, typer.Option("--dtype", help="auto, bfloat16 or float32.")] = "auto",
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: a GPU if any.")] = None,
@@ -55,7 +59,9 @@ def screen(
     quiet_libraries()
     if unsorted not in ("refuse", "accept"):
         raise ConfigError(f"--unsorted {unsorted!r}: expected refuse or accept", remedy="use --unsorted accept")
-    settings = ScreeningSettings(limited=False, max_prompts=max_prompts, accept_unsorted=unsorted == "accept")
+    settings = ScreeningSettings(
+        limited=False, max_prompts=max_prompts, accept_unsorted=unsorted == "accept", judge=judge
+    )
     rows = task_examples(data, known_template(template))
     with show_progress() as progress:
 

@@ -85,7 +85,8 @@ def screening_settings(config: RunConfig) -> ScreeningSettings:
     return ScreeningSettings(
         sets=sets, rule=rule, limited=limited, learn=frozenset() if learn is None else read_ids(learn),
         max_dropped=config.screening.max_dropped, max_prompts=config.screening.max_prompts,
-        accept_unsorted=config.screening.unsorted == "accept", monitor_prompts=config.monitor.prompts,
+        accept_unsorted=config.screening.unsorted == "accept", judge=config.screening.judge,
+        monitor_prompts=config.monitor.prompts,
         seed=config.seed,
     )  # fmt: skip
 

@@ -114,7 +114,7 @@ def belongs_to(model_sha256: str, rows: list[Example], settings: ScreeningSettin
         "model_sha256": model_sha256, "task_sha256": task_sha256(rows), "template": template, "sets": sets,
         "rule": settings.rule, "learn": sorted(settings.learn), "limited": settings.limited,
         "max_dropped": settings.max_dropped, "max_prompts": settings.max_prompts,
-        "accept_unsorted": settings.accept_unsorted, "monitor_prompts": settings.monitor_prompts,
-        "seed": settings.seed, "rules_revision": RULES_REVISION,
+        "accept_unsorted": settings.accept_unsorted, "judge": settings.judge,
+        "monitor_prompts": settings.monitor_prompts, "seed": settings.seed, "rules_revision": RULES_REVISION,
         "bundled_sha256": {name: bundled_sha256(name) for name in KINDS},
     }  # fmt: skip
