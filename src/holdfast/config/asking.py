@@ -72,7 +72,7 @@ class ScreeningBlock(Block):
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Of that engine: `{base_url: http://localhost:8000/v1, model_name: ...}` for an endpoint."""
     judge: str | None = Field(default=None, min_length=1)
-    """A name of `holdfast ls judges`, or a trained judge's folder: finds further conflicts, settles unsorted replies."""
+    """A name of `holdfast ls judges`, or a trained judge's folder: finds more conflicts, settles unsorted replies."""
 
 
 def _every(value: Any) -> Any:
