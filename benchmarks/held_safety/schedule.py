@@ -1,0 +1,191 @@
+"""Run the cells of some groups, WIDTH at once on one device.
+
+    python -m benchmarks.held_safety.schedule WORK --groups main05 against05 --width 14 --judge JUDGE
+    python -m benchmarks.held_safety.schedule WORK --groups main05 --status
+
+Cells with a record in WORK/results are skipped; what was interrupted goes on from its last checkpoint. A cell that
+fails is tried once more, after all others. WORK/schedule.log has a line for each start and end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from benchmarks.held_safety.cells import Cell, read_plan
+
+ATTEMPTS = 2
+LIMIT_S = 600
+
+
+class Queue:
+    """Cells that wait, and how often each was tried."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._waiting = list(names)
+        self._tried: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def take(self) -> str | None:
+        """The next cell; None when none waits."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            name = self._waiting.pop(0)
+            self._tried[name] += 1
+            return name
+
+    def failed(self, name: str) -> None:
+        """Put a cell at the end, unless it was tried often enough."""
+        with self._lock:
+            if self._tried[name] < ATTEMPTS:
+                self._waiting.append(name)
+
+
+class Worker:
+    """A process that is given names, and restarted where it ends."""
+
+    def __init__(self, command: Sequence[str], log: IO[bytes]) -> None:
+        self._command, self._log = list(command), log
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, name: str, limit: float) -> str:
+        """Have a cell done; `failed` where the process ends or the time runs out."""
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = threading.Timer(limit, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(name + "\n")
+            process.stdin.flush()
+            said = process.stdout.readline().split()
+        except OSError:
+            said = []
+        finally:
+            timer.cancel()
+        return said[0] if said[1:] == [name] else "failed"
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(  # noqa: S603  (our own program, no shell)
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+            )
+        return self._process
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None and self._process.poll() is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait(timeout=60)
+
+
+def serve(queue: Queue, command: Sequence[str], work: Path, limit: float) -> None:
+    """One worker's share of the cells."""
+    with (work / "logs" / "workers.log").open("ab") as log:
+        worker = Worker(command, log)
+        try:
+            while (name := queue.take()) is not None:
+                say(work, f"start {name}")
+                start = time.monotonic()
+                said = worker.run(name, limit)
+                say(work, f"{said} {name} {time.monotonic() - start:.0f} s")
+                if said == "failed":
+                    queue.failed(name)
+        finally:
+            worker.close()
+
+
+def say(work: Path, text: str) -> None:
+    """Into the schedule's log."""
+    with (work / "schedule.log").open("a", encoding="utf-8") as handle:
+        handle.write(f"{time.strftime('%T')} {text}\n")
+
+
+def cells_of(groups: Sequence[str], only: Sequence[str] = ()) -> list[Cell]:
+    """The cells of the groups, each once, in their order; only those whose name has all the given parts."""
+    plan = read_plan()
+    found = dict.fromkeys(cell for group in groups for cell in plan.cells(group))
+    return [cell for cell in found if all(part in cell.name.split(".") or part in cell.name for part in only)]
+
+
+def waiting(cells: Sequence[Cell], work: Path) -> list[str]:
+    """Those without a record."""
+    return [cell.name for cell in cells if not (work / "results" / f"{cell.name}.json").is_file()]
+
+
+def status(cells: Sequence[Cell], work: Path) -> str:
+    """Counts, what runs, and the last line of every failure."""
+    left = waiting(cells, work)
+    log = (work / "schedule.log").read_text("utf-8").splitlines() if (work / "schedule.log").is_file() else []
+    last = {line.split()[2]: line for line in log if len(line.split()) > 2}
+    running = [name for name in left if last.get(name, "").split()[1:2] == ["start"]]
+    failed = [name for name in left if last.get(name, "").split()[1:2] == ["failed"]]
+    lines = [f"{len(cells) - len(left)} of {len(cells)} cells done, {len(running)} running, {len(failed)} failed"]
+    lines += [f"runs since {last[name].split()[0]}: {name}: {_end(work, name)}" for name in running]
+    lines += [f"FAILED {name}: {_end(work, name)}" for name in failed]
+    return "\n".join([*lines, *log[-3:]])
+
+
+def _end(work: Path, name: str) -> str:
+    path = work / "logs" / f"{name}.log"
+    text = path.read_bytes()[-600:].decode("utf-8", "replace").replace("\r", "\n") if path.is_file() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][-200:] if lines else "no output yet"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run the cells of some groups.")
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--groups", nargs="+", required=True, help="Of cells.yaml, or `tuning`.")
+    parser.add_argument("--only", nargs="*", default=[], help="Parts that a cell's name must have, such as sst2 p0.5.")
+    parser.add_argument("--width", type=int, default=14, help="Workers side by side.")
+    parser.add_argument("--judge", type=Path, help="Folder of the judge.")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="Seconds after which a cell counts as hung.")
+    parser.add_argument("--again", action="store_true", help="Also cells that ended without an evaluation.")
+    parser.add_argument("--status", action="store_true")
+    parser.add_argument("options", nargs="*", help="After --: passed on to the workers.")
+    options = parser.parse_args()
+    work: Path = options.work
+    cells = cells_of(options.groups, options.only)
+    if options.status:
+        print(status(cells, work))
+        return
+    for name in ("logs", "results", "failures"):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    if options.again:
+        forget_refused(cells, work)
+    queue = Queue(left := waiting(cells, work))
+    command = [sys.executable, "-m", "benchmarks.held_safety.worker", str(work), "--judge", str(options.judge)]
+    command += options.options
+    width = min(options.width, len(left))
+    threads = [
+        threading.Thread(target=serve, args=(queue, command, work, options.limit_s), daemon=True) for _ in range(width)
+    ]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(status(cells, work))
+
+
+def forget_refused(cells: Sequence[Cell], work: Path) -> None:
+    """Remove records without an evaluation, so that their cells run again."""
+    from holdfast.core.files import read_json
+
+    for cell in cells:
+        path = work / "results" / f"{cell.name}.json"
+        if path.is_file() and read_json(path)["evaluation"] is None:
+            path.unlink()
+
+
+if __name__ == "__main__":
+    main()
