@@ -10,6 +10,7 @@ fails is tried once more, after all others. WORK/schedule.log has a line for eac
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 import threading
@@ -152,7 +153,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="Seconds after which a cell counts as hung.")
     parser.add_argument("--again", action="store_true", help="Also cells that ended without an evaluation.")
     parser.add_argument("--status", action="store_true")
-    parser.add_argument("options", nargs="*", help="After --: passed on to the workers.")
+    parser.add_argument("--worker", default="", help="Options of worker.py, in one string.")
     options = parser.parse_args()
     work: Path = options.work
     cells = cells_of(options.groups, options.only)
@@ -165,7 +166,7 @@ def main() -> None:
         forget_refused(cells, work)
     queue = Queue(left := waiting(cells, work))
     command = [sys.executable, "-m", "benchmarks.held_safety.worker", str(work), "--judge", str(options.judge)]
-    command += options.options
+    command += shlex.split(options.worker)
     width = min(options.width, len(left))
     threads = [
         threading.Thread(target=serve, args=(queue, command, work, options.limit_s), daemon=True) for _ in range(width)

@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", help="In which models are evaluated.")
     parser.add_argument("--limit", type=int, help="Only so many rows of each evaluation file, for a trial.")
     parser.add_argument("extra", nargs="*", help="key=value of every run file, for a trial.")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     from benchmarks.held_safety.evaluate import Settings
 
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
