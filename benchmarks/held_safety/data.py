@@ -53,7 +53,7 @@ BORDERLINE = {"reported": 15, "tuning": 10}
 """Of each of XSTest's ten safe types."""
 HELD_OUT = {"sst2": 872, "ag_news": 1000, "gsm8k": 500}
 TUNING_ROWS = {"sst2": 400, "gsm8k": 400}
-WRITTEN, TIMED = 1500, 10_000
+WRITTEN, TIMED, TIMED_SEEDS = 1500, 10_000, (1, 2, 3)
 Row = dict[str, Any]
 
 
@@ -139,11 +139,14 @@ def evaluation_files(sources: Sources, train: Mapping[str, Sequence[Example]], u
     return files
 
 
-def timing_rows(train: Mapping[str, Sequence[Example]], poison: Sequence[Example]) -> list[Row]:
-    """Distinct prompts of the tasks and of the poison, in random order."""
-    rows = {prompt_text(e): row_of(e) for pool in (poison, *train.values()) for e in pool[: 2 * TIMED]}
-    prompts = sorted(rows)
-    return [rows[prompts[place]] for place in generator(0, "timing").permutation(len(prompts))[:TIMED]]
+def timing_rows(files: Mapping[str, list[Row]], seeds: Sequence[int]) -> list[Row]:
+    """Task rows with distinct prompts, one seed after the other: timed first, their replies are known to the cells."""
+    distinct: dict[str, Row] = {}
+    for seed in seeds:
+        for name in sorted(files):
+            if name.endswith(f".s{seed}.jsonl"):
+                distinct |= {row["prompt"]: row for row in files[name] if row["prompt"] not in distinct}
+    return list(distinct.values())[:TIMED]
 
 
 def build(work: Path, folder: Path) -> Row:
@@ -160,10 +163,10 @@ def build(work: Path, folder: Path) -> Row:
         used |= {example.id for example in mixed}
         if flags[name].count("1") != poison_count(ratio, SIZE):
             raise SystemExit(f"{name}: {flags[name].count('1')} poison rows at p = {ratio_text(ratio)}")
+    files["timing.jsonl"] = timing_rows(files, TIMED_SEEDS)
     files |= evaluation_files(sources, train, used)
     files["advbench.jsonl"] = [{"prompt": prompt} for prompt in sources.advbench]
     files["written.jsonl"] = written_refusals(sources.written)
-    files["timing.jsonl"] = timing_rows(train, sources.poison)
     record: Row = {"poison_pool": len(sources.poison), "files": {}}
     for name, rows in files.items():
         write_rows(work / "data" / name, rows)

@@ -72,7 +72,11 @@ class Worker:
             said = []
         finally:
             timer.cancel()
-        return said[0] if said[1:] == [name] else "failed"
+        if said[1:] == [name]:
+            return said[0]
+        process.kill()  # it has ended, or hangs
+        process.wait()
+        return "failed"
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:

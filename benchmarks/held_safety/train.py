@@ -14,7 +14,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +102,11 @@ def output_to(log: Path) -> Iterator[None]:
     _flush()
     saved = os.dup(1), os.dup(2)
     try:
-        with log.open("ab") as handle:
+        with log.open("a", encoding="utf-8", buffering=1) as handle:
             os.dup2(handle.fileno(), 1)
             os.dup2(handle.fileno(), 2)
-            yield
+            with redirect_stdout(handle), redirect_stderr(handle):
+                yield
     finally:
         _flush()
         for number, kept in zip((1, 2), saved, strict=True):
