@@ -177,7 +177,7 @@ def in_one_process(folder: Path) -> dict[str, Record]:
 
 
 def under_ddp(folder: Path) -> dict[str, Any]:
-    from tests.distributed import fused_cases
+    from tests.distributed import behaviour_cases, fused_cases
 
     p = PROBLEMS
     return {
@@ -191,11 +191,13 @@ def under_ddp(folder: Path) -> dict[str, Any]:
         "slack": run(folder / "slack", constraint=SLACK, **ADAM_WITH_DROPOUT),
         "resume": run_and_resume(folder / "resume", **ADAM_WITH_DROPOUT),
         "uneven": refusal(lambda: make_trainer(folder / "uneven", safety_batch_size=7)),
+        "behaviour": behaviour_cases.trained(folder / "behaviour", watch=True),
+        "unwatched": behaviour_cases.trained(folder / "unwatched", watch=False),
     }
 
 
 def under_fsdp2(folder: Path) -> dict[str, Any]:
-    from tests.distributed import fused_cases
+    from tests.distributed import behaviour_cases, fused_cases
 
     p = PROBLEMS
     return {
@@ -215,6 +217,7 @@ def under_fsdp2(folder: Path) -> dict[str, Any]:
         ),
         "empty": refusal(lambda: make_trainer(folder / "empty", **fsdp2(activation_checkpointing=True))),
         "early": refusal(lambda: make_trainer(folder / "early", **fsdp2()).evaluate()),
+        "behaviour": refusal(lambda: behaviour_cases.watch_behaviour(make_trainer(folder / "behaviour", **fsdp2()))),
     }
 
 
