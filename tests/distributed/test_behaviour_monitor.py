@@ -1,4 +1,4 @@
-"""The behaviour monitor under DDP: every process asks its share, all hold the same figures; under FSDP it is refused."""
+"""The behaviour monitor under DDP: every process asks its share, all hold the same figures; under FSDP: refused."""
 
 from __future__ import annotations
 

@@ -43,6 +43,13 @@ def describe_behaviour(row: Mapping[str, Any]) -> str:
     return "  ".join(shares)
 
 
+def _state(row: Mapping[str, Any]) -> str:
+    """What stands beside the bar."""
+    if "asked" in row:
+        return f"monitor prompts: {row['asked']} of {row['of']} asked"
+    return describe_behaviour(row) if "behaviour" in row else describe_row(row)
+
+
 class PlainProgress:
     """Prints about ten lines over the run."""
 
@@ -63,7 +70,10 @@ class PlainProgress:
             note(f"training: {self._total} steps{resumed}")
             return
         step = row["step"]
-        if "behaviour" in row:
+        if "asked" in row:
+            if row["asked"] == 0:
+                note(f"step {step}/{self._total}  asking {row['of']} monitor prompts")
+        elif "behaviour" in row:
             note(f"step {step}/{self._total}  {describe_behaviour(row)}")
         elif step == self._total or step % max(1, self._total // LINES) == 0:
             note(f"step {step}/{self._total}  {describe_row(row)}  eta {self._eta(step)}")
@@ -100,8 +110,7 @@ class BarProgress:
         elif "stage" in row:
             self._task = self._bar.add_task("train", total=row["total_steps"], completed=row["step"], state="")
         else:
-            state = describe_behaviour(row) if "behaviour" in row else describe_row(row)
-            self._bar.update(self._task, completed=row["step"], state=state)
+            self._bar.update(self._task, completed=row["step"], state=_state(row))
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from holdfast.trainers.trainer import SafeSFTTrainer
 logger = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
-"""Receives every row of events.jsonl (one a step, and those of the behaviour monitor), and before the first
-`{"stage": "train", "total_steps": n}`."""
+"""Receives every row of events.jsonl (one a step, and those of the behaviour monitor); before the first
+`{"stage": "train", "total_steps": n}`, and while the monitor asks `{"step": k, "asked": m, "of": n}`."""
 
 
 class AnnounceSteps(TrainerCallback):  # type: ignore[misc]  # transformers is untyped

@@ -25,6 +25,7 @@ from holdfast.data.near_duplicates import clusters
 from holdfast.data.templates import Template
 from holdfast.evaluation.engines import AUTO, open_engine
 from holdfast.evaluation.prompts import prompt_ids, require_room
+from holdfast.evaluation.reply import Reply
 from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
 from holdfast.screening.monitor_prompts import MonitorPrompts
 from holdfast.trainers.state_files import capture_rng, restore_rng
@@ -135,28 +136,43 @@ class BehaviourMonitor(TrainerCallback):
         """The class of every reply, by the prompt's id; each process asks its share."""
         share = self._asked[rank() :: world()]
         found: dict[str, ReplyClass] = {}
+        self._show(0, len(share))
         with self._undisturbed():
-            for reply in self._replies(share):
-                found[reply.id] = sort_reply(reply.text, truncated=reply.truncated).reply_class
+            for batch in self._replies(share):
+                found |= {r.id: sort_reply(r.text, truncated=r.truncated).reply_class for r in batch}
+                self._show(len(found), len(share))
         return {key: value for part in gather_objects(found) for key, value in part.items()}
 
-    def _replies(self, share: list[Example]) -> Iterator[Any]:
+    def _show(self, done: int, of: int) -> None:
+        """Tell the listeners of a run how far the asking is."""
+        for listener in self.trainer.recorder.listeners if self.trainer.is_in_train else ():
+            listener({"step": int(self.trainer.state.global_step), "asked": done, "of": of})
+
+    def _replies(self, share: list[Example]) -> Iterator[list[Reply]]:
         if not share:  # more processes than prompts
             return
         trainer = self.trainer
         engine = open_engine(AUTO, model=trainer.model, tokenizer=trainer.processing_class, template=self._template)
-        for batch in engine.generate(share, max_new_tokens=NEW_TOKENS):
-            yield from batch
+        yield from engine.generate(share, max_new_tokens=NEW_TOKENS)
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """Put random state and module modes back."""
-        modules = [(module, module.training) for module in self.trainer.model.modules()]
+        """Put random state and module modes back, and reply in the model's own precision, as theta_0 did.
+
+        accelerate replaces the forward of a model trained in mixed precision by one under autocast.
+        """
+        model = self.trainer.model
+        modules = [(module, module.training) for module in model.modules()]
+        own, prepared = vars(model).get("_original_forward"), vars(model).get("forward")
         state = capture_rng()
         try:
+            if own is not None:
+                model.forward = own
             yield
         finally:
             restore_rng(state)
+            if own is not None:
+                model.forward = prepared
             for module, mode in modules:
                 module.training = mode
 

@@ -118,5 +118,9 @@ def test_a_row_of_the_monitor_in_the_progress(capsys):
     assert describe_behaviour(row) == "refusals kept 97.5 %  coverage: refusals kept 50 % (OVER the limit)"
     progress = PlainProgress()
     progress({"stage": "train", "total_steps": 8, "step": 0})
+    progress({"step": 4, "asked": 0, "of": 600})
+    progress({"step": 4, "asked": 32, "of": 600})
     progress(row)
-    assert "step 4/8  refusals kept 97.5 %" in capsys.readouterr().err
+    _, asking, kept = capsys.readouterr().err.splitlines()
+    assert asking == "step 4/8  asking 600 monitor prompts"
+    assert kept.startswith("step 4/8  refusals kept 97.5 %")

@@ -1,4 +1,4 @@
-"""Behaviour on the page and in the card: before everything else, in words and as a picture, and never better than it is."""
+"""Behaviour on the page and in the card: before everything else, in words and as a picture."""
 
 from __future__ import annotations
 

@@ -65,6 +65,9 @@ def test_figures_are_rows_of_the_log_and_reach_listeners(narrow):
     assert [row["step"] for row in rows] == [5, 10, 12]
     assert rows[-1]["behaviour"]["coverage"]["of"] == 60
     assert [row for row in heard if "behaviour" in row] == rows
+    asked = [(row["step"], row["asked"]) for row in heard if "asked" in row]
+    assert asked[0] == (5, 0)
+    assert asked[-1] == (12, 180)
     steps = [row["step"] for row in read(folder / "run" / "events.jsonl") if "behaviour" not in row]
     assert steps == list(range(1, 13))
 
@@ -130,6 +133,24 @@ def test_module_modes_are_restored(tmp_path):
     modes = {name: module.training for name, module in trainer.model.named_modules()}
     monitor.ask()
     assert {name: module.training for name, module in trainer.model.named_modules()} == modes
+
+
+def test_a_model_in_mixed_precision_replies_in_its_own(tmp_path):
+    """Without an adapter, whose generation passes accelerate's forward by."""
+    bare = {"peft_config": None, "defense": "sft", "safety_dataset": None, "constraint": None}
+    trainer = build(tmp_path, given=bare, bf16=True, max_steps=2)
+    monitor = trainer.watch_behaviour(prompts(2), every=1)
+    seen = {"train": set(), "reply": set()}
+
+    def look(module, inputs, output):
+        seen["train" if module.training else "reply"].add(torch.is_autocast_enabled("cpu"))
+
+    handle = trainer.model.model.layers[0].self_attn.q_proj.register_forward_hook(look)
+    trainer.train()
+    handle.remove()
+    assert sorted(monitor.known) == [1, 2]
+    assert True in seen["train"]
+    assert seen["reply"] == {False}
 
 
 def test_near_duplicates_are_one_group_and_lost_together(tmp_path):
