@@ -141,11 +141,7 @@ def run(
         started = time.monotonic()
         measured = measure(trainer)
         result = {"safety": summary(trainer, measured), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
-        result |= (
-            trainer.behaviour_result()
-            | _about(config, trainer)
-            | {"data": row_counts(data), "trust_remote_code": trust_remote_code}
-        )
+        result |= _about(config, trainer) | {"data": row_counts(data), "trust_remote_code": trust_remote_code}
         if screening is not None:
             result["screening"] = screening.figures()
         if main:
@@ -180,8 +176,9 @@ def _held(folder: RunFolder) -> Iterator[None]:
 
 
 def _about(config: RunConfig, trainer: SafeSFTTrainer) -> dict[str, Any]:
-    """What a run was: its defense, how its steps were computed, settings, versions, commit and machine."""
+    """What a run was: behaviour kept, its defense, how its steps were computed, settings, versions, commit, machine."""
     return {
+        **trainer.behaviour_result(),
         "defense": {"name": trainer.defense.name, "constrains": trainer.defense.constrains},
         "step": trainer.step_path,
         "step_declined": trainer.step_declined,
