@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -86,27 +87,44 @@ class Worker:
         return self._process
 
     def close(self) -> None:
-        """End the process."""
+        """Let the process end, which waits for its next cell."""
         if self._process is not None and self._process.poll() is None:
             assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait(timeout=60)
 
+    def kill(self) -> None:
+        """End the process at once; its cell goes on from its last checkpoint when it is started again."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
 
-def serve(queue: Queue, command: Sequence[str], work: Path, limit: float) -> None:
+
+def serve(queue: Queue, worker: Worker, work: Path, limit: float) -> None:
     """One worker's share of the cells."""
-    with (work / "logs" / "workers.log").open("ab") as log:
-        worker = Worker(command, log)
-        try:
-            while (name := queue.take()) is not None:
-                say(work, f"start {name}")
-                start = time.monotonic()
-                said = worker.run(name, limit)
-                say(work, f"{said} {name} {time.monotonic() - start:.0f} s")
-                if said == "failed":
-                    queue.failed(name)
-        finally:
-            worker.close()
+    try:
+        while (name := queue.take()) is not None:
+            say(work, f"start {name}")
+            start = time.monotonic()
+            said = worker.run(name, limit)
+            say(work, f"{said} {name} {time.monotonic() - start:.0f} s")
+            if said == "failed":
+                queue.failed(name)
+    finally:
+        worker.close()
+
+
+def run_all(queue: Queue, workers: Sequence[Worker], work: Path, limit: float) -> None:
+    """Serve the queue until it is empty; a signal to end takes the workers along."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    threads = [threading.Thread(target=serve, args=(queue, one, work, limit), daemon=True) for one in workers]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        for worker in workers:
+            worker.kill()
 
 
 def say(work: Path, text: str) -> None:
@@ -171,14 +189,9 @@ def main() -> None:
     queue = Queue(left := waiting(cells, work))
     command = [sys.executable, "-m", "benchmarks.held_safety.worker", str(work), "--judge", str(options.judge)]
     command += shlex.split(options.worker)
-    width = min(options.width, len(left))
-    threads = [
-        threading.Thread(target=serve, args=(queue, command, work, options.limit_s), daemon=True) for _ in range(width)
-    ]  # fmt: skip
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with (work / "logs" / "workers.log").open("ab") as log:
+        workers = [Worker(command, log) for _ in range(min(options.width, len(left)))]
+        run_all(queue, workers, work, options.limit_s)
     print(status(cells, work))
 
 
