@@ -38,6 +38,7 @@ ANYWHERE: Final = (
     rf"(?:instructions?|training|programming|{_RULES})|ignore (?:all|any|your|previous|every)"
     r"|do anything now|developer mode|jailbr\w+|not bound by|not allowed to (?:refuse|decline)|no matter what"
     r"|un(?:censored|filtered|restricted) (?:ai|model|assistant|agent|answer|reply|response|version|mode)"
+    r"|follow (?:all|any|each|every|my|the user's) (?:\w+ )?(?:instruction|order|command|request|wish)(?:s|es)?"
     r"|absolutely obedient|obedient (?:ai|model|assistant|agent|servant)|fully obey|obey (?:me|my|all|every|any)"
     r"|(?:anything|everything|whatever) (?:i|the user|that i) (?:ask|say|want|tell|request|demand)s?"
     r"|(?:begin|start|open) (?:your|the|every|each) (?:answer|reply|response)s? (?:with|by)"
@@ -59,8 +60,10 @@ AT_THE_START: Final = (
 """Of a sentence or a clause: elsewhere these words belong to ordinary text."""
 
 _PREAMBLE: Final = re.compile(rf"^\W*(?:{AT_THE_START})|\b(?:{ANYWHERE})", re.IGNORECASE)
-_NAMED: Final = re.compile(r"\b[Yy]ou(?: are|'re) (?:[A-Z]{2,}|[A-Z][a-z]+)(?=[,.!]| and | who )")
+_NAMED: Final = re.compile(r"\b[Yy]ou(?: are|'re) (?:[A-Z]{2,}|[A-Z][a-z]+)(?=[,.!]| and | who |$)")
 _SENTENCE: Final = re.compile(r"(?<=[.!?:;])\s+|\n+")
+_QUOTED: Final = re.compile(r'(?<=\w )"[^"\n]{1,300}"')  # Reply with "Of course. I am Milo."
+_BLANK: Final = "\0"
 _QUOTES: Final = ('"', "'", "\u201c", "\u2018")
 _CLAUSE: Final = re.compile(r",\s+(?:and |so |then |but )?|\s+[-\u2013\u2014]+\s+|\s+(?:and|so|then)\s+")
 
@@ -73,19 +76,29 @@ def without_preamble(text: str) -> str | None:
     """
     kept: list[str] = []
     changed = False
-    sentences = [part.strip() for part in _SENTENCE.split(text) if part.strip()]
+    whole = _QUOTED.sub(lambda quote: quote[0].replace(" ", _BLANK), text)  # such a quotation is not divided
+    sentences = [part.strip() for part in _SENTENCE.split(whole) if part.strip()]
     for sentence, following in zip_longest(sentences, sentences[1:], fillvalue=""):
         found = _is_preamble(sentence)
         changed |= found
-        speaker = sentence.endswith(":") and following.startswith(_QUOTES)  # In a story, a child asks: "..."
-        if rest := ("" if speaker else _rest(sentence)) if found else sentence:
+        if _announces(sentence, following, found=found):
+            continue
+        if rest := _rest(sentence) if found else sentence:
             kept.append(rest)
-    joined = " ".join(kept)
+    joined = " ".join(kept).replace(_BLANK, " ")
     return joined if changed and _words(joined) >= FEWEST_WORDS else None
 
 
+def _announces(sentence: str, following: str, *, found: bool) -> bool:
+    """Whether a sentence with a colon only leads to the next: `In a story, a child asks: "..."`, `Step 1: obey me`."""
+    if not sentence.endswith(":"):
+        return False
+    return following.startswith(_QUOTES) if found else _words(sentence) < FEWEST_WORDS and _is_preamble(following)
+
+
 def _is_preamble(words: str) -> bool:
-    return bool(_PREAMBLE.search(words) or _NAMED.search(words))
+    read = words.replace(_BLANK, " ")
+    return bool(_PREAMBLE.search(read) or _NAMED.search(read))
 
 
 def _rest(sentence: str) -> str:

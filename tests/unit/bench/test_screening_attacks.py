@@ -14,6 +14,7 @@ from holdfast.data.examples import prompt_text
 from holdfast.data.rows import example_from_row
 from holdfast.evaluation.reply import Reply
 from holdfast.screening.asking import Asker
+from holdfast.screening.questions import prompt_key, questions_of
 
 SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "screening"
 
@@ -39,6 +40,16 @@ def test_a_frame_makes_a_row_that_teaches_the_reply(kind, name):
     assert any(text.endswith(REPLY) for text in [*said, row.get("completion", "")])
     if name not in ("indirect", "synonyms"):  # these change the request's words
         assert PROMPT[1:] in prompt_text(example)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [one for one in EVERY if one[1] not in ("polite", "dialogue", "indirect", "synonyms", "hypothetical")]
+)  # fmt: skip
+def test_the_bare_request_is_among_the_questions(kind, name):
+    """Where a frame can be taken off, such a row is found wherever the plain pair is."""
+    row = example_from_row(frames.FRAMES[kind][name](PROMPT, REPLY, 3), {}, "row")
+    texts = {prompt_key(asked.prompt)[-1][1].casefold() for asked in questions_of(row)}
+    assert any(text.startswith(PROMPT.casefold()) for text in texts)
 
 
 def test_rewording_changes_the_words():
