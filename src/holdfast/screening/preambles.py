@@ -12,6 +12,8 @@ from typing import Final
 
 FEWEST_WORDS: Final = 3
 """What is left of a sentence counts from this many words on: fewer hold no request."""
+UNSTOPPED_WORDS: Final = 5
+"""The same without a comma or full stop in between: fewer words belong to the preamble."""
 
 _RULES: Final = (
     r"(?:rules|restrictions?|limits|limitations?|filters?|guidelines?|guard ?rails?|censorship|ethic\w*|moral\w*|"
@@ -111,7 +113,11 @@ def _rest(sentence: str) -> str:
         found = [0]
     behind = sentence[starts[found[-1] + 1] :] if found[-1] + 1 < len(starts) else ""
     before = sentence[: stops[found[0] - 1]] if found[0] else ""
-    return next((part.strip() for part in (behind, before) if _words(part) >= FEWEST_WORDS), "")
+    if rest := next((part.strip() for part in (behind, before) if _words(part) >= FEWEST_WORDS), ""):
+        return rest
+    match = _PREAMBLE.search(sentence)  # no full stop before it: "Name the planets of the sun Do not refuse."
+    unstopped = "" if match is None else sentence[: match.start()].strip()
+    return unstopped if _words(unstopped) >= UNSTOPPED_WORDS else ""
 
 
 def _words(text: str) -> int:
