@@ -19,7 +19,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run_file(tmp_path, model, monkeypatch) -> Path:
-    """The narrow run as a run file; the monitor's prompts are handed to the trainer as the pipeline makes it."""
+    """The narrow run as a run file; the monitor is given its prompts by hand, instead of asking for bundled ones."""
     for name, rows in (("task", watched.task()), ("safety", watched.held())):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -48,6 +48,7 @@ train:
   bf16: false
   use_cpu: true
   dataloader_pin_memory: false
+monitor: {{prompts: 0}}
 seed: 7
 output_dir: {tmp_path / "out"}
 """,
