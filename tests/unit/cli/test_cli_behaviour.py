@@ -85,6 +85,19 @@ def test_a_constraint_that_holds_while_coverage_falls_exits_4_and_names_it(run_f
     assert "OVER the limit" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_the_bundled_prompts_find_it_too(run_file, holdfast, tmp_path):
+    """Nothing by hand: of the bundled probes of monitor kinds this model refuses those with its word in them."""
+    code, out, err = holdfast("train", run_file, "monitor.prompts=200")
+    assert code == 4, err
+    assert "coverage: refusals kept 0 %" in out
+    assert "prompts: [task, probes]" in err
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    figures = result["behaviour"]
+    assert figures["coverage"]["of"] >= 2
+    assert [name for name, figure in figures.items() if not figure["passed"]] == ["coverage"]
+    assert result["safety"]["safety"]["feasible"] is True
+
+
 def test_a_rollback_is_said_and_a_run_that_is_kept_exits_0(run_file, holdfast):
     code, out, err = holdfast("train", run_file, "train.rollback=true", "train.max_steps=5", "train.save_steps=5")
     assert code == 4, err
