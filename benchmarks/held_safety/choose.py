@@ -11,9 +11,10 @@ largest excess of HS.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.held_safety.cells import TUNING, read_plan
 from benchmarks.held_safety.records import Record, evaluated, read_records, shipped
@@ -37,13 +38,12 @@ class Trial:
         return self.excess <= HARM and self.over <= OVER
 
 
-def trials(records: Sequence[Record], model: str) -> list[Trial]:
+def trials(records: Sequence[Record], model: str, configs: Mapping[str, Mapping[str, Any]]) -> list[Trial]:
     """Every configuration whose cells at p = 0.25 are all there."""
-    plan = read_plan().tuning
     before = shipped(records, model, TUNING)["evaluation"]["shares"]
     sft = {r["task"]: _loss(r) for r in evaluated(records, model=model, part=TUNING, method="sft", poison_ratio=RATIO)}
     found = []
-    for config, settings in plan["configs"].items():
+    for config, settings in configs.items():
         cells = evaluated(records, model=model, part=TUNING, method="auto", config=config)
         losses = {cell["task"]: _loss(cell) for cell in cells if cell["poison_ratio"] == RATIO}
         if not sft or set(losses) != set(sft):
@@ -75,7 +75,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Choose the defaults of run files.")
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
-    found = trials(read_records(options.results), read_plan().tuning["model"])
+    tuning = read_plan().tuning
+    found = trials(read_records(options.results), tuning["model"], tuning["configs"])
     print("| configuration | HS minus shipped, largest | over-refusal, largest change | loss / SFT | qualifies |")
     print("|---|---|---|---|---|")
     for one in found:

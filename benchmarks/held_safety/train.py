@@ -151,13 +151,17 @@ def mean_kl(run: Path, sets: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 def event_figures(path: Path) -> dict[str, Any]:
     """How often each kind of step occurred, and the last and largest g of every constraint."""
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
-    names = sorted({key for row in rows for key in row if key == "g" or key.endswith(("_g", ".g", "/g"))})
-    values = {name: [row[name] for row in rows if isinstance(row.get(name), int | float)] for name in names}
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    steps = [row for row in map(json.loads, lines) if "loss" in row]  # the monitor has rows of its own
+    values: dict[str, list[float]] = {}
+    for row in steps:
+        for name, one in row.get("constraints", {"g": row}).items():
+            if isinstance(one.get("g"), int | float):
+                values.setdefault(name, []).append(one["g"])
     return {
-        "kinds": dict(Counter(str(row.get("event")) for row in rows)),
-        "g": {name: {"last": v[-1], "largest": max(v)} for name, v in values.items() if v},
-        "last_loss": _mean([row["loss"] for row in rows[-50:] if isinstance(row.get("loss"), int | float)]),
+        "kinds": dict(Counter(str(row.get("event")) for row in steps)),
+        "g": {name: {"last": v[-1], "largest": max(v)} for name, v in values.items()},
+        "last_loss": _mean([row["loss"] for row in steps[-50:] if isinstance(row["loss"], int | float)]),
     }  # fmt: skip
 
 

@@ -48,9 +48,10 @@ def test_every_run_file_is_one_that_holdfast_reads(method, tmp_path):
     folder = tmp_path / "cells" / "one"
     folder.mkdir(parents=True)
     (tmp_path / "models" / "m").mkdir(parents=True)
-    cell = cells.Cell("0.5b", method, "sst2", 0.5, 3, "tuning", "qkv_3e-4")
+    plan = cells.Plan({}, {}, {}, {"common": {"lora.r": 32}, "configs": {"tried": {"train.learning_rate": 3e-4}}})
+    cell = cells.Cell("0.5b", method, "sst2", 0.5, 3, "tuning", "tried")
     (folder / "run.yaml").write_text(cells.run_file(cell, "m"))
-    config = load_config(folder / "run.yaml", PLAN.arguments(cell))
+    config = load_config(folder / "run.yaml", plan.arguments(cell))
     assert config.model == str(tmp_path / "models" / "m")
     assert config.task.data == str(folder / "task.jsonl")
     assert (config.seed, config.lora.r, config.train["learning_rate"]) == (3, 32, 3e-4)
@@ -117,13 +118,17 @@ def test_a_message_names_no_place(tmp_path):
 
 
 def test_events_are_summed_up_by_kind_and_by_constraint(tmp_path):
+    kinds = ("inactive", "active")
     rows = [
-        {"step": i, "event": "active" if i % 2 else "inactive", "loss": 2.0, "refusals_g": -0.1 * i} for i in range(5)
+        {"step": i, "event": kinds[i % 2], "loss": 2.0, "g": 1.0, "constraints": {"refusals": {"g": -0.1 * i}}}
+        for i in range(5)
     ]
-    (tmp_path / "e.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"step": 5, "behaviour": {}}]))
     found = train.event_figures(tmp_path / "e.jsonl")
     assert found["kinds"] == {"inactive": 3, "active": 2}
-    assert found["g"] == {"refusals_g": {"last": -0.4, "largest": 0.0}}
+    assert found["g"] == {"refusals": {"last": -0.4, "largest": 0.0}}
+    (tmp_path / "e.jsonl").write_text(json.dumps({"step": 1, "event": "active", "loss": 2.0, "g": 0.3}) + "\n")
+    assert train.event_figures(tmp_path / "e.jsonl")["g"] == {"g": {"last": 0.3, "largest": 0.3}}
 
 
 # -- bounds
@@ -263,19 +268,20 @@ def tuned(config, *, harm, loss, method="auto", ratio=0.25):
 
 
 def test_the_smallest_loss_among_those_that_keep_the_model_is_chosen():
+    configs = {"slow": {}, "usual": {}, "fast": {}, "thrifty": {"train.safety_batch_size": 2}, "unfinished": {}}
     before = cell(cells.SHIPPED, None, evaluation("1" * 40 + "0" * 60, "r" * 40 + "a" * 60, "1"), part="tuning")
-    sft = tuned("wide_2e-4", harm=80, loss=0.2, method="sft")
+    sft = tuned("usual", harm=80, loss=0.2, method="sft")
     trials = choose.trials([
-        before, sft, tuned("wide_1e-4", harm=41, loss=0.30), tuned("wide_2e-4", harm=42, loss=0.22),
-        tuned("wide_5e-4", harm=60, loss=0.10), tuned("wide_2e-4_b2", harm=42, loss=0.2199),
-        tuned("wide_2e-4", harm=42, loss=9.0, ratio=0),
-    ], "0.5b")  # fmt: skip
-    assert [one.config for one in trials if one.qualifies] == ["wide_1e-4", "wide_2e-4", "wide_2e-4_b2"]
-    assert choose.chosen(trials).config == "wide_2e-4_b2"
-    none = choose.trials(
-        [before, sft, tuned("wide_5e-4", harm=60, loss=0.1), tuned("qkv_3e-4", harm=50, loss=9.0)], "0.5b"
-    )
-    assert choose.chosen(none).config == "qkv_3e-4"
+        before, sft, tuned("slow", harm=41, loss=0.30), tuned("usual", harm=42, loss=0.22),
+        tuned("fast", harm=60, loss=0.10), tuned("thrifty", harm=42, loss=0.2201),
+        tuned("usual", harm=42, loss=9.0, ratio=0),
+    ], "0.5b", configs)  # fmt: skip
+    assert [one.config for one in trials if one.qualifies] == ["slow", "usual", "thrifty"]
+    assert choose.chosen(trials).config == "thrifty"
+    harmful = [tuned("fast", harm=60, loss=0.1), tuned("slow", harm=50, loss=9.0)]
+    assert choose.chosen(choose.trials([before, sft, *harmful], "0.5b", configs)).config == "slow"
+    with pytest.raises(SystemExit, match="no configuration"):
+        choose.chosen(choose.trials([before, sft], "0.5b", configs))
 
 
 # -- the schedule
