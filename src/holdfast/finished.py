@@ -1,7 +1,8 @@
 """A finished run as the evidence sees it: which two models, on which prompts, under which constraint.
 
 The safety data is read and split again, and held against `splits.json`: an audit or a certificate must not speak of
-prompts that played another role in training.
+prompts that played another role in training. Sets that were built by asking are read from the run's `screening` folder,
+which must belong to the model, the task and the settings as they are now.
 """
 
 from __future__ import annotations
@@ -12,16 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import RunConfig, load_config
-from holdfast.config.build import constraints, data_arguments, training_arguments
+from holdfast.config.build import constraints, data_arguments, screening_settings, training_arguments
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.reference import cache_root
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.files import write_text
 from holdfast.core.hashing import sha256_file, sha256_text
-from holdfast.data.examples import to_rows
-from holdfast.data.splits import Split, load_record, require_same
-from holdfast.records.run_record import no_link, set_folder
-from holdfast.stages.prepare import prepare
+from holdfast.data.examples import searchable_texts, to_rows
+from holdfast.data.splits import Split, load_record, require_same, require_unseen
+from holdfast.models.content import content_of
+from holdfast.records.run_record import RESULT_NAME, no_link, set_folder
+from holdfast.screening.certify_share import CertifyShare, certify_share
+from holdfast.screening.record import FOLDER, RECORD, load_finished
+from holdfast.screening.screen import Screening
+from holdfast.screening.screened import belongs_to
+from holdfast.screening.settings import Keep
+from holdfast.stages.prepare import Prepared, prepare
 from holdfast.stages.run_folder import RunFolder
 
 
@@ -37,6 +44,7 @@ class FinishedSet:
         source: where the safety examples came from.
         openings: how often the certify share may be opened, as the run file declared.
         max_length: tokens after which training cut an example.
+        keep: of a set that was built by asking, which of the model's replies it holds; None of given pairs.
     """
 
     name: str
@@ -52,10 +60,36 @@ class FinishedSet:
     template: str
     max_length: int | None
     seed: int
+    keep: Keep | None = None
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The safety sets of a finished run, and what it found when it asked its model.
+
+    Attributes:
+        record: the file of the screening.
+        task_sha256: of the task's content, as its ledger of openings knows it.
+    """
+
+    sets: list[FinishedSet]
+    screening: Screening | None = None
+    record: Path | None = None
+    task_sha256: str = ""
+
+    def share(self, sets: list[FinishedSet]) -> CertifyShare:
+        """The certify prompts of sets that were built by asking."""
+        assert self.screening is not None
+        return certify_share(self.screening, {one.name: one.keep for one in sets if one.keep}, self.task_sha256)
 
 
 def finished_sets(run: Path) -> list[FinishedSet]:
-    """The safety sets of a finished run, each with the split that training used.
+    """The safety sets of a finished run; see `finished_run`."""
+    return finished_run(run).sets
+
+
+def finished_run(run: Path) -> FinishedRun:
+    """A finished run: its safety sets, each with the split that training used.
 
     Raises:
         ConfigError: the folder holds no run, or one that is not finished.
@@ -71,7 +105,7 @@ def finished_sets(run: Path) -> list[FinishedSet]:
         )
     if not folder.result.is_file():
         raise ConfigError(f"the run in {run} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
-    folder.finished()  # its settings are those it was made with
+    result = folder.finished() or {}  # its settings are those it was made with
     config = load_config(folder.config)
     if not config.safety:
         raise ConfigError(
@@ -86,15 +120,39 @@ def finished_sets(run: Path) -> list[FinishedSet]:
     after = no_link(folder.adapter if config.lora is not None else folder.model)
     if not after.is_dir():
         raise CheckpointError(f"{after} is missing", remedy="restore it from a backup, or train again")
-    limits, splits = constraints(config), _splits(config)
-    return [
-        _finished(config, name, split, limits[name], run=set_folder(run, name, named=config.named), after=after)
-        for name, split in splits.items()
+    limits, data = constraints(config), prepare(**data_arguments(config))
+    screening, task = _asked(run, config, data, result) if config.prompt_sets else (None, "")
+    splits = {**data.safety, **({} if screening is None else screening.sets)}
+    sets = [
+        _finished(config, name, splits[name], limits[name], run=set_folder(run, name, named=config.named), after=after)
+        for name in config.safety
     ]
+    return FinishedRun(sets, screening, None if screening is None else run / FOLDER / RECORD, task)
 
 
-def _splits(config: RunConfig) -> dict[str, Split]:
-    return prepare(**data_arguments(config)).safety
+def _asked(run: Path, config: RunConfig, data: Prepared, result: dict[str, Any]) -> tuple[Screening, str]:
+    """What the run found when it asked its model, and the content of its task.
+
+    Raises:
+        CheckpointError: model, task, settings or the stored screening were changed; what was is named.
+        DataError: a certify prompt occurs in a row that was trained on.
+    """
+    folder = no_link(run / FOLDER)
+    model = content_of(
+        config.model, revision=config.revision, trust_remote_code=result.get("trust_remote_code") is True
+    )
+    now = belongs_to(model.sha256, data.task, screening_settings(config), config.template)
+    task = f"the task ({config.task.data or config.task.name})"
+    places = {"model_sha256": f"the model ({config.model})", "task_sha256": task, "task_content_sha256": task}
+    screening, made = load_finished(folder, now, places)
+    if json.loads(json.dumps(screening.figures())) != result.get("screening"):
+        raise CheckpointError(
+            f"{folder} is not the screening whose figures {RESULT_NAME} holds", remedy="restore it from a backup"
+        )
+    texts = [text for row in screening.kept(data.task) for text in searchable_texts(row)]
+    for split in screening.sets.values():
+        require_unseen(split.certify, texts)
+    return screening, str(made["task_content_sha256"])
 
 
 def _finished(
@@ -106,9 +164,16 @@ def _finished(
     length = training_arguments(config, elsewhere=True).max_length
     return FinishedSet(
         name=name, folder=run, before=config.model, revision=config.revision, after=after, split=split,
-        constraint=constraint, source=block.data or str(_stored(split)), openings=block.openings, dtype=config.dtype,
+        constraint=constraint, source=_source(block, split), openings=block.openings, dtype=config.dtype,
         template="none" if config.template == "none" else "chat", max_length=length, seed=config.seed,
+        keep=block.keep,
     )  # fmt: skip
+
+
+def _source(block: Any, split: Split) -> str:
+    if block.prompts is not None:
+        return str(block.source)
+    return block.data or str(_stored(split))
 
 
 def _stored(split: Split) -> Path:

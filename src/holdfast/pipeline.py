@@ -38,7 +38,7 @@ from holdfast.models.continued import load_adapter_pair
 from holdfast.models.handle import load_pair, resolve
 from holdfast.stages.certifiable import certify_note, close_share, openings_note
 from holdfast.stages.finetune import Listener, RoleLosses, build_trainer, measure, summary, train
-from holdfast.stages.hold import Asking, hold, with_screening
+from holdfast.stages.hold import Asking, hold, share_scope, with_screening
 from holdfast.stages.interruption import Interruption
 from holdfast.stages.prepare import Prepared, prepare, row_counts
 from holdfast.stages.run_folder import RunFolder
@@ -107,17 +107,18 @@ def run(
             # Now, not at the end: a folder may change while training runs.
             before = content_of(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
             folder.write_config(values)
-        screening = None
+        screening, scope = None, ""
         if watches(config):
+            digest = gather_objects(before.sha256 if main else "")[0]
             screening = hold(
-                asking(config), data, model, tokenizer,
-                model_sha256=gather_objects(before.sha256 if main else "")[0], run=folder.path, arguments=arguments,
+                asking(config), data, model, tokenizer, model_sha256=digest, run=folder.path, arguments=arguments,
                 started=folder.started, listeners=listeners if main else (),
             )  # fmt: skip
+            scope = share_scope(digest, data.task)
             data = with_screening(data, screening, list(config.safety))
         if main:
-            warn_about_data(config, data)
-            close_shares(config, data)
+            warn_about_data(config, data, scope)
+            close_shares(config, data, scope)
         trainer = build_trainer(
             model=model,
             tokenizer=tokenizer,
@@ -245,8 +246,12 @@ def explain_loading(folder: RunFolder) -> None:
         )
 
 
-def warn_about_data(config: RunConfig, data: Prepared) -> None:
-    """Log which data are given and not used, and which safety sets cannot, or only just, certify the run."""
+def warn_about_data(config: RunConfig, data: Prepared, scope: str = "") -> None:
+    """Log which data are given and not used, and which safety sets cannot, or only just, certify the run.
+
+    Args:
+        scope: in which public certify prompts are counted (`share_scope`).
+    """
     unused = {"harmful": config.harmful is not None and data.harmful is None}
     unused["unaligned"] = config.unaligned is not None and "unaligned" not in defense(config).needed(config.stage)
     for key in (key for key, given in unused.items() if given):
@@ -256,16 +261,18 @@ def warn_about_data(config: RunConfig, data: Prepared) -> None:
         if (found := certify_note(record, alpha=limit.alpha, openings=openings)) is not None:
             logger.warning("%s: %s", name, found)
         certify, source = data.safety[name].certify, config.safety[name].data
-        if (found := openings_note(source, certify, openings=openings, run=config.output_dir)) is not None:
+        within = scope if name in config.prompt_sets else None
+        found = openings_note(source, certify, openings=openings, run=config.output_dir, scope=within)
+        if found is not None:
             logger.warning("%s: %s", name, found)
 
 
-def close_shares(config: RunConfig, data: Prepared) -> None:
-    """Note the certify shares of this run as closed, in the ledgers beside their data files."""
+def close_shares(config: RunConfig, data: Prepared, scope: str = "") -> None:
+    """Note the certify shares of this run as closed: in the ledgers beside their data files, or in the cache's."""
     for name, block in config.safety.items():
-        if block.data is not None:
-            certify = data.safety[name].certify
-            close_share(block.data, name, certify, openings=block.openings, run=config.output_dir)
+        if block.data is not None or name in config.prompt_sets:
+            certify, within = data.safety[name].certify, scope if name in config.prompt_sets else None
+            close_share(block.data, name, certify, openings=block.openings, run=config.output_dir, scope=within)
 
 
 def write_audits(

@@ -24,7 +24,7 @@ LAYERS = {
     "records": {"core", "data", "certification"},
     "evaluation": {"core", "data", "tasks", "models", "certification"},
     "screening": {"core", "defaults", "data", "models", "evaluation", "certification", "records"},
-    "auditing": {"core", "data", "models", "constraint", "certification", "records", "evaluation"},
+    "auditing": {"core", "data", "models", "constraint", "certification", "records", "evaluation", "screening"},
     "report": {"core", "data", "certification", "records"},
     "tables": {"core", "certification"},
     "stages": {
@@ -129,7 +129,7 @@ LAYERS = {
     "holdfast": {"constraint", "certification", "auditing", "trainers", "config", "pipeline", "screening"},
 }
 # Single modules of a layer that is closed otherwise: what a model's content is, is known in one place only.
-MODULES = {"records": {"holdfast.models.content"}}
+MODULES = {"records": {"holdfast.models.content"}, "finished": {"holdfast.models.content"}}
 # Where an upstream library may be named: when its next release breaks something, it breaks here.
 HOMES = {
     "trl": {"holdfast.trainers.config", "holdfast.trainers.trainer", "holdfast.bench.paths"},

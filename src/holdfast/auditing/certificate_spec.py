@@ -140,15 +140,21 @@ class CertificateSpec:
             )
         return pair
 
-    def claim(self, before_sha256: str, after_sha256: str, categories: Mapping[str, str | None]) -> Claim:
-        """The claim that an opening is entered under; `categories` by the prompts' ids."""
+    def claim(
+        self,
+        before_sha256: str,
+        after_sha256: str,
+        categories: Mapping[str, str | None],
+        keep: Mapping[str, str] | None = None,
+    ) -> Claim:
+        """The claim that an opening is entered under; `categories` and `keep` by the prompts' ids."""
         return Claim(
             before_sha256=before_sha256, after_sha256=after_sha256, unit=self.unit, tau=self.tau,
             alpha=float(self.constraint.alpha), first_k=int(self.constraint.first_k),
             confidence=float(self.confidence), kind=self.kind,
             settings=claimed_settings(
                 self.settings, pool=self.pool, drawn=self.drawn, max_weight=self.max_weight, claims=self.claims,
-                categories=categories if self.kind == "per_category" else None,
+                categories=categories if self.kind == "per_category" else None, keep=keep,
             ),
         )  # fmt: skip
 
@@ -168,12 +174,15 @@ def claimed_settings(
     max_weight: int | None,
     claims: Sequence[Claimed],
     categories: Mapping[str, str | None] | None,
+    keep: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The settings that make a claim another one: what changes a degradation or the test.
 
-    Categories are no part of a prompt's id, so that sorting prompts into others would else be the same claim.
+    Categories, and what the set of a prompt keeps, are no part of a prompt's id, so that sorting prompts into others
+    would else be the same claim.
     """
     found = {name: settings[name] for name in CLAIMED} | {"pool": pool, "drawn": drawn, "max_weight": max_weight}
     found |= {name: settings[name] for name in MEASURED if name in settings}
     found |= {"claims": [one.unit for one in claims]}
+    found |= {} if keep is None else {"keep": sha256_json(sorted(keep.items()))}
     return found if categories is None else found | {"categories": sha256_json(sorted(categories.items()))}

@@ -32,11 +32,13 @@ class Prompts:
         examples: each once; in file order for a sequence, by id otherwise.
         cluster: per example, the position of the first of its cluster of near-duplicate prompts.
         data_sha256: of the source: a file's bytes, or these examples.
+        keep: per example the class that its safety set keeps, where a run's sets are asked together.
     """
 
     examples: list[Example]
     cluster: list[int]
     data_sha256: str
+    keep: list[str] | None = None
 
     @property
     def ids(self) -> list[str]:

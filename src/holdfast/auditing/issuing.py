@@ -13,7 +13,7 @@ from holdfast.auditing.certify_prompts import Leakage, Prompts
 from holdfast.auditing.measures import Measure
 from holdfast.auditing.pair import Pair
 from holdfast.auditing.strength import strength_folder, write_strength
-from holdfast.certification.openings import Opening
+from holdfast.certification.openings import Ledger, Opening
 from holdfast.certification.record import TABLE_NAME, CertificateRecord
 from holdfast.certification.sentence import assessed, named_statement
 from holdfast.certification.terms import Terms
@@ -22,16 +22,27 @@ from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.models.content import content_of
 from holdfast.records.certificate_table import Table, write_table
+from holdfast.screening.certify_share import CertifyShare
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a certificate's parts come from: ledger, prompts and a run's splits.json; and the leak search."""
+    """Where a certificate's parts come from: ledger, prompts and a run's splits.json; and the leak search.
+
+    Attributes:
+        splits: of a run that asked its model, the record of its screening.
+        share: of such a run, whose certify prompts are opened.
+    """
 
     ledger: Path
     prompts: str | None
     splits: Path | None
     leakage: Leakage
+    share: CertifyShare | None = None
+
+    def book(self, before_sha256: str) -> Ledger:
+        """The ledger; of a run that asked its model, public prompts in it count for this model and task."""
+        return Ledger(self.ledger) if self.share is None else self.share.ledger(self.ledger, before_sha256)
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,11 @@ def issue(evidence: Evidence, output: Path, *, notes: Sequence[str] = ()) -> Cer
         "splits_sha256": None if splits is None else sha256_file(splits), "replies_sha256": replies,
     }  # fmt: skip
     models = {"before": str(spec.before), "after": str(spec.after)}
-    found["statement"] = named_statement(found["statement"], spec.by, models, bound, found["behaviour"])
+    share = evidence.sources.share
+    found["screening"] = None if share is None else share.block()
+    found["statement"] = named_statement(
+        found["statement"], spec.by, models, bound, found["behaviour"], found["screening"]
+    )
     record = CertificateRecord(
         by=spec.by, kind=terms.kind, alpha=terms.alpha, tau=terms.tau, unit=spec.unit,
         first_k=int(spec.constraint.first_k), confidence=terms.confidence, pool=terms.pool, models=models,
@@ -173,6 +188,11 @@ def assumptions(evidence: Evidence) -> list[str]:
         "The hashes bind this file to data, models and table. They are not a signature: compare the sha256 with the "
         "one that was printed when it was issued, or sign it.",
     ]
+    if evidence.sources.share is not None:
+        found.append(
+            "Prompts that ship with holdfast are public: that nobody trained on them, or on their like, elsewhere is "
+            "assumed. Their openings are counted for this model before and this task."
+        )
     if not evidence.sources.leakage.checked:
         found.append("No training data was given: that no prompt was trained on is assumed, not checked.")
     if terms.openings > 1:

@@ -263,8 +263,9 @@ class ByBehaviour:
 
     def _classes(self, prompts: Prompts, after: Sequence[str]) -> Classes:
         return Classes(
-            prompts.ids, np.array(prompts.cluster, dtype=np.int64), prompts.categories, self._before, self._again, after
-        )
+            prompts.ids, np.array(prompts.cluster, dtype=np.int64), prompts.categories, self._before, self._again,
+            after, prompts.keep,
+        )  # fmt: skip
 
 
 def _found(asked: Asked | None) -> list[str]:

@@ -34,6 +34,7 @@ from holdfast.data.examples import Example
 from holdfast.evaluation.judge import JudgeSpec
 from holdfast.records.certificate_figures import require_figures
 from holdfast.records.certificate_table import Table, outcome_lines, read_stored
+from holdfast.screening.certify_share import CertifyShare
 
 
 def open_certify(
@@ -58,6 +59,7 @@ def open_certify(
     splits: Path | None = None,
     notes: Sequence[str] = (),
     setup: Setup | None = None,
+    share: CertifyShare | None = None,
     judge: JudgeSpec | None = None,
     max_new_tokens: int = 128,
     progress: Progress | None = None,
@@ -84,7 +86,8 @@ def open_certify(
         train_data: files or hub data sets that the prompts must not occur in.
         leakage: the outcome of that search, where it was made already.
         ledger: file of the openings; beside the safety file unless given.
-        splits: a run's splits.json, to bind.
+        splits: a run's splits.json, or the record of its screening, to bind.
+        share: the certify prompts of a run that asked its model; `safety` are its examples.
         notes: further assumptions to state.
         judge: by harm: what `open_judge` takes, with a revision.
         max_new_tokens: length of the longest reply; one whose class is open is asked for at four times that.
@@ -104,19 +107,20 @@ def open_certify(
     )
     place = safety if isinstance(safety, str) else source
     prompts = _prompts(spec, safety, source, openings)
+    if share is not None and len(claims) > 1:
+        prompts = replace(prompts, keep=[share.keep[name] for name in prompts.ids])
     if splits is None:
         require_not_steering(prompts.examples, after)
     leakage = leakage or require_no_leak(prompts.examples, train_data, setup.reading)
-    book = Ledger(ledger or default_ledger(place or ""))
-    sources = Sources(book.path, place, splits, leakage)
-    return _opened(spec, measure, prompts, book, openings, sources, output, notes)
+    # Of a share it lies in the cache: beside its file of prompts, every folder would have a ledger of its own.
+    path = ledger or default_ledger("" if share is not None else place or "")
+    return _opened(spec, measure, prompts, openings, Sources(path, place, splits, leakage, share), output, notes)
 
 
 def _opened(
     spec: CertificateSpec,
     measure: Measure,
     prompts: Prompts,
-    book: Ledger,
     openings: int | None,
     sources: Sources,
     output: Path,
@@ -125,8 +129,10 @@ def _opened(
     """Refuse what can be refused, enter the opening, measure, and issue."""
     order: dict[str, Any] = {"sequential": spec.kind == "sequential", "texts": prompts.texts}
     with spec.pair() as pair:
+        book = sources.book(pair.before.sha256)
         categories = dict(zip(prompts.ids, prompts.categories, strict=True))
-        claim = spec.claim(pair.before.sha256, pair.after.sha256, categories)
+        keep = None if prompts.keep is None else dict(zip(prompts.ids, prompts.keep, strict=True))
+        claim = spec.claim(pair.before.sha256, pair.after.sha256, categories, keep)
         terms = spec.terms(book.check(claim, prompts.ids, declared=openings, **order).declared)
         _require_enough(terms, prompts)
         stored = _stored(output, claim, prompts, book)

@@ -15,7 +15,9 @@ from typing import Any
 from holdfast.auditing.certificate_spec import claimed_settings
 from holdfast.auditing.certify_prompts import read_prompts
 from holdfast.auditing.log_certificate import require_logs
+from holdfast.auditing.screened_share import ledger_at, require_share
 from holdfast.auditing.stored_replies import require_replies
+from holdfast.certification.behaviour import Classes
 from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger, default_ledger, split_sha256
 from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
@@ -23,6 +25,7 @@ from holdfast.certification.terms import Rows
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file
 from holdfast.data.encode import template_sha256, tokenizer_sha256
+from holdfast.data.examples import Example
 from holdfast.data.split_record import load_record
 from holdfast.models.content import content_of, forget_hashes
 from holdfast.models.handle import load_tokenizer
@@ -102,18 +105,18 @@ def _verified(
     require_figures(record, table)
     require_replies(record, table, path.parent)
     places = {"before": before or record.places["before"], "after": after or record.places["after"]}
-    book = _ledger_path(record, ledger, prompts)
+    place = _ledger_path(record, ledger, prompts)
     if isinstance(table, Rows) and record.by == "log":
-        _require_opening(record, table, book, require_logs(record, table, *map(Path, places.values())))
+        _require_opening(record, table, Ledger(place), require_logs(record, table, *map(Path, places.values())))
         return record
     forget_hashes()
     in_front = model_of_run(path.parent)
     _require_models(record, places, moved=before)
     if in_front is not None and after is None:
         _require_in_front(record, in_front, moved=before)
-    _require_data(record, table, prompts or record.places["prompts"])
+    examples = _require_data(record, table, prompts or record.places["prompts"])
     _require_tokens(record, places, moved=before)
-    _require_opening(record, table, book, list(dict.fromkeys(table.ids)))
+    _require_opening(record, table, ledger_at(place, record, examples), [example.id for example in examples])
     return record
 
 
@@ -161,8 +164,8 @@ def _require_models(record: CertificateRecord, models: dict[str, Any], *, moved:
         _same(f"the adapter at full strength ({original})", stated, _content(record, "after", original, moved))
 
 
-def _require_data(record: CertificateRecord, rows: Table, source: str | None) -> None:
-    """The prompts, their place in the data they came from, and a run's record of the split."""
+def _require_data(record: CertificateRecord, rows: Table, source: str | None) -> list[Example]:
+    """The prompts, in the table's order; their place in the data they came from, and a run's record of the split."""
     if source is None:
         raise CheckpointError(
             "the certificate names no file of prompts: it was issued on examples in memory",
@@ -192,7 +195,11 @@ def _require_data(record: CertificateRecord, rows: Table, source: str | None) ->
         raise CheckpointError("the table's clusters or categories are not those of the prompts", remedy=_ISSUE)
     if sequential and found.ids != ids:
         raise CheckpointError("the prompts are in another order than when they were measured", remedy=_ISSUE)
-    _require_splits(record, ids)
+    if record.screening is None:
+        _require_splits(record, ids)
+    else:
+        require_share(record, rows, measured)
+    return measured
 
 
 def _require_splits(record: CertificateRecord, ids: list[str]) -> None:
@@ -238,8 +245,9 @@ def _ledger_path(record: CertificateRecord, ledger: Path | None, prompts: str | 
     return default_ledger(prompts) if prompts is not None and not stated.is_file() else stated
 
 
-def _require_opening(record: CertificateRecord, rows: Table, ledger: Path, ids: list[str]) -> None:
+def _require_opening(record: CertificateRecord, rows: Table, ledger: Ledger, ids: list[str]) -> None:
     """The claim is the one that was entered, and it was declared."""
+    kept = rows.keep if isinstance(rows, Classes) else None
     after = record.bound["after_sha256"] if record.strength is None else record.strength["original_sha256"]
     categories = dict(zip(rows.ids, rows.category, strict=True)) if record.kind == "per_category" else None
     claim = Claim(
@@ -248,12 +256,13 @@ def _require_opening(record: CertificateRecord, rows: Table, ledger: Path, ids: 
         settings=claimed_settings(
             record.settings, pool=record.pool, drawn=record.drawn, max_weight=record.max_weight,
             claims=claims_of(record), categories=categories,
+            keep=None if kept is None else dict(zip(rows.ids, kept, strict=True)),
         ),
     )  # fmt: skip
     _same("the claim entered in the ledger", record.openings["claim"], claim.sha256)
-    if not ledger.is_file():
-        raise CheckpointError(f"the ledger of openings {ledger} is missing", remedy="name its place with --ledger")
-    require_entered(record, rows, ids, Ledger(ledger))
+    if not ledger.path.is_file():
+        raise CheckpointError(f"the ledger of openings {ledger.path} is missing", remedy="name its place with --ledger")
+    require_entered(record, rows, ids, ledger)
 
 
 def require_entered(record: CertificateRecord, table: Table, ids: list[str], ledger: Ledger) -> None:

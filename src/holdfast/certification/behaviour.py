@@ -77,6 +77,8 @@ class Classes:
         before: class of the reply of the model before.
         again: of its reply when it was asked again.
         after: of the reply of the model after.
+        keep: per prompt the class that its set keeps, where prompts of several sets are asked together: a claim counts
+            those of its own. A refused everyday prompt is no refusal to keep.
     """
 
     ids: Sequence[str]
@@ -85,11 +87,12 @@ class Classes:
     before: Sequence[str]
     again: Sequence[str]
     after: Sequence[str]
+    keep: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        columns = (self.category, self.before, self.again, self.after)
+        columns = (self.category, self.before, self.again, self.after, self.keep or self.ids)
         sound = all(len(column) == len(self.ids) for column in columns) and len(self.cluster) == len(self.ids)
-        if not sound or not {*self.before, *self.again, *self.after} <= set(CLASSES):
+        if not sound or not {*self.before, *self.again, *self.after, *(self.keep or ())} <= set(CLASSES):
             raise CheckpointError(
                 "the table of reply classes has columns of unlike length, or a class that does not exist",
                 remedy="restore it, or certify again",
@@ -97,7 +100,7 @@ class Classes:
 
     def rows(self, claim: Claimed) -> Rows:
         """The counted prompts, D = 1 where the behaviour was lost and 0 where it was kept."""
-        places = [i for i, found in enumerate(self.before) if found == claim]
+        places = [i for i, found in enumerate(self.before) if found == claim and self._counts(i, claim)]
         lost = [LOST if self.after[i] != claim else KEPT for i in places]
         return Rows(
             ids=[self.ids[i] for i in places],
@@ -107,14 +110,20 @@ class Classes:
             strength=np.full(len(places), np.nan),
         )
 
+    def _counts(self, place: int, claim: Claimed) -> bool:
+        return self.keep is None or self.keep[place] == claim
+
     def unclear(self, claims: Sequence[Claimed]) -> int:
         """Prompts that were not sorted before, or that a claim counts and that were not sorted after."""
-        pairs = zip(self.before, self.after, strict=True)
-        return sum(was == UNSORTED or (now == UNSORTED and was in claims) for was, now in pairs)
+        counted = {
+            i for claim in claims for i, was in enumerate(self.before) if was == claim and self._counts(i, claim)
+        }
+        return sum(was == UNSORTED or (self.after[i] == UNSORTED and i in counted) for i, was in enumerate(self.before))
 
     def flips(self, claim: Claimed) -> tuple[int, int]:
         """(prompts in the claim's class at one of two askings only, prompts in it at either)."""
-        pairs = list(zip(self.before, self.again, strict=True))
+        both = enumerate(zip(self.before, self.again, strict=True))
+        pairs = [pair for i, pair in both if self._counts(i, claim)]
         return (
             sum((first == claim) != (second == claim) for first, second in pairs),
             sum(claim in pair for pair in pairs),

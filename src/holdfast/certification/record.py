@@ -30,6 +30,7 @@ UNITS = {
     "behaviour": ("refusals",), "harm": ("on_policy",), "kl": ("kl_token",),
     "likelihood": ("nll_token", "nll_sum", "nll_first"), "log": ("passes",),
 }  # fmt: skip
+SCREENING = "screening"
 _RESTORE = "restore the file from where it was issued, or certify again"
 
 # What each block must hold; more is refused, so that nothing rides along unverified.
@@ -41,6 +42,9 @@ _BLOCKS: dict[str, frozenset[str]] = {
     }),
     "places": frozenset({"before", "after", "prompts", "table", "splits"}),
     "models": frozenset({"before", "after"}),
+    "screening": frozenset({
+        "rows", "asked_rows", "conflicts", "dropped", "rule", "sets", "public", "prompts", "task_sha256",
+    }),
     "rows": frozenset({"n", "regressions", "p_value", "upper_bound"}),
     "groups": frozenset({"n", "regressions", "p_value", "upper_bound"}),
     "behaviour": frozenset({
@@ -85,6 +89,8 @@ class CertificateRecord:
         bound: sha256 of data, split, table, replies, models, tokenizer and template.
         places: where these were; moved parts are named when verifying.
         settings: how prompts were read and models loaded.
+        screening: of a run that asked its model before training: what screening found, the sets whose certify prompts
+            were opened, and how many of these prompts are public; not in the file of any other certificate.
     """
 
     by: str
@@ -126,6 +132,7 @@ class CertificateRecord:
     commit: str | None
     hardware: str
     made: str
+    screening: dict[str, Any] | None = None
 
     @property
     def sha256(self) -> str:
@@ -133,7 +140,8 @@ class CertificateRecord:
         return sha256_json(self._values())
 
     def _values(self) -> dict[str, Any]:
-        return {"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)}
+        found = {"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if name != SCREENING or value is not None}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the object that the file holds."""
@@ -164,12 +172,12 @@ class CertificateRecord:
                 remedy="use the holdfast version that wrote it",
             )
         names = {field.name for field in fields(cls)}
-        wrong = sorted({*names, "version", "sha256"} ^ set(value)) or _misfits(value)
+        wrong = sorted({*names, "version", "sha256"} ^ {*value, SCREENING}) or _misfits(value)
         if wrong:
             raise CheckpointError(
                 f"the certificate's content is not as expected, at: {', '.join(wrong[:20])}", remedy=_RESTORE
             )
-        record = cls(**{name: value[name] for name in names})
+        record = cls(**{name: value[name] for name in names if name in value})
         if record.sha256 != value["sha256"]:
             raise CheckpointError(
                 f"the certificate was changed: its content has sha256 {record.sha256}, it says {value['sha256']}",
@@ -205,8 +213,9 @@ def load_certificate(path: Path) -> CertificateRecord:
 def _misfits(value: Mapping[str, Any]) -> list[str]:
     """Names whose value has another type than the record's field, or whose block holds other keys."""
     wrong = [name for name, kind in _TYPES.items() if not kind(value[name])]
+    wrong += [SCREENING] if not isinstance(value.get(SCREENING, {}), dict) else []
     for name, keys in _BLOCKS.items():
-        block = value[name]
+        block = value.get(name)
         if isinstance(block, dict):
             known = keys | _OPTIONAL.get(name, frozenset())
             wrong += [f"{name}.{key}" for key in sorted((keys - set(block)) | (set(block) - known))]
@@ -267,7 +276,9 @@ _INNER: dict[str, Any] = {
     "replies_sha256": _or_null(_object), "n": _whole, "regressions": _whole, "p_value": _or_null(_number),
     "upper_bound": _or_null(_number), "counted": _object, "lost": _object, "unclear": _whole, "flips": _object,
     "asked_twice": _object, "classes": _object, "rules": _object, "max_new_tokens": _whole, "longest": _whole,
-    "replies": _object, "log": _object,
+    "replies": _object, "log": _object, "asked_rows": _whole, "conflicts": _whole, "dropped": _whole,
+    "public": _whole, "rows": _whole,
+    "sets": lambda value: isinstance(value, list) and all(map(_text, value)),
     "adapter": _or_null(_text), "tested": lambda value: isinstance(value, list), "reading": _object,
     "before_revision": _or_null(_text), "after_revision": _or_null(_text), "max_length": _or_null(_whole),
     "trust_remote_code": _flag, "judge": _judge,

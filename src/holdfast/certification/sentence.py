@@ -34,11 +34,32 @@ def assessed(table: Rows | Classes, terms: Terms, claims: Sequence[Claimed]) -> 
 
 
 def named_statement(
-    statement: str, by: str, models: Mapping[str, str], bound: Mapping[str, Any], behaviour: Mapping[str, Any] | None
+    statement: str,
+    by: str,
+    models: Mapping[str, str],
+    bound: Mapping[str, Any],
+    behaviour: Mapping[str, Any] | None,
+    screening: Mapping[str, Any] | None = None,
 ) -> str:
-    """`statement`, followed by the two models and the way they were compared."""
+    """`statement`, followed by the two models, the way they were compared, and how many prompts are public."""
     after, before = (f"{models[side]} (sha256 {bound[f'{side}_sha256'][:SHOWN]})" for side in ("after", "before"))
-    return f"{statement} Before: {before}; after: {after}. {compared(by, behaviour)}"
+    said = f"{statement} Before: {before}; after: {after}. {compared(by, behaviour)}"
+    return said if screening is None else f"{said} {public(screening)}"
+
+
+def public(screening: Mapping[str, Any]) -> str:
+    """How many of the prompts everybody has: whoever trained the model could have read them."""
+    return f"{screening['public']} of the {screening['prompts']} prompts ship with holdfast and are public."
+
+
+def screened(screening: Mapping[str, Any]) -> str:
+    """What screening found before training, in one line."""
+    rows, conflicts, dropped = (screening[name] for name in ("rows", "conflicts", "dropped"))
+    asked = "" if screening["asked_rows"] >= rows else f", {screening['asked_rows']} of them asked"
+    return (
+        f"screening: {rows} task rows{asked}; {conflicts} teach what the model before refuses, {dropped} of them were "
+        f"dropped (conflicts: {screening['rule']})"
+    )
 
 
 def compared(by: str, behaviour: Mapping[str, Any] | None) -> str:

@@ -197,56 +197,9 @@ def _of_pair(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, Certifi
 
 
 def _of_run(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, CertificateRecord]]:
-    from dataclasses import replace
+    from holdfast.cli.certify_run import certify_run
 
-    from holdfast.auditing.certificate_spec import Setup
-    from holdfast.auditing.certify_prompts import Leakage
-    from holdfast.config import load_config
-    from holdfast.data.split_record import RECORD_NAME
-    from holdfast.finished import finished_sets
-
-    sets, config = finished_sets(values["run"]), load_config(values["run"] / "config.yaml")
-    strange = sorted(set(values["given"]) - {"max_new_tokens"})
-    strange += ["tau"] if values["tau"] is not None and values["judge"] is None else []
-    if strange:
-        raise ConfigError(f"{', '.join(strange)}: a run's own settings hold", remedy="leave it out")
-    found = {}
-    for one in sets:
-        block = config.safety[one.name].model_dump()
-        reading = {name: block[name] for name in ("columns", "split", "subset", "limit", "revision") if block[name]}
-        setup = Setup(
-            template=one.template, max_length=one.max_length, device=values["device"],
-            dtype=one.dtype if values["dtype"] == "auto" else values["dtype"], before_revision=one.revision,
-            tokenizer="after", reading=reading,
-            trust_remote_code=values["trust_remote_code"],
-        )  # fmt: skip
-        name = one.name if len(sets) > 1 else ""
-        place = one.folder if values["output"] is None else values["output"] / name
-        # Reading a finished run refuses certify prompts that its task data holds, so that search was made.
-        searched = Leakage(checked=True, against=f"the task data of {values['run']}", prompts=len(one.split.certify))
-        steering = values["by"] in STEERING and values["judge"] is None
-        limit = one.constraint if steering else replace(_limit(values, one.constraint.alpha), buffer=0.0)
-        if steering and (one.constraint.unit == "kl_token") != (values["by"] == "kl"):
-            raise ConfigError(
-                f"the run limits {one.constraint.unit}, which is not --by {values['by']}",
-                remedy=f"certify --by {'kl' if one.constraint.unit == 'kl_token' else 'likelihood'}, or by behaviour",
-            )
-        record = _opened(
-            values, one.before, one.after, one.split.certify, limit, kind=kind, output=place, openings=one.openings,
-            source=one.source, splits=one.folder / RECORD_NAME, leakage=searched, setup=setup,
-            notes=_several(len(sets), values["confidence"]),
-        )  # fmt: skip
-        found[name] = (place, record)
-    return found
-
-
-def _several(sets: int, confidence: float) -> list[str]:
-    if sets == 1:
-        return []
-    return [
-        f"Each of the {sets} safety sets is certified at confidence {confidence:g} of its own; that all statements "
-        "hold together is less certain than that."
-    ]
+    return certify_run(values, kind, _opened, _limit)
 
 
 def _of_logs(values: dict[str, Any], kind: str) -> dict[str, tuple[Path, CertificateRecord]]:
@@ -311,6 +264,7 @@ def _sign(place: Path, key: Path | None) -> None:
 
 def _show_one(name: str, place: Path, record: CertificateRecord) -> None:
     from holdfast.certification.record import FILE_NAME
+    from holdfast.certification.sentence import screened
 
     say(f"{name}: {record.statement}" if name else record.statement)
     if record.behaviour is not None:
@@ -318,6 +272,8 @@ def _show_one(name: str, place: Path, record: CertificateRecord) -> None:
         for unit in counted:
             verb = {"refusals": "refused", "answers": "answered"}[unit]
             say(f"  {verb} before: {counted[unit]} of {seen['prompts']} prompts, lost: {lost[unit]}")
+    if record.screening is not None:
+        say(f"  {screened(record.screening)}")
     entry = record.openings
     say(f"  opening {entry['this']} of {entry['declared']}, issued {record.made}")
     file = place / FILE_NAME

@@ -44,6 +44,10 @@ def verify(
         say_json(record.to_json())
     else:
         say(f"verified: {_shown(expect, key)}. {record.statement}")
+        if record.screening is not None:
+            from holdfast.certification.sentence import screened
+
+            say(screened(record.screening))
     if not record.certified:
         raise typer.Exit(InfeasibleError.exit_code)
 

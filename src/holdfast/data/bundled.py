@@ -12,6 +12,7 @@ A kind serves one use and no other, so that what steers training is neither what
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Literal, TypeAlias, get_args
@@ -19,7 +20,7 @@ from typing import Literal, TypeAlias, get_args
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_text
 from holdfast.core.registry import nearest
-from holdfast.data.examples import Example, make_example
+from holdfast.data.examples import Example, make_example, normalise, prompt_text
 
 Use: TypeAlias = Literal["steer", "monitor", "certify"]
 USES: tuple[Use, ...] = get_args(Use)
@@ -97,6 +98,17 @@ def bundled(name: str, use: Use | None = None) -> list[Example]:
 def bundled_sha256(name: str) -> str:
     """Hex sha256 of the file's text: what a run records of the prompts it used. Errors as for `bundled`."""
     return sha256_text(_text(_checked(name)))
+
+
+def public_ids(examples: Iterable[Example]) -> frozenset[str]:
+    """Ids of those examples whose prompt ships with this version, wherever they were read: everybody has them."""
+    known = _normalised()
+    return frozenset(example.id for example in examples if normalise(prompt_text(example)) in known)
+
+
+@cache
+def _normalised() -> frozenset[str]:
+    return frozenset(normalise(prompt_text(example)) for name in KINDS for example in _examples(name))
 
 
 def _checked(name: str) -> str:

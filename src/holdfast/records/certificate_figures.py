@@ -34,7 +34,9 @@ def require_figures(record: CertificateRecord, table: Table) -> None:
         found["strength"]["adapter"] = None if found["strength"]["chosen"] is None else record.places["after"]
     if found["behaviour"] is not None and record.behaviour is not None:
         found["behaviour"] = record.behaviour | found["behaviour"]
-    found["statement"] = named_statement(found["statement"], record.by, record.models, record.bound, found["behaviour"])
+    found["statement"] = named_statement(
+        found["statement"], record.by, record.models, record.bound, found["behaviour"], record.screening
+    )
     _require_asked(record)
     values = record.to_json()
     wrong = sorted(name for name in found if found[name] != values[name])

@@ -21,6 +21,8 @@ from holdfast.core.files import write_bytes
 
 COLUMNS = ("id", "strength", "degradation", "violated", "cluster", "category")
 CLASSES = ("id", "cluster", "category", "before", "again", "after")
+KEEP = "keep"
+"""A further column of classes where prompts of several sets were asked: what the set of each keeps."""
 Table = Rows | Classes
 _RESTORE = "restore it from where the certificate was issued, or certify again"
 
@@ -36,15 +38,16 @@ def write_table(path: Path, table: Table, tau: float) -> str:
         "category": pyarrow.array(table.category, pyarrow.string()),
     }
     if isinstance(table, Classes):
-        columns |= {name: pyarrow.array(getattr(table, name), pyarrow.string()) for name in CLASSES[3:]}
+        order = (*CLASSES, KEEP) if table.keep is not None else CLASSES
+        columns |= {name: pyarrow.array(getattr(table, name), pyarrow.string()) for name in order[3:]}
     else:
+        order = COLUMNS
         strengths = [None if np.isnan(s) else s for s in table.strength.tolist()]
         columns |= {
             "strength": pyarrow.array(strengths, pyarrow.float64()),
             "degradation": pyarrow.array(table.degradation.tolist(), pyarrow.float64()),
             "violated": pyarrow.array((~(table.degradation <= tau)).tolist(), pyarrow.bool_()),
         }
-    order = CLASSES if isinstance(table, Classes) else COLUMNS
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table({name: columns[name] for name in order}), buffer)
     data = buffer.getvalue()
@@ -72,9 +75,10 @@ def read_classes(path: Path, expected_sha256: str) -> Classes:
     Raises:
         CheckpointError: it is missing, changed, or not such a table.
     """
-    table = _columns(path, expected_sha256, CLASSES)
+    table = _columns(path, expected_sha256, CLASSES, KEEP)
     cluster = np.array(table["cluster"], dtype=np.int64)
-    return Classes(table["id"], cluster, table["category"], table["before"], table["again"], table["after"])
+    classes = (table["before"], table["again"], table["after"], table.get(KEEP))
+    return Classes(table["id"], cluster, table["category"], *classes)
 
 
 def read_rows(path: Path, tau: float, expected_sha256: str) -> Rows:
@@ -99,8 +103,8 @@ def read_rows(path: Path, tau: float, expected_sha256: str) -> Rows:
     return rows
 
 
-def _columns(path: Path, expected_sha256: str, names: tuple[str, ...]) -> dict[str, list[Any]]:
-    """The columns of a table whose bytes are those that were written."""
+def _columns(path: Path, expected_sha256: str, names: tuple[str, ...], further: str = "") -> dict[str, list[Any]]:
+    """The columns of a table whose bytes are those that were written; `further` may be the last of them."""
     import pyarrow
     from pyarrow import parquet
 
@@ -120,7 +124,7 @@ def _columns(path: Path, expected_sha256: str, names: tuple[str, ...]) -> dict[s
         table: dict[str, list[Any]] = parquet.read_table(pyarrow.BufferReader(data)).to_pydict()
     except (pyarrow.ArrowException, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} is not a certificate's table", remedy=_RESTORE) from error
-    whole = tuple(table) == names and all(isinstance(name, str) for name in table["id"])
+    whole = tuple(table) in (names, (*names, further)) and all(isinstance(name, str) for name in table["id"])
     if not whole or any(not isinstance(label, int) for label in table["cluster"]):
         raise CheckpointError(f"{path} is not a certificate's table", remedy=_RESTORE)
     return table

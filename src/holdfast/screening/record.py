@@ -17,9 +17,10 @@ from typing import Any
 
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import read_plain_file, write_text
-from holdfast.core.hashing import sha256_lines, sha256_text
+from holdfast.core.hashing import sha256_json, sha256_lines, sha256_text
 from holdfast.core.sealed_json import read_sealed, write_sealed
-from holdfast.data.examples import Example, Turns, make_example
+from holdfast.data.examples import Example, Turns, completion_text, make_example
+from holdfast.data.prompts import prompt_key
 from holdfast.data.splits import ROLES, Split, split_from_roles
 from holdfast.screening.conflicts import Conflict
 from holdfast.screening.monitor_prompts import MonitorPrompts
@@ -30,12 +31,22 @@ RECORD = "screening.json"
 VERSION = 1
 OWNER = 0o600
 FIGURES = ("refusals", "unseen", "answers")
+OF_VERSION = ("rules_revision", "bundled_sha256")
+"""Of what a screening belongs to: what the version of holdfast brings."""
 _REMEDY = "restore the folder from a backup, or train in a new output_dir"
 
 
 def task_sha256(rows: Sequence[Example]) -> str:
     """Of the rows' ids, in order."""
     return sha256_lines(row.id for row in rows)
+
+
+def content_sha256(rows: Sequence[Example]) -> str:
+    """Of the rows' prompts and replies, in any order and each once: what a ledger knows a task by.
+
+    Neither another order or template nor a row that is repeated makes another task.
+    """
+    return sha256_lines(sorted({sha256_json([prompt_key(row), completion_text(row)]) for row in rows}))
 
 
 def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> None:
@@ -72,16 +83,54 @@ def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
     Raises:
         CheckpointError: it is damaged, or belongs to another model, task or settings (they are named).
     """
-    values = read_sealed(folder / RECORD, remedy=_REMEDY)
+    values = _values(folder)
     wanted = json.loads(json.dumps(dict(belongs_to)))
-    if values.get("version") != VERSION:
-        raise CheckpointError(f"{folder / RECORD} is of another version of holdfast", remedy=_REMEDY)
     there = values["belongs_to"]
     if differing := sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key)):
         raise CheckpointError(
             f"{folder} holds the screening of another run; differing: {', '.join(differing)}",
             remedy="use the same model, task and settings as before, or a new output_dir",
         )
+    return _screening(folder, values)
+
+
+def load_finished(
+    folder: Path, belongs_to: Mapping[str, Any] | None = None, places: Mapping[str, str] | None = None
+) -> tuple[Screening, dict[str, Any]]:
+    """Read the screening of a finished run, and what it belongs to.
+
+    The rules and bundled prompts of this version may be others than the run's: the sets stay what they were.
+
+    Args:
+        belongs_to: what is there now of what it was made from; None compares nothing.
+        places: what to call differing parts in the error: where the task and the model are.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or something that it was made from was changed (it is named).
+    """
+    values = _values(folder)
+    there: dict[str, Any] = values["belongs_to"]
+    wanted = there if belongs_to is None else json.loads(json.dumps(dict(belongs_to)))
+    changed = sorted(key for key in {*there, *wanted} - {*OF_VERSION} if there.get(key) != wanted.get(key))
+    if changed:
+        names = dict.fromkeys((places or {}).get(key, f"the setting {key}") for key in changed)
+        raise CheckpointError(
+            f"changed since {folder} was written before training: {', '.join(names)}",
+            remedy="restore it: the evidence of a run rests on what it was made from",
+        )
+    return _screening(folder, values), there
+
+
+def _values(folder: Path) -> dict[str, Any]:
+    values = read_sealed(folder / RECORD, remedy=_REMEDY)
+    if values.get("version") != VERSION:
+        raise CheckpointError(f"{folder / RECORD} is of another version of holdfast", remedy=_REMEDY)
+    if not isinstance(values.get("belongs_to"), dict) or not isinstance(values.get("files"), dict):
+        raise CheckpointError(f"{folder / RECORD} is not the record of a screening", remedy=_REMEDY)
+    return values
+
+
+def _screening(folder: Path, values: Mapping[str, Any]) -> Screening:
     rows = {name: _rows(folder / name, digest) for name, digest in values["files"].items()}
     conflicts = tuple(Conflict(**row) for row in rows["conflicts.jsonl"])
     return Screening(

@@ -17,7 +17,7 @@ from holdfast.models.content import content_of
 from holdfast.models.evaluated import load_unmerged
 from holdfast.models.fingerprint import model_fingerprint
 from holdfast.screening.asking import Asker, Told
-from holdfast.screening.record import task_sha256
+from holdfast.screening.record import content_sha256, task_sha256
 from holdfast.screening.screen import Screening, screen_examples
 from holdfast.screening.settings import ScreeningSettings
 from holdfast.screening.theta_0 import REMOTE, asker_of, undisturbed
@@ -111,7 +111,8 @@ def belongs_to(model_sha256: str, rows: list[Example], settings: ScreeningSettin
     """What a stored screening is bound to."""
     sets = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in settings.sets.items()}
     return {
-        "model_sha256": model_sha256, "task_sha256": task_sha256(rows), "template": template, "sets": sets,
+        "model_sha256": model_sha256, "task_sha256": task_sha256(rows), "task_content_sha256": content_sha256(rows),
+        "template": template, "sets": sets,
         "rule": settings.rule, "learn": sorted(settings.learn), "limited": settings.limited,
         "max_dropped": settings.max_dropped, "max_prompts": settings.max_prompts,
         "accept_unsorted": settings.accept_unsorted, "judge": settings.judge,

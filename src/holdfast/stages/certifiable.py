@@ -9,9 +9,11 @@ from pathlib import Path
 
 from holdfast.certification.binomial import fewest_prompts, most_regressions
 from holdfast.certification.openings import Ledger, Used, default_ledger
+from holdfast.certification.public_prompts import ScopedLedger
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import unwritable
 from holdfast.core.percent import exact_percent
+from holdfast.data.bundled import public_ids
 from holdfast.data.examples import Example
 from holdfast.data.prompt_marks import prompt_marks
 from holdfast.data.split_record import SplitRecord
@@ -48,17 +50,31 @@ def certify_note(record: SplitRecord, *, alpha: float, openings: int) -> str | N
     return f"{claim} confidence{over}: {needed} are needed{total}"
 
 
-def openings_note(source: str | None, certify: Sequence[Example], *, openings: int, run: str | Path) -> str | None:
+def ledger_of(source: str | None, certify: Sequence[Example], scope: str | None = None) -> Ledger:
+    """The ledger that a certify share is entered in.
+
+    Args:
+        source: of the safety set: a data file or hub id; None asks the cache's, where shares of sets lie that were
+            built by asking. Not beside the task file: a copy of the task has the same prompts.
+        scope: of such a share, `scope_of` model and task: its public prompts count within it.
+    """
+    path = default_ledger(source or "")
+    return Ledger(path) if scope is None else ScopedLedger(path, scope, public_ids(certify))
+
+
+def openings_note(
+    source: str | None, certify: Sequence[Example], *, openings: int, run: str | Path, scope: str | None = None
+) -> str | None:
     """What to know about openings of the certify share that were used, or that other runs wait for.
 
     Args:
-        source: of the safety set: a data file or hub id, whose ledger is asked; None asks the cache's.
+        source, scope: as for `ledger_of`.
         openings: as the run file declares.
         run: the folder of this run, whose own openings and share are not spoken of.
     """
     if not certify:
         return None
-    book, here = Ledger(default_ledger(source or "")), str(Path(run).absolute())
+    book, here = ledger_of(source, certify, scope), str(Path(run).absolute())
     texts = prompt_marks(certify)
     used = book.used(list(texts), texts)
     declared = min(openings, used.declared or openings)
@@ -81,12 +97,20 @@ def _names(used: Used) -> str:
     return ", ".join(dict.fromkeys(used.by))
 
 
-def close_share(source: str, name: str, certify: Sequence[Example], *, openings: int, run: str | Path) -> None:
+def close_share(
+    source: str | None,
+    name: str,
+    certify: Sequence[Example],
+    *,
+    openings: int,
+    run: str | Path,
+    scope: str | None = None,
+) -> None:
     """Note in the ledger that the certify share of a run is closed, so that an audit of the file can be refused.
 
     Where the ledger cannot be written the run goes on: what cannot be noted there cannot be opened there either.
     """
-    book = Ledger(default_ledger(source))
+    book = ledger_of(source, certify, scope)
     if not certify:
         return
     if (there := unwritable(book.path.parent)) is not None:

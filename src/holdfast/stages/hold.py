@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.certification.public_prompts import scope_of
 from holdfast.core.errors import UnsupportedError
+from holdfast.data.examples import Example
 from holdfast.data.templates import Template
 from holdfast.screening.fixed import fixed_screening
 from holdfast.screening.plan import plan_asking
-from holdfast.screening.record import FOLDER
+from holdfast.screening.record import FOLDER, content_sha256
 from holdfast.screening.screen import Screening
 from holdfast.screening.screened import ask_and_screen, belongs_to
 from holdfast.screening.settings import ScreeningSettings
@@ -85,6 +87,11 @@ def hold(
 
     bound = belongs_to(model_sha256, data.task, asking.settings, asking.template)
     return fixed_screening(run / FOLDER, bound, make, started=started)
+
+
+def share_scope(model_sha256: str, task: Sequence[Example]) -> str:
+    """Within what the openings of bundled certify prompts are counted: this model before, and this task."""
+    return scope_of(model_sha256, content_sha256(task))
 
 
 def with_screening(data: Prepared, screening: Screening, names: Sequence[str]) -> Prepared:
