@@ -80,8 +80,11 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
         from holdfast.screening.plan import AskingPlan
 
         say(f"before training the model is asked: {AskingPlan(**asking).sentence()}")
-        for name, block in asking["sets"].items():
-            say(f"  {name}: its {block['keep']} of {', '.join(block['prompts'])} are held")
+    for name, entry in findings["asked"].items():
+        say(f"{name}: the model's own {entry['keep']} of {', '.join(entry['prompts'])}, asked when training begins")
+        for line in (entry["constraint_text"], entry["certify_note"], entry["openings_note"]):
+            if line is not None:
+                say(f"  {line}")
     for line in left_out(findings["data"]):
         say(line)
     if (harmful := findings["harmful"]) is not None:

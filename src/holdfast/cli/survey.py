@@ -18,9 +18,11 @@ from holdfast.data.splits import Split
 from holdfast.data.templates import use_template
 from holdfast.models.handle import load_tokenizer, resolve
 from holdfast.pipeline import read_data, unaligned_of
+from holdfast.records.weights_at_hand import NotAtHandError, content_at_hand
 from holdfast.screening.plan import plan_asking
-from holdfast.stages.certifiable import certify_note, openings_note
+from holdfast.stages.certifiable import asked_note, bundled_share, certify_note, openings_note
 from holdfast.stages.estimate import Side, Size, Steps, architecture, memory, model_size, passes_beside, steps, work
+from holdfast.stages.hold import share_scope
 from holdfast.stages.prepare import Prepared, row_counts
 from holdfast.trainers.support import require_supported_arguments
 
@@ -77,6 +79,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
         "preset": [dataclasses.asdict(entry) for entry in describe_preset(config.preset)] if config.preset else [],
         "task": {"rows": len(data.task), **task},
         "safety": described,
+        "asked": {name: _asked(config, name, data, limits[name], trust_remote_code) for name in config.prompt_sets},
         "harmful": harmful,
         "unaligned": unaligned,
         "asking": plan_asking(data.task, screening_settings(config)).to_json() if watches(config) else None,
@@ -112,6 +115,28 @@ def _notes(config: RunConfig, name: str, split: Split, alpha: float) -> dict[str
         "certify_note": certify_note(split.record, alpha=alpha, openings=openings),
         "openings_note": openings_note(block.data, split.certify, openings=openings, run=run),
     }
+
+
+def _asked(
+    config: RunConfig, name: str, data: Prepared, limit: ChanceConstraint, trust_remote_code: bool
+) -> dict[str, Any]:
+    """What is known of a set before its model is asked: what it will be asked, its limit, and who opened its prompts.
+
+    Openings are known where the model's weights are on this machine.
+    """
+    block = config.safety[name]
+    prompts, openings = list(block.prompts or ()), block.openings
+    found = {
+        "prompts": prompts, "keep": block.keep, "constraint_text": limit.describe(),
+        "certify_note": asked_note(prompts, alpha=limit.alpha, openings=openings), "openings_note": None,
+    }  # fmt: skip
+    try:
+        before = content_at_hand(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
+    except NotAtHandError:
+        return found
+    scope, certify = share_scope(before, data.task), bundled_share(prompts)
+    note = openings_note(None, certify, openings=openings, run=config.output_dir, scope=scope)
+    return found | {"openings_note": note}
 
 
 def _side_kind(needs: frozenset[str], beside: int) -> str:

@@ -14,11 +14,14 @@ from holdfast.core.files import write_text
 from holdfast.report.behaviour import behaviour_view
 from holdfast.report.evidence import Evidence, SafetyEvidence
 from holdfast.report.facts import facts
+from holdfast.report.screening import screening_lines
 from holdfast.report.verdict import claim, verdict
 from holdfast.report.views import figure_rows
 from holdfast.report.wording import markdown
 
 MARKER = CARD_MARKER
+CLAIM_LENGTH = 2000
+"""The whole sentence of a certificate: what it leaves out at its end is what limits it."""
 _FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _FENCED = re.compile(r"^```.*?^```\s*$", re.DOTALL | re.MULTILINE)
@@ -87,9 +90,10 @@ def card_text(evidence: Evidence) -> str:
     parts = [
         f"---\n{front}\n---\n{MARKER}",
         "# Fine-tuned model, measured by holdfast",
-        markdown(claim(evidence)),
+        markdown(claim(evidence), CLAIM_LENGTH),
         f"**{markdown(found.title)}.** {markdown(found.reason)}",
         *_behaviour(evidence),
+        *_screening(evidence),
         *(_figures(evidence, one) for one in evidence.sets if one.figures or one.certificate),
         "## How it was made",
         "\n".join(f"- {markdown(fact.name)}: {markdown(_public(fact.value))}" for fact in facts(evidence))
@@ -135,6 +139,12 @@ def _behaviour(evidence: Evidence) -> list[str]:
         return []
     lines = [*view.lines, *([view.way_back] if view.way_back else [])]
     return ["## Behaviour", "\n".join(f"- {markdown(words)}" for words in lines)]
+
+
+def _screening(evidence: Evidence) -> list[str]:
+    """What was found before training; nothing where the model was not asked."""
+    lines = screening_lines(evidence)
+    return ["## Screening before training", "\n".join(f"- {markdown(words)}" for words in lines)] if lines else []
 
 
 def _figures(evidence: Evidence, one: SafetyEvidence) -> str:

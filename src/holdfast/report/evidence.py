@@ -162,6 +162,7 @@ class SafetyEvidence:
         beside: the figures of the other audit, `beside_origin`, which count for the verdict too.
         audits_note: which audit is shown, and whether the other one counts; empty where there is one only.
         closed: ids of the certify split: nothing about them is ever shown.
+        keep: of a set that was built by asking, which replies it holds: `refusals` or `answers`.
     """
 
     name: str
@@ -180,6 +181,7 @@ class SafetyEvidence:
     certificate: CertificateFigures | None = None
     source: Source | None = None
     closed: frozenset[str] = frozenset()
+    keep: str = ""
 
     @property
     def headline(self) -> Figures | None:

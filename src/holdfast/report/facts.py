@@ -64,10 +64,18 @@ def _block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _safety_places(config: Mapping[str, Any]) -> str | None:
     block = _block(config, "safety")
-    if "data" in block:
-        return str(block["data"])
-    places = [str(inner.get("data")) for inner in block.values() if isinstance(inner, Mapping)]
+    if "data" in block or "keep" in block:
+        return _safety_place(block)
+    places = [_safety_place(inner) for inner in block.values() if isinstance(inner, Mapping)]
     return ", ".join(places) or None
+
+
+def _safety_place(block: Mapping[str, Any]) -> str:
+    """A file or hub id; of a set that was built by asking, what the model was asked."""
+    prompts = block.get("prompts")
+    if isinstance(prompts, list):
+        return f"{block.get('keep')} of the model before, asked {', '.join(map(str, prompts))}"
+    return str(block.get("data"))
 
 
 def _audited(evidence: Evidence) -> list[Fact]:

@@ -112,7 +112,7 @@ def _safety_blocks(config: Mapping[str, Any] | None) -> dict[str, Mapping[str, A
     block = (config or {}).get("safety")
     if not isinstance(block, Mapping):
         return {}
-    if isinstance(block.get("data"), str):
+    if isinstance(block.get("data"), str) or isinstance(block.get("prompts"), list):
         return {SINGLE: block}
     return {require_name(name, CONFIG_NAME): inner for name, inner in block.items() if isinstance(inner, Mapping)}
 
@@ -163,6 +163,7 @@ def _safety(
         certificate=certificate,
         source=_source(block, audit),
         closed=frozenset(split.ids["certify"]) if split is not None else frozenset(),
+        keep=str((block or {}).get("keep") or ""),
     )
 
 
@@ -261,7 +262,7 @@ def _missing(
     audit = f"holdfast audit {folder}" if trained else "holdfast audit --before A --after B --safety FILE"
     if any(one.table is None for one in sets):
         found.append(Missing("No audit.parquet: the degradation of single examples is unknown.", audit))
-    if any(one.certificate is None for one in sets):
+    if any(one.certificate is None for one in sets if one.keep != "answers"):  # a certificate of refusals is the run's
         certify = f"holdfast certify {folder}" if trained else "holdfast certify --before A --after B --prompts FILE"
         found.append(Missing("No certificate.json: the claim was measured, not certified.", certify))
     return tuple(found)

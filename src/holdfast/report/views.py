@@ -23,6 +23,7 @@ from holdfast.report.evidence import (
     SafetyEvidence,
 )
 from holdfast.report.facts import Fact, facts, hashes
+from holdfast.report.screening import screening_lines
 from holdfast.report.svg import Size
 from holdfast.report.training import EVENTS, course, training_chart
 from holdfast.report.verdict import Verdict, claim, set_claim, set_verdict, verdict
@@ -88,6 +89,7 @@ class RunView:
     named: bool
     sets: list[SetView]
     kept: BehaviourView | None
+    screened: list[str]
     missing: tuple[Missing, ...]
     facts: list[Fact]
     hashes: list[Fact]
@@ -105,6 +107,7 @@ def run_view(evidence: Evidence, *, label: str, anchor: str, text: bool) -> RunV
         named=evidence.named,
         sets=[_set_view(evidence, one, text) for one in evidence.sets],
         kept=behaviour_view(evidence),
+        screened=screening_lines(evidence),
         missing=evidence.missing,
         facts=facts(evidence),
         hashes=hashes(evidence),

@@ -43,9 +43,9 @@ def one_line(text: str, limit: int = 300) -> str:
     return visible(" ".join(text.split()), limit)
 
 
-def markdown(text: str) -> str:
+def markdown(text: str, limit: int = 300) -> str:
     """Text that Markdown and HTML both show as it is: no markup, no link, no table cell of its own."""
-    shown = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    shown = one_line(text, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
     return re.sub(r"(?i)\bwww\.", r"www\\.", _MARKDOWN.sub(r"\\\1", shown))
 
 

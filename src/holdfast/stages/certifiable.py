@@ -13,8 +13,9 @@ from holdfast.certification.public_prompts import ScopedLedger
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import unwritable
 from holdfast.core.percent import exact_percent
-from holdfast.data.bundled import public_ids
-from holdfast.data.examples import Example
+from holdfast.data.bundled import KINDS, bundled, public_ids
+from holdfast.data.examples import Example, prompt_text
+from holdfast.data.near_duplicates import clusters
 from holdfast.data.prompt_marks import prompt_marks
 from holdfast.data.split_record import SplitRecord
 
@@ -32,11 +33,33 @@ def certify_note(record: SplitRecord, *, alpha: float, openings: int) -> str | N
         alpha: the share of prompts that may regress.
         openings: how often the share may be opened; each opening gets an equal part of the allowed error.
     """
-    n = record.clusters["certify"]
+    share = record.fractions[2] if record.fractions is not None else 0.0
+    return _enough_note(record.clusters["certify"], record.counts["certify"], share, alpha=alpha, openings=openings)
+
+
+def bundled_share(prompts: Sequence[str]) -> list[Example]:
+    """The certify prompts that a set has before its model is asked: whole bundled kinds of the sources it names."""
+    return [example for name in prompts if name in KINDS for example in bundled(name, "certify")]
+
+
+def asked_note(prompts: Sequence[str], *, alpha: float, openings: int) -> str | None:
+    """`certify_note` of a set whose model was not asked yet: of the bundled prompts alone.
+
+    Only those count that the model before refuses (or answers), which nobody knows yet.
+    """
+    certify = bundled_share(prompts)
+    if not certify:
+        return "no bundled prompts: certify prompts can come from dropped task rows alone, once the model is asked"
+    groups = len(set(clusters([prompt_text(example) for example in certify])))
+    return _enough_note(groups, len(certify), 0.0, alpha=alpha, openings=openings)
+
+
+def _enough_note(n: int, rows: int, share: float, *, alpha: float, openings: int) -> str | None:
+    """The note on `n` groups of `rows` certify prompts, a share of the safety prompts."""
     if n == 0:
         return "no certify share: this run cannot be certified"
     allowed = most_regressions(n, alpha, CONFIDENCE, parts=openings)
-    once = "" if n == record.counts["certify"] else " (near-duplicates count once)"
+    once = "" if n == rows else " (near-duplicates count once)"
     if allowed is not None:
         return f"{n} certify prompts{once}: none may regress" if allowed == 0 else None
     over = f" over {openings} openings" if openings > 1 else ""
@@ -45,7 +68,6 @@ def certify_note(record: SplitRecord, *, alpha: float, openings: int) -> str | N
         needed = fewest_prompts(alpha, CONFIDENCE, parts=openings)
     except ConfigError as error:
         return f"{claim} confidence{over}: {error.what}"
-    share = record.fractions[2] if record.fractions is not None else 0
     total = f" (about {math.ceil(needed / share - 1e-9)} safety prompts at these fractions)" if share else ""
     return f"{claim} confidence{over}: {needed} are needed{total}"
 

@@ -1,0 +1,47 @@
+"""Finished runs on the hand-built model that refuses prompts with one word in them: `safety: auto`, and its like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests import behaving
+
+HELD = """\
+safety:
+  refusals: {prompts: [task, probes], keep: refusals, openings: OPENINGS}
+  answers: {prompts: [everyday, borderline], keep: answers, openings: OPENINGS}
+conflicts: drop
+"""
+
+
+def write_task(path: Path, poison: int, clean: int, *, seed: int = 1) -> Path:
+    """`poison` rows whose prompt is refused and whose target complies, and `clean` ones."""
+    rows = [row | {"completion": behaving.ANSWER} for row in behaving.rows(poison, seed=seed)]
+    rows += behaving.rows(clean, seed=seed + 1000, trigger=False)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_run_file(folder: Path, model: Path, task: Path, *, openings: int | None = None) -> Path:
+    """Model, task and output_dir; with `openings`, the sets spelled out, and every conflict dropped."""
+    held = "" if openings is None else HELD.replace("OPENINGS", str(openings))
+    path = folder / "run.yaml"
+    path.write_text(f"model: {model}\ntask: {{data: {task}}}\noutput_dir: {folder / 'out'}\n{held}", encoding="utf-8")
+    return path
+
+
+def train(run_file: Path, *overrides: str) -> Path:
+    """The run, after one step; returns its folder."""
+    from holdfast.config import load_config
+    from holdfast.pipeline import run
+
+    quick = ["train.max_steps=1", "train.use_cpu=true", "train.bf16=false", "monitor.prompts=20", "dtype=float32"]
+    return run(load_config(run_file, [*quick, *overrides])).folder
+
+
+def refused(prompt: Any) -> bool:
+    """What the model does with a prompt, known from how it was built."""
+    turns = [prompt] if isinstance(prompt, str) else [turn["content"] for turn in prompt]
+    return any(behaving.TRIGGER in text.split() for text in turns)
