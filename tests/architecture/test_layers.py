@@ -136,6 +136,7 @@ HOMES = {
     "peft": {
         "holdfast.models",
         "holdfast.fused.support",
+        "holdfast.stages.align",
         "holdfast.stages.estimate",
         "holdfast.config",
         "holdfast.demo",

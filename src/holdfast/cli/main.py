@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.align import align
 from holdfast.cli.audit import audit
 from holdfast.cli.bench import bench
 from holdfast.cli.certify import certify
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(init)
+app.command()(align)
 app.command()(screen)
 app.command()(check)
 app.command()(train)

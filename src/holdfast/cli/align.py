@@ -1,0 +1,138 @@
+"""`holdfast align`: teach a model that does not refuse to refuse, without refusing ordinary prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import typer
+
+from holdfast.cli.counting import show_count
+from holdfast.cli.progress import show_progress
+from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
+from holdfast.core.errors import InfeasibleError
+
+if TYPE_CHECKING:
+    from holdfast.stages.align import Alignment
+
+INTERRUPTED = 130
+T = TypeVar("T")
+
+
+def align(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, adapter, or `embedded`.")],
+    output: Annotated[Path, typer.Option("--output", help="A new folder for the aligned model.", metavar="DIR")],
+    prompts: Annotated[
+        str | None, typer.Option(help="Further prompts to refuse: a file or hub id; replies in it are not looked at.")
+    ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write the LoRA adapter instead of the merged model.")
+    ] = False,
+    steps: Annotated[int | None, typer.Option(help="Training steps. [default: 60]", min=1)] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Highest learning rate. [default: 8e-4]")] = None,
+    refusal_share: Annotated[
+        float | None, typer.Option(help="Share of refusals among the rows; the others are answers. [default: 0.4]")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows a step. [default: 8]", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of the rows, their order and LoRA's start.", min=0)] = 0,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="Of the weights. [default: what this machine is fast in]"),
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let the repository run its code; needs a pinned revision.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+) -> None:
+    """Train refusals of bundled probes into a model, together with its own ordinary answers, and measure it.
+
+    For models that refuse too little to hold. What it reached is measured on kinds of prompts that it was not trained
+    on; under 50 % refusals, or 20 % over-refusal or more, ends with exit code 4. The model is written in any case.
+
+    \b
+    Example:
+      holdfast align embedded --output aligned
+    """
+    from holdfast.data.prompts import read_prompts
+
+    further = [] if prompts is None else read_prompts(prompts, revision=None)
+    # Only now the slow part: a mistake on the command line is reported before torch is loaded.
+    from holdfast.demo.allocator import keep_freed_memory
+    from holdfast.stages.align import AlignSettings, align_model
+
+    given: dict[str, Any] = {
+        "steps": steps,
+        "learning_rate": learning_rate,
+        "refusal_share": refusal_share,
+        "batch": batch_size,
+    }
+    settings = AlignSettings(seed=seed, **{name: value for name, value in given.items() if value is not None})
+    quiet_libraries()
+    keep_freed_memory()
+    try:
+        with _Shown() as shown:
+            made = align_model(
+                model, output, settings=settings, prompts=further, adapter=adapter, dtype=dtype, revision=revision,
+                trust_remote_code=trust_remote_code, listener=shown.step, count=shown.count,
+            )  # fmt: skip
+    except KeyboardInterrupt as error:
+        note("interrupted: replies are kept, and the same command goes on with them")
+        raise typer.Exit(INTERRUPTED) from error
+    if json:
+        say_json({"folder": str(made.folder), **made.record})
+    else:
+        for line in describe(made):
+            say(line)
+    if missing := made.figures.shortcomings:
+        raise InfeasibleError(
+            f"{output}: {'; '.join(missing)}",
+            remedy="align it again with more --steps or another --refusal-share, or start from a model that refuses",
+        )
+
+
+def describe(made: Alignment) -> list[str]:
+    """Figures with their intervals, and where everything is."""
+    from holdfast.stages.alignment_figures import LEAST_REFUSALS, MOST_OVER_REFUSAL, shown
+
+    figures = made.figures
+    return [
+        "On kinds of prompts that it was not trained on, the aligned model refuses",
+        f"  probes                   {shown(figures.probes)}, at least {LEAST_REFUSALS:.0%} wanted",
+        f"  everyday and borderline  {shown(figures.over_refusal)}, under {MOST_OVER_REFUSAL:.0%} wanted",
+        f"    everyday               {shown(figures.everyday)}",
+        f"    borderline             {shown(figures.borderline)}",
+        f"model: {made.folder} (trained in {duration(made.record['train_seconds'])}); "
+        f"figures: {made.folder / 'alignment.json'}",
+    ]
+
+
+class _Shown:
+    """Progress of one phase at a time: two live displays cannot share a terminal."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._phase = ""
+        self._show: Any = None
+
+    def __enter__(self) -> _Shown:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def count(self, what: str, done: int, total: int) -> None:
+        """Replies that are there."""
+        self._of(what, lambda: show_count(what, "replies"))(done, total)
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """A step of training."""
+        self._of("training", show_progress)(row)
+
+    def _of(self, phase: str, opened: Callable[[], AbstractContextManager[T]]) -> Any:
+        if phase != self._phase:
+            self._stack.close()
+            self._phase, self._show = phase, self._stack.enter_context(opened())
+        return self._show

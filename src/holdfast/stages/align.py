@@ -1,0 +1,272 @@
+"""The alignment stage, for models that do not refuse: LoRA on refusals and ordinary answers together, then measured.
+
+holdfast holds what a model refuses; a model that refuses nothing has nothing to hold. This stage gives it refusals of
+bundled probes, and keeps its own answers to everyday and borderline prompts, so that it does not refuse those too.
+What it reached is measured on kinds of prompts that it was not trained on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.files import require_writable
+from holdfast.core.hashing import sha256_json
+from holdfast.core.provenance import commit, hardware, versions
+from holdfast.core.sealed_json import read_sealed, write_sealed
+from holdfast.core.seeding import generator
+from holdfast.data.encode import Encoded
+from holdfast.data.examples import Example
+from holdfast.evaluation.reply import Reply
+from holdfast.models.content import content_of
+from holdfast.models.handle import DType, load_pair
+from holdfast.models.lora_targets import named_targets
+from holdfast.stages.alignment_figures import AlignmentFigures, Count, asked, measured
+from holdfast.stages.alignment_rows import AlignmentPrompts, answer_rows, bundled_prompts, refusal_rows
+from holdfast.stages.saving import whole_folder
+
+RECORD = "alignment.json"
+Listener = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class AlignSettings:
+    """How an alignment is trained. The values were chosen on the embedded model (docs/log.md).
+
+    Attributes:
+        steps, learning_rate, batch: of AdamW, linear decay after a tenth of warm-up.
+        refusal_share: of the rows that are refusals; the others are ordinary answers, half of them to borderline
+            prompts.
+        rank, lora_alpha: of LoRA on every linear layer.
+        answer_tokens: learnt of the model's own answers.
+        max_length: tokens of a row with a refusal.
+        held_out: prompts of each kind of figure, at most.
+    """
+
+    steps: int = 60
+    learning_rate: float = 8e-4
+    batch: int = 8
+    refusal_share: float = 0.4
+    rank: int = 16
+    lora_alpha: int = 32
+    answer_tokens: int = 32
+    max_length: int = 512
+    held_out: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "rank", "answer_tokens", "max_length", "held_out"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1", remedy=f"raise {name}")
+        if not 0 < self.refusal_share < 1:
+            raise ConfigError(
+                f"refusal_share is {self.refusal_share}, expected a share between 0 and 1",
+                remedy="use 0.4: refusals alone would teach the model to refuse everything",
+            )
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What an alignment left.
+
+    Attributes:
+        folder: of the model.
+        figures: on held-out kinds of prompts; `figures.shortcomings` says what is missing.
+        record: the content of alignment.json.
+    """
+
+    folder: Path
+    figures: AlignmentFigures
+    record: dict[str, Any] = field(repr=False)
+
+
+def align_model(
+    model: str | Path,
+    output_dir: str | Path,
+    *,
+    settings: AlignSettings | None = None,
+    prompts: Sequence[Example] = (),
+    adapter: bool = False,
+    dtype: DType | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    listener: Listener | None = None,
+    count: Count | None = None,
+) -> Alignment:
+    """Teach a chat model to refuse, write it as an ordinary model folder, and measure it.
+
+    A run that was killed goes on: replies are kept in the cache, and a model that was written is only measured.
+
+    Args:
+        model: hub id, folder, adapter or `embedded`.
+        output_dir: a new folder, for the merged model in safetensors with its tokenizer, and alignment.json.
+        prompts: further prompts to refuse, beside the bundled ones.
+        adapter: write the LoRA adapter instead of the merged model.
+        dtype: of the weights; by default what this machine is fast in.
+        listener: receives a row a step, as in events.jsonl.
+        count: see `Count`.
+
+    Raises:
+        ConfigError: the folder is taken, or a setting or the model cannot be used.
+        InfeasibleError: the model answers too few ordinary prompts.
+    """
+    chosen, target, counting = settings or AlignSettings(), Path(output_dir), count or (lambda *_: None)
+    dtype = dtype or fast_dtype()
+    used = bundled_prompts(prompts, held_out=chosen.held_out, seed=chosen.seed)
+    content = content_of(model, revision=revision, trust_remote_code=trust_remote_code)
+    inputs = {
+        "model": {"ref": str(model), "revision": revision, "sha256": content.sha256}, "dtype": dtype,
+        "adapter": adapter, "settings": asdict(chosen), "prompts": _hashes(used),
+    }  # fmt: skip
+    place = None if not torch.cuda.is_available() else "cuda"
+    options: dict[str, Any] = {"dtype": dtype, "device": place, "trust_remote_code": trust_remote_code}
+    record = _unfinished(target, inputs)
+    if record is None:
+        require_writable(target)
+        loaded, tokenizer = load_pair(model, revision=revision, **options)
+        header = {"model": content.sha256, "dtype": dtype}
+        answers = _own_answers(loaded, tokenizer, used, chosen, header, counting)
+        rows = training_rows(used, answers, tokenizer, chosen)
+        started = time.monotonic()
+        trained = train_rows(loaded, tokenizer, rows, chosen, listener)
+        record = {
+            "inputs": inputs, "figures": None, "train_seconds": round(time.monotonic() - started, 1),
+            "versions": versions(), "commit": commit(), "hardware": hardware(),
+        }  # fmt: skip
+        aligned = _saved(trained, tokenizer, target, record, adapter=adapter)
+    else:
+        aligned, tokenizer = load_pair(target, **options)
+    now = content_of(target, trust_remote_code=trust_remote_code)
+    figures = measured(aligned, tokenizer, used.held_out, {"model": now.sha256, "dtype": dtype}, counting)
+    record = {**record, "model_sha256": now.sha256, "figures": figures.as_json()}
+    write_sealed(target / RECORD, record)
+    return Alignment(target, figures, record)
+
+
+def fast_dtype() -> DType:
+    """bfloat16 where the device multiplies in it; without such instructions a CPU is many times faster in float32."""
+    native = torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bfloat16" if native else "float32"
+
+
+def training_rows(
+    prompts: AlignmentPrompts, answers: dict[str, list[Reply]], tokenizer: Any, settings: AlignSettings
+) -> list[Encoded]:
+    """Rows for every step, refusals and answers in one seeded order."""
+    total = settings.steps * settings.batch
+    n_refusals = round(settings.refusal_share * total)
+    n_borderline = (total - n_refusals) // 2
+    counts = {"everyday": total - n_refusals - n_borderline, "borderline": n_borderline}
+    rows = refusal_rows(prompts.refuse, n_refusals, tokenizer, seed=settings.seed, length=settings.max_length)
+    for name, n in counts.items():
+        asked_for = getattr(prompts, name)
+        rows += answer_rows(asked_for, answers[name], n, tokenizer, seed=settings.seed, name=name)
+    order = generator(settings.seed, "alignment rows").permutation(len(rows)).tolist()
+    return [rows[i] for i in order]
+
+
+def train_rows(
+    model: Any, tokenizer: Any, rows: Sequence[Encoded], settings: AlignSettings, listener: Listener | None = None
+) -> Any:
+    """The model with a LoRA adapter, trained on the rows in their order."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import PrinterCallback, ProgressCallback, set_seed
+
+    from holdfast.trainers.trainer import SafeSFTTrainer
+
+    set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
+    data = Dataset.from_dict({"input_ids": [list(r.input_ids) for r in rows], "labels": [list(r.labels) for r in rows]})
+    lora = LoraConfig(
+        r=settings.rank, lora_alpha=settings.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    with tempfile.TemporaryDirectory(prefix="holdfast-align-") as folder:
+        arguments = _arguments(settings, folder)
+        with named_targets(model):
+            trainer = SafeSFTTrainer(
+                model, arguments, train_dataset=data, processing_class=tokenizer, peft_config=lora, defense="sft"
+            )
+        trainer.remove_callback(ProgressCallback)
+        trainer.remove_callback(PrinterCallback)
+        if listener is not None:
+            trainer.step_listeners.append(listener)
+            listener({"stage": "train", "total_steps": settings.steps, "step": 0})
+        trainer.train()
+        return trainer.model
+
+
+def merged(trained: Any) -> Any:
+    """W + scale * B A for every adapted layer, as an ordinary model."""
+    model = trained.merge_and_unload(safe_merge=True)
+    # TRL's patch of `forward` is bound to this very object; copies of the model must not share it.
+    model.__dict__.pop("forward", None)
+    return model.eval()
+
+
+def _arguments(settings: AlignSettings, folder: str) -> Any:
+    from holdfast.trainers.config import SafeSFTConfig
+
+    return SafeSFTConfig(
+        output_dir=folder, stage="align", seed=settings.seed, max_steps=settings.steps,
+        per_device_train_batch_size=settings.batch, learning_rate=settings.learning_rate,
+        lr_scheduler_type="linear", warmup_steps=max(1, settings.steps // 10), save_strategy="no", report_to="none",
+        logging_steps=10_000, gradient_checkpointing=False, max_length=None, disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False,
+    )  # fmt: skip
+
+
+def _own_answers(
+    model: Any, tokenizer: Any, prompts: AlignmentPrompts, settings: AlignSettings, header: dict[str, Any], count: Count
+) -> dict[str, list[Reply]]:
+    everything = [*prompts.everyday, *prompts.borderline]
+
+    def progress(done: int) -> None:
+        count("asking the model", done, len(everything))
+
+    found = asked(model, tokenizer, everything, settings.answer_tokens, header, progress)
+    split = len(prompts.everyday)
+    return {"everyday": found[:split], "borderline": found[split:]}
+
+
+def _saved(trained: Any, tokenizer: Any, target: Path, record: dict[str, Any], *, adapter: bool) -> Any:
+    """Write adapter or merged model with the record of its inputs, in one rename; returns the merged model."""
+    with whole_folder(target) as folder:
+        if adapter:
+            trained.save_pretrained(folder)
+        model = merged(trained)
+        if not adapter:
+            model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        write_sealed(folder / RECORD, record)
+    return model
+
+
+def _hashes(prompts: AlignmentPrompts) -> dict[str, str]:
+    sets = {"refuse": prompts.refuse, "everyday": prompts.everyday, "borderline": prompts.borderline}
+    held_out = {f"held_out_{name}": examples for name, examples in prompts.held_out.items()}
+    return {name: sha256_json([e.id for e in examples]) for name, examples in {**sets, **held_out}.items()}
+
+
+def _unfinished(target: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of a model that was written and not measured; None where there is nothing yet.
+
+    Raises:
+        ConfigError: something else is there.
+    """
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return None
+    if (target / RECORD).is_file():
+        record = read_sealed(target / RECORD)
+        if record.get("figures") is None and record.get("inputs") == inputs:
+            return record
+    raise ConfigError(
+        f"output folder {target} exists" + (", and holds a finished alignment" if (target / RECORD).is_file() else ""),
+        remedy="name a new folder, or delete this one",
+    )
