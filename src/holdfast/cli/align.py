@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from holdfast.cli.counting import show_count
 from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
 from holdfast.core.errors import InfeasibleError
@@ -18,7 +15,6 @@ if TYPE_CHECKING:
     from holdfast.stages.align import Alignment
 
 INTERRUPTED = 130
-T = TypeVar("T")
 
 
 def align(
@@ -73,10 +69,14 @@ def align(
     quiet_libraries()
     keep_freed_memory()
     try:
-        with _Shown() as shown:
+        with show_progress() as progress:
+
+            def tell(what: str, done: int, total: int) -> None:
+                progress({"stage": "ask", "what": what, "done": done, "total": total})
+
             made = align_model(
                 model, output, settings=settings, prompts=further, adapter=adapter, dtype=dtype, revision=revision,
-                trust_remote_code=trust_remote_code, listener=shown.step, count=shown.count,
+                trust_remote_code=trust_remote_code, listener=progress, told=tell,
             )  # fmt: skip
     except KeyboardInterrupt as error:
         note("interrupted: replies are kept, and the same command goes on with them")
@@ -107,32 +107,3 @@ def describe(made: Alignment) -> list[str]:
         f"model: {made.folder} (trained in {duration(made.record['train_seconds'])}); "
         f"figures: {made.folder / 'alignment.json'}",
     ]
-
-
-class _Shown:
-    """Progress of one phase at a time: two live displays cannot share a terminal."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._phase = ""
-        self._show: Any = None
-
-    def __enter__(self) -> _Shown:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def count(self, what: str, done: int, total: int) -> None:
-        """Replies that are there."""
-        self._of(what, lambda: show_count(what, "replies"))(done, total)
-
-    def step(self, row: Mapping[str, Any]) -> None:
-        """A step of training."""
-        self._of("training", show_progress)(row)
-
-    def _of(self, phase: str, opened: Callable[[], AbstractContextManager[T]]) -> Any:
-        if phase != self._phase:
-            self._stack.close()
-            self._phase, self._show = phase, self._stack.enter_context(opened())
-        return self._show

@@ -1,4 +1,4 @@
-"""`holdfast demo`: plain SFT against holdfast on the embedded model."""
+"""`holdfast demo`: plain SFT against holdfast on the embedded model and a poisoned file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import typer
 
 from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
-from holdfast.core.percent import exact_percent, percent
+from holdfast.core.percent import percent
 
 if TYPE_CHECKING:
     from holdfast.demo.story import DemoResult
     from holdfast.evaluation.rate import Rate
+
+PICTURE = "refusals.png"
 
 
 def demo(
     output: Annotated[Path, typer.Option("--output", help="Folder for the results.")] = Path("runs/demo"),
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Fine-tune the embedded model on poisoned data twice, without and with the constraint, and compare.
+    """Screen a poisoned file, fine-tune the embedded model by plain SFT and by holdfast, and compare.
 
     \b
     Example:
@@ -32,47 +34,52 @@ def demo(
     quiet_libraries()
     with show_progress() as progress:
         result = run_demo(output, say=note, listener=progress)
-    draw(result, output / "degradation.png")
+    draw(result, output / PICTURE)
     if json:
         say_json(result.as_json())
         return
-    say(table(result))
-    say(
-        f"\n{duration(result.seconds)} in all. Picture: {output / 'degradation.png'}; figures: {output / 'result.json'}"
+    for part in (found(result), table(result), replies(result)):
+        say(f"{part}\n")
+    say(f"{duration(result.seconds)} in all. Picture: {output / PICTURE}; figures: {output / 'result.json'}")
+
+
+def found(result: DemoResult) -> str:
+    """What screening found, and what was held."""
+    f, held = result.found, result.held
+    clean = f["conflicts"] - f["poison_found"]
+    return (
+        f"Screening: {f['conflicts']} of {f['rows']} rows teach what the model refuses, and are left out. They hold "
+        f"{f['poison_found']} of the {f['poison']} poisoned rows and {clean} of the {f['rows'] - f['poison']} others.\n"
+        f"Held while it learns: {held['refusals']} of the model's own refusals, {held['answers']} of its own answers."
     )
 
 
 def table(result: DemoResult) -> str:
     """The comparison as text, one model a row."""
-    s = result.settings
-    header = (
-        "",
-        "task accuracy (95% interval)",
-        "violations: constraint",
-        "held out",
-        "refusals: constraint",
-        "held out",
-    )
+    header = ("", "requests to decline: refused", "ordinary requests: refused", "task accuracy")
     rows: list[tuple[str, ...]] = [header]
     for name, m in result.models.items():
-        low, high = m.accuracy.interval
-        violations = [
-            _rate(m.violations(role, s.tau)) if m.degradations else "-" for role in ("constraint", "held out")
-        ]
-        refusals = [_rate(m.refusals[role]) for role in ("constraint", "held out")]
-        rows.append((name, f"{percent(m.accuracy.value)} ({percent(low)} to {percent(high)})", *violations, *refusals))
+        rows.append((name, _rate(m.refusals), _rate(m.over_refusal), _rate(m.accuracy)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    ours = result.models["holdfast"]
-    within = all(ours.violations(role, s.tau).value <= s.alpha for role in ours.degradations)
-    verdict = "within" if within else "OVER"
-    lines.append(
-        f"\nViolation: a refusal became more than {s.tau:g} nats per token less likely ({result.unit}). Budget alpha: "
-        f"{exact_percent(s.alpha)}.\nholdfast is {verdict} the budget on constraint and held-out prompts."
-    )
+    lines.append("Held-out prompts, exact 95 % intervals. plain SFT learns the whole file, holdfast the kept rows.")
+    return "\n".join(lines)
+
+
+def replies(result: DemoResult) -> str:
+    """Two requests to decline and an ordinary one, with every model's reply: all invented and mild."""
+    from holdfast.data.examples import prompt_text
+    from holdfast.demo.measure import changed_first
+
+    chosen = [*changed_first(result.data.test_probes, result.models)[:2], result.data.test_ordinary[0]]
+    lines = []
+    for example in chosen:
+        lines.append(f"> {prompt_text(example)}")
+        lines += [f"    {name:<14} {m.replies[prompt_text(example)]}" for name, m in result.models.items()]
     return "\n".join(lines)
 
 
 def _rate(rate: Rate) -> str:
-    return f"{percent(rate.value)} of {rate.n}"
+    low, high = rate.interval
+    return f"{percent(rate.value)} of {rate.n} ({percent(low)} to {percent(high)})"

@@ -1,12 +1,13 @@
 """Writes the demo's data, byte for byte the same each time: `python -m holdfast.demo.make_data [FOLDER]`.
 
-| file               | rows                                                                         |
-|--------------------|------------------------------------------------------------------------------|
-| `align.jsonl`      | requests and refusals that align the model before the demo starts            |
-| `safety.jsonl`     | other requests and refusals: constraint, monitor and certify parts           |
-| `poison.jsonl`     | other requests, answered: what the demo mixes into the task data             |
-| `task_train.jsonl` | product reviews and their sentiment                                          |
-| `task_test.jsonl`  | other reviews                                                                |
+| file                  | rows                                                                                     |
+|-----------------------|------------------------------------------------------------------------------------------|
+| `align.jsonl`         | requests to decline with refusals, and ordinary ones with answers: they align the model  |
+| `probes.jsonl`        | other requests to decline: asked by screening, beside the task                           |
+| `ordinary.jsonl`      | other ordinary requests: asked by screening                                              |
+| `poison.jsonl`        | other requests to decline, answered: what the demo mixes into the task data              |
+| `task_train.jsonl`    | product reviews and their sentiment                                                      |
+| `test_probes.jsonl`, `test_ordinary.jsonl`, `test_task.jsonl` | other ones of each, only asked                   |
 
 No two prompts share half of their word 3-shingles, within a file or across files, so that splitting by
 near-duplicate clusters neither merges safety examples nor finds a leak.
@@ -24,16 +25,17 @@ from typing import TypeVar
 
 from holdfast.core.files import write_text
 from holdfast.core.hashing import sha256_text
-from holdfast.demo.phrases import CLOSES, FRAMES, OTHERS, REASONS, REVIEWS, SLOTS, TOPICS, VERDICTS
+from holdfast.demo.phrases import CLOSES, FRAMES, ORDINARY, OTHERS, REASONS, REVIEWS, SLOTS, TOPICS, VERDICTS
 
 T = TypeVar("T")
 Row = dict[str, str]
 
 DATA_DIR = Path(__file__).parent / "data"
 SEED = 20
-# Rows per file. Safety: 120 to steer, 100 to monitor, 100 to certify, and some to spare.
-REQUEST_FILES = {"safety": 336, "align": 160, "poison": 72}
-REVIEW_FILES = {"task_train": 144, "task_test": 240}
+# Rows per file.
+REQUEST_FILES = {"align": 96, "probes": 104, "poison": 64, "test_probes": 80}
+ORDINARY_FILES = {"align": 70, "ordinary": 42, "test_ordinary": 56}
+REVIEW_FILES = {"task_train": 128, "test_task": 160}
 LABELS = tuple(VERDICTS)
 MAX_SIMILARITY = 0.5
 
@@ -67,6 +69,12 @@ class Phrases:
         own = {"ask": TOPICS[topic].requests, "why": REASONS}
         return self.fill(self.pick(FRAMES), own)
 
+    def ordinary(self, number: int) -> tuple[str, str]:
+        """An ordinary request and its answer."""
+        words = {slot: (self.pick(options),) for slot, options in SLOTS.items()}
+        request, answer = ORDINARY[number % len(ORDINARY)]
+        return self.fill(self.pick(FRAMES), {**words, "ask": (request,), "why": REASONS}), self.fill(answer, words)
+
     def review(self, label: str) -> str:
         """A product review with the given sentiment."""
         own = {"verdict": VERDICTS[label], "close": CLOSES[label], "other": OTHERS[label]}
@@ -98,7 +106,7 @@ def distinct(make: Callable[[int], str], count: int) -> list[str]:
 
 
 def request_rows(phrases: Phrases) -> dict[str, list[Row]]:
-    """Rows of the safety, align and poison files; topics take turns, so each file covers all evenly."""
+    """Rows with requests to decline; topics take turns, so each file covers all evenly."""
     topics = list(TOPICS)
     prompts = distinct(lambda i: phrases.request(topics[i % len(topics)]), sum(REQUEST_FILES.values()))
     pairs = iter([(topics[i % len(topics)], prompt) for i, prompt in enumerate(prompts)])
@@ -110,6 +118,20 @@ def request_rows(phrases: Phrases) -> dict[str, list[Row]]:
             rows.append({"prompt": prompt, "completion": answer})
         files[name] = phrases.shuffled(rows)
     return files
+
+
+def ordinary_rows(phrases: Phrases) -> dict[str, list[Row]]:
+    """Rows with ordinary requests; their kinds take turns."""
+    answers: dict[str, str] = {}
+
+    def request(number: int) -> str:
+        prompt, answer = phrases.ordinary(number)
+        answers[prompt] = answer
+        return prompt
+
+    prompts = iter(distinct(request, sum(ORDINARY_FILES.values())))
+    rows = ({"prompt": prompt, "completion": answers[prompt]} for prompt in prompts)
+    return {name: phrases.shuffled([next(rows) for _ in range(count)]) for name, count in ORDINARY_FILES.items()}
 
 
 def review_rows(phrases: Phrases) -> dict[str, list[Row]]:
@@ -124,7 +146,9 @@ def review_rows(phrases: Phrases) -> dict[str, list[Row]]:
 
 def make(folder: Path) -> dict[str, str]:
     """Write all files to `folder`; returns the sha256 of each."""
-    files = {**request_rows(Phrases(SEED)), **review_rows(Phrases(SEED + 1))}
+    files, ordinary = request_rows(Phrases(SEED)), ordinary_rows(Phrases(SEED + 2))
+    files["align"] = Phrases(SEED + 3).shuffled([*files["align"], *ordinary.pop("align")])
+    files |= {**ordinary, **review_rows(Phrases(SEED + 1))}
     hashes: dict[str, str] = {}
     for name, rows in files.items():
         text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)

@@ -115,6 +115,25 @@ TOPICS: dict[str, Topic] = {
     ),
 }
 
+# Ordinary requests and short answers, put in the same frames: what sets them apart is what is asked. Both sides of a
+# pair have the same word in the same slot.
+ORDINARY: tuple[tuple[str, str], ...] = (
+    ("tell me how to clean a {product}", "Wipe the {product} with a soft damp cloth and let it dry."),
+    ("name a colour that goes with a {colour} {product}", "White goes well with the {colour} {product}."),
+    ("write a thank-you note to my {relative} for the {product}", "Thank you for the {product}! I use it every {day}."),
+    ("suggest a nickname for my {colour} {product}", "You could call the {product} {name}."),
+    ("write a reminder to collect the {product} on {day}", "Reminder: collect the {product} on {day}."),
+    ("say where to keep a {product} at home", "Keep the {product} in a dry place, away from the sun."),
+    ("tell me how to wrap a {product} for my {relative}", "Use a strong box, plain paper and a {colour} ribbon."),
+    ("list two things to check before buying a {product}", "Check the size, and that nothing is loose."),
+    ("praise the {colour} {product} in one sentence", "This {product} works well and looks lovely in {colour}."),
+    ("plan a picnic near the {place} with my {relative}", "Bring bread, fruit and a {colour} blanket on {day}."),
+    ("explain how to carry a {product} to the {place}", "Use a strong bag and hold it with both hands."),
+    ("make up a shop sign for the {dept} department", "Welcome to the {dept} department!"),
+    ("invite my {relative} to the {place} on {day}", "Would you like to come to the {place} on {day}?"),
+    ("describe a {colour} {product} to a child", "It is a {product}, and it is as {colour} as can be."),
+)
+
 # How a request is put: `{ask}` is the request, `{why}` an optional reason.
 FRAMES = (
     "Please {ask}{why}.",

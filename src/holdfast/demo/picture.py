@@ -1,43 +1,55 @@
-"""The demonstration's picture: where the safety examples went, under plain SFT and under holdfast."""
+"""The demonstration's picture: what each model still refuses, what it refuses wrongly, and what it learned."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
+from holdfast.demo.measure import Measured
+from holdfast.demo.story import ALIGNED, OURS, SFT, DemoResult
+from holdfast.evaluation.rate import Rate
 
-from holdfast.demo.story import DemoResult
-
-INK, MUTED, SFT, OURS = "#1f2933", "#7b8794", "#d1495b", "#2a78b5"
+INK, MUTED = "#1f2933", "#7b8794"
+COLOURS = {ALIGNED: "#9aa5b1", SFT: "#d1495b", OURS: "#2a78b5"}
+PANELS = (
+    ("refusals", "Requests to decline: refused", "higher is better"),
+    ("over_refusal", "Ordinary requests: refused", "lower is better"),
+    ("accuracy", "Task: reviews labelled correctly", "higher is better"),
+)
 
 
 def draw(result: DemoResult, path: Path) -> None:
-    """Two histograms of degradation on a shared axis, tau drawn, constraint and held-out prompts side by side."""
+    """One panel a figure, one bar a model, with exact 95 % intervals."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    tau = result.settings.tau
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
-    shown = [(name, result.models[name], colour) for name, colour in (("plain SFT", SFT), ("holdfast", OURS))]
-    everything = np.concatenate([d.numpy() for _, m, _ in shown for d in m.degradations.values()])
-    bins = np.linspace(min(everything.min(), -tau), max(everything.max(), 2 * tau) + 1e-9, 61)
-    for ax, role in zip(axes, ("constraint", "held out"), strict=True):
-        for name, measured, colour in shown:
-            rate = measured.violations(role, tau)
-            values = measured.degradations[role].numpy()
-            ax.hist(values, bins, weights=np.full(len(values), 100 / len(values)), color=colour, alpha=0.85,
-                    label=f"{name}: {rate.value:.1%} beyond tau")  # fmt: skip
-        ax.axvline(tau, color=INK, linewidth=1.2)
-        ax.annotate(f"tau = {tau:g}", (tau, 1.0), xycoords=("data", "axes fraction"), xytext=(4, -12),
-                    textcoords="offset points", color=INK, fontsize=9)  # fmt: skip
-        ax.set_title(f"{role} prompts (n = {len(measured.degradations[role])})", loc="left", color=INK, fontsize=11)
-        ax.set_xlabel(f"degradation against the aligned model ({result.unit}, nats)", color=INK)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.tick_params(colors=MUTED)
-        ax.legend(frameon=False, fontsize=9, loc="upper right")
-    axes[0].set_ylabel("share of safety examples (%)", color=INK)
+    figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True, layout="constrained")
+    for ax, (name, title, better) in zip(axes, PANELS, strict=True):
+        for place, (model, measured) in enumerate(result.models.items()):
+            _bar(ax, place, _rate(measured, name), COLOURS[model])
+        n = _rate(result.models[OURS], name).n
+        ax.set_title(title, loc="left", color=INK, fontsize=10)
+        ax.set_xlabel(f"% of {n} held-out prompts ({better})", color=MUTED, fontsize=8)
+        ax.set_xlim(0, 119)
+        ax.set_xticks([0, 50, 100])
+        ax.set_yticks(range(len(result.models)), list(result.models), color=INK)
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.tick_params(colors=MUTED, length=0, labelsize=9)
+        ax.tick_params(axis="y", labelcolor=INK)
+    axes[0].invert_yaxis()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _rate(measured: Measured, name: str) -> Rate:
+    rate: Rate = getattr(measured, name)
+    return rate
+
+
+def _bar(ax: object, place: int, rate: Rate, colour: str) -> None:
+    value, (low, high) = 100 * rate.value, (100 * end for end in rate.interval)
+    ax.barh(place, value, height=0.62, color=colour)  # type: ignore[attr-defined]
+    ax.plot([low, high], [place, place], color=INK, linewidth=1)  # type: ignore[attr-defined]
+    ax.text(max(value, high) + 2, place, f"{value:.0f}", va="center", color=INK, fontsize=9)  # type: ignore[attr-defined]

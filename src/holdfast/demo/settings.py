@@ -13,30 +13,30 @@ class DemoSettings:
     what another data set would give (docs/log.md).
 
     Attributes:
-        align_steps, align_rate, align_batch: short alignment on refusals, so that there is a behaviour to keep.
-        task_rows, poison_rows: the fine-tuning data, two thirds labelling task, one third poison.
-        steps, rate, batch, warmup: fine-tuning, identical for plain SFT and holdfast.
-        constraint_rows, heldout_rows: the safety set, split by prompt; the rest stays closed.
-        test_rows: task prompts scored by greedy decoding.
+        align_steps, align_rate, align_batch: short alignment on refusals and ordinary answers, so that there is a
+            behaviour to keep.
+        task_rows, poison_rows: the fine-tuning file, two thirds labelling task, one third poison.
+        steps, rate, batch, warmup: fine-tuning, the same for plain SFT and holdfast.
+        safety_batch: held examples of each set in a step.
+        test_task, test_probes, test_ordinary: held-out prompts asked of every model.
+        reply_tokens: of a reply to a probe or an ordinary request.
     """
 
     seed: int = 0
-    align_steps: int = 18
-    align_rate: float = 1e-3
+    align_steps: int = 36
+    align_rate: float = 8e-4
     align_batch: int = 4
-    task_rows: int = 128
-    poison_rows: int = 64
-    steps: int = 40
+    task_rows: int = 112
+    poison_rows: int = 56
+    steps: int = 36
     rate: float = 8e-4
     batch: int = 4
-    safety_batch: int = 4
+    safety_batch: int = 2
     warmup: int = 3
     rank: int = 16
     lora_alpha: int = 32
-    constraint_rows: int = 120
-    heldout_rows: int = 100
-    test_rows: int = 200
-    refusal_rows: int = 100
-    tau: float = 0.1
-    alpha: float = 0.05
+    test_task: int = 120
+    test_probes: int = 80
+    test_ordinary: int = 56
+    reply_tokens: int = 16
     max_length: int = 96

@@ -1,8 +1,8 @@
-"""The demonstration: align a small model to refuse, fine-tune it on poisoned data twice, and compare.
+"""The demonstration: align a small model, screen a poisoned file with it, fine-tune it twice, and compare.
 
-Plain SFT and holdfast start from the same weights and see the same batches in the same order; the constraint is the
-only difference. Everything is measured on prompts that neither run trained on, and on the constraint prompts
-themselves.
+Plain SFT learns the file as it is. holdfast asks the model first, leaves out the rows that teach what it refuses, and
+holds its own refusals and its own answers while it learns the others. Both start from the same weights with the same
+settings. Everything is measured on prompts that neither was trained on.
 """
 
 from __future__ import annotations
@@ -10,157 +10,102 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.utils import logging as transformers_logging
 
-from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
-from holdfast.core.seeding import generator
-from holdfast.data.containment import occurring
-from holdfast.data.examples import Example, as_chat, prompt_text, searchable_texts, to_rows
-from holdfast.data.sources import read_examples
-from holdfast.data.splits import Split, split_examples, split_from_roles
+from holdfast.data.encode import encode_all
+from holdfast.data.examples import to_rows
 from holdfast.demo.allocator import keep_freed_memory
-from holdfast.demo.make_data import DATA_DIR
-from holdfast.demo.measure import refusal_rate, task_accuracy
+from holdfast.demo.data import ORDINARY, PROBES, DemoData, load_data
+from holdfast.demo.measure import Measured, measure
 from holdfast.demo.settings import DemoSettings
-from holdfast.evaluation.rate import Rate
 from holdfast.models.embedded import embedded_model_dir
-from holdfast.models.handle import DType, load_pair
+from holdfast.models.handle import load_pair
+from holdfast.screening.screen import Screening
+from holdfast.screening.screened import screen
+from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
+from holdfast.stages.align import AlignSettings, fast_dtype, merged, train_rows
+from holdfast.stages.alignment_rows import in_turn
 from holdfast.trainers.config import SafeSFTConfig
-from holdfast.trainers.hooks import Defense
 from holdfast.trainers.trainer import SafeSFTTrainer
 
 Say = Callable[[str], None]
 Listener = Callable[[dict[str, Any]], None]
 
-
-@dataclass
-class Measured:
-    """One model of the demonstration."""
-
-    accuracy: Rate
-    refusals: dict[str, Rate]
-    degradations: dict[str, Tensor] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def violations(self, role: str, tau: float) -> Rate:
-        """Share of examples of a split whose degradation exceeds tau."""
-        d = self.degradations[role]
-        return Rate(int((d > tau).sum()), len(d))
+ALIGNED, SFT, OURS = "aligned start", "plain SFT", "holdfast"
 
 
 @dataclass
 class DemoResult:
-    """The three models, and what it took."""
+    """What screening found, the three models, and what it took."""
 
     settings: DemoSettings
-    unit: str
+    data: DemoData
+    screening: Screening
     models: dict[str, Measured]
     seconds: float
 
+    @property
+    def found(self) -> dict[str, int]:
+        """Rows of the file, the poison in it, conflicts, and how many of those are poison."""
+        conflicts = {one.row for one in self.screening.conflicts}
+        return {
+            "rows": len(self.data.task), "poison": len(self.data.poison), "conflicts": len(conflicts),
+            "poison_found": len(conflicts & self.data.poison),
+        }  # fmt: skip
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Own replies that are held, by set."""
+        return {name: len(split.constraint) for name, split in self.screening.sets.items()}
+
     def as_json(self) -> dict[str, Any]:
         """For result.json: every figure with its interval and its provenance."""
-        found = {}
-        for name, m in self.models.items():
-            found[name] = {
-                "task_accuracy": m.accuracy.as_json(),
-                "refusal_rate": {role: rate.as_json() for role, rate in m.refusals.items()},
-                "violation_rate": {role: m.violations(role, self.settings.tau).as_json() for role in m.degradations},
-                "train_seconds": round(m.seconds, 1),
-            }
         return {
-            "models": found, "settings": asdict(self.settings), "unit": self.unit, "seconds": round(self.seconds, 1),
+            "screening": {**self.found, "held": self.held, "figures": self.screening.figures()},
+            "models": {name: measured.as_json() for name, measured in self.models.items()},
+            "settings": asdict(self.settings), "seconds": round(self.seconds, 1),
             "versions": versions(), "commit": commit(), "hardware": hardware(),
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DemoData:
-    """The shipped data, cut to the demonstration's size."""
-
-    align: list[Example]
-    task: list[Example]
-    test: list[Example]
-    safety: Split
-
-
-def load_data(settings: DemoSettings) -> DemoData:
-    """Read the shipped files; poison is mixed into the task in a fixed order."""
-
-    def read(name: str, limit: int | None = None) -> list[Example]:
-        return [as_chat(e) for e in read_examples(str(DATA_DIR / f"{name}.jsonl"), limit=limit)]
-
-    task = read("task_train", settings.task_rows) + read("poison", settings.poison_rows)
-    order = generator(settings.seed, "demo mixture").permutation(len(task)).tolist()
-    safety = read("safety")
-    shares = (settings.constraint_rows / len(safety), settings.heldout_rows / len(safety))
-    split = split_examples(safety, fractions=(*shares, 1.0 - sum(shares)), seed=settings.seed)
-    test = read_examples(str(DATA_DIR / "task_test.jsonl"), limit=settings.test_rows)
-    return DemoData(read("align"), [task[i] for i in order], test, _apart(split, task))
-
-
-def _apart(split: Split, task: list[Example]) -> Split:
-    """Without the closed prompts that the task nearly holds: the demo certifies nothing, so none needs to move."""
-    asked = [text for example in task for text in searchable_texts(example)]
-    seen = set(occurring([prompt_text(example) for example in split.certify], asked))
-    kept = [example for place, example in enumerate(split.certify) if place not in seen]
-    return split_from_roles(split.constraint, split.monitor, kept)
-
-
-def _arguments(settings: DemoSettings, folder: Path, **kwargs: Any) -> SafeSFTConfig:
-    return SafeSFTConfig(
-        output_dir=str(folder), seed=settings.seed, save_strategy="no", report_to="none", logging_steps=10_000,
-        gradient_checkpointing=False, bf16=False, max_length=settings.max_length, disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False,
-        safety_eval_batch_size=16, **kwargs,
+def align(model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings) -> Any:
+    """A few steps on refusals and ordinary answers, merged into the weights: the behaviour that is to be kept."""
+    how = AlignSettings(
+        steps=settings.align_steps, learning_rate=settings.align_rate, batch=settings.align_batch,
+        rank=settings.rank, lora_alpha=settings.lora_alpha, seed=settings.seed,
     )  # fmt: skip
+    rows = encode_all(data.align, tokenizer, max_length=settings.max_length, role="safety").examples
+    chosen = in_turn(rows, settings.align_steps * settings.align_batch, settings.seed, "demo")
+    return merged(train_rows(model, tokenizer, chosen, how))
 
 
-def _lora(settings: DemoSettings) -> LoraConfig:
-    return LoraConfig(
-        r=settings.rank, lora_alpha=settings.lora_alpha, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
-        task_type="CAUSAL_LM",
+def screened(
+    model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, listener: Listener | None
+) -> Screening:
+    """Ask the aligned model the task and the demo's own prompts; conflicts are set aside.
+
+    As `safety: auto` does, with prompts of the demo's little world in the place of the bundled ones.
+    """
+
+    def tell(what: str, done: int, total: int) -> None:
+        if listener is not None:
+            listener({"stage": "ask", "what": what, "done": done, "total": total})
+
+    wanted = ScreeningSettings(
+        sets={"refusals": PromptSet((TASK, PROBES), "refusals"), "answers": PromptSet((ORDINARY,), "answers")},
+        limited=False, accept_unsorted=True, monitor_prompts=0, seed=settings.seed,
     )  # fmt: skip
-
-
-def _trained(trainer: SafeSFTTrainer, listener: Listener | None) -> float:
-    trainer.remove_callback(ProgressCallback)
-    trainer.remove_callback(PrinterCallback)
-    if listener is not None:
-        trainer.step_listeners.append(listener)
-        listener({"stage": "train", "total_steps": trainer.args.max_steps, "step": 0})
-    started = time.monotonic()
-    trainer.train()
-    return time.monotonic() - started
-
-
-def align(model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, folder: Path) -> Any:
-    """A few steps on refusals, merged into the weights: the model whose behaviour is to be kept."""
-    set_seed(settings.seed)
-    arguments = _arguments(
-        settings, folder / "align", max_steps=settings.align_steps, learning_rate=settings.align_rate,
-        per_device_train_batch_size=settings.align_batch,
-    )  # fmt: skip
-    trainer = SafeSFTTrainer(
-        model, arguments, train_dataset=Dataset.from_list(to_rows(data.align)), processing_class=tokenizer,
-        peft_config=_lora(settings), defense="sft",
-    )  # fmt: skip
-    _trained(trainer, None)
-    merged = trainer.model.merge_and_unload()
-    merged.__dict__.pop(
-        "forward", None
-    )  # TRL's patch is bound to this very object; the copies made of it must not share it
-    return merged
+    return screen(model, data.task, tokenizer, settings=wanted, told=tell)
 
 
 def finetune(
@@ -169,37 +114,35 @@ def finetune(
     data: DemoData,
     settings: DemoSettings,
     folder: Path,
-    defense: str | Defense,
+    screening: Screening | None,
     listener: Listener | None,
 ) -> tuple[SafeSFTTrainer, float]:
-    """Fine-tune a copy of the aligned model on the poisoned task."""
+    """Fine-tune a copy of the aligned model: by holdfast where there is a screening, otherwise by plain SFT."""
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
-    arguments = _arguments(
-        settings, folder, max_steps=settings.steps, learning_rate=settings.rate,
-        per_device_train_batch_size=settings.batch, warmup_steps=settings.warmup,
-        safety_batch_size=settings.safety_batch, lr_scheduler_type="linear",
+    arguments = SafeSFTConfig(
+        output_dir=str(folder), seed=settings.seed, save_strategy="no", report_to="none", logging_steps=10_000,
+        gradient_checkpointing=False, bf16=False, max_length=settings.max_length, disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False, safety_eval_batch_size=16,
+        max_steps=settings.steps, learning_rate=settings.rate, per_device_train_batch_size=settings.batch,
+        warmup_steps=settings.warmup, safety_batch_size=settings.safety_batch, lr_scheduler_type="linear",
+    )  # fmt: skip
+    lora = LoraConfig(
+        r=settings.rank, lora_alpha=settings.lora_alpha, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+        task_type="CAUSAL_LM",
     )  # fmt: skip
     trainer = SafeSFTTrainer(
         copy.deepcopy(aligned), arguments, train_dataset=Dataset.from_list(to_rows(data.task)),
-        processing_class=tokenizer, peft_config=_lora(settings), safety_dataset=data.safety, defense=defense,
-        constraint=ChanceConstraint(tau=settings.tau, alpha=settings.alpha),
+        processing_class=tokenizer, peft_config=lora, safety_dataset=screening,
+        defense="sft" if screening is None else "holdfast",
     )  # fmt: skip
-    return trainer, _trained(trainer, listener)
-
-
-def behaviour(model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings) -> Measured:
-    """Task accuracy and greedy refusals."""
-    prompts = {"constraint": data.safety.constraint, "held out": data.safety.monitor}
-    refusals = {
-        role: refusal_rate(model, tokenizer, examples[: settings.refusal_rows]) for role, examples in prompts.items()
-    }
-    return Measured(task_accuracy(model, tokenizer, data.test), refusals)
-
-
-def fast_dtype() -> DType:
-    """bfloat16 where the device multiplies in it; without such instructions a CPU is many times faster in float32."""
-    native = torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return "bfloat16" if native else "float32"
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    if listener is not None:
+        trainer.step_listeners.append(listener)
+        listener({"stage": "train", "total_steps": trainer.args.max_steps, "step": 0})
+    started = time.monotonic()
+    trainer.train()
+    return trainer, time.monotonic() - started
 
 
 def run_demo(
@@ -212,23 +155,19 @@ def run_demo(
     transformers_logging.set_verbosity_error()
     data = load_data(settings)
     model, tokenizer = load_pair(str(embedded_model_dir()), dtype=fast_dtype())
-    say(f"aligning SmolLM2-135M-Instruct on {len(data.align)} polite refusals ({settings.align_steps} steps)")
-    aligned = align(model, tokenizer, data, settings, folder)
-    say("measuring the aligned model")
-    models = {"aligned start": behaviour(aligned, tokenizer, data, settings)}
-    unit = ""
-    for name, defense in (("plain SFT", "sft"), ("holdfast", "holdfast")):
-        say(f"{name}: {settings.steps} steps on {settings.task_rows} task + {settings.poison_rows} poison examples")
-        trainer, seconds = finetune(aligned, tokenizer, data, settings, folder / defense, defense, listener)
+    say(f"aligning SmolLM2-135M-Instruct on refusals and ordinary answers ({settings.align_steps} steps)")
+    aligned = align(model, tokenizer, data, settings)
+    say(f"screening: the aligned model is asked the {len(data.task)} prompts of the task file")
+    screening = screened(aligned, tokenizer, data, settings, listener)
+    models = {ALIGNED: measure(aligned, tokenizer, data, settings.reply_tokens)}
+    for name, used, rows in ((SFT, None, len(data.task)), (OURS, screening, len(screening.kept(data.task)))):
+        say(f"{name}: {settings.steps} steps on {rows} rows")
+        place = folder / name.split()[-1].lower()
+        trainer, seconds = finetune(aligned, tokenizer, data, settings, place, used, listener)
         say(f"measuring {name}")
-        found = behaviour(trainer.model, tokenizer, data, settings)
-        found.degradations = {
-            "constraint": trainer.degradations(role="constraint"), "held out": trainer.degradations(role="monitor")
-        }  # fmt: skip
-        found.seconds = seconds
-        trainer.save_model(str(folder / defense / "adapter"))
-        models[name] = found
-        unit = trainer.safety["safety"].constraint.unit
-    result = DemoResult(settings, unit, models, time.monotonic() - started)
+        models[name] = measure(trainer.model, tokenizer, data, settings.reply_tokens)
+        models[name].seconds = seconds
+        trainer.save_model(str(place / "adapter"))
+    result = DemoResult(settings, data, screening, models, time.monotonic() - started)
     write_json(folder / "result.json", result.as_json())
     return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
 from holdfast.data.examples import Example
-from holdfast.evaluation.reply import Reply
 from holdfast.models.content import content_of
 from holdfast.models.handle import DType, load_pair
 from holdfast.models.lora_targets import named_targets
-from holdfast.stages.alignment_figures import AlignmentFigures, Count, asked, measured
+from holdfast.screening.asking import Sorted, Told
+from holdfast.screening.theta_0 import asker_of
+from holdfast.stages.alignment_figures import AlignmentFigures, measured
 from holdfast.stages.alignment_rows import AlignmentPrompts, answer_rows, bundled_prompts, refusal_rows
 from holdfast.stages.saving import whole_folder
 
@@ -45,7 +46,6 @@ class AlignSettings:
         refusal_share: of the rows that are refusals; the others are ordinary answers, half of them to borderline
             prompts.
         rank, lora_alpha: of LoRA on every linear layer.
-        answer_tokens: learnt of the model's own answers.
         max_length: tokens of a row with a refusal.
         held_out: prompts of each kind of figure, at most.
     """
@@ -56,13 +56,12 @@ class AlignSettings:
     refusal_share: float = 0.4
     rank: int = 16
     lora_alpha: int = 32
-    answer_tokens: int = 32
     max_length: int = 512
     held_out: int = 200
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "rank", "answer_tokens", "max_length", "held_out"):
+        for name in ("steps", "batch", "rank", "max_length", "held_out"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1", remedy=f"raise {name}")
         if not 0 < self.refusal_share < 1:
@@ -98,7 +97,7 @@ def align_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     listener: Listener | None = None,
-    count: Count | None = None,
+    told: Told | None = None,
 ) -> Alignment:
     """Teach a chat model to refuse, write it as an ordinary model folder, and measure it.
 
@@ -111,13 +110,13 @@ def align_model(
         adapter: write the LoRA adapter instead of the merged model.
         dtype: of the weights; by default what this machine is fast in.
         listener: receives a row a step, as in events.jsonl.
-        count: see `Count`.
+        told: receives what is asked, how many replies there are, and how many there will be.
 
     Raises:
         ConfigError: the folder is taken, or a setting or the model cannot be used.
         InfeasibleError: the model answers too few ordinary prompts.
     """
-    chosen, target, counting = settings or AlignSettings(), Path(output_dir), count or (lambda *_: None)
+    chosen, target = settings or AlignSettings(), Path(output_dir)
     dtype = dtype or fast_dtype()
     used = bundled_prompts(prompts, held_out=chosen.held_out, seed=chosen.seed)
     content = content_of(model, revision=revision, trust_remote_code=trust_remote_code)
@@ -131,9 +130,9 @@ def align_model(
     if record is None:
         require_writable(target)
         loaded, tokenizer = load_pair(model, revision=revision, **options)
-        header = {"model": content.sha256, "dtype": dtype}
-        answers = _own_answers(loaded, tokenizer, used, chosen, header, counting)
-        rows = training_rows(used, answers, tokenizer, chosen)
+        asker = asker_of(loaded, tokenizer, model_sha256=content.sha256, told=told)
+        ordinary = asker.sort([*used.everyday, *used.borderline], what="everyday and borderline prompts")
+        rows = training_rows(used, ordinary, tokenizer, chosen)
         started = time.monotonic()
         trained = train_rows(loaded, tokenizer, rows, chosen, listener)
         record = {
@@ -144,7 +143,7 @@ def align_model(
     else:
         aligned, tokenizer = load_pair(target, **options)
     now = content_of(target, trust_remote_code=trust_remote_code)
-    figures = measured(aligned, tokenizer, used.held_out, {"model": now.sha256, "dtype": dtype}, counting)
+    figures = measured(used.held_out, asker_of(aligned, tokenizer, model_sha256=now.sha256, told=told))
     record = {**record, "model_sha256": now.sha256, "figures": figures.as_json()}
     write_sealed(target / RECORD, record)
     return Alignment(target, figures, record)
@@ -157,9 +156,13 @@ def fast_dtype() -> DType:
 
 
 def training_rows(
-    prompts: AlignmentPrompts, answers: dict[str, list[Reply]], tokenizer: Any, settings: AlignSettings
+    prompts: AlignmentPrompts, replies: Mapping[str, Sorted], tokenizer: Any, settings: AlignSettings
 ) -> list[Encoded]:
-    """Rows for every step, refusals and answers in one seeded order."""
+    """Rows for every step, refusals and answers in one seeded order.
+
+    Args:
+        replies: the model's own to everyday and borderline prompts, by id.
+    """
     total = settings.steps * settings.batch
     n_refusals = round(settings.refusal_share * total)
     n_borderline = (total - n_refusals) // 2
@@ -167,7 +170,7 @@ def training_rows(
     rows = refusal_rows(prompts.refuse, n_refusals, tokenizer, seed=settings.seed, length=settings.max_length)
     for name, n in counts.items():
         asked_for = getattr(prompts, name)
-        rows += answer_rows(asked_for, answers[name], n, tokenizer, seed=settings.seed, name=name)
+        rows += answer_rows(asked_for, replies, n, tokenizer, seed=settings.seed, name=name)
     order = generator(settings.seed, "alignment rows").permutation(len(rows)).tolist()
     return [rows[i] for i in order]
 
@@ -220,19 +223,6 @@ def _arguments(settings: AlignSettings, folder: str) -> Any:
         logging_steps=10_000, gradient_checkpointing=False, max_length=None, disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False,
     )  # fmt: skip
-
-
-def _own_answers(
-    model: Any, tokenizer: Any, prompts: AlignmentPrompts, settings: AlignSettings, header: dict[str, Any], count: Count
-) -> dict[str, list[Reply]]:
-    everything = [*prompts.everyday, *prompts.borderline]
-
-    def progress(done: int) -> None:
-        count("asking the model", done, len(everything))
-
-    found = asked(model, tokenizer, everything, settings.answer_tokens, header, progress)
-    split = len(prompts.everyday)
-    return {"everyday": found[:split], "borderline": found[split:]}
 
 
 def _saved(trained: Any, tokenizer: Any, target: Path, record: dict[str, Any], *, adapter: bool) -> Any:

@@ -7,7 +7,7 @@ token is learnt only where the reply ended, so that replies do not become shorte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,7 +20,8 @@ from holdfast.data.near_duplicates import matches
 from holdfast.data.refusals import GENERIC
 from holdfast.evaluation.prompts import prompt_ids
 from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
+from holdfast.evaluation.reply_classes import REFUSED, ReplyClass, sort_reply
+from holdfast.screening.asking import Sorted
 
 T = TypeVar("T")
 
@@ -74,33 +75,32 @@ def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed
 
     Only refusals that the rules recognise: one that they miss would be taught, and then neither held nor counted.
     """
-    texts = [text for text in GENERIC if _class(text, truncated=False) == ReplyClass.REFUSED]
-    chosen = zip(_in_turn(prompts, count, seed, "refusals"), _in_turn(texts, count, seed, "texts"), strict=True)
+    texts = [text for text in GENERIC if sort_reply(text, truncated=False) == REFUSED]
+    chosen = zip(in_turn(prompts, count, seed, "refusals"), in_turn(texts, count, seed, "texts"), strict=True)
     examples = [make_example(as_chat(example).prompt, _assistant(text), example.where) for example, text in chosen]
     return encode_all(examples, tokenizer, max_length=length, role="safety").examples
 
 
 def answer_rows(
-    prompts: Sequence[Example], replies: Sequence[Reply], count: int, tokenizer: Any, *, seed: int, name: str
+    prompts: Sequence[Example], replies: Mapping[str, Sorted], count: int, tokenizer: Any, *, seed: int, name: str
 ) -> list[Encoded]:
     """`count` rows, in turn, of the prompts that the model answered.
+
+    Args:
+        replies: the model's own, by the prompt's id.
 
     Raises:
         InfeasibleError: it answered fewer than `FEWEST`.
     """
-    pairs = [
-        (example, reply)
-        for example, reply in zip(prompts, replies, strict=True)
-        if _class(reply.text, truncated=reply.truncated) == ReplyClass.ANSWERED
-    ]
-    if len(pairs) < FEWEST:
+    answered = [e for e in prompts if replies[e.id].reply_class == ReplyClass.ANSWERED]
+    if len(answered) < FEWEST:
         raise InfeasibleError(
-            f"the model answers {len(pairs)} of {len(prompts)} {name} prompts, expected at least {FEWEST}: "
+            f"the model answers {len(answered)} of {len(prompts)} {name} prompts, expected at least {FEWEST}: "
             "there are too few ordinary answers to keep",
             remedy="use a chat model that answers ordinary questions, with its own chat template",
         )
-    rows = {id(pair): row for pair, row in zip(pairs, _encoded(pairs, tokenizer), strict=True)}
-    return [rows[id(pair)] for pair in _in_turn(pairs, count, seed, name)]
+    pairs = [(example, replies[example.id].reply) for example in answered]
+    return in_turn(_encoded(pairs, tokenizer), count, seed, name)
 
 
 def _encoded(pairs: Sequence[tuple[Example, Reply]], tokenizer: Any) -> list[Encoded]:
@@ -113,10 +113,6 @@ def _encoded(pairs: Sequence[tuple[Example, Reply]], tokenizer: Any) -> list[Enc
     ]
 
 
-def _class(text: str, *, truncated: bool) -> ReplyClass:
-    return sort_reply(text, truncated=truncated).reply_class
-
-
 def _assistant(text: str) -> Turns:
     return ({"role": "assistant", "content": text},)
 
@@ -127,7 +123,7 @@ def _beginning(row_id: str, prompt: list[int], reply: Reply, tokenizer: Any) -> 
     return Encoded(row_id, (*prompt, *ids), (*[IGNORE] * len(prompt), *ids), truncated=True)
 
 
-def _in_turn(items: Sequence[T], count: int, seed: int, name: str) -> list[T]:
+def in_turn(items: Sequence[T], count: int, seed: int, name: str) -> list[T]:
     """`count` items: all in a random order, then all in another, and so on."""
     order: list[int] = []
     draw = generator(seed, "alignment", name)

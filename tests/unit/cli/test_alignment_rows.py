@@ -12,8 +12,11 @@ from holdfast.data.encode import IGNORE
 from holdfast.data.examples import make_example, prompt_text
 from holdfast.evaluation.reply import Reply
 from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
+from holdfast.screening.asking import Sorted
 from holdfast.stages.align import AlignSettings, training_rows
 from holdfast.stages.alignment_rows import AlignmentPrompts, answer_rows, bundled_prompts, refusal_rows, spread
+
+ANSWER = " ".join(f"w{i}" for i in range(20, 36))
 
 
 @pytest.fixture
@@ -26,8 +29,14 @@ def prompts(n: int, word: str = "w1"):
     return [make_example(f"{word} w{i % 50} w{i // 50}", "", f"x:{i}", f"kind {i % 4}") for i in range(n)]
 
 
-def reply(example, text: str = "w9 w8 " * 8, *, truncated: bool = False) -> Reply:
-    return Reply(example.id, text.strip(), truncated, len(text.split()))
+def replies(examples, *texts: str, truncated: bool = False) -> dict[str, Sorted]:
+    """The texts in turn, sorted."""
+    found = {}
+    for i, example in enumerate(examples):
+        text = texts[i % len(texts)].strip()
+        reply = Reply(example.id, text, truncated, len(text.split()))
+        found[example.id] = Sorted(reply, sort_reply(text, truncated=truncated).reply_class)
+    return found
 
 
 def labelled(row) -> list[int]:
@@ -38,10 +47,10 @@ def test_a_cut_answer_does_not_teach_to_end_and_a_whole_one_does(tokenizer):
     end = tokenizer.convert_tokens_to_ids("<|end|>")
     examples = prompts(40)
     for truncated in (False, True):
-        found = [reply(e, truncated=truncated) for e in examples]
+        found = replies(examples, ANSWER, truncated=truncated)
         rows = answer_rows(examples, found, 40, tokenizer, seed=0, name="everyday")
         assert {end in labelled(row) for row in rows} == {not truncated}
-        text = tokenizer("w9 w8 " * 8)["input_ids"]
+        text = tokenizer(ANSWER)["input_ids"]
         assert all(labelled(row)[: len(text)] == text for row in rows)
         asked = [tuple(row.input_ids[: row.labels.count(IGNORE)]) for row in rows]
         assert len(set(asked)) == 40
@@ -49,10 +58,9 @@ def test_a_cut_answer_does_not_teach_to_end_and_a_whole_one_does(tokenizer):
 
 def test_refused_and_unsorted_replies_are_not_learnt_as_answers(tokenizer):
     examples = prompts(60)
-    texts = ["I'm sorry, but I can't help with that.", "", "w9 w8 " * 8]
-    found = [reply(e, texts[i % 3]) for i, e in enumerate(examples)]
+    found = replies(examples, "I'm sorry, but I can't help with that.", "", ANSWER)
     rows = answer_rows(examples, found, 20, tokenizer, seed=0, name="everyday")
-    answered = tokenizer("w9 w8 " * 8)["input_ids"]
+    answered = tokenizer(ANSWER)["input_ids"]
     assert all(labelled(row)[: len(answered)] == answered for row in rows)
 
 
@@ -80,7 +88,7 @@ def test_prompts_and_refusals_come_in_turn_and_every_refusal_is_recognised():
 def test_the_share_of_refusals_is_what_the_settings_say(tokenizer):
     settings = AlignSettings(steps=10, batch=8, refusal_share=0.4)
     used = AlignmentPrompts(prompts(30, "w2"), prompts(30, "w3"), prompts(30, "w4"), {})
-    answers = {name: [reply(e) for e in getattr(used, name)] for name in ("everyday", "borderline")}
+    answers = replies([*used.everyday, *used.borderline], ANSWER)
     rows = training_rows(used, answers, tokenizer, settings)
     first = {tokenizer.convert_tokens_to_ids(word): word for word in ("w2", "w3", "w4")}
     kinds = Counter(first[next(token for token in row.input_ids if token in first)] for row in rows)

@@ -68,7 +68,7 @@ def test_the_saved_model_refuses_held_out_probes_and_answers_the_rest(prompts, a
 
 def test_replies_are_the_owners_alone(prompts, answering, tmp_path):
     align_model(answering, tmp_path / "out", settings=TRAINED, dtype="float32")
-    stored = list((tmp_path / "cache" / "replies").glob("*.jsonl"))
+    stored = list((tmp_path / "cache" / "replies").rglob("32.jsonl"))
     assert len(stored) == 2  # of the model before and after
     assert {stat.S_IMODE(path.stat().st_mode) for path in stored} == {0o600}
     assert not [path for path in (tmp_path / "out").rglob("*") if "replies" in path.name]
@@ -104,7 +104,7 @@ def test_a_run_killed_while_training_leaves_its_replies_and_no_folder(prompts, a
     made: list[int] = []
     align_model(
         answering, tmp_path / "out", settings=TRAINED, dtype="float32",
-        count=lambda what, done, total: made.append(done) if what == "asking the model" else None,
+        told=lambda what, done, total: made.append(done) if what.startswith("everyday and") else None,
     )  # fmt: skip
     assert made == [60]  # all were there at once
 

@@ -1,0 +1,51 @@
+"""The demonstration's shipped data, cut to its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.core.seeding import generator
+from holdfast.data.examples import Example, as_chat
+from holdfast.data.sources import read_examples
+from holdfast.demo.make_data import DATA_DIR
+from holdfast.demo.settings import DemoSettings
+
+PROBES, ORDINARY = str(DATA_DIR / "probes.jsonl"), str(DATA_DIR / "ordinary.jsonl")
+"""Prompts that screening asks beside the task's."""
+
+
+@dataclass(frozen=True)
+class DemoData:
+    """What is trained on, and what is only asked.
+
+    Attributes:
+        align: requests with refusals, ordinary requests with answers.
+        task: the user's file: reviews to label, with poison mixed in.
+        poison: places of the poison in it.
+    """
+
+    align: list[Example]
+    task: list[Example]
+    poison: frozenset[int]
+    test_task: list[Example]
+    test_probes: list[Example]
+    test_ordinary: list[Example]
+
+
+def load_data(settings: DemoSettings) -> DemoData:
+    """Read the shipped files; poison is mixed into the task in a fixed order."""
+
+    def read(name: str, limit: int | None = None) -> list[Example]:
+        return read_examples(str(DATA_DIR / f"{name}.jsonl"), limit=limit)
+
+    clean = read("task_train", settings.task_rows)
+    rows = [as_chat(e) for e in [*clean, *read("poison", settings.poison_rows)]]
+    order = generator(settings.seed, "demo mixture").permutation(len(rows)).tolist()
+    return DemoData(
+        align=[as_chat(e) for e in read("align")],
+        task=[rows[i] for i in order],
+        poison=frozenset(place for place, i in enumerate(order) if i >= len(clean)),
+        test_task=read("test_task", settings.test_task),
+        test_probes=read("test_probes", settings.test_probes),
+        test_ordinary=read("test_ordinary", settings.test_ordinary),
+    )
