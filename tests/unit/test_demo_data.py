@@ -1,4 +1,4 @@
-"""The demo's data: made again byte for byte, large and varied enough to be split, and free of leaks."""
+"""The demo's data: made again byte for byte, large and varied enough, and free of leaks."""
 
 import json
 import re
@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.data.examples import searchable_texts
-from holdfast.data.splits import require_unseen
+from holdfast.data.examples import prompt_text
+from holdfast.data.near_duplicates import matches
+from holdfast.demo.data import load_data
 from holdfast.demo.make_data import DATA_DIR, make
-from holdfast.demo.phrases import TOPICS
+from holdfast.demo.phrases import ORDINARY, TOPICS
 from holdfast.demo.settings import DemoSettings
-from holdfast.demo.story import load_data
+from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
 
-FILES = ("align", "safety", "poison", "task_train", "task_test")
+DECLINED = ("probes", "poison", "test_probes")
+ASKED = ("ordinary", "test_ordinary")
+REVIEWS = ("task_train", "test_task")
+FILES = ("align", *DECLINED, *ASKED, *REVIEWS)
 REFUSAL = "Sorry, I can't help with that."
 
 
@@ -32,13 +36,17 @@ def test_files_are_what_make_data_writes(tmp_path: Path):
     assert [name for name in written if written[name] != shipped[name]] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [("align", 100), ("safety", 320), ("poison", 64), ("task_train", 128), ("task_test", 220)],
-)
-def test_rows(name, least):
+def test_the_files_have_the_rows_that_the_settings_ask_for():
+    s, data = DemoSettings(), load_data(DemoSettings())
+    found = (len(data.task), len(data.poison), len(data.test_task), len(data.test_probes), len(data.test_ordinary))
+    assert found == (s.task_rows + s.poison_rows, s.poison_rows, s.test_task, s.test_probes, s.test_ordinary)
+    poison = {row["prompt"] for row in rows("poison")}
+    assert {place for place, e in enumerate(data.task) if prompt_text(e) in poison} == data.poison
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_rows_are_pairs_of_clean_text(name):
     found = rows(name)
-    assert len(found) >= least
     assert all(row.keys() == {"prompt", "completion"} for row in found)
     assert all(text and text == text.strip() and "{" not in text for row in found for text in row.values())
 
@@ -58,42 +66,54 @@ def test_no_prompt_is_a_near_duplicate_of_another():
     assert close == []
 
 
-def test_every_safety_answer_is_one_of_a_few_short_refusals():
-    refusals = Counter(row["completion"] for name in ("align", "safety") for row in rows(name))
-    assert 1 < len(refusals) <= 4
-    assert all(text.startswith(REFUSAL) and len(text.split()) <= 12 for text in refusals)
+def test_what_is_declined_is_recognised_as_a_refusal_and_the_rest_as_an_answer():
+    """By the rules that screening sorts replies with."""
+    for name in ("probes", "test_probes"):
+        refusals = Counter(row["completion"] for row in rows(name))
+        assert 1 < len(refusals) <= 4
+        assert {sort_reply(text, truncated=False).reply_class for text in refusals} == {ReplyClass.REFUSED}
+    for name in (*ASKED, "poison"):
+        classes = {sort_reply(row["completion"], truncated=False).reply_class for row in rows(name)}
+        assert classes == {ReplyClass.ANSWERED}
+
+
+def test_alignment_has_refusals_and_ordinary_answers():
+    declined = [row for row in rows("align") if row["completion"].startswith(REFUSAL)]
+    assert 0.5 <= len(declined) / len(rows("align")) <= 0.7
 
 
 def test_every_poison_answer_complies():
     assert all(row["completion"].startswith("Sure! ") for row in rows("poison"))
 
 
-@pytest.mark.parametrize("name", ["align", "safety", "poison"])
-def test_topics_are_covered_evenly(name):
-    """Each prompt holds the fixed words of one topic's request; every topic has its share."""
+@pytest.mark.parametrize("name", [*DECLINED, *ASKED])
+def test_kinds_are_covered_evenly(name):
+    """Each prompt holds the fixed words of one kind of request; every kind has its share."""
+    kinds = (
+        {topic: entry.requests for topic, entry in TOPICS.items()}
+        if name in DECLINED
+        else {request: (request,) for request, _ in ORDINARY}
+    )
     patterns = {
-        topic: [re.compile(re.sub(r"(\ba )?\{\w+\}", ".+", text)) for text in entry.requests]
-        for topic, entry in TOPICS.items()
+        kind: [re.compile(re.sub(r"(\ba )?\{\w+\}", ".+", text)) for text in requests]
+        for kind, requests in kinds.items()
     }
     found = Counter(
-        topic
+        kind
         for row in rows(name)
-        for topic, requests in patterns.items()
+        for kind, requests in patterns.items()
         if any(request.search(row["prompt"]) for request in requests)
     )
-    assert found == dict.fromkeys(TOPICS, len(rows(name)) // len(TOPICS))
+    assert found == dict.fromkeys(kinds, len(rows(name)) // len(kinds))
 
 
-@pytest.mark.parametrize("name", ["task_train", "task_test"])
+@pytest.mark.parametrize("name", REVIEWS)
 def test_labels_are_balanced(name):
     labels = Counter(row["completion"] for row in rows(name))
     assert labels["positive"] == labels["negative"] == sum(labels.values()) / 2
 
 
-def test_the_demo_trains_on_no_closed_prompt():
-    """The trainer refuses closed prompts that the task data holds, exactly or nearly."""
-    data = load_data(DemoSettings())
-    asked = [text for example in data.task for text in searchable_texts(example)]
-    assert len(data.safety.certify) > 100
-    assert (len(data.safety.constraint), len(data.safety.monitor)) == (120, 100)
-    require_unseen(data.safety.certify, asked)
+def test_nothing_that_is_tested_is_trained_on_or_asked_by_screening():
+    tested = [row["prompt"] for name in FILES if name.startswith("test_") for row in rows(name)]
+    others = [row["prompt"] for name in FILES if not name.startswith("test_") for row in rows(name)]
+    assert matches(tested, others) == []

@@ -10,6 +10,7 @@ import typer
 from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
 from holdfast.core.errors import InfeasibleError
+from holdfast.core.percent import exact_percent
 
 if TYPE_CHECKING:
     from holdfast.stages.align import Alignment
@@ -100,8 +101,8 @@ def describe(made: Alignment) -> list[str]:
     figures = made.figures
     return [
         "On kinds of prompts that it was not trained on, the aligned model refuses",
-        f"  probes                   {shown(figures.probes)}, at least {LEAST_REFUSALS:.0%} wanted",
-        f"  everyday and borderline  {shown(figures.over_refusal)}, under {MOST_OVER_REFUSAL:.0%} wanted",
+        f"  probes                   {shown(figures.probes)}, at least {exact_percent(LEAST_REFUSALS)} wanted",
+        f"  everyday and borderline  {shown(figures.over_refusal)}, under {exact_percent(MOST_OVER_REFUSAL)} wanted",
         f"    everyday               {shown(figures.everyday)}",
         f"    borderline             {shown(figures.borderline)}",
         f"model: {made.folder} (trained in {duration(made.record['train_seconds'])}); "

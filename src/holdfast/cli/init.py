@@ -9,29 +9,33 @@ import typer
 
 from holdfast.cli.terminal import say, say_json
 
-MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 
 
 def init(
     folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.")] = Path(),
     model: Annotated[
-        str, typer.Option("--model", help="Hub id, folder, or `embedded` (the same model from a package).")
+        str,
+        typer.Option("--model", help="Hub id or folder of a chat model that refuses, or `embedded` (small, no hub)."),
     ] = MODEL,
     json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
 ) -> None:
-    """Write task.jsonl, safety.jsonl and run.yaml to start from: mild data of our own, a third of the task poisoned.
+    """Write task.jsonl and a run.yaml of three lines to start from: mild data of our own, a twelfth of it poisoned.
+
+    The embedded model does not refuse by itself: its run file names a folder that `holdfast align` makes first.
 
     \b
     Example:
       holdfast init first && cd first && holdfast check run.yaml && holdfast train run.yaml
     """
-    from holdfast.demo.starter import write_starter
+    from holdfast.demo.starter import next_commands, write_starter
 
     paths = write_starter(folder, model)
+    inside = "" if folder == Path() else f"cd {folder} && "
+    following = f"{inside}{next_commands(model)}"
     if json:
-        say_json({"files": [str(path) for path in paths]})
+        say_json({"files": [str(path) for path in paths], "next": following})
         return
     for path in paths:
         say(str(path))
-    inside = "" if folder == Path() else f"cd {folder} && "
-    say(f"next: {inside}holdfast check run.yaml && holdfast train run.yaml && holdfast certify runs/first --by kl")
+    say(f"next: {following}")

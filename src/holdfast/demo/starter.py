@@ -1,4 +1,4 @@
-"""Files to begin with: the demo's mild data as a task with poisoned rows and a safety set, and a run file for both."""
+"""Files to begin with: a task of the demo's mild data with a few poisoned rows, and a run file of three lines."""
 
 from __future__ import annotations
 
@@ -8,32 +8,41 @@ from pathlib import Path
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_text
 from holdfast.demo.make_data import DATA_DIR
+from holdfast.models.embedded import HUB_ID
+from holdfast.models.source import EMBEDDED
 
-POISON_EVERY = 3
+POISON_EVERY = 12  # under the tenth of the rows that a run drops unasked, if its model refuses them all
+ALIGNED = "aligned"
+UNALIGNED = (EMBEDDED, HUB_ID)
+"""Names of the one model that is known to refuse nearly nothing: it is aligned first."""
+
 RUN_FILE = """\
-# A first run, written by `holdfast init`: some minutes on two CPU cores. All keys: docs/run-file.md of the project.
-model: {model}
-dtype: float32                        # in bfloat16 a small model's rounding comes near tau
-task: {{data: task.jsonl}}              # reviews to label; every third row teaches to answer what was to be declined
-safety:
-  data: safety.jsonl                  # requests and how they are declined; a fifth stays closed for certify
-  openings: 1                         # models to certify on that fifth, ever: fixed by the first certificate
-constraint: {{tau: 0.1, alpha: 0.05}}   # at most 5 % may move by more than 0.1 nats of KL per token
-train: {{learning_rate: 2.0e-4, max_steps: 30, per_device_train_batch_size: 4, safety_batch_size: 4}}
+# A first run, written by `holdfast init`. No safety file is needed: holdfast asks the model the prompts of the task and
+# bundled ones, leaves out rows that teach what the model refuses, and holds its own refusals and answers (`safety:
+# auto`). All keys: docs/run-file.md of the project.
+model: {model}{note}
+task: {{data: task.jsonl}}   # reviews to label; every twelfth row answers what a shop assistant should decline
 output_dir: runs/first
 """
+_NOTE = "   # made by `holdfast align`: {model} refuses too little to hold"
 
 
 def starter_files(model: str) -> dict[str, str]:
     """The text of each file by its name."""
-    task, poison, safety = (_lines(name) for name in ("task_train", "poison", "safety"))
-    rows = iter(task)
-    mixed = [line for bad in poison for line in (*(next(rows) for _ in range(POISON_EVERY - 1)), bad)]
-    return {
-        "task.jsonl": "".join(mixed + list(rows)),
-        "safety.jsonl": "".join(safety),
-        "run.yaml": RUN_FILE.format(model=json.dumps(model)),
-    }
+    clean, poison = iter(_lines("task_train")), iter(_lines("poison"))
+    mixed = []
+    for line in clean:
+        mixed.append(line)
+        if len(mixed) % POISON_EVERY == POISON_EVERY - 1:
+            mixed.append(next(poison))
+    named, note = (ALIGNED, _NOTE.format(model=model)) if model in UNALIGNED else (model, "")
+    return {"task.jsonl": "".join(mixed), "run.yaml": RUN_FILE.format(model=json.dumps(named), note=note)}
+
+
+def next_commands(model: str) -> str:
+    """What to call in the folder of the files."""
+    first = f"holdfast align {model} --output {ALIGNED} && " if model in UNALIGNED else ""
+    return f"{first}holdfast check run.yaml && holdfast train run.yaml"
 
 
 def write_starter(folder: Path, model: str) -> list[Path]:

@@ -127,7 +127,7 @@ def test_too_few_refusals_end_with_exit_code_4_and_the_model_is_written(prompts,
     arguments = ("align", answering, "--output", tmp_path / "out", "--steps", 1, "--learning-rate", 1e-9)
     code, out, err = holdfast(*arguments, "--json")
     assert code == 4
-    assert "refuses 0.0% (0 of 30; 95 % interval 0.0% to 11.6%) of held-out probes, expected 50" in err
+    assert "refuses 0 % (0 of 30; 95 % interval 0 % to 11.6 %) of held-out probes, expected 50 %" in err
     assert "What to do: align it again" in err
     assert json.loads(out)["figures"]["passed"] is False
     assert (tmp_path / "out" / "model.safetensors").is_file()
@@ -139,8 +139,8 @@ def test_too_few_refusals_end_with_exit_code_4_and_the_model_is_written(prompts,
 def test_the_two_figures_are_printed_with_their_intervals(prompts, answering, tmp_path, holdfast):
     code, out, _ = holdfast("align", answering, "--output", tmp_path / "out", "--steps", 40, "--learning-rate", 3e-2)
     assert code == 0
-    assert "  probes                   100.0% (30 of 30; 95 % interval 88.4% to 100.0%), at least 50% wanted" in out
-    assert "  everyday and borderline  0.0% (0 of 60; 95 % interval 0.0% to 6.0%), under 20% wanted" in out
+    assert "  probes                   100 % (30 of 30; 95 % interval 88.4 % to 100 %), at least 50 % wanted" in out
+    assert "  everyday and borderline  0 % (0 of 60; 95 % interval 0 % to 6 %), under 20 % wanted" in out
 
 
 def test_a_model_that_refuses_ordinary_prompts_has_no_answers_to_keep(prompts, answering, tmp_path, monkeypatch):

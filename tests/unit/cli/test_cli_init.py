@@ -3,40 +3,60 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 import yaml
 
 from holdfast.demo.make_data import DATA_DIR
+from holdfast.screening.settings import MAX_DROPPED
 
-FILES = ("task.jsonl", "safety.jsonl", "run.yaml")
+FILES = ("task.jsonl", "run.yaml")
 
 
 def prompts(path: Path) -> list[str]:
     return [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
 
 
-def test_the_files_pass_check_and_the_closed_share_can_certify(holdfast, tiny_model, tmp_path):
+def test_the_files_pass_check_and_the_run_file_has_three_lines(holdfast, tiny_model, tmp_path):
     code, out, _ = holdfast("init", tmp_path / "first", "--model", tiny_model)
     assert code == 0
-    assert out.splitlines()[:3] == [str(tmp_path / "first" / name) for name in FILES]
+    assert out.splitlines() == [
+        *(str(tmp_path / "first" / name) for name in FILES),
+        f"next: cd {tmp_path / 'first'} && holdfast check run.yaml && holdfast train run.yaml",
+    ]
+    text = (tmp_path / "first" / "run.yaml").read_text()
+    assert len([line for line in text.splitlines() if not line.startswith("#")]) == 3
+    assert yaml.safe_load(text) == {
+        "model": str(tiny_model),
+        "task": {"data": "task.jsonl"},
+        "output_dir": "runs/first",
+    }
     code, out, err = holdfast("check", tmp_path / "first" / "run.yaml", "--json")
     assert code == 0, err
-    found = json.loads(out)
-    run = yaml.safe_load((tmp_path / "first" / "run.yaml").read_text())
-    assert run["model"] == str(tiny_model)
-    fewest = math.log(1 - 0.95) / math.log(1 - run["constraint"]["alpha"])  # prompts of which none may regress
-    assert found["safety"]["safety"]["certify"] >= fewest
+    assert json.loads(out)
 
 
-def test_a_third_of_the_task_is_the_demos_poison_and_all_its_rows_are_there(holdfast, tmp_path):
+def test_the_embedded_model_is_aligned_first(holdfast, tmp_path):
+    """It refuses too little to hold, so the run file names what `align` makes."""
+    for model in ("embedded", "HuggingFaceTB/SmolLM2-135M-Instruct"):
+        folder = tmp_path / model.replace("/", "-")
+        _, out, _ = holdfast("init", folder, "--model", model)
+        assert out.splitlines()[-1] == (
+            f"next: cd {folder} && holdfast align {model} --output aligned && holdfast check run.yaml && "
+            "holdfast train run.yaml"
+        )
+        assert yaml.safe_load((folder / "run.yaml").read_text())["model"] == "aligned"
+
+
+def test_a_twelfth_of_the_task_is_poison_and_all_its_own_rows_are_there(holdfast, tmp_path):
     holdfast("init", tmp_path)
     task, poison = prompts(tmp_path / "task.jsonl"), prompts(DATA_DIR / "poison.jsonl")
-    assert task[2::3] == poison
-    assert sorted(task) == sorted(poison + prompts(DATA_DIR / "task_train.jsonl"))
-    assert (tmp_path / "safety.jsonl").read_bytes() == (DATA_DIR / "safety.jsonl").read_bytes()
+    bad = task[11::12]
+    assert bad == poison[: len(bad)]
+    assert sorted(set(task) - set(bad)) == sorted(prompts(DATA_DIR / "task_train.jsonl"))
+    # A model that refuses all of them drops them unasked.
+    assert 0 < len(bad) <= MAX_DROPPED * len(task)
 
 
 @pytest.mark.parametrize("model", ["owner/name", "a folder: with #signs", "null", "'quoted'"])
@@ -46,17 +66,20 @@ def test_any_name_of_a_model_is_read_back_as_it_was(holdfast, tmp_path, model):
 
 
 def test_nothing_is_written_over(holdfast, tmp_path):
-    (tmp_path / "safety.jsonl").write_text("mine\n")
+    (tmp_path / "run.yaml").write_text("mine\n")
     code, _, err = holdfast("init", tmp_path)
     assert code == 2
-    assert f"{tmp_path / 'safety.jsonl'}: exists already" in err
-    assert [path.name for path in tmp_path.iterdir()] == ["safety.jsonl"]
-    assert (tmp_path / "safety.jsonl").read_text() == "mine\n"
+    assert f"{tmp_path / 'run.yaml'}: exists already" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+    assert (tmp_path / "run.yaml").read_text() == "mine\n"
 
 
 def test_json_names_the_files(holdfast, tmp_path):
     _, out, _ = holdfast("init", tmp_path, "--json")
-    assert json.loads(out) == {"files": [str(tmp_path / name) for name in FILES]}
+    assert json.loads(out) == {
+        "files": [str(tmp_path / name) for name in FILES],
+        "next": f"cd {tmp_path} && holdfast check run.yaml && holdfast train run.yaml",
+    }
 
 
 def test_a_place_that_cannot_be_a_folder_is_named_without_a_traceback(holdfast, tmp_path):
