@@ -30,7 +30,6 @@ UNITS = {
     "behaviour": ("refusals",), "harm": ("on_policy",), "kl": ("kl_token",),
     "likelihood": ("nll_token", "nll_sum", "nll_first"), "log": ("passes",),
 }  # fmt: skip
-SCREENING = "screening"
 _RESTORE = "restore the file from where it was issued, or certify again"
 
 # What each block must hold; more is refused, so that nothing rides along unverified.
@@ -90,7 +89,7 @@ class CertificateRecord:
         places: where these were; moved parts are named when verifying.
         settings: how prompts were read and models loaded.
         screening: of a run that asked its model before training: what screening found, the sets whose certify prompts
-            were opened, and how many of these prompts are public; not in the file of any other certificate.
+            were opened, and how many of these prompts are public; null of any other certificate.
     """
 
     by: str
@@ -140,8 +139,7 @@ class CertificateRecord:
         return sha256_json(self._values())
 
     def _values(self) -> dict[str, Any]:
-        found = {"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if name != SCREENING or value is not None}
+        return {"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the object that the file holds."""
@@ -172,12 +170,12 @@ class CertificateRecord:
                 remedy="use the holdfast version that wrote it",
             )
         names = {field.name for field in fields(cls)}
-        wrong = sorted({*names, "version", "sha256"} ^ {*value, SCREENING}) or _misfits(value)
+        wrong = sorted({*names, "version", "sha256"} ^ set(value)) or _misfits(value)
         if wrong:
             raise CheckpointError(
                 f"the certificate's content is not as expected, at: {', '.join(wrong[:20])}", remedy=_RESTORE
             )
-        record = cls(**{name: value[name] for name in names if name in value})
+        record = cls(**{name: value[name] for name in names})
         if record.sha256 != value["sha256"]:
             raise CheckpointError(
                 f"the certificate was changed: its content has sha256 {record.sha256}, it says {value['sha256']}",
@@ -213,9 +211,8 @@ def load_certificate(path: Path) -> CertificateRecord:
 def _misfits(value: Mapping[str, Any]) -> list[str]:
     """Names whose value has another type than the record's field, or whose block holds other keys."""
     wrong = [name for name, kind in _TYPES.items() if not kind(value[name])]
-    wrong += [SCREENING] if not isinstance(value.get(SCREENING, {}), dict) else []
     for name, keys in _BLOCKS.items():
-        block = value.get(name)
+        block = value[name]
         if isinstance(block, dict):
             known = keys | _OPTIONAL.get(name, frozenset())
             wrong += [f"{name}.{key}" for key in sorted((keys - set(block)) | (set(block) - known))]
@@ -291,7 +288,8 @@ _TYPES: dict[str, Any] = {
     "unit": _text, "first_k": _whole, "confidence": _number, "level": _number, "n": _whole, "examples": _whole,
     "regressions": _whole, "upper_bound": _number, "p_value": _or_null(_number), "e_value": _or_null(_number),
     "certified_tau": _or_null(_number), "pool": _or_null(_whole), "categories": _or_null(_object),
-    "strength": _or_null(_object), "sequential": _or_null(_object), "openings": _object, "bound": _object,
+    "screening": _or_null(_object), "strength": _or_null(_object), "sequential": _or_null(_object),
+    "openings": _object, "bound": _object,
     "places": _object, "leakage": _object, "settings": _object, "noise_floor": _number,
     "assumptions": lambda value: isinstance(value, list) and all(map(_text, value)), "versions": _object,
     "commit": _or_null(_text), "hardware": _text, "made": _text, "sha256": _text,
