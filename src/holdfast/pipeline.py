@@ -36,6 +36,7 @@ from holdfast.models.alignment_shift import require_merged
 from holdfast.models.content import ModelContent, content_of
 from holdfast.models.continued import load_adapter_pair
 from holdfast.models.handle import load_pair, resolve
+from holdfast.screening.screen import Screening
 from holdfast.stages.certifiable import certify_note, close_share, openings_note
 from holdfast.stages.finetune import Listener, RoleLosses, build_trainer, measure, summary, train
 from holdfast.stages.hold import Asking, hold, share_scope, with_screening
@@ -102,23 +103,16 @@ def run(
         if (finished := folder.finished()) is not None:
             return RunResult(folder.path, finished)
         data = read_data(config)
+        if main:
+            warn_about_data(config, data)
         model, tokenizer, adapter = load_start(config, trust_remote_code)
         if main:
             # Now, not at the end: a folder may change while training runs.
             before = content_of(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
             folder.write_config(values)
-        screening, scope = None, ""
-        if watches(config):
-            digest = gather_objects(before.sha256 if main else "")[0]
-            screening = hold(
-                asking(config), data, model, tokenizer, model_sha256=digest, run=folder.path, arguments=arguments,
-                started=folder.started, listeners=listeners if main else (),
-            )  # fmt: skip
-            scope = share_scope(digest, data.task)
-            data = with_screening(data, screening, list(config.safety))
-        if main:
-            warn_about_data(config, data, scope)
-            close_shares(config, data, scope)
+        data, screening = ask_theta_0(
+            config, data, (model, tokenizer), before.sha256 if main else "", arguments, listeners
+        )
         trainer = build_trainer(
             model=model,
             tokenizer=tokenizer,
@@ -131,10 +125,7 @@ def run(
             callbacks=[interruption],
             listeners=listeners if main else (),
         )
-        if screening is not None and screening.monitor.any:
-            trainer.watch_behaviour(
-                screening.monitor, behaviour_limits(config), every=config.monitor.every, template=config.template
-            )
+        watch(config, trainer, screening)
         trained = train(trainer, resume=_resumes(folder, asked=resume))
         if interruption.requested:
             raise KeyboardInterrupt
@@ -143,8 +134,7 @@ def run(
         measured = measure(trainer)
         result = {"safety": summary(trainer, measured), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
         result |= _about(config, trainer) | {"data": row_counts(data), "trust_remote_code": trust_remote_code}
-        if screening is not None:
-            result["screening"] = screening.figures()
+        result |= {} if screening is None else {"screening": screening.figures()}
         if main:
             with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
                 explain_loading(folder)
@@ -190,6 +180,47 @@ def _about(config: RunConfig, trainer: SafeSFTTrainer) -> dict[str, Any]:
         "commit": commit(),
         "hardware": hardware(),
     }
+
+
+def ask_theta_0(
+    config: RunConfig,
+    data: Prepared,
+    theta_0: tuple[Any, Any],
+    model_sha256: str,
+    arguments: Any,
+    listeners: Sequence[Listener],
+) -> tuple[Prepared, Screening | None]:
+    """The run's data after asking its model, and the screening; as they were where nothing is asked.
+
+    Args:
+        theta_0: the model and its tokenizer.
+        model_sha256: of the first process; the others need not hash the model.
+    """
+    main = arguments.process_index == 0
+    if not watches(config):
+        if main:
+            close_shares(config, data)
+        return data, None
+    folder = RunFolder(Path(config.output_dir))
+    digest = gather_objects(model_sha256)[0]
+    screening = hold(
+        asking(config), data, *theta_0, model_sha256=digest, run=folder.path, arguments=arguments,
+        started=folder.started, listeners=listeners if main else (),
+    )  # fmt: skip
+    asked = with_screening(data, screening, list(config.safety))
+    if main:
+        scope = share_scope(digest, data.task)
+        warn_of_shares(config, asked, list(config.prompt_sets), scope)
+        close_shares(config, asked, scope)
+    return asked, screening
+
+
+def watch(config: RunConfig, trainer: SafeSFTTrainer, screening: Screening | None) -> None:
+    """Have the trainer watch the model's behaviour, where there are prompts for it."""
+    if screening is not None and screening.monitor.any:
+        trainer.watch_behaviour(
+            screening.monitor, behaviour_limits(config), every=config.monitor.every, template=config.template
+        )
 
 
 def asking(config: RunConfig) -> Asking:
@@ -246,17 +277,25 @@ def explain_loading(folder: RunFolder) -> None:
         )
 
 
-def warn_about_data(config: RunConfig, data: Prepared, scope: str = "") -> None:
-    """Log which data are given and not used, and which safety sets cannot, or only just, certify the run.
-
-    Args:
-        scope: in which public certify prompts are counted (`share_scope`).
-    """
+def warn_about_data(config: RunConfig, data: Prepared) -> None:
+    """Log which data are given and not used, and which written safety sets cannot, or only just, certify the run."""
     unused = {"harmful": config.harmful is not None and data.harmful is None}
     unused["unaligned"] = config.unaligned is not None and "unaligned" not in defense(config).needed(config.stage)
     for key in (key for key, given in unused.items() if given):
         logger.warning("`%s` is given, and %s does not use it in this stage", key, config.defense.name)
-    for name, limit in constraints(config).items():
+    warn_of_shares(config, data, list(data.safety))
+
+
+def warn_of_shares(config: RunConfig, data: Prepared, names: Sequence[str], scope: str = "") -> None:
+    """Log which certify shares are too small, or opened already.
+
+    Args:
+        names: of the safety sets.
+        scope: in which public certify prompts are counted (`share_scope`).
+    """
+    limits = constraints(config)
+    for name in names:
+        limit = limits[name]
         record, openings = data.safety[name].record, config.safety[name].openings
         if (found := certify_note(record, alpha=limit.alpha, openings=openings)) is not None:
             logger.warning("%s: %s", name, found)

@@ -17,8 +17,8 @@ PUBLIC = [
     "screen", "verify",
 ]  # fmt: skip
 COMMANDS = [
-    "audit", "bench", "certify", "certify-counts", "check", "compare", "demo", "evaluate", "init", "judge", "ls",
-    "plan", "report", "screen", "study", "train", "verify",
+    "align", "audit", "bench", "certify", "certify-counts", "check", "compare", "demo", "evaluate", "init", "judge",
+    "ls", "plan", "report", "screen", "study", "train", "verify",
 ]  # fmt: skip
 
 

@@ -17,7 +17,9 @@ def _train(folder: Path, model: Path, *overrides: str) -> Path:
     from holdfast.config import load_config
     from holdfast.pipeline import run
 
-    return run(load_config(_write_run_file(folder, model), ["train.max_steps=1", *overrides])).folder
+    return run(
+        load_config(_write_run_file(folder, model), ["train.max_steps=1", "train.warmup_steps=0", *overrides])
+    ).folder
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "screening"
 
 def script(name):
     sys.path.insert(0, str(SCRIPTS))
+    sys.modules.pop(name, None)  # another benchmark has a script of this name
     try:
         return importlib.import_module(name)
     finally:

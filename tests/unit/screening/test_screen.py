@@ -9,6 +9,7 @@ import pytest
 from tests.unit.screening.asked import ANSWER, REFUSAL, Refusing, asker, row
 
 from holdfast.core.errors import CheckpointError, DataError, InfeasibleError
+from holdfast.data.bundled import bundled
 from holdfast.data.examples import Example, completion_text, prompt_text
 from holdfast.data.near_duplicates import matches
 from holdfast.data.splits import require_apart, require_disjoint, split_examples
@@ -127,7 +128,7 @@ def test_a_users_pairs_are_watched_beside_the_bundled_kinds(tmp_path: Path) -> N
     pairs = split_examples([row(n, "xyzzy", target=REFUSAL) for n in range(100)], seed=0)
     found = screened(tmp_path, task(0), ScreeningSettings(sets={}, rule="keep"), pairs=[pairs])
     assert {prompt_text(e) for e in found.monitor.refusals} == {prompt_text(e) for e in pairs.monitor}
-    assert len(found.monitor.answers) == OPEN.monitor_prompts
+    assert len(found.monitor.answers) == len(bundled("everyday", "monitor")) + len(bundled("borderline", "monitor"))
     assert not found.sets
 
 

@@ -48,7 +48,8 @@ def build(folder: Path, *, given: dict[str, Any] | None = None, **options: Any) 
         if name not in chosen:
             chosen[name] = make()
     chosen.setdefault("args", arguments(folder, **options))
-    return hf.SafeSFTTrainer(**{name: value for name, value in chosen.items() if value is not None})
+    # Left out, the safety set would be built by asking the model.
+    return hf.SafeSFTTrainer(**{n: value for n, value in chosen.items() if value is not None or n == "safety_dataset"})
 
 
 def weights(trainer: hf.SafeSFTTrainer) -> dict[str, torch.Tensor]:
