@@ -56,7 +56,9 @@ LAYERS = {
         "evaluation",
         "screening",
     },
+    "shares": {"core", "stages", "config"},
     "pipeline": {
+        "shares",
         "core",
         "data",
         "tasks",

@@ -124,11 +124,13 @@ def build(
         "processing_class": tiny.tokenizer(), "train_dataset": dataset(24, 1, "w1"),
         "peft_config": tiny.lora(dropout), "constraint": TIGHT, **side, **(given or {}),
     }  # fmt: skip
+    safety = passed.pop("safety_dataset", None)  # left out, it would be built by asking the model
     made = hf.SafeSFTTrainer if watch is None else watched_trainer(watch)
     return made(
         model,
         hf.SafeSFTConfig(str(folder / "run"), **args),
         defense=defense if watch is None else watch.over(defense),
+        safety_dataset=safety,
         **{name: value for name, value in passed.items() if value is not None},
     )
 

@@ -12,7 +12,7 @@ from holdfast.config import config_from_dict
 from holdfast.constraint import completion
 from holdfast.constraint.head import Head
 from holdfast.core.errors import UnsupportedError
-from holdfast.pipeline import warn_about_data
+from holdfast.shares import warn_about_data
 from holdfast.stages.prepare import Prepared
 
 RUN = {"model": "m/n", "task": {"data": "t.jsonl"}, "output_dir": "out", "harmful": {"data": "h.jsonl"}}
