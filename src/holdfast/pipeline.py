@@ -130,20 +130,35 @@ def run(
         if interruption.requested:
             raise KeyboardInterrupt
         _save(trainer, folder.model if config.lora is None else folder.adapter, folder)
-        started = time.monotonic()
-        measured = measure(trainer)
-        result = {"safety": summary(trainer, measured), "steps": trained.steps, "seconds": round(trained.seconds, 3)}
-        result |= _about(config, trainer) | {"data": row_counts(data), "trust_remote_code": trust_remote_code}
-        result |= {} if screening is None else {"screening": screening.figures()}
-        if main:
-            with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
-                explain_loading(folder)
-                seconds = time.monotonic() - started
-                result["audit_sha256"] = write_audits(
-                    config, trainer, measured, before, seconds=seconds, trust_remote_code=trust_remote_code
-                )
-                result = folder.write_result(result)
+        found = {"steps": trained.steps, "seconds": round(trained.seconds, 3), "data": row_counts(data)}
+        found |= {"trust_remote_code": trust_remote_code}
+        found |= {} if screening is None else {"screening": screening.figures()}
+        result = measured_result(config, trainer, before if main else None, found)
     return RunResult(folder.path, result)
+
+
+def measured_result(
+    config: RunConfig, trainer: SafeSFTTrainer, before: ModelContent | None, found: dict[str, Any]
+) -> dict[str, Any]:
+    """Measure the trained model; the first process writes the audits and result.json.
+
+    Args:
+        before: theta_0's content; None on the other processes.
+        found: what is known without measuring.
+    """
+    folder, started = RunFolder(Path(config.output_dir)), time.monotonic()
+    measured = measure(trainer)
+    result = {"safety": summary(trainer, measured), **found, **_about(config, trainer)}
+    if before is None:
+        return result
+    with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
+        explain_loading(folder)
+        seconds = time.monotonic() - started
+        trusted = found["trust_remote_code"]
+        result["audit_sha256"] = write_audits(
+            config, trainer, measured, before, seconds=seconds, trust_remote_code=trusted
+        )
+        return folder.write_result(result)
 
 
 def _resumes(folder: RunFolder, *, asked: bool) -> bool:

@@ -61,11 +61,8 @@ def align(
     from holdfast.stages.align import AlignSettings, align_model
 
     given: dict[str, Any] = {
-        "steps": steps,
-        "learning_rate": learning_rate,
-        "refusal_share": refusal_share,
-        "batch": batch_size,
-    }
+        "steps": steps, "learning_rate": learning_rate, "refusal_share": refusal_share, "batch": batch_size,
+    }  # fmt: skip
     settings = AlignSettings(seed=seed, **{name: value for name, value in given.items() if value is not None})
     quiet_libraries()
     keep_freed_memory()
@@ -87,9 +84,14 @@ def align(
     else:
         for line in describe(made):
             say(line)
+    _require_enough(made)
+
+
+def _require_enough(made: Alignment) -> None:
+    """Exit with the code for "infeasible" where the model refuses too little, or too much."""
     if missing := made.figures.shortcomings:
         raise InfeasibleError(
-            f"{output}: {'; '.join(missing)}",
+            f"{made.folder}: {'; '.join(missing)}",
             remedy="align it again with more --steps or another --refusal-share, or start from a model that refuses",
         )
 

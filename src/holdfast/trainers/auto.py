@@ -113,13 +113,31 @@ def without_conflicts(dataset: Any, screening: Screening) -> Any:
     return dataset.select([number for number in range(len(dataset)) if number not in dropped])
 
 
-def constraints_of(screening: Screening, given: Any, defense: Defense, arguments: Mapping[str, Any]) -> Any:
-    """The constraint of every set: as given, otherwise alpha 0.05 for refusals and 0.10 for answers."""
-    if given is not None:
+def constraints_of(screening: Screening | None, given: Any, defense: Defense, arguments: Mapping[str, Any]) -> Any:
+    """The constraints: as given; of sets that were asked for alpha 0.05 for refusals and 0.10 for answers.
+
+    With a `peft_config` the unit is the defense's, as in a run file.
+    """
+    adapter = arguments.get("peft_config") is not None
+    if given is not None or (screening is None and not adapter):
         return given
-    unit = defense.unit if arguments.get("peft_config") is not None else ChanceConstraint().unit
+    unit = defense.unit if adapter else ChanceConstraint().unit
+    if screening is None:
+        return ChanceConstraint(unit=unit)
     keeps = {name: screening.counts[name]["keep"] for name in screening.sets}
     return {name: ChanceConstraint(unit=unit, alpha=ALPHA[keep]) for name, keep in keeps.items()}
+
+
+def where_needed(dataset: Any, defense: Defense, stage: str) -> Any:
+    """The safety data as given; `auto` only where the defense needs a safety set."""
+    return None if is_auto(dataset) and "safety" not in defense.needed(stage) else dataset
+
+
+def watch_screened(trainer: Any) -> None:
+    """Have the trainer watch the prompts of its screening, where it has any."""
+    screening: Screening | None = trainer.screening
+    if screening is not None and screening.monitor.any:
+        trainer.watch_behaviour(screening.monitor, limits_of(screening, trainer.safety))
 
 
 def limits_of(screening: Screening, safety: Mapping[str, SafetySet]) -> Limits:

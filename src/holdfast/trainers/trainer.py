@@ -34,7 +34,7 @@ from holdfast.models.fingerprint import (
     model_fingerprint,
 )
 from holdfast.trainers import safety as safety_sets
-from holdfast.trainers.auto import AUTO, constraints_of, is_auto, limits_of, screened
+from holdfast.trainers.auto import AUTO, constraints_of, screened, watch_screened, where_needed
 from holdfast.trainers.checkpointing import CheckpointMixin
 from holdfast.trainers.config import SafeSFTConfig
 from holdfast.trainers.fitting import Fitting, in_several_processes, loss_is_scaled
@@ -101,18 +101,14 @@ class ConstrainedMixin(BehaviourMixin, CheckpointMixin, MonitorMixin, JointStepM
         require_device(args)
         self.defense = make_defense(defense)
         require_stage(self.defense, args.stage)
-        if is_auto(safety_dataset) and "safety" not in self.defense.needed(args.stage):
-            safety_dataset = None
+        safety_dataset = where_needed(safety_dataset, self.defense, args.stage)
         given = {"safety": safety_dataset, "harmful": harmful_dataset, "unaligned": unaligned}
         require_side_data(self.defense, args.stage, given)
         if kwargs.get("train_dataset") is None:
             raise ConfigError("no task data to train on", remedy="pass train_dataset=...")
         model, self.screening = screened(model, safety_dataset, args, kwargs, create=create_model_from_path)
-        if self.screening is not None:
-            safety_dataset = self.screening.sets
-            constraint = constraints_of(self.screening, constraint, self.defense, kwargs)
-        if constraint is None and kwargs.get("peft_config") is not None:
-            constraint = ChanceConstraint(unit=self.defense.unit)  # as in a run file
+        safety_dataset = safety_dataset if self.screening is None else self.screening.sets
+        constraint = constraints_of(self.screening, constraint, self.defense, kwargs)
         self.safety: dict[str, SafetySet] = {}
         self._attached_to: Any = None
         self._flops_per_token: int | None = None
@@ -145,8 +141,7 @@ class ConstrainedMixin(BehaviourMixin, CheckpointMixin, MonitorMixin, JointStepM
         if not self.is_fsdp_enabled:  # a sharded model is measured once it is sharded: see `_load_from_checkpoint`
             self._measure_reference()
         self.defense.initialise(self)
-        if self.screening is not None and self.screening.monitor.any:
-            self.watch_behaviour(self.screening.monitor, limits_of(self.screening, self.safety))
+        watch_screened(self)
 
     # -- safety sets -----------------------------------------------------------------------------------------------
 
