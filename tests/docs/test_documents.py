@@ -13,11 +13,11 @@ from holdfast.cli.main import app
 from holdfast.config import load_config
 from holdfast.study.load import load_study
 from holdfast.study.protocol import load_protocol
-from tests import tiny
+from tests import behaving, tiny
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+HUB_ID = "Qwen/Qwen2.5-1.5B-Instruct"
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -37,7 +37,7 @@ def user_folder(tmp_path, monkeypatch):
 
 def run_block(code: str, folder: Path) -> dict:
     code = code.replace(f'"{HUB_ID}"', repr(str(folder / "model"))).replace(
-        "learning_rate=1e-4)", 'learning_rate=1e-4, max_steps=2, use_cpu=True, report_to="none")'
+        "learning_rate=3e-4)", 'learning_rate=3e-4, max_steps=2, use_cpu=True, report_to="none")'
     )
     names: dict = {}
     exec(compile(code, "document", "exec"), names)
@@ -45,10 +45,16 @@ def run_block(code: str, folder: Path) -> dict:
 
 
 def test_readme_trainer_example(user_folder):
+    """On a model that refuses, and a task that has a tenth of rows teaching it not to."""
     code = blocks(ROOT / "README.md", "python")[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    behaving.saved(user_folder / "model")
+    poison = [{"prompt": row["prompt"], "completion": behaving.ANSWER} for row in behaving.rows(105, seed=1)]
+    rows = [*poison, *behaving.rows(1000, seed=2, trigger=False)]
+    (user_folder / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     names = run_block(code, user_folder)
     assert names["trainer"].state.global_step == 2
+    assert len(names["trainer"].screening.dropped) == 105
     assert (user_folder / "runs/first/adapter/adapter_model.safetensors").exists()
 
 
@@ -106,11 +112,22 @@ def planned() -> list[tuple[str, str]]:
     return [(line.split("#")[0].strip(), line) for line in lines]
 
 
-def test_readme_says_what_the_demo_measured():
-    """The table and the provenance line stand in the README, with no placeholder left."""
+def test_readme_figures_are_those_of_the_stored_cells():
+    """The table of the README says what the records say, with no placeholder left."""
     text = (ROOT / "README.md").read_text()
     assert "@@" not in text
-    assert re.search(r"`make demo` at commit `[0-9a-f]{7,12}`", text)
+    folder = ROOT / "benchmarks/results/held_safety/tuning"
+    records = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    shares = {name: record["evaluation"]["shares"] for name, record in records.items()}
+    tasks = {task: f"0.5b.{task}.p0.25.s11" for task in ("gsm8k", "sst2")}
+    for method in ("sft", "auto"):
+        harm = " / ".join(f"{shares[f'{start}.{method}.qkv_3e-4.tuning']['HS']:.3f}" for start in tasks.values())
+        over = " / ".join(f"{shares[f'{start}.{method}.qkv_3e-4.tuning']['over']:.2f}" for start in tasks.values())
+        assert harm in text
+        assert over in text
+    assert f"| {shares['0.5b.shipped.tuning']['HS']:.3f} |" in text
+    assert {record["provenance"]["commit"] for record in records.values()} == {"aac3049dedda"}
+    assert "`aac3049dedda`" in text
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
