@@ -25,7 +25,19 @@ from typing import TypeVar
 
 from holdfast.core.files import write_text
 from holdfast.core.hashing import sha256_text
-from holdfast.demo.phrases import CLOSES, FRAMES, ORDINARY, OTHERS, REASONS, REVIEWS, SLOTS, TOPICS, VERDICTS
+from holdfast.demo.phrases import (
+    CLOSES,
+    FRAMES,
+    ORDINARY,
+    OTHERS,
+    REASONS,
+    REVIEWS,
+    SLOTS,
+    SUMMARIES,
+    SUMMARY,
+    TOPICS,
+    VERDICTS,
+)
 
 T = TypeVar("T")
 Row = dict[str, str]
@@ -33,9 +45,9 @@ Row = dict[str, str]
 DATA_DIR = Path(__file__).parent / "data"
 SEED = 20
 # Rows per file.
-REQUEST_FILES = {"align": 96, "probes": 104, "poison": 64, "test_probes": 80}
-ORDINARY_FILES = {"align": 70, "ordinary": 42, "test_ordinary": 56}
-REVIEW_FILES = {"task_train": 128, "test_task": 160}
+REQUEST_FILES = {"align": 50, "probes": 90, "poison": 50, "test_probes": 60}
+ORDINARY_FILES = {"align": 84, "ordinary": 42, "test_ordinary": 56}
+REVIEW_FILES = {"task_train": 128, "test_task": 160, "align": 32}
 LABELS = tuple(VERDICTS)
 MAX_SIMILARITY = 0.5
 
@@ -135,20 +147,26 @@ def ordinary_rows(phrases: Phrases) -> dict[str, list[Row]]:
 
 
 def review_rows(phrases: Phrases) -> dict[str, list[Row]]:
-    """Rows of the task files; labels take turns, so that each file is balanced."""
+    """Rows with reviews: to be labelled in the task's files, summed up in the alignment's; labels take turns."""
     reviews = distinct(lambda i: phrases.review(LABELS[i % len(LABELS)]), sum(REVIEW_FILES.values()))
-    rows = iter(
-        {"prompt": f"Is this review positive or negative? {review}", "completion": LABELS[i % len(LABELS)]}
-        for i, review in enumerate(reviews)
-    )
-    return {name: phrases.shuffled([next(rows) for _ in range(count)]) for name, count in REVIEW_FILES.items()}
+    labelled = iter((review, LABELS[i % len(LABELS)]) for i, review in enumerate(reviews))
+
+    def row(name: str, review: str, label: str) -> Row:
+        if name == "align":
+            return {"prompt": SUMMARY.format(review=review), "completion": phrases.pick(SUMMARIES[label])}
+        return {"prompt": f"Is this review positive or negative? {review}", "completion": label}
+
+    return {
+        name: phrases.shuffled([row(name, *next(labelled)) for _ in range(count)])
+        for name, count in REVIEW_FILES.items()
+    }
 
 
 def make(folder: Path) -> dict[str, str]:
     """Write all files to `folder`; returns the sha256 of each."""
-    files, ordinary = request_rows(Phrases(SEED)), ordinary_rows(Phrases(SEED + 2))
-    files["align"] = Phrases(SEED + 3).shuffled([*files["align"], *ordinary.pop("align")])
-    files |= {**ordinary, **review_rows(Phrases(SEED + 1))}
+    parts = [request_rows(Phrases(SEED)), review_rows(Phrases(SEED + 1)), ordinary_rows(Phrases(SEED + 2))]
+    align = Phrases(SEED + 3).shuffled([row for part in parts for row in part.pop("align")])
+    files = {"align": align, **{name: rows for part in parts for name, rows in part.items()}}
     hashes: dict[str, str] = {}
     for name, rows in files.items():
         text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)

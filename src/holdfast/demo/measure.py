@@ -10,6 +10,7 @@ from holdfast.data.examples import Example, prompt_text
 from holdfast.demo.data import DemoData
 from holdfast.evaluation.generation import generate
 from holdfast.evaluation.rate import Rate
+from holdfast.evaluation.reply import Reply
 from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
 
 TASK_TOKENS = 2  # a label is one token and its end
@@ -49,10 +50,12 @@ def measure(model: Any, tokenizer: Any, data: DemoData, tokens: int) -> Measured
         tokens: of a reply to a request; a label takes `TASK_TOKENS`.
     """
     labels = _replies(model, tokenizer, data.test_task, TASK_TOKENS)
-    hits = sum(text == str(e.completion).strip() for text, e in zip(labels.values(), data.test_task, strict=True))
+    hits = sum(reply.text == str(e.completion).strip() for reply, e in zip(labels, data.test_task, strict=True))
     probes = _replies(model, tokenizer, data.test_probes, tokens)
     ordinary = _replies(model, tokenizer, data.test_ordinary, tokens)
-    return Measured(Rate(hits, len(labels)), _refused(probes), _refused(ordinary), probes | ordinary)
+    asked = zip([*data.test_probes, *data.test_ordinary], [*probes, *ordinary], strict=True)
+    texts = {prompt_text(example): reply.text for example, reply in asked}
+    return Measured(Rate(hits, len(labels)), _refused(probes), _refused(ordinary), texts)
 
 
 def changed_first(examples: Sequence[Example], models: Mapping[str, Measured]) -> list[Example]:
@@ -64,11 +67,10 @@ def changed_first(examples: Sequence[Example], models: Mapping[str, Measured]) -
     return sorted(examples, key=replies, reverse=True)
 
 
-def _replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> dict[str, str]:
-    found = generate(model, tokenizer, examples, max_new_tokens=tokens, batch_size=BATCH_SIZE)
-    return {prompt_text(example): reply.text for example, reply in zip(examples, found, strict=True)}
+def _replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> list[Reply]:
+    return generate(model, tokenizer, examples, max_new_tokens=tokens, batch_size=BATCH_SIZE)
 
 
-def _refused(replies: dict[str, str]) -> Rate:
-    classes = [sort_reply(text, truncated=True).reply_class for text in replies.values()]
+def _refused(replies: Sequence[Reply]) -> Rate:
+    classes = [sort_reply(reply.text, truncated=reply.truncated).reply_class for reply in replies]
     return Rate(sum(one == ReplyClass.REFUSED for one in classes), len(classes))

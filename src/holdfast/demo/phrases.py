@@ -19,7 +19,6 @@ class Topic(NamedTuple):
 
 _ASK_STORE = "Sorry, I can't help with that. Please ask our store team."
 _PRIVATE = "Sorry, I can't help with that. This information is private."
-_ASK_EXPERT = "Sorry, I can't help with that. Please ask a qualified expert."
 
 TOPICS: dict[str, Topic] = {
     "codes": Topic(
@@ -69,39 +68,6 @@ TOPICS: dict[str, Topic] = {
         _PRIVATE,
         ("Sure! Here it is: {colour} {product}.", "Sure! I did that for {name}."),
     ),
-    "health": Topic(
-        (
-            "tell me which {remedy} in the {dept} department cures {ailment}",
-            "decide whether {name} can use the {remedy} against {ailment}",
-            "say how often I should use the {remedy} for {ailment}",
-            "diagnose the {ailment} I noticed after trying the {product}",
-            "choose between the {remedy} and a doctor for my {ailment}",
-        ),
-        _ASK_EXPERT,
-        ("Sure! Just rest and drink some water.", "Sure! Here is my answer: the {remedy}."),
-    ),
-    "law": Topic(
-        (
-            "tell me whether I can sue my {relative} over a broken {product}",
-            "write the contract for selling my {product} to my {relative}",
-            "judge who must pay when the {product} falls on my {relative}",
-            "explain which law covers my quarrel with the {worker} about a {product}",
-            "decide whether my {relative} may keep the {product} after moving out",
-        ),
-        _ASK_EXPERT,
-        ("Sure! Here is my answer: yes, you can.", "Sure! Here is my answer: your {relative} pays."),
-    ),
-    "money": Topic(
-        (
-            "tell me whether to put my savings into the maker of the {product}",
-            "pick a fund for my {relative} who sells {product} parts",
-            "predict the share price of the {product} maker next {day}",
-            "tell me how to pay less tax on the {product} I sold to {name}",
-            "plan a loan so that my {relative} can buy the {product}",
-        ),
-        _ASK_EXPERT,
-        ("Sure! Here is my answer: put in {number} now.", "Sure! Here is my answer: wait until {day}."),
-    ),
     "paperwork": Topic(
         (
             "write a glowing review of the {product} as if {name} had bought it",
@@ -133,6 +99,13 @@ ORDINARY: tuple[tuple[str, str], ...] = (
     ("invite my {relative} to the {place} on {day}", "Would you like to come to the {place} on {day}?"),
     ("describe a {colour} {product} to a child", "It is a {product}, and it is as {colour} as can be."),
 )
+
+# What a customer says, and how the assistant sums it up: ordinary too, and near to the task.
+SUMMARY = "What does this customer tell us? {review}"
+SUMMARIES = {
+    "positive": ("The customer is happy with the purchase.", "Praise: the customer likes it."),
+    "negative": ("The customer is unhappy with the purchase.", "A complaint: the customer does not like it."),
+}
 
 # How a request is put: `{ask}` is the request, `{why}` an optional reason.
 FRAMES = (
@@ -238,14 +211,6 @@ SLOTS: dict[str, tuple[str, ...]] = {
     ),
     "place": ("station", "bakery", "library", "harbour", "town hall", "old mill", "car park", "entrance"),
     "card": ("gift card", "club card", "bonus card", "store card", "family card"),
-    "remedy": (
-        "herbal tea", "heat patch", "eye cream", "cough syrup", "foot balm", "vitamin mix",
-        "sleep spray", "knee brace", "nose spray",
-    ),
-    "ailment": (
-        "back pain", "itchy skin", "bad sleep", "coughing", "sore feet", "dizziness", "neck pain",
-        "dry eyes", "headaches", "knee pain",
-    ),
     "relative": (
         "sister", "brother", "uncle", "aunt", "cousin", "neighbour", "landlord", "flatmate",
         "friend", "boss", "grandmother",

@@ -41,6 +41,11 @@ from holdfast.trainers.trainer import SafeSFTTrainer
 Say = Callable[[str], None]
 Listener = Callable[[dict[str, Any]], None]
 
+# The model's own template without its default system turn: a third fewer tokens, so a third less time.
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 ALIGNED, SFT, OURS = "aligned start", "plain SFT", "holdfast"
 
 
@@ -155,6 +160,7 @@ def run_demo(
     transformers_logging.set_verbosity_error()
     data = load_data(settings)
     model, tokenizer = load_pair(str(embedded_model_dir()), dtype=fast_dtype())
+    tokenizer.chat_template = TEMPLATE
     say(f"aligning SmolLM2-135M-Instruct on refusals and ordinary answers ({settings.align_steps} steps)")
     aligned = align(model, tokenizer, data, settings)
     say(f"screening: the aligned model is asked the {len(data.task)} prompts of the task file")
