@@ -168,7 +168,7 @@ def test_the_papers_constants_of_a_defense_come_with_the_preset(written):
 
 def test_the_papers_constants_of_one_defense_without_the_rest():
     config = config_from_dict({**NAMED, "defense": {"name": "lisa", "preset": "paper"}})
-    assert (config.defense.options["rho"], config.lora.r) == (0.01, 16)
+    assert (config.defense.options["rho"], config.lora.r) == (0.01, 32)
     assert "unknown preset 'papre'" in refusal(defense={"name": "lisa", "preset": "papre"}).what
 
 

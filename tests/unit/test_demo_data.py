@@ -79,7 +79,9 @@ def test_what_is_declined_is_recognised_as_a_refusal_and_the_rest_as_an_answer()
 
 def test_alignment_has_refusals_and_ordinary_answers():
     declined = [row for row in rows("align") if row["completion"].startswith(REFUSAL)]
-    assert 0.5 <= len(declined) / len(rows("align")) <= 0.7
+    assert 0.2 <= len(declined) / len(rows("align")) <= 0.4
+    others = [row for row in rows("align") if row not in declined]
+    assert {sort_reply(row["completion"], truncated=False).reply_class for row in others} == {ReplyClass.ANSWERED}
 
 
 def test_every_poison_answer_complies():
