@@ -165,7 +165,9 @@ def with_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     train = raw.get("train", {})
     if raw.get("preset") is not None or not isinstance(train, Mapping):
         return dict(raw)
-    return {**raw, "train": {**train_defaults(full=raw.get("lora", {}) is None), **train}}
+    defaults = train_defaults(full=raw.get("lora", {}) is None)
+    # What the file says comes first: problems are reported in its order.
+    return {**raw, "train": {**train, **{key: v for key, v in defaults.items() if key not in train}}}
 
 
 def with_protocol_data(raw: Mapping[str, Any]) -> dict[str, Any]:
