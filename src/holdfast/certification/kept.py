@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.certification.arguments import exact, rate
-from holdfast.certification.binomial import fewest_prompts, upper_bound
 from holdfast.core.errors import DataError
 from holdfast.core.percent import exact_percent, percent
 
@@ -88,12 +87,12 @@ class Kept:
     @property
     def low(self) -> float:
         """The lower 95 % bound of the kept share."""
-        return float(1 - exact(upper_bound(self.of - self.kept, self.of))) if self.of else 0.0
+        return float(1 - exact(_upper_bound(self.of - self.kept, self.of))) if self.of else 0.0
 
     @property
     def high(self) -> float:
         """The upper 95 % bound of the kept share."""
-        return upper_bound(self.kept, self.of) if self.of else 1.0
+        return _upper_bound(self.kept, self.of) if self.of else 1.0
 
     @property
     def passed(self) -> bool:
@@ -103,7 +102,7 @@ class Kept:
     @property
     def shown(self) -> bool:
         """Whether there are enough groups to show a loss within the limit at all."""
-        return self.of >= fewest_prompts(self.limit)
+        return self.of >= _fewest(self.limit)
 
     def to_json(self) -> dict[str, Any]:
         """The figure as result.json and events.jsonl hold it."""
@@ -122,7 +121,7 @@ class Kept:
         if not self.passed:
             return "OVER the limit"
         if not self.shown:
-            return f"not shown: {self.of} groups are too few, {fewest_prompts(self.limit)} may show it"
+            return f"not shown: {self.of} groups are too few, {_fewest(self.limit)} may show it"
         return "within the limit"
 
     def line(self, name: str) -> str:
@@ -171,3 +170,15 @@ def stored_figures(result: Mapping[str, Any]) -> dict[str, Kept]:
     """The figures of a run's result; empty where its behaviour was not watched."""
     stored = result.get("behaviour") or {}
     return {name: Kept.from_json(stored[name]) for name in FIGURES if name in stored}
+
+
+def _upper_bound(hits: int, n: int) -> float:
+    from holdfast.certification.binomial import upper_bound  # scipy, which the command line's help does without
+
+    return upper_bound(hits, n)
+
+
+def _fewest(limit: float) -> int:
+    from holdfast.certification.binomial import fewest_prompts
+
+    return fewest_prompts(limit)

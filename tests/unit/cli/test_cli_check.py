@@ -35,7 +35,7 @@ def test_the_settings_of_a_run_file_of_three_lines_are_accepted(run_file, holdfa
     code, out, _ = holdfast("check", three)
     assert code == 0
     assert "task: 60 examples; " in out
-    assert "steps of 8 task + 4 safety examples, learning rate 0.0002" in out
+    assert "steps of 8 task + 4 safety examples, learning rate 0.0003" in out
 
 
 def test_text_is_hidden_unless_asked_for(run_file, holdfast):
