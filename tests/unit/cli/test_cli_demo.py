@@ -39,6 +39,7 @@ def little_world(monkeypatch, tmp_path):
         monkeypatch.setattr(story, name, str(path))
     monkeypatch.setattr(story, "load_data", lambda settings: data)
     monkeypatch.setattr(story, "embedded_model_dir", lambda: folder)
+    monkeypatch.setattr(story, "TEMPLATE", behaving.CHAT_TEMPLATE)
     # Aligning it for two steps would change what it refuses by chance.
     monkeypatch.setattr(story, "align", lambda model, *_: model)
     return data
