@@ -71,7 +71,7 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
             say(f"  {entry['certify_note']}")
         if entry["openings_note"] is not None:
             say(f"  {entry['openings_note']}")
-        if entry["batch_times_alpha"] < 1 and findings["defense"]["constrains"]:
+        if entry["batch_times_alpha"] < 1 and findings["defense"]["estimator"] == "batch":
             say(
                 f"  note: a safety batch times alpha is {entry['batch_times_alpha']:.2g}: below 1,"
                 " a single batch cannot resolve the limit"

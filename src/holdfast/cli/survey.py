@@ -93,6 +93,7 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
             "passes": method.passes,
             "side_batch": {"kind": kind, "rows": batch} if kind != "task" else None,
             "constrains": method.constrains,
+            "estimator": getattr(method.config, "estimator", None),
         },
     }
 

@@ -109,16 +109,16 @@ def screening_lines(found: Mapping[str, Any] | None) -> list[str]:
 
 
 def _finish(result: RunResult, constrains: bool) -> None:
-    """Exit with the code for "infeasible" when a defense that promises the constraint ended outside it.
+    """Exit with the code for "infeasible" where the model lost its behaviour, whatever the defense.
 
-    The same where the constraint holds and the model lost its behaviour all the same; then it is said why.
+    The same when a defense that promises the constraint ended outside it.
     """
-    if result.feasible or not constrains:
-        return
     held = all(entry["feasible"] for entry in result.values["safety"].values())
-    for cause, remedy in failures(stored_figures(result.values)):
-        note(f"{'the constraint holds, but ' if held else ''}{cause}\n  What to do: {remedy}")
-    raise typer.Exit(InfeasibleError.exit_code)
+    lost = list(failures(stored_figures(result.values)))
+    for cause, remedy in lost:
+        note(f"{'the constraint holds, but ' if held and constrains else ''}{cause}\n  What to do: {remedy}")
+    if lost or (constrains and not held):
+        raise typer.Exit(InfeasibleError.exit_code)
 
 
 def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:

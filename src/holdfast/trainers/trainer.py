@@ -160,10 +160,11 @@ class ConstrainedMixin(BehaviourMixin, CheckpointMixin, MonitorMixin, JointStepM
                 f"safety_batch_size {size} cannot be shared equally by {world()} processes",
                 remedy=f"use a multiple of {world()}",
             )
-        if size * safety.constraint.alpha < 1 and self.defense.constrains:
+        estimator = getattr(self.defense.config, "estimator", None)
+        if size * safety.constraint.alpha < 1 and estimator == "batch":
             logger.warning(
                 "%s: %d examples per step with alpha=%g: a single violator exceeds the budget of its batch; "
-                "averaging over steps (holdfast's estimator ema or table) is what makes the constraint expressible",
+                "estimator ema or table averages over steps",
                 safety.name,
                 size,
                 safety.constraint.alpha,

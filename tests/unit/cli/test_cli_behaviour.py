@@ -113,9 +113,10 @@ def test_a_rollback_is_said_and_a_run_that_is_kept_exits_0(run_file, holdfast):
     assert all(figure["passed"] for figure in result["behaviour"].values())
 
 
-def test_a_defense_that_promises_nothing_is_only_measured(run_file, holdfast):
+def test_lost_behaviour_is_exit_4_for_a_defense_that_promises_nothing(run_file, holdfast):
     code, out, err = holdfast("train", run_file, "defense.name=sft")
-    assert code == 0, err
+    assert code == 4, err
+    assert "the constraint holds, but" not in err
     assert "OVER the limit" in out
     assert "sft does not enforce this limit" in out
 

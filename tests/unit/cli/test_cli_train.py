@@ -239,9 +239,16 @@ def test_the_result_says_whether_the_limit_was_enforced_or_only_measured(
     assert code == 0
     assert (f"{name} does not enforce this limit: the model was only measured by it" in out) == (not constrains)
     assert (f"defense {name!r} does not enforce these limits" in err) == (not constrains)
-    assert ("a single violator exceeds the budget" in err) == constrains  # 4 x 0.2: of no matter to the other
+    assert "a single violator exceeds the budget" not in err  # the default averages over steps
     stored = json.loads((tmp_path / "out" / "result.json").read_text())
     assert stored["defense"] == {"name": name, "constrains": constrains}
+
+
+@pytest.mark.parametrize("estimator", ["batch", "ema"])
+def test_a_small_batch_is_warned_of_where_nothing_averages_over_steps(run_file, holdfast, estimator):
+    code, _, err = holdfast("train", run_file, f"defense.estimator={estimator}", "train.max_steps=1")
+    assert code == 0, err
+    assert ("a single violator exceeds the budget" in err) == (estimator == "batch")  # 4 x 0.2 < 1
 
 
 @pytest.mark.parametrize(
