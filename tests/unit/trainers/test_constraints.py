@@ -94,11 +94,12 @@ def test_an_infeasible_start_can_be_allowed_and_is_recorded(tmp_path):
 
 def test_a_small_safety_batch_only_warns(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="holdfast"):
-        build(tmp_path, safety_batch_size=10)
+        build(tmp_path, safety_batch_size=10, given={"defense": {"name": "holdfast", "estimator": "batch"}})
     assert "10 examples per step with alpha=0.05" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="holdfast"):
-        build(tmp_path / "b", safety_batch_size=20)
+        build(tmp_path / "a", safety_batch_size=10)  # averages over steps
+        build(tmp_path / "b", safety_batch_size=20, given={"defense": {"name": "holdfast", "estimator": "batch"}})
     assert "examples per step" not in caplog.text
 
 
