@@ -117,7 +117,7 @@ def _finish(result: RunResult, constrains: bool) -> None:
     lost = list(failures(stored_figures(result.values)))
     for cause, remedy in lost:
         note(f"{'the constraint holds, but ' if held and constrains else ''}{cause}\n  What to do: {remedy}")
-    if lost or (constrains and not held):
+    if lost or (constrains and not result.feasible):
         raise typer.Exit(InfeasibleError.exit_code)
 
 
