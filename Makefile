@@ -36,7 +36,7 @@ unit: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 docs: $(VENV)/.ready
-	$(BIN)/python -m holdfast.defenses._pages docs
+	$(BIN)/python -m tools.defense_pages docs
 
 # Every file is checked against the sha256 in the lock, the project itself is built with the locked backend.
 # The lock files are written by tools/lock.py.

@@ -37,13 +37,12 @@ from device_gaps import profiled, report
 from host_sections import Watch, watched
 from shapes import SHAPES, random_model
 
-from holdfast.auditing.audit import How, audit, audit_roles
+from holdfast.auditing.audit import AuditOptions, audit, audit_roles
 from holdfast.auditing.batches import batches, token_budget
 from holdfast.auditing.measure import Measurer
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.windows import Windows
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.constraint.completion import deterministic
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.seeding import generator
@@ -51,6 +50,7 @@ from holdfast.data.collate import collate
 from holdfast.data.encode import Encoded
 from holdfast.data.stream import open_stream
 from holdfast.models.handle import load_model, load_tokenizer
+from holdfast.scoring.completion import deterministic
 
 PROMPT_SHARE = 0.5
 
@@ -125,15 +125,16 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
         rows = random_rows(options.n, options.length, pair.tokenizer, spread=options.spread)
         stream = open_stream(rows, template="chat")
         windows = Windows({"audit": stream}, pair, max_length=None)
-        rows_encoded = [item for window in windows.ahead("before") for item in window.encoded]
+        rows_encoded = [item for window in windows.prefetcher("before") for item in window.encoded]
         encoded = [rows_encoded[i : i + windows.size] for i in range(0, len(rows_encoded), windows.size)]
         budget = options.batch_tokens or token_budget(pair.models[0], pair.device)
         measurer = Measurer(pair, first_k=8, kl=True, batch_tokens=budget)
-        measurer.check_both(encoded[0][0])
+        measurer.check("both", encoded[0][0])
+        given = AuditOptions(batch_tokens=budget)
         runs: dict[str, Callable[[], Any]] = {
             "bare": lambda: bare_passes(pair, encoded, budget),
             "measure": lambda: measured(measurer, encoded),
-            "audit": lambda: audit_roles(pair, {"audit": stream}, ChanceConstraint(), How(batch_tokens=budget)),
+            "audit": lambda: audit_roles(pair, {"audit": stream}, ChanceConstraint(), given),
         }
         for run in runs.values():  # warm-up
             run()

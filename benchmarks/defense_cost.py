@@ -34,11 +34,11 @@ from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.templates import use_template
 from holdfast.models.handle import load_tokenizer
-from holdfast.stages.finetune import build_trainer
-from holdfast.stages.prepare import Prepared, prepare
-from holdfast.trainers import trainer as training
-from holdfast.trainers.config import SafeSFTConfig
-from holdfast.trainers.hooks import DEFENSES, make_defense
+from holdfast.runs.stages.finetune import build_trainer
+from holdfast.runs.stages.prepare import Prepared, prepare
+from holdfast.training import fingerprint as training
+from holdfast.training.config import SafeSFTConfig
+from holdfast.training.hooks import DEFENSES, make_defense
 
 WARM_UP, MEASURED = 5, 25
 ROLES = {
@@ -104,7 +104,7 @@ def measure(shape: str, stage: str, name: str, unit: str, data: Prepared, tokeni
         trainer.remove_callback(PrinterCallback)
         trainer.step_listeners.append(lambda row: events.update([row["event"]] if "event" in row else []))
         trainer.train()
-        path = trainer.step_path
+        path = trainer.run.engine_name
         steps = clock.seconds[WARM_UP:]
         peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0
     del trainer, model
@@ -136,7 +136,7 @@ def _timed(defense: Any, hook: str) -> list[float]:
 
 
 def result(row: dict[str, Any], shape: str, x_sft: float, protocol: dict[str, Any]) -> dict[str, Any]:
-    """One row as a result file that `holdfast report --tables` reads."""
+    """One row as a result file that `holdfast tables` reads."""
     metrics = {key: row[key] for key in ("step_ms", "p90_ms", "gpu_mb", "samples_per_s")} | {"x_sft": x_sft}
     cell = ".".join(filter(None, ["cost", shape, row["stage"], row["defense"], row["setting"].replace("=", "-")]))
     return {

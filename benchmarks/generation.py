@@ -26,10 +26,10 @@ from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.seeding import generator
 from holdfast.data.examples import Example, make_example
 from holdfast.data.templates import use_template
-from holdfast.evaluation.engines import open_engine
-from holdfast.evaluation.generation import decoding, left_padded, reply
-from holdfast.evaluation.prompts import end_tokens, prompt_ids
-from holdfast.evaluation.reply import Reply
+from holdfast.judging.engines import open_engine
+from holdfast.judging.generation import decoding, left_padded, reply
+from holdfast.judging.prompts import end_tokens, prompt_ids
+from holdfast.judging.reply import Reply
 from holdfast.models.handle import load_pair
 
 ENGINES = ("plain", "transformers", "continuous")
@@ -40,7 +40,7 @@ THINGS = ("bread", "a bookshelf", "soup", "a bicycle", "a garden", "a song", "a 
 def prompts(n: int) -> tuple[list[Example], str]:
     """`n` prompts and where they come from."""
     if os.environ.get("HOLDFAST_DATA"):
-        from holdfast.data.catalogue import load
+        from holdfast_lab.data.catalogue import load
 
         rows = [row["prompt"] for row in load("beavertails_evaluation").rows]
         if len(rows) >= n:

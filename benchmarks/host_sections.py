@@ -10,10 +10,10 @@ from typing import Any
 from unittest import mock
 
 from holdfast.auditing.pair import Pair
-from holdfast.auditing.parts import Parts
+from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.windows import Windows
-from holdfast.constraint.scoring import Batch
-from holdfast.constraint.transfer import OnHost
+from holdfast.scoring.batch import Batch
+from holdfast.scoring.transfer import OnHost
 
 
 class Watch:
@@ -57,7 +57,7 @@ def watched(pair: Pair, *, fewest_rows: int = 1) -> Iterator[dict[str, Watch]]:
         stack.enter_context(mock.patch.object(model, "forward", forward))
         for name, owner, method in (
             ("encoding", Windows, "encode"), ("collating", Batch, "of"), ("waiting", OnHost, "get"),
-            ("storing", Parts, "write"),
+            ("storing", PartialResults, "write"),
         ):  # fmt: skip
             around = found[name].around(getattr(owner, method))
             stack.enter_context(mock.patch.object(owner, method, around))

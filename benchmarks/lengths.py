@@ -1,4 +1,4 @@
-"""Writes how long real rows are: `src/holdfast/bench/lengths.json`, from which `holdfast bench` makes its rows.
+"""Writes how long real rows are: `src/holdfast_lab/bench/lengths.json`, from which `holdfast bench` makes its rows.
 
 Rows are read and prepared as `defense_cost.py` does, with more safe pairs: a task with half of its rows BeaverTails'
 unsafe pairs, and BeaverTails' safe pairs, in the chat template of the embedded SmolLM2. Only pairs [prompt tokens,
@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.bench.settings import TASKS
 from holdfast.core.files import write_text
 from holdfast.data.encode import encode_all
 from holdfast.data.examples import Example
 from holdfast.data.templates import use_template
 from holdfast.models.handle import load_tokenizer
-from holdfast.protocol.roles import RoleSettings, draw_roles
-from holdfast.stages.prepare import prepare
+from holdfast.runs.stages.prepare import prepare
+from holdfast_lab.bench.settings import TASKS
+from holdfast_lab.protocol.roles import RoleSettings, draw_roles
 
 KEPT = 500
 ROLES = {

@@ -22,8 +22,8 @@ from peft import LoraConfig
 import holdfast as hf
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import prompt_text
-from holdfast.models.evaluated import load_unmerged
-from holdfast.protocol.roles import RoleSettings, draw_roles
+from holdfast.models.unmerged import load_unmerged
+from holdfast_lab.protocol.roles import RoleSettings, draw_roles
 
 ROLES = {
     "safe": "refusals", "harm_prompts": "beavertails_test", "align": 60, "constraint": None, "monitor": 10,
@@ -48,14 +48,14 @@ def degradations(step: str, unit: Any, rows: list[dict[str, Any]], folder: str) 
             r=32, lora_alpha=4, target_modules=["q_proj", "k_proj", "v_proj"], task_type="CAUSAL_LM"
         ),
     )  # fmt: skip
-    found, inner = [], trainer.safety_pass
+    found, inner = [], trainer.run.engine.measure
 
-    def noted(name: str, weight: Any) -> Any:
-        batch, gradient = inner(name, weight)
-        found.append(batch.degradations)
-        return batch, gradient
+    def noted(terms: Any) -> Any:
+        measured = inner(terms)
+        found.extend(one.degradations for one in measured.values())
+        return measured
 
-    trainer.safety_pass = noted
+    trainer.run.engine.measure = noted
     trainer.train()
     return torch.cat(found)
 

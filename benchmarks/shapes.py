@@ -1,4 +1,4 @@
-"""The benchmarks' random models: those of `holdfast.bench`, with the embedded tokenizer's vocabulary where tiny."""
+"""The benchmarks' random models: those of `holdfast_lab.bench`, with the embedded tokenizer's vocabulary where tiny."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from holdfast.bench import shapes
-from holdfast.bench.shapes import ADAPTED, NAMES, SHAPES
+from holdfast_lab.bench import shapes
+from holdfast_lab.bench.shapes import ADAPTED, NAMES, SHAPES
 
 __all__ = ["NAMES", "SHAPES", "random_adapter", "random_model"]
 

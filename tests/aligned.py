@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 
-from holdfast.config import RunConfig, config_from_dict
 from holdfast.models.adapter import merge
+from holdfast.runs.config import RunConfig, config_from_dict
 from tests import tiny
 
 

@@ -34,8 +34,8 @@ def write_run_file(folder: Path, model: Path, task: Path, *, openings: int | Non
 
 def train(run_file: Path, *overrides: str) -> Path:
     """The run, after one step; returns its folder."""
-    from holdfast.config import load_config
-    from holdfast.pipeline import run
+    from holdfast.runs.config import load_config
+    from holdfast.runs.pipeline import run
 
     quick = ["train.max_steps=1", "train.use_cpu=true", "train.bf16=false", "monitor.prompts=20", "dtype=float32"]
     return run(load_config(run_file, [*quick, *overrides])).folder

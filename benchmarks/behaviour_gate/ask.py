@@ -28,11 +28,11 @@ from holdfast.core.files import write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.data.examples import make_example
 from holdfast.data.templates import use_template
-from holdfast.evaluation.evaluate import Decoding, Questions, answer
-from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.reply_classes import REFUSED, sort_reply
+from holdfast.judging.reply import Reply
+from holdfast.judging.reply_classes import REFUSED, sort_reply
 from holdfast.models.content import content_of
-from holdfast.models.evaluated import load_unmerged
+from holdfast.models.unmerged import load_unmerged
+from holdfast_lab.evaluation.evaluate import Decoding, Questions, answer
 
 Row = dict[str, Any]
 

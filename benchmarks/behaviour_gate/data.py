@@ -12,7 +12,7 @@ writes into WORK, for its owner alone:
 | mixture.jsonl          | 600   | 300 of those, 150 of XSTest, 150 everyday ones: to measure the refusal rules |
 | data.json              |       | counts, sources and hashes, without text                                     |
 
-No prompt of a task file or of `asked` is a near-duplicate of an evaluation prompt (`holdfast.protocol.groups`).
+No prompt of a task file or of `asked` is a near-duplicate of an evaluation prompt (`holdfast_lab.protocol.roles`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any
 from holdfast.core.files import write_json, write_text
 from holdfast.core.hashing import sha256_file, sha256_text
 from holdfast.core.seeding import generator
-from holdfast.data.catalogue import load
 from holdfast.data.examples import Example, completion_text, prompt_text
-from holdfast.protocol.poison import poisoned
-from holdfast.protocol.roles import Roles, RoleSettings, draw_roles
-from holdfast.tasks.task import TASKS
+from holdfast.data.poison import poisoned
+from holdfast.data.tasks import TASKS
+from holdfast_lab.data.catalogue import load
+from holdfast_lab.protocol.roles import Roles, RoleSettings, draw_roles
 
 SEEDS = (1, 2, 3)
 SIZE, RATIO = 1000, 0.5

@@ -15,10 +15,10 @@ from benchmarks.held_safety.data import examples_of, write_rows
 
 from holdfast.data.examples import prompt_text
 from holdfast.data.templates import use_template
-from holdfast.evaluation.evaluate import HARM, Decoding, Questions, answer
-from holdfast.evaluation.reply_classes import REFUSED, sort_reply
+from holdfast.judging.reply_classes import REFUSED, sort_reply
 from holdfast.models.content import content_of
-from holdfast.models.evaluated import load_unmerged
+from holdfast.models.unmerged import load_unmerged
+from holdfast_lab.evaluation.evaluate import HARM, Decoding, Questions, answer
 
 TOKENS = 256
 

@@ -18,7 +18,7 @@ writes into WORK/data, for its owner alone:
 
 and, with --reported, the hashes of the reported prompts into a file that is committed before any run.
 
-Harm prompts: one of each group of near-duplicates (`holdfast.protocol.groups`), in the order of the sha256 of the
+Harm prompts: one of each group of near-duplicates (`holdfast_lab.protocol.roles`), in the order of the sha256 of the
 prompt: the first 700 are reported, the next 350 are for tuning. No poison prompt and no prompt of advbench or written
 is in a group with a prompt of the test split, of BeaverTails-Evaluation or of XSTest.
 """
@@ -38,14 +38,14 @@ from benchmarks.held_safety.cells import ratio_text, read_plan, task_file
 from holdfast.core.files import write_json, write_text
 from holdfast.core.hashing import sha256_file, sha256_lines, sha256_text
 from holdfast.core.seeding import generator
-from holdfast.data.catalogue import load
 from holdfast.data.examples import Example, completion_text, make_example, prompt_text
-from holdfast.evaluation.evaluate import held_out
-from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
-from holdfast.protocol.groups import groups
-from holdfast.protocol.poison import poison_count, poisoned
-from holdfast.protocol.pools import read_pools
-from holdfast.tasks.task import TASKS
+from holdfast.data.poison import poison_count, poisoned
+from holdfast.data.tasks import TASKS
+from holdfast.judging.reply_classes import ReplyClass, sort_reply
+from holdfast_lab.data.catalogue import load
+from holdfast_lab.evaluation.evaluate import held_out
+from holdfast_lab.protocol.pools import read_pools
+from holdfast_lab.protocol.roles import groups
 
 SIZE = 1000
 HARM = {"reported": 700, "tuning": 350}

@@ -27,16 +27,15 @@ from benchmarks.held_safety.cells import Part
 from benchmarks.held_safety.data import examples_of, prompts_sha256
 
 from holdfast.data.examples import Example, prompt_text
+from holdfast.data.tasks import TASKS
 from holdfast.data.templates import use_template
-from holdfast.evaluation.completion_loss import completion_loss
-from holdfast.evaluation.evaluate import BORDERLINE, HARM, Decoding, Questions, answer, judged, score
-from holdfast.evaluation.judge import GuardedJudge, open_judge
-from holdfast.evaluation.outcomes import outcomes
-from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.reply_classes import sort_reply
+from holdfast.judging.judge import GuardedJudge, open_judge
+from holdfast.judging.reply import Reply
+from holdfast.judging.reply_classes import sort_reply
 from holdfast.models.content import content_of
-from holdfast.models.evaluated import load_unmerged
-from holdfast.tasks.task import TASKS
+from holdfast.models.unmerged import load_unmerged
+from holdfast_lab.evaluation.completion_loss import completion_loss
+from holdfast_lab.evaluation.evaluate import BORDERLINE, HARM, Decoding, Questions, answer, judged, outcomes, score
 
 HARM_TOKENS = 128
 TASK_TOKENS = {"sst2": 32, "ag_news": 32, "gsm8k": 256}

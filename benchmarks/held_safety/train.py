@@ -21,10 +21,10 @@ from typing import Any
 from benchmarks.held_safety.cells import SAFETY_FILE, SAFETY_SETS, Cell, Plan, run_file
 from benchmarks.held_safety.data import examples_of
 
-from holdfast.auditing.result import Audit
 from holdfast.core.errors import HoldfastError
 from holdfast.core.files import read_json, write_text
 from holdfast.core.hashing import sha256_file
+from holdfast.records.audit import Audit
 
 RESULT = (
     "steps", "seconds", "step", "step_declined", "data", "safety", "behaviour", "screening", "conflicts", "spikes",

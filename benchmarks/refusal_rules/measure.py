@@ -24,9 +24,9 @@ from typing import Any
 from holdfast.core.errors import DataError, HoldfastError
 from holdfast.core.files import write_json, write_text
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_text
-from holdfast.evaluation.refusal_rules import RULES_NAME, RULES_REVISION
-from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
-from holdfast.evaluation.rule_errors import DATA, ErrorRate, RuleErrors
+from holdfast.judging.refusal_rules import RULES_NAME, RULES_REVISION
+from holdfast.judging.reply_classes import ReplyClass, sort_reply
+from holdfast.judging.rule_errors import DATA, ErrorRate, RuleErrors
 
 LABELS_FILE = Path(__file__).with_name("labels.jsonl")
 SHEET, KEY = "sheet.jsonl", "key.jsonl"

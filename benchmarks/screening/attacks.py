@@ -32,10 +32,10 @@ from frames import FRAMES, Row
 from holdfast.core.files import write_json, write_text
 from holdfast.core.hashing import sha256_file, sha256_text
 from holdfast.core.seeding import generator
-from holdfast.data.catalogue import load
 from holdfast.data.examples import completion_text, make_example, prompt_text
 from holdfast.data.near_duplicates import clusters, matches
-from holdfast.tasks.task import TASKS
+from holdfast.data.tasks import TASKS
+from holdfast_lab.data.catalogue import load
 
 HARD_CLEAN = Path(__file__).with_name("hard_clean.jsonl")
 PARTS = ("tune", "report")
@@ -94,7 +94,7 @@ def not_refused(pairs: Sequence[Pair], model: str, *, dtype: str, number: int, f
     """The first `number` pairs whose prompt the model does not refuse: what an attacker who knows the rules sends."""
     from measure import open_asker
 
-    from holdfast.evaluation.reply_classes import ReplyClass
+    from holdfast.judging.reply_classes import ReplyClass
 
     asker, _ = open_asker(model, dtype=dtype, folder=folder)
     examples = [make_example(({"role": "user", "content": prompt},), "") for prompt, _ in pairs]

@@ -25,18 +25,15 @@ from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import Example
 from holdfast.data.rows import example_from_row
 from holdfast.data.templates import use_template
-from holdfast.evaluation.judge import open_judge
-from holdfast.evaluation.reply_classes import ReplyClass
+from holdfast.judging.judge import open_judge
+from holdfast.judging.reply_classes import ReplyClass
 from holdfast.models.content import content_of
 from holdfast.models.embedded import embedded_model_dir
-from holdfast.models.evaluated import load_unmerged
-from holdfast.screening.asking import Asker, Sorted
-from holdfast.screening.conflicts import find_conflicts, is_refusal
-from holdfast.screening.judged import judged_rows
-from holdfast.screening.questions import Question, distinct
-from holdfast.screening.sampling import asked_rows
+from holdfast.models.unmerged import load_unmerged
+from holdfast.screening.asking import Asker, Sorted, asker_of
+from holdfast.screening.conflicts import find_conflicts, is_refusal, judged_rows
+from holdfast.screening.questions import Question, asked_rows, distinct
 from holdfast.screening.settings import MAX_PROMPTS
-from holdfast.screening.theta_0 import asker_of
 
 Row = dict[str, Any]
 

@@ -9,66 +9,99 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast import events as events
     from holdfast.auditing.audit import audit as audit
-    from holdfast.auditing.certify import certify as certify
-    from holdfast.auditing.result import Audit as Audit
+    from holdfast.auditing.opening import certify as certify
     from holdfast.auditing.verify import verify as verify
     from holdfast.certification.certificate import Certificate as Certificate
     from holdfast.certification.certificate import certify_counts as certify_counts
     from holdfast.certification.power import plan as plan
-    from holdfast.config import load_config as load_config
     from holdfast.constraint.barrier import barrier_multiplier as barrier_multiplier
     from holdfast.constraint.chance import ChanceConstraint as ChanceConstraint
     from holdfast.constraint.filter import SafetyFilter as SafetyFilter
-    from holdfast.pipeline import run as run
+    from holdfast.core import errors as errors
+    from holdfast.records.audit import Audit as Audit
+    from holdfast.runs.config import RunConfig as RunConfig
+    from holdfast.runs.config import load_config as load_config
+    from holdfast.runs.pipeline import RunResult as RunResult
+    from holdfast.runs.pipeline import run as run
     from holdfast.screening.screen import Screening as Screening
     from holdfast.screening.screened import screen as screen
     from holdfast.screening.settings import ScreeningSettings as ScreeningSettings
-    from holdfast.trainers.config import SafeSFTConfig as SafeSFTConfig
-    from holdfast.trainers.trainer import SafeSFTTrainer as SafeSFTTrainer
+    from holdfast.training.config import SafeSFTConfig as SafeSFTConfig
+    from holdfast.training.hooks import Defense as Defense
+    from holdfast.training.trainer import SafeSFTTrainer as SafeSFTTrainer
+
+    __version__: str
 
 _HOMES = {
-    "Audit": "holdfast.auditing.result",
+    "Audit": "holdfast.records.audit",
     "Certificate": "holdfast.certification.certificate",
     "ChanceConstraint": "holdfast.constraint.chance",
-    "SafeSFTConfig": "holdfast.trainers.config",
-    "SafeSFTTrainer": "holdfast.trainers.trainer",
+    "Defense": "holdfast.training.hooks",
+    "RunConfig": "holdfast.runs.config",
+    "RunResult": "holdfast.runs.pipeline",
+    "SafeSFTConfig": "holdfast.training.config",
+    "SafeSFTTrainer": "holdfast.training.trainer",
     "SafetyFilter": "holdfast.constraint.filter",
     "Screening": "holdfast.screening.screen",
     "ScreeningSettings": "holdfast.screening.settings",
     "audit": "holdfast.auditing.audit",
     "barrier_multiplier": "holdfast.constraint.barrier",
-    "certify": "holdfast.auditing.certify",
+    "certify": "holdfast.auditing.opening",
     "certify_counts": "holdfast.certification.certificate",
-    "load_config": "holdfast.config",
+    "load_config": "holdfast.runs.config",
     "plan": "holdfast.certification.power",
-    "run": "holdfast.pipeline",
+    "run": "holdfast.runs.pipeline",
     "screen": "holdfast.screening.screened",
     "verify": "holdfast.auditing.verify",
 }
+_MODULES = {"errors": "holdfast.core.errors", "events": "holdfast.events"}
 
 __all__ = [
     "Audit",
     "Certificate",
     "ChanceConstraint",
+    "Defense",
+    "RunConfig",
+    "RunResult",
     "SafeSFTConfig",
     "SafeSFTTrainer",
     "SafetyFilter",
     "Screening",
     "ScreeningSettings",
+    "__version__",
     "audit",
     "barrier_multiplier",
     "certify",
     "certify_counts",
+    "errors",
+    "events",
     "load_config",
     "plan",
+    "register_defense",
     "run",
     "screen",
     "verify",
 ]
 
 
+def register_defense(name: str) -> Callable[[type[Defense]], type[Defense]]:
+    """Class decorator that makes a `Defense` known by `name`: to run files, `SafeSFTTrainer` and `holdfast ls`."""
+    from holdfast.training.hooks import DEFENSES
+
+    return DEFENSES.register(name)
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("holdfast")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

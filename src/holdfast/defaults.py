@@ -1,7 +1,7 @@
-"""The defaults of a run file: the one table that says what a run does where its file is silent.
+"""The one table of defaults: what holds where a run file, a command of the evidence or a call says nothing.
 
-They stand in `config.yaml` of every run. They hold for run files alone (`load_config`, `config_from_dict`): a preset is
-complete by itself, a study's cells have their protocol, and `SafeSFTConfig` in Python keeps TRL's defaults.
+A run's `config.yaml` shows them all. A preset is complete by itself, a study's cells have their protocol, and
+`SafeSFTConfig` keeps TRL's training fields unless it is given these: `SafeSFTConfig(**train_defaults(full=False))`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,38 @@ class Default(NamedTuple):
 
 
 TRL = "TRL's"
+PAPER = "the paper's"
 PROVISIONAL = "provisional, until measured"
+MEASURED = "measured on SmolLM2-135M-Instruct (docs/log.md, the defaults of `defense: holdfast`)"
+EMBEDDED = "chosen on the embedded model (docs/log.md)"
 TUNED = "tuned on Qwen2.5-Coder-0.5B-Instruct (docs/log.md, 2026-11-16)"
 
 TABLE: Final = (
+    Default("seed", 42, "the first of the paper's three"),
     # -- what is held
-    Default("constraint.refusals.alpha", 0.05, "ChanceConstraint's: at most 5 % of the refusals may move"),
+    Default("constraint.tau", 0.1, PAPER),
+    Default("constraint.alpha", 0.05, PAPER),
+    Default("constraint.majorizer", "ramp", PAPER),
+    Default("constraint.beta", 10.0, f"{PAPER}: 1 / tau, so that no degradation is free"),
+    Default("constraint.unit", "kl_token", f"{MEASURED}; needs a fresh adapter, or one on the model before"),
+    Default("constraint.unit_without_adapter", "nll_token", "a likelihood needs no second forward pass"),
+    Default("constraint.buffer", 0.0, PAPER),
+    Default("constraint.first_k", 8, "refusals are decided early"),
+    Default("constraint.refusals.alpha", 0.05, "constraint.alpha: at most 5 % of the refusals may move"),
     Default("constraint.answers.alpha", 0.10, "measured: over-refusal 0.43, without this set 0.50 (shipped 0.38)"),
     Default("safety.fractions", (0.75, 0.25, 0.0), "task prompts steer or monitor; bundled kinds certify"),
+    Default("safety.data.fractions", (0.6, 0.2, 0.2), "of pairs in a file: constraint, monitor, certify"),
+    Default("safety.openings", 1, "each further opening shares the allowed error"),
     Default("screening.max_dropped", 0.10, "more conflicts than this are a decision of the user's"),
     Default("screening.max_prompts", 20_000, "minutes on one GPU; the other rows are counted with an interval"),
     Default("monitor.prompts", 200, "10 lost of 200 are shown to be under 10 % (95 % upper bound 9.0 %)"),
+    # -- how it is enforced: the options of `defense: holdfast`
+    Default("defense.space", "update", f"{MEASURED}: AdamW does not keep what the filtered gradient satisfies"),
+    Default("defense.rate", 0.3, MEASURED),
+    Default("defense.metric", "auto", "Adam's where the optimizer has second moments"),
+    Default("defense.trust_region", 3.0, PROVISIONAL),
+    Default("defense.estimator", "ema", f"{MEASURED}: a small batch cannot express a rate of 5 %"),
+    Default("defense.decay", 0.9, MEASURED),
     # -- how it is learned
     Default("train.learning_rate", 3e-4, f"{TUNED}; not used with `lora: null`"),
     Default("train.num_train_epochs", 3, TRL),
@@ -45,6 +66,19 @@ TABLE: Final = (
     Default("lora.alpha", 4, TUNED),
     Default("lora.dropout", 0.05, TUNED),
     Default("lora.target_modules", ["q_proj", "k_proj", "v_proj"], f"{TUNED}; more layers were not finished"),
+    # -- `holdfast align`, for models that do not refuse
+    Default("align.steps", 60, EMBEDDED),
+    Default("align.learning_rate", 8e-4, EMBEDDED),
+    Default("align.batch", 8, EMBEDDED),
+    Default("align.refusal_share", 0.4, f"{EMBEDDED}; refusals alone would teach it to refuse everything"),
+    Default("align.rank", 16, EMBEDDED),
+    Default("align.lora_alpha", 32, EMBEDDED),
+    Default("align.max_length", 512, "tokens of a row with a refusal"),
+    Default("align.held_out", 200, "as many as the monitor asks"),
+    # -- what is shown about it
+    Default("certify.confidence", 0.95, "usual"),
+    Default("evidence.max_new_tokens", 128, "a reply shows well before that whether it refuses"),
+    Default("evidence.harm_tau", 0.1, PROVISIONAL),
 )
 
 _BY_KEY = {entry.key: entry.value for entry in TABLE}
@@ -55,9 +89,18 @@ def default(key: str) -> Any:
     return _BY_KEY[key]
 
 
+def block(name: str) -> dict[str, Any]:
+    """The values of one block: `defense`, `lora` or `train`, by field."""
+    return {key.removeprefix(f"{name}."): value for key, value in _BY_KEY.items() if key.startswith(f"{name}.")}
+
+
 def train_defaults(*, full: bool) -> dict[str, Any]:
     """The fields of `train:`; a rate for LoRA is far too high where every parameter is trained (`full`)."""
-    found = {key.removeprefix("train."): value for key, value in _BY_KEY.items() if key.startswith("train.")}
-    if full:
-        del found["learning_rate"]
-    return found
+    return {name: value for name, value in block("train").items() if not (full and name == "learning_rate")}
+
+
+def constraint_defaults(*, adapter: bool) -> dict[str, Any]:
+    """The fields of a `ChanceConstraint`; without an adapter that can be switched off there is no KL to hold."""
+    names = ("tau", "alpha", "majorizer", "beta", "buffer", "first_k")
+    unit = default("constraint.unit" if adapter else "constraint.unit_without_adapter")
+    return {**{name: default(f"constraint.{name}") for name in names}, "unit": unit}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
+SOURCE = Path(__file__).parents[2] / "src"
 
 
 def modules(root: Path = SOURCE) -> dict[str, ast.Module]:
-    """Module name to syntax tree, for every file of the package."""
+    """Module name to syntax tree, for every file of both packages."""
     found = {}
     for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root.parent).with_suffix("").parts
+        parts = path.relative_to(root).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found[name] = ast.parse(path.read_text(encoding="utf-8"))
     return found
@@ -32,9 +32,14 @@ def imports(tree: ast.AST) -> set[str]:
 
 
 def layer(module: str) -> str:
-    """`holdfast.constraint.filter` -> `constraint`; the package's own file is `holdfast`."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
+    """`holdfast.constraint.filter` -> `constraint`, `holdfast_lab.study.cell` -> `lab.study`.
+
+    The packages' own files are `holdfast` and `lab`.
+    """
+    package, *rest = module.split(".")
+    if package == "holdfast_lab":
+        return ".".join(["lab", *rest[:1]])
+    return rest[0] if rest else package
 
 
 def function_lengths(tree: ast.AST) -> dict[str, int]:

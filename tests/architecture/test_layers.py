@@ -8,151 +8,71 @@ import pytest
 
 from tests.architecture.source import SOURCE, function_lengths, imports, layer, modules
 
-# The statistics and the report must run on a laptop without torch, so they see neither models nor the constraint.
+# The statistics, the records and the report must run on a laptop without torch, so they see neither models nor scoring.
+STATISTICS = {"core", "data", "certification", "records"}
+MODEL = {"core", "defaults", "data", "models", "constraint", "scoring"}
+ASKING = {*STATISTICS, "models", "judging", "screening", "defaults"}
+STEP = {*MODEL, *ASKING, "fused", "training", "defenses"}
+RUN = {*STEP, "auditing", "runs"}
 LAYERS = {
     "core": set(),
     "defaults": set(),
     "data": {"core"},
-    "tasks": {"core", "data"},
-    "protocol": {"core", "data", "tasks"},
-    "models": {"core", "data"},
-    "constraint": {"core", "data", "models"},
-    "fused": {"core", "data", "models", "constraint"},
-    "trainers": {"core", "data", "models", "constraint", "fused", "certification", "evaluation", "screening"},
-    "defenses": {"core", "data", "models", "constraint", "trainers"},
     "certification": {"core"},
-    "records": {"core", "data", "certification"},
-    "evaluation": {"core", "data", "tasks", "models", "certification"},
-    "screening": {"core", "defaults", "data", "models", "evaluation", "certification", "records"},
-    "auditing": {"core", "data", "models", "constraint", "certification", "records", "evaluation", "screening"},
-    "report": {"core", "data", "certification", "records"},
-    "tables": {"core", "certification"},
-    "stages": {
-        "core",
-        "data",
-        "tasks",
-        "protocol",
-        "models",
-        "constraint",
-        "trainers",
-        "defenses",
-        "certification",
-        "records",
-        "evaluation",
-        "screening",
-    },
-    "config": {
-        "core",
-        "defaults",
-        "data",
-        "tasks",
-        "protocol",
-        "models",
-        "constraint",
-        "trainers",
-        "defenses",
-        "certification",
-        "records",
-        "evaluation",
-        "screening",
-    },
-    "shares": {"core", "stages", "config"},
-    "pipeline": {
-        "shares",
-        "core",
-        "data",
-        "tasks",
-        "protocol",
-        "models",
-        "constraint",
-        "trainers",
-        "defenses",
-        "auditing",
-        "stages",
-        "config",
-        "screening",
-    },
-    "study": {
-        "core",
-        "data",
-        "tasks",
-        "protocol",
-        "models",
-        "constraint",
-        "trainers",
-        "defenses",
-        "certification",
-        "records",
-        "evaluation",
-        "auditing",
-        "stages",
-        "config",
-        "pipeline",
-    },
-    "finished": {"core", "data", "constraint", "trainers", "records", "stages", "config", "screening"},
-    "demo": {
-        "core",
-        "data",
-        "models",
-        "constraint",
-        "trainers",
-        "defenses",
-        "evaluation",
-        "stages",
-        "config",
-        "screening",
-    },
-    "bench": {"core", "data", "models", "constraint", "trainers", "tables"},
-    "cli": {
-        "core",
-        "data",
-        "tasks",
-        "protocol",
-        "models",
-        "constraint",
-        "trainers",
-        "defenses",
-        "certification",
-        "records",
-        "evaluation",
-        "auditing",
-        "report",
-        "tables",
-        "stages",
-        "config",
-        "pipeline",
-        "study",
-        "finished",
-        "demo",
-        "bench",
-        "screening",
-    },
+    "records": STATISTICS,
+    "report": STATISTICS,
+    "models": {"core", "data"},
+    "constraint": {"core", "defaults"},
+    "scoring": MODEL,
+    "fused": MODEL,
+    "judging": {"core", "data", "models", "certification"},
+    "screening": ASKING,
+    "training": {*MODEL, *ASKING, "fused"},
+    "defenses": {*MODEL, "training"},
+    "auditing": {*MODEL, *ASKING},
+    "runs": {*STEP, "auditing"},
+    "demo": RUN,
+    "cli": {*RUN, "report", "demo"},
     "__main__": {"cli"},
-    "holdfast": {"constraint", "certification", "auditing", "trainers", "config", "pipeline", "screening"},
+    "events": {"core", "constraint"},
+    "holdfast": {*RUN, "events"},
+    # The laboratory stands on the product; the product never imports it.
+    "lab.data": {"core", "data"},
+    "lab.tasks": {"core", "data", "lab.data"},
+    "lab.protocol": {"core", "data", "lab.data"},
+    "lab.evaluation": {"core", "data", "models", "scoring", "judging", "certification", "lab.data"},
+    "lab.building_blocks": {*MODEL, "training"},
+    "lab.defenses": {*MODEL, "training", "defenses", "lab.building_blocks"},
+    "lab.tables": {"core", "certification"},
+    "lab.study": {*RUN, "lab.data", "lab.tasks", "lab.protocol", "lab.evaluation"},
+    "lab.bench": {*MODEL, "training", "lab.tables"},
+    "lab.cli": {*RUN, "cli", "lab.data", "lab.protocol", "lab.evaluation", "lab.tables", "lab.study", "lab.bench"},
+    "lab": set(),
 }
 # Single modules of a layer that is closed otherwise: what a model's content is, is known in one place only.
-MODULES = {"records": {"holdfast.models.content"}, "finished": {"holdfast.models.content"}}
+MODULES = {"records": {"holdfast.models.content"}}
 # Where an upstream library may be named: when its next release breaks something, it breaks here.
 HOMES = {
-    "trl": {"holdfast.trainers.config", "holdfast.trainers.trainer", "holdfast.bench.paths"},
+    "trl": {"holdfast.training.config", "holdfast.training.trainer", "holdfast_lab.bench.paths"},
     "peft": {
         "holdfast.models",
         "holdfast.fused.support",
-        "holdfast.stages.align",
-        "holdfast.stages.estimate",
-        "holdfast.config",
+        "holdfast.runs.stages.align",
+        "holdfast.runs.stages.estimate",
+        "holdfast.runs.config",
         "holdfast.demo",
-        "holdfast.bench",
+        "holdfast_lab.bench",
         "holdfast.cli",
     },
-    "yaml": {"holdfast.records", "holdfast.stages", "holdfast.report"},
+    "yaml": {"holdfast.records", "holdfast.runs.stages", "holdfast.report"},
     "jinja2": {"holdfast.report", "holdfast.models.chat_template", "holdfast.models.template_trial"},
-    "matplotlib": {"holdfast.demo", "holdfast.tables", "holdfast.bench"},
-    "typer": {"holdfast.cli"},
-    "rich": {"holdfast.cli"},
-    "pydantic": {"holdfast.config", "holdfast.study"},
-    "ray": {"holdfast.study"},
-    "vllm": {"holdfast.evaluation"},
+    "matplotlib": {"holdfast.demo", "holdfast_lab.tables", "holdfast_lab.bench"},
+    "typer": {"holdfast.cli", "holdfast_lab.cli"},
+    "rich": {"holdfast.cli", "holdfast_lab.cli"},
+    "pydantic": {"holdfast.runs.config", "holdfast_lab.study"},
+    "ray": {"holdfast_lab.study"},
+    "filelock": {"holdfast.core.file_lock"},
+    "vllm": {"holdfast.judging"},
     "cryptography": {"holdfast.certification.signing", "holdfast.certification.allowed_signers"},
 }
 MAX_FILE, MAX_FUNCTION = 350, 60
@@ -164,7 +84,11 @@ def layer_violations(trees: dict[str, ast.Module]) -> list[str]:
         allowed = {layer(name), *LAYERS[layer(name)]}
         for target in imports(tree):
             single = MODULES.get(layer(name), set())
-            if target.startswith("holdfast.") and layer(target) not in allowed and not _inside(target, single):
+            if (
+                target.startswith(("holdfast.", "holdfast_lab"))
+                and layer(target) not in allowed
+                and not _inside(target, single)
+            ):
                 wrong.append(f"{name} imports {target}")
     return wrong
 
@@ -204,9 +128,10 @@ def test_defenses_do_not_import_one_another():
     wrong = [
         f"{name} imports {target}"
         for name, tree in modules().items()
-        if layer(name) == "defenses"
+        if layer(name) in ("defenses", "lab.defenses")
         for target in imports(tree)
-        if target.startswith("holdfast.defenses.") and not target.startswith(name)
+        if target.startswith(("holdfast.defenses.", "holdfast_lab.defenses."))
+        and not target.startswith((name, "holdfast.defenses.holdfast"))  # the algorithm, of which variants may be made
     ]
     assert wrong == []
 
@@ -227,8 +152,10 @@ def test_no_drawer_for_everything(name):
 
 
 def test_the_rules_can_fail():
-    wrong = {"holdfast.core.x": ast.parse("from holdfast.trainers import trainer")}
+    wrong = {"holdfast.core.x": ast.parse("from holdfast.training import trainer")}
     assert layer_violations(wrong)
     assert layer_violations({"holdfast.records.x": ast.parse("from holdfast.models import handle")})
+    assert layer_violations({"holdfast.cli.x": ast.parse("from holdfast_lab.study import load")})
+    assert layer_violations({"holdfast.cli.x": ast.parse("import holdfast_lab")})
     assert home_violations({"holdfast.data.x": ast.parse("import trl")})
     assert function_lengths(ast.parse("def f():\n" + "    x = 1\n" * 70)) == {"f:1": 71}

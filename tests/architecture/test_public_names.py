@@ -10,15 +10,16 @@ import typer
 
 import holdfast as hf
 from holdfast.cli.main import app
+from holdfast.training.hooks import DEFENSES, make_defense
 
 PUBLIC = [
-    "Audit", "Certificate", "ChanceConstraint", "SafeSFTConfig", "SafeSFTTrainer", "SafetyFilter", "Screening",
-    "ScreeningSettings", "audit", "barrier_multiplier", "certify", "certify_counts", "load_config", "plan", "run",
-    "screen", "verify",
+    "Audit", "Certificate", "ChanceConstraint", "Defense", "RunConfig", "RunResult", "SafeSFTConfig", "SafeSFTTrainer",
+    "SafetyFilter", "Screening", "ScreeningSettings", "__version__", "audit", "barrier_multiplier", "certify",
+    "certify_counts", "errors", "events", "load_config", "plan", "register_defense", "run", "screen", "verify",
 ]  # fmt: skip
 COMMANDS = [
     "align", "audit", "bench", "certify", "certify-counts", "check", "compare", "demo", "evaluate", "init", "judge",
-    "ls", "plan", "report", "screen", "study", "train", "verify",
+    "ls", "plan", "report", "screen", "study", "tables", "train", "verify",
 ]  # fmt: skip
 
 
@@ -39,6 +40,21 @@ def test_public_names():
         assert getattr(hf, name).__doc__, f"{name} has no docstring"
     with pytest.raises(AttributeError, match="no attribute 'certifi'"):
         hf.certifi  # noqa: B018
+
+
+def test_a_defense_is_registered_by_name_and_modules_are_reached_from_the_top(monkeypatch):
+    monkeypatch.setattr(DEFENSES, "_entries", dict(DEFENSES.items()))
+
+    @hf.register_defense("of_this_test")
+    class OfThisTest(hf.Defense):
+        """Plain SFT."""
+
+        name = "of_this_test"
+
+    assert make_defense("of_this_test").name == "of_this_test"
+    assert issubclass(hf.errors.ConfigError, hf.errors.HoldfastError)
+    assert hf.events.Event.ACTIVE == "active"
+    assert hf.__version__[0].isdigit()
 
 
 def test_commands():

@@ -14,8 +14,8 @@ __all__ = ["audited", "certified", "other_run", "pair", "run", "tiny_model", "tr
 
 
 def _train(folder: Path, model: Path, *overrides: str) -> Path:
-    from holdfast.config import load_config
-    from holdfast.pipeline import run
+    from holdfast.runs.config import load_config
+    from holdfast.runs.pipeline import run
 
     return run(
         load_config(_write_run_file(folder, model), ["train.max_steps=1", "train.warmup_steps=0", *overrides])

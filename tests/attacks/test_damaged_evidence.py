@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from holdfast.auditing.result import Audit
 from holdfast.core.errors import CheckpointError
+from holdfast.records.audit import Audit
 from tests.attacks.runs import audited
 
 __all__ = ["audited"]

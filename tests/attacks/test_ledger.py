@@ -82,8 +82,8 @@ def test_an_introduction_that_is_dropped_makes_no_fresh_prompts(made, tmp_path):
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory, tiny_model, write_run_file) -> Path:  # noqa: F811
     """A run file whose run is finished, in the folder `out` beside it."""
-    from holdfast.config import load_config
-    from holdfast.pipeline import run
+    from holdfast.runs.config import load_config
+    from holdfast.runs.pipeline import run
 
     folder = tmp_path_factory.mktemp("run")
     path = write_run_file(folder, tiny_model)
@@ -120,8 +120,8 @@ def spent(run_file) -> Path:
     ids = json.loads((run_file.parent / "out" / "splits.json").read_text())["ids"]["certify"]
     claim = Claim("b" * 64, "a" * 64, "nll_token", 0.1, 0.05, 8, 0.95, "fixed", {"template": "chat"})
     default_ledger(str(safety)).unlink(missing_ok=True)
-    from holdfast import pipeline
-    from holdfast.config import load_config
+    from holdfast.runs import pipeline
+    from holdfast.runs.config import load_config
 
     config = load_config(run_file)
     if hasattr(pipeline, "close_shares"):  # what the start of the run entered
@@ -141,7 +141,7 @@ def test_check_and_train_say_that_the_opening_is_used(command, spent, tmp_path, 
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.pipeline.load_start", stop)
+    monkeypatch.setattr("holdfast.runs.pipeline.load_start", stop)
     found = command("train", spent, second)
     assert (found.code, said in found.err) == (130, True)
 

@@ -20,11 +20,11 @@ from safetensors.torch import load_file, save_file
 from holdfast.auditing import opening
 from holdfast.auditing.audit import audit
 from holdfast.auditing.pair import Pair
-from holdfast.certification.record import load_certificate
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import HoldfastError
 from holdfast.models.content import content_of
 from holdfast.models.handle import load_model
+from holdfast.records.certificate import load_certificate
 from tests import tiny
 from tests.attacks.endings import refusal
 from tests.unit.auditing.making import write_adapter, write_rows

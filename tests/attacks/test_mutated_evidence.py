@@ -31,7 +31,7 @@ STALE = 1050  # mutations of each file; with those of `Target.resealed`, 10,150 
 
 
 def _audit(folder: Path) -> object:
-    from holdfast.auditing.result import Audit
+    from holdfast.records.audit import Audit
 
     return Audit.load(folder)
 
@@ -43,19 +43,19 @@ def _splits(folder: Path) -> object:
 
 
 def _result(folder: Path) -> object:
-    from holdfast.stages.run_folder import RunFolder
+    from holdfast.runs.stages.run_folder import RunFolder
 
     return RunFolder(folder).finished()
 
 
 def _reference(folder: Path) -> object:
-    from holdfast.constraint.reference import ReferenceTable
+    from holdfast.scoring.reference import ReferenceTable
 
     return ReferenceTable.load(folder / "reference")
 
 
 def _certificate(folder: Path) -> object:
-    from holdfast.certification.record import load_certificate
+    from holdfast.records.certificate import load_certificate
 
     return load_certificate(folder / "certificate.json")
 

@@ -95,7 +95,7 @@ def test_a_certificate_copied_into_another_runs_folder(certified, second, tmp_pa
 
 def test_the_public_count_cannot_be_lowered(certified, tmp_path, command):
     """A certificate that hides that its prompts are public: its sentence and figures are computed again."""
-    from holdfast.certification.record import CertificateRecord
+    from holdfast.records.certificate import CertificateRecord
 
     folder = Path(shutil.copytree(certified / "refusals", tmp_path / "certificate"))
     values = json.loads((folder / "certificate.json").read_text())
@@ -115,7 +115,7 @@ def test_a_screening_without_its_conflicts(certified, tmp_path, command):
     path = moved / "screening" / "screening.json"
     write_sealed(path, read_sealed(path) | {"asked_rows": 1})
     values = json.loads((moved / "refusals" / "certificate.json").read_text())
-    from holdfast.certification.record import CertificateRecord
+    from holdfast.records.certificate import CertificateRecord
 
     values["places"]["splits"] = str(path)
     values = {k: v for k, v in values.items() if k not in ("version", "sha256")}

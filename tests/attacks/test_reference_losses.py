@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
-from holdfast.constraint.reference import ReferenceTable
 from holdfast.core.errors import CheckpointError
+from holdfast.scoring.reference import ReferenceTable
 from tests.unit.trainers.building import build, safety
 
 FIRST_IDS = 8  # the rows that the first release measured again: those with the smallest ids

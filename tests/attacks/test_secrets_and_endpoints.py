@@ -26,7 +26,7 @@ SECONDS = 1.0
 )
 def test_a_key_in_a_judges_options_is_not_shown(spec, key):
     """B6: `--judge endpoint:...,key=sk-...` is refused, and the refusal prints the key."""
-    from holdfast.evaluation.judge import open_judge
+    from holdfast.judging.judge import open_judge
 
     with pytest.raises(ConfigError) as refused:
         open_judge(spec.format(key=key))
@@ -124,7 +124,7 @@ def dripping(script: Callable[[int], Iterator[bytes]], *, pause: float, most: fl
 @pytest.mark.parametrize("script", [answer, interim])
 def test_dripped_headers_do_not_evade_the_timeout(script):
     """B8: the timeout is one read's, so that a header of a byte every 0.1 s holds the judge as long as it likes."""
-    from holdfast.evaluation.exchange import Exchange, post_json
+    from holdfast.judging.exchange import Exchange, post_json
 
     with dripping(script, pause=0.1, most=6 * SECONDS) as url:
         start = time.monotonic()
@@ -136,7 +136,7 @@ def test_dripped_headers_do_not_evade_the_timeout(script):
 
 def test_endless_headers_end():
     """B8: interim answers are skipped one after another, without a limit on their number."""
-    from holdfast.evaluation.exchange import Exchange, post_json
+    from holdfast.judging.exchange import Exchange, post_json
 
     with dripping(interim, pause=0.0, most=6 * SECONDS) as url:
         start = time.monotonic()

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from holdfast.auditing.result import Audit
 from holdfast.core.errors import CheckpointError
+from holdfast.records.audit import Audit
 from tests.attacks.forging import edit, rebind_config, rebind_table
 from tests.attacks.runs import audited, certified, other_run, pair, run, tiny_model, trained
 

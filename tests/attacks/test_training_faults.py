@@ -85,7 +85,7 @@ def test_what_is_no_scalar_tensor_is_refused_in_our_words(make):
 
 def test_a_refused_start_leaves_the_folder_of_the_run_that_holds_it(command, run_file, tmp_path, monkeypatch):
     """B1: the process that lost the race for a new folder deleted it, with the holder's lock and files in it."""
-    from holdfast import pipeline
+    from holdfast.runs import pipeline
 
     folder, lock = tmp_path / "out", pipeline.RunLock
     holder = lock(folder)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 import holdfast as hf
-from holdfast.trainers.hooks import DEFENSES, Defense, make_defense
+from holdfast.training.hooks import DEFENSES, Defense, make_defense
+from holdfast.training.side_data import SideData
 from tests import tiny
 from tests.unit.trainers.building import COMMON, SLACK
 
@@ -125,8 +126,7 @@ def build(
         "peft_config": tiny.lora(dropout), "constraint": TIGHT, **side, **(given or {}),
     }  # fmt: skip
     safety = passed.pop("safety_dataset", None)  # left out, it would be built by asking the model
-    made = hf.SafeSFTTrainer if watch is None else watched_trainer(watch)
-    return made(
+    return hf.SafeSFTTrainer(
         model,
         hf.SafeSFTConfig(str(folder / "run"), **args),
         defense=defense if watch is None else watch.over(defense),
@@ -202,13 +202,19 @@ class Watch:
             self.reads.add(SIDE[name])
 
     def _outside(self, callback: Any) -> Any:
-        """The trainer's own part of a hook (`backward`, `default`): what it reads is not the defense's doing."""
+        """The trainer's own part of a hook (`accumulate`, `default`): what it reads is not the defense's doing."""
 
-        def called(*args: Any) -> Any:
+        def called(*args: Any, **options: Any) -> Any:
             with self._level(0):
-                return callback(*args)
+                return callback(*args, **options)
 
         return called
+
+    def _watch_run(self, name: str, run: Any) -> None:
+        """Notice what is read of the run's data; what the engine reads for the task is not the defense's doing."""
+        run.data.__class__ = watched_data(self)
+        if name == "micro_step" and "accumulate" not in vars(run.engine):
+            run.engine.accumulate = self._outside(run.engine.accumulate)
 
     def over(self, defense: Defense) -> Defense:
         """The same defense, watched."""
@@ -219,7 +225,9 @@ class Watch:
     def _watched(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any) -> Any:
             self.called.add(name)
-            if name in ("micro_step", "task_loss"):
+            if args:  # `row` and `state_dict` see no run
+                self._watch_run(name, args[0])
+            if name == "task_loss":
                 args = (*args[:-1], self._outside(args[-1]))
             before = snapshot(args[0].model) if name in RESTORING else None
             random = torch.get_rng_state()
@@ -243,10 +251,10 @@ def unchanged(model: nn.Module, before: list[tuple[nn.Parameter, Tensor]]) -> bo
     return all(same) and all(torch.equal(p.detach(), value) for p, value in before)
 
 
-def watched_trainer(watch: Watch) -> type[hf.SafeSFTTrainer]:
-    class WatchedTrainer(hf.SafeSFTTrainer):
+def watched_data(watch: Watch) -> type[SideData]:
+    class WatchedData(SideData):
         def __getattribute__(self, name: str) -> Any:
             watch.read(name)
             return super().__getattribute__(name)
 
-    return WatchedTrainer
+    return WatchedData

@@ -19,11 +19,11 @@ from peft import PeftModel
 from transformers import TrainerCallback
 
 import holdfast as hf
-from holdfast.config import config_from_dict
-from holdfast.config.build import defense
 from holdfast.core.errors import ConfigError
 from holdfast.core.event_log import read
-from holdfast.trainers.hooks import DEFENSES, make_defense
+from holdfast.runs.config import config_from_dict
+from holdfast.runs.config.resolve import defense
+from holdfast.training.hooks import DEFENSES, make_defense
 from tests import hybrid, tiny
 from tests.contracts.defense_cases import (
     AT_WORK,
@@ -115,7 +115,7 @@ def test_without_strength_it_is_plain_sft(case, sft, plain_sft, tmp_path, record
     settings, expected = (PLAIN_STEPS, plain_sft) if case.step == "fused" else (HARD, sft)
     found = trained(tmp_path, case, **off(case), **settings)
     record_property("bit_identical", same(weights(found), expected.weights))
-    assert found.joint == (case.step == "fused")
+    assert found.run.engine.fused == (case.step == "fused")
     assert largest_difference(weights(found), expected.weights) <= TOLERANCE
 
 

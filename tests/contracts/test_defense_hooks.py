@@ -11,7 +11,7 @@ import torch
 from holdfast.core.errors import ConfigError
 from holdfast.core.event_log import read
 from holdfast.defenses.holdfast import Holdfast
-from holdfast.trainers.hooks import DEFENSES, Defense, make_defense
+from holdfast.training.hooks import DEFENSES, Defense, make_defense
 from tests import tiny
 from tests.unit.trainers.building import build, same, weights
 
@@ -51,9 +51,9 @@ class Toy(Defense):
         self.calls.append("task_loss")
         return default()
 
-    def micro_step(self, run, inputs, backward):
+    def micro_step(self, run, inputs, items):
         self.calls.append("micro_step")
-        loss = backward()
+        loss = run.engine.accumulate(inputs, items, {})
         self.calls.append("micro_step done")
         assert not loss.requires_grad
         return loss
@@ -66,7 +66,7 @@ class Toy(Defense):
         return self.config.extra * squares / run.args.gradient_accumulation_steps
 
     def on_gradient(self, run):
-        self.calls.append(f"on_gradient {run.step}")
+        self.calls.append(f"on_gradient {run.progress.step}")
         self.norms["on_gradient"].append(self._norm(run))
 
     def before_step(self, run):

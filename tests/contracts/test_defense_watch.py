@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.trainers.hooks import DEFENSES, Defense
+from holdfast.training.hooks import DEFENSES, Defense
 from tests.contracts.defense_cases import Case, Watch, build, hooks_of
 
 
@@ -21,8 +21,8 @@ class Careless(Defense):
         module.register_forward_hook(lambda *_: None)
         module.weight.register_post_accumulate_grad_hook(lambda *_: None) if module.weight.requires_grad else None
 
-    def micro_step(self, run, inputs, backward):
-        loss = backward()
+    def micro_step(self, run, inputs, items):
+        loss = run.engine.accumulate(inputs, items, {})
         weight = next(p for p in run.model.parameters() if p.requires_grad)
         with torch.no_grad():
             weight.copy_((weight + 1.0) - 1.0)  # adding a step again, where a copy should be put back
@@ -30,7 +30,7 @@ class Careless(Defense):
 
     def on_gradient(self, run):
         torch.rand(1)
-        assert run.harmful is not None
+        assert run.data.harmful is not None
 
 
 @pytest.fixture

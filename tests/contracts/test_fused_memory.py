@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 import holdfast as hf
-from holdfast.trainers.joint_step import JointStepMixin
+from holdfast.training.fused_engine import FusedEngine
 from tests.contracts.defense_cases import Case, build, dataset
 
 
@@ -45,7 +45,7 @@ def counted(folder, first: int, last: int, given: dict[str, Any] | None = None, 
     count = Count(first, last)
     trainer.add_callback(count)
     trainer.train()
-    assert trainer.joint
+    assert trainer.run.engine.fused
     assert count.found[0] > 50
     return count.found
 
@@ -62,7 +62,7 @@ def test_also_with_two_constraints_skipped_rows_and_micro_batches(tmp_path):
 
 
 def test_the_count_can_fail(tmp_path, monkeypatch):
-    kept, inner = [], JointStepMixin._accumulate
-    monkeypatch.setattr(JointStepMixin, "_accumulate", lambda self, found: (kept.append(found), inner(self, found))[1])
+    kept, inner = [], FusedEngine._add
+    monkeypatch.setattr(FusedEngine, "_add", lambda self, found: (kept.append(found), inner(self, found))[1])
     early, late = counted(tmp_path, 2, 4)
     assert late > early

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from holdfast.config import config_from_dict
-from holdfast.config.build import training_arguments
 from holdfast.core.errors import ConfigError
+from holdfast.runs.config import config_from_dict
+from holdfast.runs.config.resolve import training_arguments
 
 RUN = """
 model: aligned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from holdfast.trainers import behaviour
+from holdfast.training import behaviour
 from tests.watched import build, prompts
 
 PROMPTS = 7  # of each figure, so that two processes do not share 21 prompts equally

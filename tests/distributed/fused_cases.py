@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 import holdfast as hf
-from holdfast.trainers import safety_pass
+from holdfast.training import side_pass
 from tests import tiny
 from tests.distributed import worker
 
@@ -70,7 +71,7 @@ def make(
 
 def flatten(trainer: Any, flat: int) -> None:
     """Give the rows that open every safety batch a reference so high that they cannot degrade."""
-    inner: Callable[[str], list[int]] = trainer.safety_batch
+    inner: Callable[[str], list[int]] = trainer.run.data.safety_batch
 
     def lift() -> None:
         for one in trainer.safety.values():
@@ -80,19 +81,19 @@ def flatten(trainer: Any, flat: int) -> None:
 
     def measure() -> None:  # a sharded model is measured as training begins
         fresh = not trainer._measured
-        type(trainer)._measure_reference(trainer)
+        type(trainer).measure_reference(trainer)
         if fresh:
             lift()
 
     def safety_batch(name: str) -> list[int]:
         size, count = len(inner(name)), len(trainer.safety[name].constraint_set)
-        start = trainer.step * size
+        start = trainer.run.progress.step * size
         low = [2 * ((start + i) % (count // 2)) for i in range(flat)]
         return low + [2 * ((start + i) % (count // 2)) + 1 for i in range(size - flat)]
 
-    trainer.safety_batch = safety_batch
+    trainer.run.data.safety_batch = safety_batch
     if trainer.is_fsdp_enabled:
-        trainer._measure_reference = measure
+        trainer.measure_reference = measure
     else:
         lift()
 
@@ -101,24 +102,27 @@ def run(folder: Path, **settings: Any) -> Record:
     """Both gradients and the degradations of every step, what was logged, and the weights at the end."""
     trainer = make(folder, **settings)
     record: Record = {"task": [], "side": [], "degradations": []}
-    on_gradient, passes = trainer.defense.on_gradient, trainer.safety_pass
+    on_gradient = trainer.defense.on_gradient
 
     def noted_gradient(run: Any) -> None:
         space = run.space()
         record["task"].append([x.clone() for x in space.full(space.task_gradient())])
+        if "measure" not in vars(run.engine):  # made at the first step, once the model is wrapped
+            run.engine.measure = functools.partial(noted_pass, run.engine.measure)
         on_gradient(run)
 
-    def noted_pass(name: str, weight: Any) -> Any:
-        batch, gradient = passes(name, weight)
-        record["side"].append([x.clone() for x in trainer.space().full(gradient)])
-        record["degradations"].append(batch.degradations)
-        return batch, gradient
+    def noted_pass(passes: Any, terms: Any) -> Any:
+        measured = passes(terms)
+        for one in measured.values():
+            record["side"].append([x.clone() for x in trainer.run.space().full(one.gradient)])
+            record["degradations"].append(one.degradations)
+        return measured
 
-    trainer.defense.on_gradient, trainer.safety_pass = noted_gradient, noted_pass
+    trainer.defense.on_gradient = noted_gradient
     trainer.train()
     logged = ("loss", "num_tokens", "entropy", "mean_token_accuracy", "grad_norm")
     record["log"] = [{key: row[key] for key in logged if key in row} for row in trainer.state.log_history[:STEPS]]
-    record["joint"], record["weights"] = trainer.joint, worker.weights(trainer)
+    record["joint"], record["weights"] = trainer.run.engine.fused, worker.weights(trainer)
     return record
 
 
@@ -144,12 +148,12 @@ SKIPPED: dict[str, Record] = {
 @contextmanager
 def never_flat():
     """Every row gets its backward, also where it has no slope."""
-    inner = safety_pass.slope
-    safety_pass.slope = lambda weight, d: torch.ones_like(d)
+    inner = side_pass.slope
+    side_pass.slope = lambda weight, d: torch.ones_like(d)
     try:
         yield
     finally:
-        safety_pass.slope = inner
+        side_pass.slope = inner
 
 
 def skipped(folder: Path, **engine: Any) -> dict[str, Record]:
@@ -174,13 +178,13 @@ def fallen_back(trainer: Any) -> tuple[bool, list[str]]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("holdfast.trainers.joint_engine")
+    logger = logging.getLogger("holdfast.training.step")
     logger.addHandler(handler)
     own = trainer.args
     trainer.args = SimpleNamespace(step=own.step, stage=own.stage, packing=False, loss_type="nll")
     trainer.args.device, trainer.args.label_smoothing_factor = torch.device("cuda"), 0
     try:
-        return trainer.joint, lines
+        return trainer.run.engine.fused, lines
     finally:
         trainer.args = own
         logger.removeHandler(handler)

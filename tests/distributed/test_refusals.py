@@ -16,7 +16,7 @@ from transformers import Trainer
 import holdfast as hf
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import UnsupportedError
-from holdfast.trainers.support import require_supported_engine
+from holdfast.training.support import require_supported_engine
 from tests import tiny
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from holdfast.core.errors import DataError
-from holdfast.trainers.same_inputs import require_equal
+from holdfast.training.same_inputs import require_equal
 from tests.distributed.conftest import ROOT
 from tests.distributed.other_inputs import CASES
 

@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from tools import defense_pages as _pages
 
-from holdfast.defenses import _pages
-from holdfast.defenses.booster import Booster
-from holdfast.trainers.hooks import DEFENSES
+from holdfast.training.hooks import DEFENSES
+from holdfast_lab.defenses.booster import Booster
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from holdfast.cli.main import app
-from holdfast.config import load_config
-from holdfast.study.load import load_study
-from holdfast.study.protocol import load_protocol
+from holdfast.runs.config import load_config
+from holdfast_lab.study.load import load_study
+from holdfast_lab.study.protocol import load_protocol
 from tests import behaving, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def test_run_files_load(path, user_folder):
 
 
 def test_the_judge_of_the_guide_is_found_and_judges(user_folder):
-    from holdfast.evaluation.judge import JUDGES, Verdict, open_judge
+    from holdfast.judging.judge import JUDGES, Verdict, open_judge
 
     run_block(blocks(ROOT / "docs" / "adding.md", "python")[1], user_folder)
     try:

@@ -8,16 +8,14 @@ import re
 import shutil
 from pathlib import Path
 
-import matplotlib.image
-import numpy as np
 import pytest
-from typer.testing import CliRunner
+from tools.study_page.__main__ import main
 
-from holdfast.cli.main import app
-from holdfast.study.expand import expand
-from holdfast.study.load import load_study
-from holdfast.study.plan import make_plan
-from holdfast.study.protocol import load_protocol, protocol_sha256
+from holdfast_lab.study.expand import expand
+from holdfast_lab.study.load import load_study
+from holdfast_lab.study.plan import make_plan
+from holdfast_lab.study.protocol import load_protocol, protocol_sha256
+from tests.docs.pictures import plotted_data
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "study"
@@ -39,8 +37,7 @@ def copied(tmp_path, monkeypatch):
 
     def write(*options: str) -> dict[str, str]:
         pages = [part for page in PAGES for part in ("--page", str(tmp_path / page))]
-        done = CliRunner().invoke(app, ["report", str(tmp_path / "results"), "--tables", *pages, *options])
-        assert done.exit_code == 0, done.output
+        assert main([str(tmp_path / "results"), *pages, *options]) == 0
         return {page: (tmp_path / page).read_text(encoding="utf-8") for page in PAGES}
 
     return tmp_path, write, given
@@ -50,17 +47,13 @@ def committed() -> dict[str, str]:
     return {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 
 
-def pixels(path: Path) -> np.ndarray:
-    return matplotlib.image.imread(path)
-
-
 def test_the_pages_and_pictures_are_written_from_the_stored_results(copied):
     folder, write, _ = copied
     assert write() == committed()
     drawn = sorted((folder / "docs" / "results").iterdir())
     assert [path.name for path in drawn] == sorted(path.name for path in (ROOT / "docs" / "results").iterdir())
     for path in drawn:
-        assert np.array_equal(pixels(path), pixels(ROOT / "docs" / "results" / path.name)), path.name
+        assert plotted_data(path) == plotted_data(ROOT / "docs" / "results" / path.name), path.name
 
 
 def test_another_figure_in_a_result_changes_pages_and_picture(copied):
@@ -72,7 +65,7 @@ def test_another_figure_in_a_result_changes_pages_and_picture(copied):
     found = write()
     assert all(found[page] != text for page, text in committed().items())
     (picture,) = (folder / "docs" / "results").glob("harm_utility-*.png")
-    assert not np.array_equal(pixels(picture), pixels(ROOT / "docs" / "results" / picture.name))
+    assert plotted_data(picture) != plotted_data(ROOT / "docs" / "results" / picture.name)
 
 
 def test_a_result_that_is_gone_is_said_to_be_missing(copied):

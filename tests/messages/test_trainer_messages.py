@@ -11,7 +11,7 @@ from tests.unit.trainers.building import arguments, build, safety, task
 
 import holdfast as hf
 from holdfast.core.errors import ConfigError, HoldfastError, UnsupportedError
-from holdfast.trainers.support import require_supported_engine, require_supported_model
+from holdfast.training.support import require_supported_engine, require_supported_model
 
 REFUSED_ARGUMENTS = {
     "fp16": ({"fp16": True}, "loss scale", "bf16=True"),

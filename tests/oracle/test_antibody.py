@@ -12,7 +12,7 @@ from peft import get_peft_model
 
 from holdfast.core.event_log import read
 from holdfast.data import refusals
-from holdfast.defenses.antibody import Antibody, raw_weight, row_weights
+from holdfast_lab.defenses.antibody import Antibody, raw_weight, row_weights
 from tests import tiny
 from tests.unit.trainers.building import build, weights
 
@@ -179,13 +179,13 @@ def test_alignment_is_the_pseudo_code(tmp_path, rule, step):
     options = {"rho": 0.3, "eta": 0.8, "momentum": 0.6, "lambda_ref": 0.7, "rule": rule}
     harmful = tiny.rows(10, seed=5, start="w2")
     trainer = made(tmp_path, {"name": "antibody", **options}, harmful=harmful, stage="align", step=step)
-    start, drawn, draw = weights(trainer), [], trainer.draw
+    start, drawn, draw = weights(trainer), [], trainer.run.data.draw
 
     def noted(*args, **kwargs):
         drawn.append(draw(*args, **kwargs))
         return drawn[-1]
 
-    trainer.draw = noted
+    trainer.run.data.draw = noted
     seen = watched(trainer)
     known = by_ids(task_rows())
     steps = [
@@ -195,7 +195,7 @@ def test_alignment_is_the_pseudo_code(tmp_path, rule, step):
     assert all(len(safe) == len(chosen) == 6 for safe, chosen in steps)
     model, params = twin(start)
     lambdas = aligned(model, params, steps, harmful, **options)
-    assert trainer.joint == (step == "fused")
+    assert trainer.run.engine.fused == (step == "fused")
     assert relative_difference(trainer, start, params) < 1e-4
     logged = [row["lambda"] for row in read(trainer.run_dir / "events.jsonl")]
     assert logged == pytest.approx(lambdas, rel=1e-3)

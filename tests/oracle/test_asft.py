@@ -8,10 +8,10 @@ import pytest
 import torch
 from peft import get_peft_model
 
-from holdfast.defenses.asft import Group, grouped
-from holdfast.models.alignment_projector import Projector, projectors
 from holdfast.models.alignment_shift import FactoredShift, alignment_shift
 from holdfast.models.lora_layers import lora_layers
+from holdfast_lab.building_blocks.alignment_projector import Projector, projectors
+from holdfast_lab.defenses.asft import Group, grouped
 from tests import aligned, hybrid, tiny
 from tests.contracts.defense_cases import unaligned_of
 from tests.unit.trainers.building import build, same, weights

@@ -12,7 +12,7 @@ from torch import nn
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import ConfigError
 from holdfast.data.collate import collate
-from holdfast.defenses.booster import Booster, harmful_drop
+from holdfast_lab.defenses.booster import Booster, harmful_drop
 from tests import tiny
 from tests.unit.trainers.building import build, same, weights
 
@@ -73,17 +73,17 @@ def test_the_trainer_takes_the_steps_of_the_algorithm(tmp_path, accumulation):
 
     def noted(model, inputs, *args, **kwargs):
         kept = {name: inputs[name].clone() for name in ("input_ids", "attention_mask", "labels")}
-        seen[trainer.step].append(kept)
+        seen[trainer.run.progress.step].append(kept)
         return step(model, inputs, *args, **kwargs)
 
     trainer.training_step = noted
     drawn: list[list[int]] = []
-    draw = trainer.draw
-    trainer.draw = lambda *args: drawn.append(draw(*args)) or drawn[-1]
+    draw = trainer.run.data.draw
+    trainer.run.data.draw = lambda *args: drawn.append(draw(*args)) or drawn[-1]
     trainer.train()
     pad = trainer.processing_class.pad_token_id
     for safe, positions in zip(seen, drawn, strict=True):
-        literal_step(other, safe, collate([trainer.harmful[i] for i in positions], pad), 0.05)
+        literal_step(other, safe, collate([trainer.run.data.harmful[i] for i in positions], pad), 0.05)
     found, expected = weights(trainer), {n: p.detach() for n, p in other.named_parameters() if p.requires_grad}
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=2e-6)
@@ -105,6 +105,7 @@ class Quadratic:
     def __init__(self, hessian: torch.Tensor, theta: torch.Tensor) -> None:
         self.hessian, self.theta = hessian, nn.Parameter(theta.clone())
         self.seen: list[torch.Tensor] = []
+        self.engine = self
 
     def space(self) -> ParameterSpace:
         return ParameterSpace([self.theta])

@@ -10,7 +10,7 @@ import torch
 
 import holdfast as hf
 from holdfast.core.errors import ResourceError
-from holdfast.trainers import joint_step
+from holdfast.training import fused_engine
 from tests.oracle.test_fused_step import ALL_ACTIVE, Watch, close
 from tests.unit.trainers.building import build, weights
 
@@ -29,9 +29,9 @@ def made(folder: Any, **options: Any) -> tuple[hf.SafeSFTTrainer, Watch, list[di
 
 def failing(trainer: hf.SafeSFTTrainer, monkeypatch: pytest.MonkeyPatch, at: int, step: str = "auto") -> list[int]:
     """Make the engine as on a GPU, and let its pass number `at` run out of memory; returns the passes made."""
-    assert trainer.joint
+    assert trainer.run.engine.fused
     monkeypatch.setattr(trainer.args, "step", step)
-    inner, passes = trainer._joint.run, []
+    inner, passes = trainer.run.engine.joint.run, []
 
     def run(*args: Any, **kwargs: Any) -> Any:
         passes.append(len(passes))
@@ -39,7 +39,7 @@ def failing(trainer: hf.SafeSFTTrainer, monkeypatch: pytest.MonkeyPatch, at: int
             raise torch.OutOfMemoryError("CUDA out of memory")
         return inner(*args, **kwargs)
 
-    trainer._joint.run = run
+    trainer.run.engine.joint.run = run
     return passes
 
 
@@ -54,8 +54,8 @@ def test_the_run_goes_on_in_two_passes(tmp_path, monkeypatch, caplog, defense, m
     two, expected, expected_rows = made(tmp_path / "two", step="two_pass", **options)
     two.train()
     assert len(passes) == at + 1
-    assert trainer.step_path == "two_pass"
-    assert trainer.step_declined == f"out of memory in one pass, at step {at // micros + 1}"
+    assert trainer.run.engine_name == "two_pass"
+    assert trainer.run.step_declined == f"out of memory in one pass, at step {at // micros + 1}"
     assert f"from step {at // micros + 1} on: one pass runs out of memory" in caplog.text
     assert len(watch.task) == OPTIONS["max_steps"]
     if defense != "primal_dual":  # whose gradient holds its term already where both are one backward
@@ -79,7 +79,7 @@ def test_one_process_of_several_does_not_leave_the_others(tmp_path, monkeypatch)
     """The others would wait for gradients that never come."""
     trainer, *_ = made(tmp_path, step="fused")
     failing(trainer, monkeypatch, 0)
-    monkeypatch.setattr(joint_step, "world", lambda: 2)
+    monkeypatch.setattr(fused_engine, "world", lambda: 2)
     with pytest.raises(torch.OutOfMemoryError):
         trainer.train()
 

@@ -10,6 +10,7 @@ from peft import get_peft_model
 
 import holdfast as hf
 from holdfast.fused import transformers_rule
+from holdfast.training.fused_engine import FusedEngine
 from tests import hybrid, rounding, tiny
 from tests.unit.trainers.building import build, weights
 
@@ -25,20 +26,24 @@ class Watch:
         self.side: list[list[torch.Tensor]] = []
         self.degradations: list[torch.Tensor] = []
         inner = trainer.defense.on_gradient
-        passes = trainer.safety_pass
 
         def on_gradient(run: Any) -> None:
             self.task.append([p.grad.detach().clone() for p in run.space().params])
+            if "measure" not in vars(run.engine):  # the engine is made at the first step, and may be left
+                run.engine.measure = self.noted(run.engine.measure)
             inner(run)
 
-        def safety_pass(name: str, weight: Any) -> Any:
-            batch, gradient = passes(name, weight)
-            self.side.append([g.clone() for g in gradient])
-            self.degradations.append(batch.degradations)
-            return batch, gradient
-
         trainer.defense.on_gradient = on_gradient
-        trainer.safety_pass = safety_pass
+
+    def noted(self, measure: Any) -> Any:
+        def measured(terms: Any) -> Any:
+            found = measure(terms)
+            for one in found.values():
+                self.side.append([g.clone() for g in one.gradient])
+                self.degradations.append(one.degradations)
+            return found
+
+        return measured
 
 
 def trained(folder: Any, step: str, **options: Any) -> tuple[Watch, dict[str, torch.Tensor], hf.SafeSFTTrainer]:
@@ -50,8 +55,8 @@ def trained(folder: Any, step: str, **options: Any) -> tuple[Watch, dict[str, to
     trainer = build(folder / step, given=given, step=step, **options)
     watch = Watch(trainer)
     trainer.train()
-    assert trainer.joint == (step == "fused")
-    assert trainer.step_path == step
+    assert trainer.run.engine.fused == (step == "fused")
+    assert trainer.run.engine_name == step
     return watch, weights(trainer), trainer
 
 
@@ -155,13 +160,13 @@ def test_packed_rows_leave_other_defenses_as_they_are(tmp_path, name, start, mon
     options = {"lisa": {"align_steps": 1, "finetune_steps": 2, "warmup_share": 0.0}}.get(name, {})
     options |= {"safety_rank": 4, "task_rank": 4} if name == "salora" else {}
     packed = []
-    inner = hf.SafeSFTTrainer.packed_side_gradient
+    inner = FusedEngine._packed
 
     def counted(self: Any, rows: Any, loss: Any) -> Any:
         packed.append(len(rows))
         return inner(self, rows, loss)
 
-    monkeypatch.setattr(hf.SafeSFTTrainer, "packed_side_gradient", counted)
+    monkeypatch.setattr(FusedEngine, "_packed", counted)
     found = {}
     for step in ("fused", "two_pass"):
         given: dict[str, Any] = {"defense": {"name": name, **options}, "constraint": hf.ChanceConstraint(tau=1.0)}
@@ -171,7 +176,7 @@ def test_packed_rows_leave_other_defenses_as_they_are(tmp_path, name, start, mon
             given |= {"model": continued(), "peft_config": None}
         trainer = build(tmp_path / step, given=given, step=step, learning_rate=0.05, optim="sgd", safety_batch_size=4)
         trainer.train()
-        assert trainer.joint == (step == "fused")
+        assert trainer.run.engine.fused == (step == "fused")
         found[step] = weights(trainer)
     assert bool(packed) == (name in ("mix", "kl", "safegrad"))
     for key, value in found["fused"].items():

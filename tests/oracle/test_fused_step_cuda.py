@@ -38,10 +38,10 @@ def watched(
             p.data = p.data.float()
     watch = Watch(trainer)
     trainer.train()
-    assert trainer.joint == (options["step"] == "fused")
+    assert trainer.run.engine.fused == (options["step"] == "fused")
     if options.get("step_graphs") == "on":
-        assert trainer._joint.passes.recording
-        assert trainer._joint.passes._recordings
+        assert trainer.run.engine.joint.passes.recording
+        assert trainer.run.engine.joint.passes._recordings
     watch.weights = weights(trainer)
     return watch
 
@@ -146,8 +146,8 @@ def test_recorded_passes_leave_other_defenses_as_they_are(tmp_path, name):
         options = {**ROWS, "learning_rate": 0.01, "bf16": False, "tf32": False, "step": step, "step_graphs": graphs}
         trainer = build(tmp_path / step, given=given, **options)
         trainer.train()
-        assert trainer.joint == (step == "fused")
-        assert step == "two_pass" or trainer._joint.passes._recordings
+        assert trainer.run.engine.fused == (step == "fused")
+        assert step == "two_pass" or trainer.run.engine.joint.passes._recordings
         found[step] = weights(trainer)
     for key, value in found["fused"].items():
         torch.testing.assert_close(value, found["two_pass"][key], rtol=1e-4, atol=1e-6)
@@ -162,7 +162,7 @@ def test_recorded_dropout_draws_anew_at_every_step_and_repeats_with_the_seed(tmp
         trainer = build(tmp_path / name, given=given, **options)
         watch = Watch(trainer)
         trainer.train()
-        assert trainer._joint.passes._recordings
+        assert trainer.run.engine.joint.passes._recordings
         return watch
 
     one, two, without = run("one", 0.3), run("two", 0.3), run("without", 0.0)

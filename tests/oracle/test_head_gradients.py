@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.constraint import head as module
-from holdfast.constraint.head import Head, float32_linear, float32_product, token_kl, token_nll
+from holdfast.scoring import head as module
+from holdfast.scoring.head import Head, float32_linear, float32_product, token_kl, token_nll
 
 VOCABULARY, WIDTH, TOKENS = 97, 24, 11
 SHAPES = {

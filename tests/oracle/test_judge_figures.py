@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from holdfast.evaluation import judge_figures as figures
+from holdfast_lab.evaluation import judge_figures as figures
 
 # Few distinct values, so that ties are common.
 LABELLED = st.lists(st.tuples(st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 3.0]), st.booleans()), min_size=1)

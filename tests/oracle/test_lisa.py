@@ -10,7 +10,7 @@ from peft import get_peft_model
 from holdfast.core.event_log import read
 from holdfast.core.seeding import generator
 from holdfast.data.collate import collate
-from holdfast.defenses.lisa import Phases
+from holdfast_lab.defenses.lisa import Phases
 from tests import tiny
 from tests.unit.trainers.building import build, same, weights
 
@@ -95,7 +95,7 @@ def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 
 def guide_batches(trainer: Any, size: int):
     """A sampler without replacement that begins again when it is exhausted: the authors' loader of safe pairs."""
-    safe, epoch, left = trainer.safe, 0, []
+    safe, epoch, left = trainer.run.data.safe, 0, []
     while True:
         drawn = []
         while len(drawn) < size:
@@ -114,7 +114,7 @@ def transcription(trainer: Any, start: dict, task: list[list[Batch]], *, align: 
         for name, p in params.items():
             p.copy_(start[name])
     anchors = {phase: {n: p.detach().clone() for n, p in params.items()} for phase in ("align", "finetune")}
-    guide = guide_batches(trainer, trainer.task_batch)
+    guide = guide_batches(trainer, trainer.run.data.task_batch)
     total, path = len(task), []
     for t, (status, switched) in enumerate(literal_phases(align, finetune, total)):
         if switched:
@@ -157,7 +157,7 @@ def test_without_fine_tuning_and_rho_it_is_sft_on_the_safe_pairs(tmp_path):
     defense = {"name": "lisa", "align_steps": 3, "finetune_steps": 0, "rho": 0.0}
     lisa, _, _ = observed(tmp_path / "lisa", defense, **options)
     lisa.train()
-    draws = guide_batches(lisa, lisa.task_batch)
+    draws = guide_batches(lisa, lisa.run.data.task_batch)
     by_id = {e.id: {"prompt": e.prompt, "completion": e.completion} for e in lisa.safety["safety"].split.constraint}
     rows = [by_id[row.id] for _ in range(4) for row in next(draws)]
     given = {
@@ -179,7 +179,7 @@ def test_without_task_gradient_theta_contracts_to_the_anchor(tmp_path):
     trainer, _, path = observed(tmp_path, defense, max_steps=8)
 
     def loss(run, model, inputs, items, default):
-        return default() * (1.0 if run.step <= 1 else 0.0)
+        return default() * (1.0 if run.progress.step <= 1 else 0.0)
 
     trainer.defense.task_loss = loss
     trainer.train()

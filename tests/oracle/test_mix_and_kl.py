@@ -105,10 +105,10 @@ def at(start: str, values: dict[str, torch.Tensor]) -> tuple[Any, dict[str, torc
 def transcription(trainer: Any, start: str, theta_0: dict, task: list[list[Batch]], term: str, weight: float):
     """Weights after each step of SGD, and the term at each step."""
     (model, params), (model_0, _) = at(start, theta_0), at(start, theta_0)
-    draws = StepStream(len(trainer.safe), trainer.args.safety_batch_size, trainer.args.stream_seed, term)
+    draws = StepStream(len(trainer.run.data.safe), trainer.args.safety_batch_size, trainer.args.stream_seed, term)
     path, terms = [], []
     for t, micros in enumerate(task):
-        batch = collate([trainer.safe[i] for i in draws.indices(t)], pad_token_id=0)
+        batch = collate([trainer.run.data.safe[i] for i in draws.indices(t)], pad_token_id=0)
         side = (nll(model, batch) if term == "mix" else kl(model, model_0, batch)) / tokens(batch)
         loss = sum(nll(model, m) for m in micros) / sum(tokens(m) for m in micros) + weight * side
         for p, g in zip(params.values(), torch.autograd.grad(loss, list(params.values())), strict=True):

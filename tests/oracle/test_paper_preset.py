@@ -15,10 +15,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.config.presets import PAPER
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.filter import SafetyFilter
 from holdfast.defenses.holdfast import Holdfast
+from holdfast.runs.config.presets import PAPER
 
 
 def block(name: str) -> dict:
@@ -26,7 +26,7 @@ def block(name: str) -> dict:
 
 
 def paper_filter(optimizer) -> SafetyFilter:
-    config = Holdfast.Config(**block("filter"))
+    config = Holdfast.Config(**block("defense"))
     assert config.estimator == "batch"
     return SafetyFilter(optimizer, rate=config.rate, space=config.space)
 

@@ -7,7 +7,8 @@ import torch
 
 import holdfast as hf
 from holdfast.core.event_log import read
-from holdfast.defenses.primal_dual import PrimalDual, dual_step
+from holdfast.training.side_pass import may_share_backward
+from holdfast_lab.defenses.primal_dual import PrimalDual, dual_step
 from tests import tiny
 from tests.oracle.plain_lm import SGD, PlainLM, theta, whole_batch_trainer
 from tests.unit.trainers.building import SLACK, build, same, weights
@@ -69,7 +70,7 @@ def test_primal_dual_is_its_transcription(tmp_path, accumulation, single, step):
     lm = PlainLM(trainer)
     start = lm.theta()
     trainer.train()
-    assert trainer.joint == (step == "fused")
+    assert trainer.run.engine.fused == (step == "fused")
     *seen, (_, last) = by_hand(lm)
     torch.testing.assert_close(theta(trainer), lm.theta(), rtol=1e-5, atol=2e-6)
     assert float((lm.theta() - start).abs().max()) > 0.02
@@ -181,7 +182,7 @@ def test_checkpointing_with_dropout_takes_a_second_backward_of_the_same_gradient
         trainer = build(tmp_path / str(checkpointing), given=given, **options)
         trainer.train()
         found.append(theta(trainer))
-        joint.append(trainer.joint_backward)
+        joint.append(may_share_backward(trainer.model, trainer.args))
     assert joint == [True, False]
     torch.testing.assert_close(*found, rtol=1e-5, atol=2e-6)
 

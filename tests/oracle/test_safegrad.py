@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.constraint.completion import deterministic
 from holdfast.core.event_log import read
 from holdfast.data.collate import collate
-from holdfast.defenses.safegrad import SafeGrad, kl_everywhere
-from holdfast.trainers.side_pass import token_mean_kl
+from holdfast.scoring.completion import deterministic
+from holdfast.training.side_pass import token_mean_kl
+from holdfast_lab.defenses.safegrad import SafeGrad, kl_everywhere
 from tests import tiny
 from tests.unit.constraint.literal import adapted
 from tests.unit.trainers.building import build, same, weights
@@ -47,7 +47,7 @@ def watched(trainer):
 
     def on_gradient(run):
         guide = defense.guide(run)
-        steps.append((list(inputs), [guide[i] for i in run.draw(guide, "safegrad")]))
+        steps.append((list(inputs), [guide[i] for i in run.data.draw(guide, "safegrad")]))
         inputs.clear()
         projected(run)
 
@@ -175,8 +175,8 @@ def test_two_micro_batches_are_one_batch_of_twice_the_rows(tmp_path):
 def test_the_divergence_does_not_depend_on_padding(tmp_path, kl):
     trainer = build(tmp_path, given=given("fresh adapter"), **SGD)
     trainer.train()
-    rows = trainer.safe[:4]
-    loss, found = kl(rows, trainer.at_reference), []
+    rows = trainer.run.data.safe[:4]
+    loss, found = kl(rows, trainer.run.theta_0.active), []
     for multiple in (1, 64):
         batch = collate(rows, 0, multiple)
         with deterministic(trainer.model):

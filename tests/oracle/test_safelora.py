@@ -8,9 +8,9 @@ import pytest
 import torch
 from peft import get_peft_model
 
-from holdfast.defenses.safelora import SafeLoRA, safe_lora
 from holdfast.models.alignment_shift import FactoredShift, alignment_shift
 from holdfast.models.lora_layers import lora_layers
+from holdfast_lab.defenses.safelora import SafeLoRA, safe_lora
 from tests import aligned, tiny
 from tests.unit.trainers.building import build, same, weights
 

@@ -70,7 +70,7 @@ def features(model, rows, rank):
 def literal(trainer, steps):
     """The transcription, trained on these steps, each a list of micro-batches; with V_s."""
     model = tiny.model()
-    v_s = features(model, [(row.input_ids, row.labels) for row in trainer.safe], R_S)
+    v_s = features(model, [(row.input_ids, row.labels) for row in trainer.run.data.safe], R_S)
     v_t = features(model, [(row["input_ids"], row["labels"]) for row in trainer.train_dataset], R_T)
     for p in model.parameters():
         p.requires_grad = False
@@ -174,7 +174,7 @@ def test_arbitrary_updates_do_not_enter_the_safety_directions_either(tmp_path):
 
     trainer.defense.before_step = disturb
     trainer.train()
-    v_s = features(tiny.model(), [(row.input_ids, row.labels) for row in trainer.safe], R_S)
+    v_s = features(tiny.model(), [(row.input_ids, row.labels) for row in trainer.run.data.safe], R_S)
     for name, value in change(trainer).items():
         assert float((v_s[name].float().T @ value).norm()) < 2e-6 * float(value.norm()), name
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.event_log import read
-from holdfast.defenses.salora_gradproj import SaLoRAGradientProjection
+from holdfast_lab.defenses.salora_gradproj import SaLoRAGradientProjection
 from tests import tiny
 from tests.unit.trainers.building import build, same, weights
 
@@ -61,7 +61,7 @@ def test_three_steps_are_the_literal_ones(tmp_path, strength):
     for module in model.modules():
         module.__dict__.pop("forward", None)  # TRL's patch, which would run the original
     before, after = watched(trainer)
-    u = literal_direction(model, trainer.safe)
+    u = literal_direction(model, trainer.run.data.safe)
     largest = 0.0
     for g, found in zip(before, after, strict=True):
         torch.testing.assert_close(found, g - strength * (g @ u) * u, rtol=0, atol=1e-5 * float(g.norm()))
@@ -81,11 +81,11 @@ def test_strength_1_leaves_nothing_along_the_direction_and_is_idempotent(tmp_pat
         assert abs(float(found @ u)) <= 1e-6 * float(g.norm())
         assert abs(float(g @ u)) > 1e-3 * float(g.norm())
         assert float(found.norm()) <= float(g.norm())
-    trainer.space().add_to_gradient([trainer.defense._direction], [3.0])
+    trainer.run.space().add_to_gradient([trainer.defense._direction], [3.0])
     again = []
     for _ in range(2):
-        type(trainer.defense).on_gradient(trainer.defense, trainer)
-        again.append(flat(trainer.space().task_gradient()))
+        type(trainer.defense).on_gradient(trainer.defense, trainer.run)
+        again.append(flat(trainer.run.space().task_gradient()))
     torch.testing.assert_close(again[0], again[1], rtol=0, atol=1e-6)
 
 
@@ -104,7 +104,7 @@ def test_a_fresh_adapter_s_direction_lies_in_the_b_factors(tmp_path):
     trainer = build(tmp_path, given={"defense": defense()}, **{**SGD, "max_steps": 1})
     trainer.train()
     names = {id(p): name for name, p in trainer.model.named_parameters()}
-    pieces = dict(zip([names[id(p)] for p in trainer.space().params], trainer.defense._direction, strict=True))
+    pieces = dict(zip([names[id(p)] for p in trainer.run.space().params], trainer.defense._direction, strict=True))
     assert any("lora_A" in name for name in pieces)
     for name, piece in pieces.items():
         assert bool(piece.any()) == ("lora_B" in name), name

@@ -10,8 +10,8 @@ from peft import get_peft_model
 from torch import nn
 
 from holdfast.core.event_log import read
-from holdfast.defenses import vaccine as module
-from holdfast.defenses.vaccine import Vaccine
+from holdfast_lab.defenses import vaccine as module
+from holdfast_lab.defenses.vaccine import Vaccine
 from tests import hybrid, tiny
 from tests.unit.trainers.building import build, same, weights
 
@@ -230,15 +230,16 @@ def test_a_linear_loss_rises_by_rho_times_the_norm_exactly(monkeypatch, micros, 
     run = SimpleNamespace(
         model=toy,
         args=SimpleNamespace(device="cpu"),
-        accelerator=SimpleNamespace(autocast=torch.enable_grad),
-        current_gradient_accumulation_steps=micros,
-        token_share=lambda batch, items: 6.0,  # of six scored tokens: the summed loss
+        forward=SimpleNamespace(precision=torch.enable_grad),
+        progress=SimpleNamespace(micro_batches=micros),
+        data=SimpleNamespace(token_share=lambda batch, items: 6.0),  # of six scored tokens: the summed loss
+        engine=SimpleNamespace(accumulate=lambda *_: toy.per_row().sum().detach()),
     )
     defense = Vaccine(Vaccine.Config(rho=2.0))
     defense._mixers = [("a", toy.a), ("b", toy.b)]
     batch = {"input_ids": torch.zeros(2, 4, dtype=torch.long), "labels": torch.zeros(2, 4, dtype=torch.long)}
     clean = float(toy.per_row().sum())
-    perturbed = float(defense.micro_step(run, batch, lambda: toy.per_row().sum().detach()))
+    perturbed = float(defense.micro_step(run, batch, None))
     here = float(toy.c.square().sum())
     expected = 2.0 / micros**0.5 * here / (here + others) ** 0.5
     assert perturbed - clean == pytest.approx(expected, rel=1e-6)

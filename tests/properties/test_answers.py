@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.tasks.ag_news import AG_NEWS
-from holdfast.tasks.final_answer import MARKER, extract, extract_marked
-from holdfast.tasks.gsm8k import GSM8K
-from holdfast.tasks.sst2 import SST2
+from holdfast_lab.tasks.ag_news import AG_NEWS
+from holdfast_lab.tasks.gsm8k import GSM8K, MARKER, extract, extract_marked
+from holdfast_lab.tasks.sst2 import SST2
 
 CHECKS = settings(max_examples=200, deadline=None)
 WHOLE = st.one_of(st.integers(0, 2000), st.integers(0, 10**12), st.integers(0, 10**40))

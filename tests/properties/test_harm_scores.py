@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from holdfast.evaluation.harm import QUANTILES, harm, quantile
-from holdfast.evaluation.judge import UNSCORED, Judgement, Verdict
-from holdfast.evaluation.on_policy import OnPolicy, degradations
+from holdfast.judging.judge import UNSCORED, Judgement, Verdict
+from holdfast.judging.on_policy import OnPolicy, degradations
+from holdfast_lab.evaluation.harm import QUANTILES, harm, quantile
 
 probabilities = st.floats(0, 1)
 judgements = st.one_of(

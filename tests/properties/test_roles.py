@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.errors import DataError
-from holdfast.data.catalogue import CATEGORIES, Collection
-from holdfast.data.containment import contained
 from holdfast.data.examples import normalise
-from holdfast.data.near_duplicates import clusters
-from holdfast.protocol import pools
-from holdfast.protocol.roles import ROLES, RoleSettings, draw_roles
+from holdfast.data.near_duplicates import clusters, contained
+from holdfast_lab.data.catalogue import CATEGORIES, Collection
+from holdfast_lab.protocol import pools
+from holdfast_lab.protocol.roles import ROLES, RoleSettings, draw_roles
 
 APART = [role for role in ROLES if role != "constraint"]
 REAL = os.environ.get("HOLDFAST_DATA")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import tiny
 
-from holdfast.evaluation.engines.continuous import loop as slot_loop
-from holdfast.evaluation.engines.continuous.loop import Pace, SlotLoop
+from holdfast.judging.engines.continuous import loop as slot_loop
+from holdfast.judging.engines.continuous.loop import Pace, SlotLoop
 
 MOST = 7
 

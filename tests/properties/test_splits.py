@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from holdfast.data.examples import make_example, prompt_text
 from holdfast.data.near_duplicates import clusters
-from holdfast.data.splits import SplitRecord, require_disjoint, split_examples
+from holdfast.data.split_record import SplitRecord
+from holdfast.data.splits import require_disjoint, split_examples
 
 WORD = st.sampled_from([f"w{i}" for i in range(6)])
 PROMPTS = st.one_of(

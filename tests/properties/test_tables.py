@@ -10,11 +10,11 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.tables.agreement import average_ranks, spearman
-from holdfast.tables.latex import ESCAPES, escape
-from holdfast.tables.markdown import escape as markdown_escape
-from holdfast.tables.results import Measured, Result
-from holdfast.tables.table import Cell, Column, Row, marked, pooled
+from holdfast_lab.tables.latex import ESCAPES, escape
+from holdfast_lab.tables.markdown import escape as markdown_escape
+from holdfast_lab.tables.reported import average_ranks, spearman
+from holdfast_lab.tables.results import Measured, Result
+from holdfast_lab.tables.table import Cell, Column, Row, marked, pooled
 
 shares = st.floats(0, 1, allow_subnormal=False)
 # Few distinct values, so that ties are common.

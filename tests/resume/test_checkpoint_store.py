@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
-from holdfast.trainers.checkpoint_store import CheckpointStore
-from holdfast.trainers.state_files import load_state, save_state
+from holdfast.training.checkpoint_store import CheckpointStore
+from holdfast.training.state_files import load_state, save_state
 
 FINGERPRINT = {"config": {"tau": 0.1, "alpha": 0.05}, "data": "a" * 64}
 DAMAGED_FILES = ["adapter/weights.bin", "trainer.json", "trainer.safetensors", "manifest.json"]

@@ -12,7 +12,7 @@ from tests.resume.worker import CONSTRAINT, build, rows_of, safety_rows, task_ro
 
 import holdfast as hf
 from holdfast.core.errors import CheckpointError
-from holdfast.trainers.fingerprint import argument_fingerprint, dataset_sha256
+from holdfast.training.fingerprint import argument_fingerprint, dataset_sha256
 
 SHORT = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
 
@@ -167,7 +167,7 @@ def test_refusals_quote_no_example(half, tmp_path):
 
 def test_another_number_of_processes_is_refused(half, monkeypatch):
     trainer = same_but(half)
-    monkeypatch.setattr("holdfast.trainers.checkpointing.world", lambda: 2)
+    monkeypatch.setattr("holdfast.training.checkpointing.world", lambda: 2)
     with pytest.raises(CheckpointError) as caught:
         trainer.train(resume_from_checkpoint=True)
     assert named_keys(caught.value) == {"processes"}

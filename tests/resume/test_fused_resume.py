@@ -11,9 +11,9 @@ from tests.resume.test_resume_exact import TWO, assert_same, die_at, resumed, un
 from tests.resume.worker import build, weights
 
 import holdfast as hf
-from holdfast.trainers.fingerprint import HARMLESS, argument_fingerprint
-from holdfast.trainers.joint_step import JointStepMixin
-from holdfast.trainers.steering import FilteredDefense
+from holdfast.defenses.holdfast import FilteredDefense
+from holdfast.training.fingerprint import HARMLESS, argument_fingerprint
+from holdfast.training.fused_engine import FusedEngine
 
 FUSED = {"step": "fused"}
 # Nearly all rows are flat throughout, so that after about ten steps `skip_inactive_rows: auto` looks before it steps.
@@ -28,13 +28,13 @@ def dropout(rate: float = 0.1) -> dict[str, Any]:
 def skips(monkeypatch) -> list[bool]:
     """Whether inactive rows were skipped in each micro-batch."""
     seen: list[bool] = []
-    inner = JointStepMixin.joint_micro_step
+    inner = FusedEngine.accumulate
 
     def noted(self, inputs, items, weights, *, skip=False):
         seen.append(skip)
         return inner(self, inputs, items, weights, skip=skip)
 
-    monkeypatch.setattr(JointStepMixin, "joint_micro_step", noted)
+    monkeypatch.setattr(FusedEngine, "accumulate", noted)
     return seen
 
 

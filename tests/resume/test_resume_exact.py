@@ -15,7 +15,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 import holdfast as hf
 from holdfast.core.errors import CheckpointError, ResourceError
-from holdfast.trainers import snapshot
+from holdfast.training import snapshot
 
 
 class DiedError(RuntimeError):
@@ -157,7 +157,7 @@ def test_two_runs_are_equal_whatever_the_state_of_the_process(tmp_path, plain):
 def test_the_comparison_can_fail(tmp_path, plain, monkeypatch):
     """A resumed run that forgets the optimizer's moments is another run."""
     die_at(tmp_path / "cut", 5)
-    monkeypatch.setattr("holdfast.trainers.checkpointing.load_optimizer_state", lambda optimizer, state: None)
+    monkeypatch.setattr("holdfast.training.checkpointing.load_optimizer_state", lambda optimizer, state: None)
     with pytest.raises(AssertionError):
         assert_same(resumed(tmp_path / "cut"), plain)
 
@@ -165,7 +165,7 @@ def test_the_comparison_can_fail(tmp_path, plain, monkeypatch):
 def test_dropout_continues_its_stream(tmp_path, plain, monkeypatch):
     """So does one that forgets the random generators: dropout is on, and the resumed process starts elsewhere."""
     die_at(tmp_path / "cut", 5)
-    monkeypatch.setattr("holdfast.trainers.checkpointing.restore_rng", lambda state: None)
+    monkeypatch.setattr("holdfast.training.checkpointing.restore_rng", lambda state: None)
     with pytest.raises(AssertionError):
         assert_same(resumed(tmp_path / "cut"), plain)
 

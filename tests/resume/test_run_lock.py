@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import CheckpointError, ConfigError
-from holdfast.trainers.run_lock import LOCK_FILE, RunLock
+from holdfast.core.file_lock import LOCK_FILE, RunLock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from holdfast.trainers.run_lock import RunLock
+from holdfast.core.file_lock import RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -151,7 +151,7 @@ def test_many_processes_at_once_one_wins(tmp_path):
 import sys, time
 from pathlib import Path
 from holdfast.core.errors import CheckpointError
-from holdfast.trainers.run_lock import RunLock
+from holdfast.core.file_lock import RunLock
 folder, counter = Path(sys.argv[1]), Path(sys.argv[2])
 done = 0
 while done < 25:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.optim import lr_scheduler
 
 from holdfast.core.errors import CheckpointError, ConfigError
-from holdfast.trainers.state_files import capture_rng, load_state, restore_rng, save_state
+from holdfast.training.state_files import capture_rng, load_state, restore_rng, save_state
 
 
 def bits(tensor: torch.Tensor) -> bytes:

@@ -47,7 +47,7 @@ def steps(folder: Path) -> int:
 def alive(pid: int) -> bool:
     """Whether a worker runs as this process: one that is dead and not yet collected does not, nor does a new owner."""
     try:
-        return b"holdfast.study.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"holdfast_lab.study.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):  # the latter: collected between opening the file and reading it
         return False
 

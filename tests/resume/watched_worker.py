@@ -18,7 +18,7 @@ from tests.watched import build, prompts
 
 from holdfast.core.event_log import read
 from holdfast.core.hashing import sha256_file
-from holdfast.trainers import behaviour
+from holdfast.training import behaviour
 
 OPTIONS = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2, "learning_rate": 4e-3, "rollback": True}
 

@@ -11,11 +11,12 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from holdfast.config import config_from_dict, config_sha256, describe_preset, load_config, resolved
-from holdfast.config.build import constraints, defense, peft_config, training_arguments
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.redaction import REDACTED, redact
 from holdfast.records.yaml_file import MAX_BYTES
+from holdfast.runs.config import config_from_dict, config_sha256, describe_preset, load_config, resolved, stored_config
+from holdfast.runs.config.resolve import constraints, defense, peft_config, training_arguments
+from holdfast.runs.stages.run_folder import RunFolder
 
 BASE = {
     "model": "owner/name",
@@ -145,7 +146,7 @@ def test_every_problem_is_listed_at_once():
         ({"lora": {"rank": 4}}, "lora.rank: unknown key", "r"),
         ({"train": {"lerning_rate": 1}}, "train.lerning_rate: unknown key", "'learning_rate'"),
         ({"constraint": {"taw": 1}}, "constraint.taw: unknown key", "'tau'"),
-        ({"filter": {"rat": 1}}, "filter.rat: unknown key", "'rate'"),
+        ({"filter": {"rate": 1}}, "filter: unknown key", "{name: holdfast, space: update, rate: 0.3}"),
         ({"defense": {"name": "holdfast", "rat": 1}}, "defense.rat: unknown key", "'rate'"),
         ({"defense": "holdfst"}, "defense: unknown defense 'holdfst'", "'holdfast'"),
         ({"train": {"seed": 1}}, "train.seed: is not set here", "`seed` at the top"),
@@ -162,8 +163,7 @@ def test_every_problem_is_listed_at_once():
         ({"safety": {}}, "`safety` is empty", "safety"),
         ({"safety": {"adapter": {"data": "t"}}}, "cannot be called 'adapter'", "safety"),
         ({"constraint": {"buffer": 0.5}}, "buffer", "buffer"),
-        ({"filter": {"rate": 1}, "defense": "sft"}, "only the defense holdfast has a filter", "remove"),
-        ({"filter": {"rate": 1}, "defense": {"name": "holdfast", "rate": 1}}, "rate also given", "keep one"),
+        ({"defense": {"name": "holdfast", "rate": 7}}, "rate", "0.3"),
         ({"quantization": "4bit", "lora": None}, "cannot be trained in full", "quantization"),
         ({"safety": {"a": {"data": "t"}}, "constraint": {"b": {}}}, "names of the safety sets (a)", "alike"),
     ],
@@ -273,13 +273,7 @@ def test_data_paths_are_relative_to_the_run_file_and_hub_names_stay(tmp_path):
 def test_the_paper_preset_is_the_papers_configuration():
     config = config_from_dict({**BASE, "preset": "paper"})
     limit = constraints(config)["safety"]
-    assert (limit.unit, limit.tau, limit.beta, limit.alpha, limit.majorizer) == (
-        "nll_sum",
-        0.1,
-        10.0,
-        0.05,
-        "ramp",
-    )
+    assert (limit.unit, limit.tau, limit.beta, limit.alpha, limit.majorizer) == ("nll_sum", 0.1, 10.0, 0.05, "ramp")
     method = defense(config).config
     assert (method.space, method.rate, method.estimator) == ("gradient", 1.0, "batch")
     adapter = peft_config(config)
@@ -312,7 +306,7 @@ def test_written_keys_win_over_the_preset():
 
 def test_the_preset_leaves_out_what_does_not_apply():
     config = config_from_dict({**BASE, "preset": "paper", "defense": "sft", "lora": None})
-    assert config.filter == {}
+    assert config.defense.options == {}
     assert config.lora is None
 
 
@@ -344,27 +338,40 @@ def test_resolved_settings_read_back_as_the_same_run(tmp_path, changes):
 def test_resolved_settings_leave_nothing_implicit():
     values = resolved(config_from_dict(BASE))
     assert values["constraint"]["beta"] == 10.0
-    assert values["filter"]["estimator"]
+    assert values["defense"]["estimator"]
     assert values["train"]["learning_rate"] > 0
     assert values["train"]["safety_eval_batch_size"] >= 1
     assert "output_dir" not in values["train"]
     json.dumps(values, allow_nan=False)
 
 
+def test_stored_settings_with_a_filter_of_their_own_are_read_and_resumed(tmp_path):
+    """`config.yaml` of version 0.1: the filter's options stood in a block of their own."""
+    config = config_from_dict({**BASE, "defense": {"rate": 0.5}, "output_dir": str(tmp_path)})
+    values = resolved(config)
+    options = values["defense"]
+    old = {**values, "defense": {"name": options.pop("name")}, "filter": options}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(old))
+    assert config_sha256(stored_config(file)) == config_sha256(config)
+    RunFolder(tmp_path).require_free(resolved(config), resume=True)
+    with pytest.raises(CheckpointError, match=r"defense\.rate: stored 0\.5, now 0\.3"):
+        RunFolder(tmp_path).require_free(resolved(config_from_dict(BASE)), resume=True)
+    file.write_text(yaml.safe_dump({**old, "defense": {"name": "sft"}, "filter": {}}))
+    assert stored_config(file).defense.options == {}
+    with pytest.raises(ConfigError, match="filter: unknown key"):
+        load_config(file)
+
+
 def test_the_hash_follows_every_setting_but_the_folder():
     base = config_sha256(config_from_dict(BASE))
     assert config_sha256(config_from_dict({**BASE, "output_dir": "elsewhere"})) == base
-    for changes in (
-        {"seed": 1},
-        {"constraint": {"tau": 0.2}},
-        {"train": {"learning_rate": 0.1}},
-        {"lora": None},
-    ):
+    for changes in ({"seed": 1}, {"constraint": {"tau": 0.2}}, {"train": {"learning_rate": 0.1}}, {"lora": None}):
         assert config_sha256(config_from_dict({**BASE, **changes})) != base
 
 
 def test_writing_out_a_default_does_not_change_the_hash():
-    written = config_from_dict({**BASE, "constraint": {"beta": 10}, "filter": {}, "seed": 42})
+    written = config_from_dict({**BASE, "constraint": {"beta": 10}, "defense": {"rate": 0.3}, "seed": 42})
     assert config_sha256(written) == config_sha256(config_from_dict(BASE))
 
 

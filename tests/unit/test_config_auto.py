@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from holdfast.config import config_from_dict, config_sha256, load_config, resolved
-from holdfast.config.build import constraints, data_arguments, training_arguments
 from holdfast.core.errors import ConfigError
+from holdfast.runs.config import config_from_dict, config_sha256, load_config, resolved
+from holdfast.runs.config.resolve import constraints, data_arguments, training_arguments
 
 THREE = {"model": "owner/name", "task": "train.jsonl", "output_dir": "runs/first"}
 REFUSALS = {"prompts": ["task", "probes"], "keep": "refusals"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.config import config_from_dict, config_sha256, load_config, resolved
-from holdfast.config.build import data_arguments, training_arguments
-from holdfast.config.presets import PROTOCOLS
 from holdfast.core.errors import ConfigError
-from holdfast.protocol.roles import RoleSettings
+from holdfast.runs.config import config_from_dict, config_sha256, load_config, resolved
+from holdfast.runs.config.presets import PROTOCOLS
+from holdfast.runs.config.resolve import data_arguments, training_arguments
+from holdfast_lab.protocol.roles import RoleSettings
 
 NAMED = {"model": "owner/name", "task": {"name": "sst2", "poison_ratio": 0.5}, "output_dir": "out"}
 ALIGN = {"model": "owner/name", "task": {"role": "align"}, "defense": "sft", "output_dir": "out"}
@@ -158,7 +158,7 @@ def test_harmful_pairs_are_the_protocols_own_unless_given_and_read_only_where_ne
 
 @pytest.mark.parametrize("written", ["lisa", {"name": "lisa"}, {"name": "lisa", "rho": 0.5}], ids=str)
 def test_the_papers_constants_of_a_defense_come_with_the_preset(written):
-    from holdfast.defenses.lisa import Lisa
+    from holdfast_lab.defenses.lisa import Lisa
 
     found = config_from_dict({**NAMED, "preset": "paper", "defense": written}).defense.options
     mine = {"rho": 0.5} if isinstance(written, dict) and "rho" in written else {}
@@ -173,10 +173,10 @@ def test_the_papers_constants_of_one_defense_without_the_rest():
 
 
 def test_the_holdfast_preset_is_that_of_its_class():
-    from holdfast.config.presets import PAPER
     from holdfast.defenses.holdfast import Holdfast
+    from holdfast.runs.config.presets import PAPER
 
-    stated = {e.key.removeprefix("filter."): e.value for e in PAPER if e.key.startswith("filter.")}
+    stated = {e.key.removeprefix("defense."): e.value for e in PAPER if e.key.startswith("defense.")}
     assert stated == dict(Holdfast.paper)
 
 

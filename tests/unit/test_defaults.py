@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from holdfast.config import config_from_dict, load_config, resolved
-from holdfast.config.build import training_arguments
-from holdfast.config.fields import defaults, field_names
-from holdfast.config.presets import PRESETS
-from holdfast.config.safety_sets import SPELLED_OUT
-from holdfast.config.schema import LoraBlock, RunConfig
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError
-from holdfast.defaults import TABLE, default, train_defaults
+from holdfast.defaults import TABLE, block, constraint_defaults, default, train_defaults
+from holdfast.defenses.holdfast import Holdfast
+from holdfast.runs.config import config_from_dict, load_config, resolved
+from holdfast.runs.config.blocks import SPELLED_OUT
+from holdfast.runs.config.presets import PRESETS
+from holdfast.runs.config.problems import field_names
+from holdfast.runs.config.resolve import defaults, training_arguments
+from holdfast.runs.config.schema import LoraBlock, RunConfig
 from holdfast.screening.settings import AUTO, ScreeningSettings
-from holdfast.study.load import load_study
-from holdfast.study.protocol import align_settings, finetune_settings, load_protocol
-from holdfast.trainers.config import SafeSFTConfig
+from holdfast.training.config import SafeSFTConfig
+from holdfast_lab.study.load import load_study
+from holdfast_lab.study.protocol import align_settings, finetune_settings, load_protocol
 
 THREE = {"model": "owner/name", "task": "train.jsonl", "output_dir": "runs/first"}
 STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.yaml"))
@@ -44,6 +46,24 @@ def test_a_run_file_that_is_silent_gets_the_table_and_its_config_yaml_shows_it()
     arguments = training_arguments(config, elsewhere=True)
     assert {name: getattr(arguments, name) for name in train_defaults(full=False)} == train_defaults(full=False)
     assert arguments.get_warmup_steps(1000) == 1000 * default("train.warmup_steps")
+
+
+def test_the_page_about_run_files_spells_out_the_table():
+    page = (Path(__file__).parents[2] / "docs" / "run-file.md").read_text(encoding="utf-8")
+    short, whole = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[:2])
+    assert set(short) == set(THREE)
+    assert resolved(config_from_dict(whole)) == resolved(config_from_dict(short))
+    assert {"name": "holdfast", **block("defense")} == whole["defense"]
+    assert {**block("train"), **whole["train"]} == block("train")
+
+
+def test_python_and_evidence_read_the_table():
+    assert constraint_defaults(adapter=True)["unit"] == "kl_token"
+    unit = {"unit": "nll_token"}
+    assert constraint_defaults(adapter=False) == constraint_defaults(adapter=True) | unit
+    table = {name: value for name, value in constraint_defaults(adapter=True).items() if name != "unit"}
+    assert defaults(ChanceConstraint) | table == defaults(ChanceConstraint)
+    assert defaults(Holdfast.Config) == block("defense")
 
 
 def test_what_the_file_says_wins():
@@ -106,7 +126,7 @@ def test_a_studys_cells_train_with_the_protocol_alone(file):
 
 
 def test_cells_and_alignments_are_run_with_nothing_added(monkeypatch, tmp_path):
-    from holdfast.study import cell
+    from holdfast_lab.study import cell
 
     class SeenError(Exception):
         pass
@@ -117,7 +137,7 @@ def test_cells_and_alignments_are_run_with_nothing_added(monkeypatch, tmp_path):
         seen.append(config)
         raise SeenError
 
-    monkeypatch.setattr("holdfast.pipeline.run", note)
+    monkeypatch.setattr("holdfast.runs.pipeline.run", note)
     protocol = load_protocol("paper", {})
     node = {"protocol": protocol.model_dump(), "model": {"ref": "owner/base"}, "align": "sft"}
     with pytest.raises(SeenError):

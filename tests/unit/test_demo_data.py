@@ -7,14 +7,14 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from tools.demo_data import DATA_DIR, make
+from tools.demo_phrases import ORDINARY, TOPICS
 
 from holdfast.data.examples import prompt_text
 from holdfast.data.near_duplicates import matches
 from holdfast.demo.data import load_data
-from holdfast.demo.make_data import DATA_DIR, make
-from holdfast.demo.phrases import ORDINARY, TOPICS
 from holdfast.demo.settings import DemoSettings
-from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
+from holdfast.judging.reply_classes import ReplyClass, sort_reply
 
 DECLINED = ("probes", "poison", "test_probes")
 ASKED = ("ordinary", "test_ordinary")

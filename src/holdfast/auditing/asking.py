@@ -20,15 +20,19 @@ from typing import Any
 
 from holdfast.auditing.measure import Progress
 from holdfast.auditing.pair import Name, Pair
-from holdfast.certification.behaviour import UNSORTED
-from holdfast.constraint.completion import deterministic
+from holdfast.certification.behaviour import UNSORTED, Classes
+from holdfast.core.errors import CheckpointError
 from holdfast.core.hashing import sha256_file
 from holdfast.data.examples import Example
-from holdfast.evaluation.engines import BATCH_SIZE, Engine, open_engine
-from holdfast.evaluation.prompts import prompt_ids, require_room, require_sizes
-from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
-from holdfast.evaluation.store import read_replies, replies
+from holdfast.judging.engines import BATCH_SIZE, Engine, open_engine
+from holdfast.judging.prompts import prompt_ids, require_room, require_sizes
+from holdfast.judging.refusal_rules import RULES_REVISION
+from holdfast.judging.reply import Reply
+from holdfast.judging.reply_classes import ReplyClass, sort_reply
+from holdfast.judging.store import read_replies, replies
+from holdfast.records.certificate import CertificateRecord
+from holdfast.records.certificate_table import Table
+from holdfast.scoring.completion import deterministic
 
 logger = logging.getLogger(__name__)
 
@@ -85,29 +89,28 @@ class Asked:
     ) -> None:
         self.pair, self.examples, self.how, self.folder = pair, list(examples), how, folder
         self.engine = ""
-        self.found = 0
+        self.reused = 0
         self._reuse, self._own = reuse, set[Path]()
         self._passes, self._progress, self._finished = passes, progress, 0
 
     def require_room(self, name: Name) -> None:
         """Refuse prompts that are too long for their replies, while nothing is spent."""
-        with self._side(name) as (model, tokenizer):
-            prompts = prompt_ids(tokenizer, self.examples, self._template)
+        with self._on(name) as model:
+            prompts = prompt_ids(self.pair.tokenizers.of(name), self.examples, self._template)
             require_room(model, self.examples, prompts, self.how.max_new_tokens)
 
     def replies(self, name: Name) -> list[Reply]:
         """One reply a prompt, in order, as long as `max_new_tokens` allows."""
-        with self._side(name) as (model, tokenizer):
-            return self._pass(name, name, model, tokenizer, self.how.batch_size)
+        with self._on(name) as model:
+            return self._pass(name, name, model, self.how.batch_size)
 
     def classes(self, name: Name, *, again: bool = False) -> list[str]:
         """The class of every reply, in order; `again` asks in other batches and stores apart."""
         stored = "again" if again else name
         size = _other_batches(self.how.batch_size, len(self.examples)) if again else self.how.batch_size
-        with self._side(name) as (model, tokenizer):
-            first = self._pass(name, stored, model, tokenizer, size)
-            undecided = [i for i, reply in enumerate(first) if _undecided(reply)]
-            longer = self._longer(name, stored, model, tokenizer, size, undecided)
+        with self._on(name) as model:
+            first = self._pass(name, stored, model, size)
+            longer = self._longer(name, stored, model, size, [i for i, reply in enumerate(first) if _undecided(reply)])
         return [class_of(longer.get(i, reply)) for i, reply in enumerate(first)]
 
     def stored(self) -> dict[str, str]:
@@ -119,52 +122,46 @@ class Asked:
         return self.how.template
 
     @contextmanager
-    def _side(self, name: Name) -> Iterator[tuple[Any, Any]]:
-        pair = self.pair
-        tokenizer = pair.tokenizer_before if name == "before" else pair.tokenizer_after
-        keep = pair.together
-        with pair.on(name) as model, deterministic(model):
-            yield model, tokenizer
+    def _on(self, name: Name) -> Iterator[Any]:
+        keep = self.pair.together
+        with self.pair.on(name) as model, deterministic(model):
+            yield model
         if not keep:
             del model  # or it would still be held while the other one is loaded
-            pair.release(name)
+            self.pair.release(name)
 
-    def _pass(self, name: Name, stored: str, model: Any, tokenizer: Any, size: int) -> list[Reply]:
-        found = self._ask(name, stored, model, tokenizer, size, self.examples, self.how.max_new_tokens)
+    def _pass(self, name: Name, stored: str, model: Any, size: int) -> list[Reply]:
+        made = self._ask(name, stored, model, size, self.examples, self.how.max_new_tokens)
         self._finished += len(self.examples)
-        return found
+        return made
 
-    def _longer(
-        self, name: Name, stored: str, model: Any, tokenizer: Any, size: int, places: Sequence[int]
-    ) -> dict[int, Reply]:
+    def _longer(self, name: Name, stored: str, model: Any, size: int, places: Sequence[int]) -> dict[int, Reply]:
         """Longer replies by place; none where the model's positions leave no room for longer ones."""
         chosen = [self.examples[i] for i in places]
         if not chosen:
             return {}
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        widest = max(map(len, prompt_ids(tokenizer, chosen, self._template)))
+        widest = max(map(len, prompt_ids(self.pair.tokenizers.of(name), chosen, self._template)))
         length = self.how.longest if positions is None else min(self.how.longest, positions - widest)
         if length <= self.how.max_new_tokens:
             return {}
-        found = self._ask(name, f"{stored}.longer", model, tokenizer, size, chosen, length)
-        return dict(zip(places, found, strict=True))
+        made = self._ask(name, f"{stored}.longer", model, size, chosen, length)
+        return dict(zip(places, made, strict=True))
 
-    def _ask(
-        self, name: Name, stored: str, model: Any, tokenizer: Any, size: int, examples: list[Example], length: int
-    ) -> list[Reply]:
-        engine = open_engine("auto", model=model, tokenizer=tokenizer, batch_size=size, template=self._template)
+    def _ask(self, name: Name, stored: str, model: Any, size: int, examples: list[Example], length: int) -> list[Reply]:
+        pair = self.pair
+        engine = open_engine(
+            "auto", model=model, tokenizer=pair.tokenizers.of(name), batch_size=size, template=self._template
+        )
         self.engine = engine.name
-        side = self.pair.before if name == "before" else self.pair.after
-        strength = self.pair.strength if name == "after" else None
-        stored = stored if strength is None else f"{stored}-strength-{strength:g}"
+        strength = pair.strength if name == "after" else None
         header = {
-            "model_sha256": side.sha256, "tokenizer_sha256": self.pair.tokenizers.tokenizer_sha256,
-            "template_sha256": self.pair.tokenizers.template_sha256, "template": self.how.template,
-            "dtype": self.pair.asked_dtype, "device": self.pair.device.type, "batch_size": size,
-            "strength": strength,
+            "model_sha256": pair.ref(name).sha256, "tokenizer_sha256": pair.tokenizers.tokenizer_sha256,
+            "template_sha256": pair.tokenizers.template_sha256, "template": self.how.template,
+            "dtype": pair.asked_dtype, "device": pair.device.type, "batch_size": size, "strength": strength,
         }  # fmt: skip
         tell = self._telling() if examples is self.examples else None
-        place = self.folder / f"{stored}.jsonl"
+        place = self.folder / f"{stored if strength is None else f'{stored}-strength-{strength:g}'}.jsonl"
         if place.is_file() and place not in self._own:
             self._keep(place, engine, examples, length)
         made = replies(place, header, examples, engine, max_new_tokens=length, progress=tell)
@@ -174,11 +171,11 @@ class Asked:
     def _keep(self, place: Path, engine: Engine, examples: Sequence[Example], length: int) -> None:
         """Use the replies of an earlier start if those asked for again come out alike; otherwise remove them."""
         there = read_replies(place) if self._reuse and place.stat().st_size else {}
-        found = [example for example in examples if example.id in there]
-        chosen = random.SystemRandom().sample(found, min(ASKED_AGAIN, len(found)))
+        known = [example for example in examples if example.id in there]
+        chosen = random.SystemRandom().sample(known, min(ASKED_AGAIN, len(known)))
         fresh = [reply for batch in engine.generate(chosen, max_new_tokens=length) for reply in batch] if chosen else []
         differ = sum(class_of(reply) != class_of(there[reply.id]) for reply in fresh)
-        if differ or not found:
+        if differ or not known:
             if differ:
                 logger.warning(
                     "%s: %d of %d replies of an earlier start came out in another class: all are asked for anew",
@@ -186,7 +183,7 @@ class Asked:
                 )  # fmt: skip
             place.unlink()
             return
-        self.found += len(found)
+        self.reused += len(known)
 
     def _telling(self) -> Callable[[int], None] | None:
         progress, before, total = self._progress, self._finished, self._passes * len(self.examples)
@@ -204,5 +201,36 @@ def _undecided(reply: Reply) -> bool:
 
 def class_of(reply: Reply) -> str:
     """The class of a reply; a refusal that nobody saw the end of may have given in, so it is unsorted."""
-    found = sort_reply(reply.text, truncated=reply.truncated).reply_class
-    return UNSORTED if reply.truncated and found == ReplyClass.REFUSED else str(found)
+    sorted_as = sort_reply(reply.text, truncated=reply.truncated).reply_class
+    return UNSORTED if reply.truncated and sorted_as == ReplyClass.REFUSED else str(sorted_as)
+
+
+_RESTORE = "restore the folder of replies from where the certificate was issued, or certify again"
+
+
+def require_replies(record: CertificateRecord, table: Table, folder: Path) -> bool:
+    """Sort the stored replies of a certificate again; False where they are not beside it, or the rules are other ones.
+
+    Replies may be harmful, so a certificate is often passed on without them; its table then stands for them.
+    """
+    place, listed = folder / FOLDER, record.bound["replies_sha256"]
+    if not isinstance(listed, dict) or not place.is_dir():
+        return False
+    if set(listed) != {file.name for file in place.glob("*.jsonl")}:
+        raise CheckpointError(f"{place} holds other files of replies than the certificate lists", remedy=_RESTORE)
+    for name, expected in listed.items():
+        file = place / Path(name).name
+        if not file.is_file() or sha256_file(file) != expected:
+            raise CheckpointError(f"the replies {file} are missing or were changed", remedy=_RESTORE)
+    if not isinstance(table, Classes) or record.settings["replies"]["rules_revision"] != RULES_REVISION:
+        return False
+    for name, classes in (("before", table.before), ("again", table.again), ("after", table.after)):
+        final, longer = read_replies(place / f"{name}.jsonl"), place / f"{name}.longer.jsonl"
+        final |= read_replies(longer) if longer.is_file() else {}
+        if missing := [prompt for prompt in table.ids if prompt not in final]:
+            raise CheckpointError(f"{place}: no reply to {len(missing)} prompts in {name}.jsonl", remedy=_RESTORE)
+        if [class_of(final[prompt]) for prompt in table.ids] != list(classes):
+            raise CheckpointError(
+                f"the classes of the column {name} do not follow from the replies in {place}", remedy=_RESTORE
+            )
+    return True

@@ -6,40 +6,40 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.auditing.ahead import FIRST
+from holdfast.auditing.behaviour import Behaviour, behaviour_view, judge_record
 from holdfast.auditing.finishing import summary_of, write_audit
-from holdfast.auditing.judging import Judging
-from holdfast.auditing.looks import note_look, require_open
 from holdfast.auditing.measure import Progress, kl_wanted
 from holdfast.auditing.pair import Pair, open_pair
-from holdfast.auditing.parts import Parts
-from holdfast.auditing.result import Audit
+from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.tokenizers import Choice
+from holdfast.auditing.window_prefetcher import FIRST
 from holdfast.auditing.windows import Windows, measure_windows
+from holdfast.certification.claim import look_sha256
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.file_lock import locked
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import versions
 from holdfast.data.prompt_marks import prompt_marks
 from holdfast.data.stream import ExampleStream, Template, open_stream
-from holdfast.evaluation.judge import open_judge
-from holdfast.evaluation.on_policy import require_tau
+from holdfast.judging.judge import open_judge
+from holdfast.judging.on_policy import UNIT, require_tau
 from holdfast.models.handle import DType
+from holdfast.records.audit import Audit
 from holdfast.records.audit_table import SUMMARY_NAME, TABLE_NAME
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class How:
+class AuditOptions:
     """How an audit measures; everything here is part of what its figures are bound to.
 
     Attributes:
@@ -138,51 +138,62 @@ def audit(
     stream = open_stream(
         safety, columns=columns, template=template, split=split, subset=subset, revision=safety_revision
     )
-    place, texts = _ledger_and_marks(safety, ledger, stream, open_closed)
+    beside = default_ledger(str(safety)) if isinstance(safety, str | Path) else None
+    place = Path(ledger) if ledger is not None else beside
+    texts = {} if place is None else prompt_marks(stream)
+    if not open_closed:  # a ledger that is named does not hide what the one beside the data says is closed
+        _require_open({known for known in (place, beside) if known is not None}, texts)
     with open_pair(
         before, after, dtype=dtype, device=device, tokenizer=tokenizer, trust_remote_code=trust_remote_code,
         before_revision=before_revision, after_revision=after_revision, processing_class=processing_class,
     ) as pair:  # fmt: skip
-        how = How(
+        options = AuditOptions(
             max_length=max_length, kl=kl, batch_tokens=batch_tokens, max_new_tokens=max_new_tokens, harm_tau=harm_tau,
             judge=None if judge is None else open_judge(judge),
         )  # fmt: skip
         limit = constraint or ChanceConstraint()
         settings = {"template": template, "tokenizer": tokenizer, "max_length": max_length}
 
-        judged = Judging(how.judge, max_new_tokens) if how.judge is not None and how.judge.revision else None
-
         def enter() -> None:
             if place is not None:
-                note_look(
-                    Ledger(place), (pair.before.sha256, pair.after.sha256), texts, limit, settings, judged, harm_tau
-                )
+                _note_look(Ledger(place), pair, texts, limit, settings, options)
 
-        return audit_roles(pair, {"audit": stream}, limit, how, output, progress, enter)
+        return audit_roles(pair, {"audit": stream}, limit, options, output, progress, enter)
 
 
-def _ledger_and_marks(
-    safety: Any, ledger: str | Path | None, stream: ExampleStream, open_closed: bool
-) -> tuple[Path | None, dict[str, str]]:
-    """Where the look is entered, if anywhere, and the marks of the prompts; closed ones are refused unless asked for.
+def _require_open(ledgers: Collection[Path], texts: Mapping[str, str]) -> None:
+    """Refuse examples that are closed for the certification of a run: nothing could certify it after this audit."""
+    for share in (closed for place in ledgers for closed in Ledger(place).closed(list(texts), texts=texts)):
+        raise DataError(
+            f"{len(share.ids)} of {len(texts)} examples are closed for certification of {share.run}",
+            remedy=f"use `holdfast audit {share.run}`, which leaves them closed, or --open (open_closed=True) to spend "
+            "an opening",
+        )
 
-    A ledger that is named does not hide what the one beside the data says is closed.
+
+def _note_look(
+    ledger: Ledger, pair: Pair, texts: Mapping[str, str], limit: ChanceConstraint, settings: Mapping[str, Any],
+    options: AuditOptions,
+) -> None:  # fmt: skip
+    """Enter the look into the ledger of these prompts: another claim on them can no longer certify undeclared.
+
+    With a judge that a certificate could be bound to, the audit is a second look: at the on-policy regressions.
     """
-    beside = default_ledger(str(safety)) if isinstance(safety, str | Path) else None
-    place = Path(ledger) if ledger is not None else beside
-    if place is None:
-        return None, {}
-    texts = prompt_marks(stream)
-    if not open_closed:
-        require_open({known for known in (place, beside) if known is not None}, texts)
-    return place, texts
+    asked: list[tuple[str, float, Mapping[str, Any]]] = [(limit.unit, limit.tau, settings)]
+    if options.judge is not None and options.judge.revision:
+        judge = judge_record(options.judge, options.max_new_tokens)
+        asked.append((UNIT, options.harm_tau, {**settings, "judge": judge}))
+    for unit, tau, read in asked:
+        look = look_sha256(pair.before.sha256, pair.after.sha256, unit, tau, limit.alpha, limit.first_k, read)
+        ledger.record_look(look, list(texts), texts=texts)
+    logger.info("the look at these prompts is noted in %s", ledger.path)
 
 
 def audit_roles(
     pair: Pair,
     streams: Mapping[str, ExampleStream],
     constraint: ChanceConstraint,
-    how: How,
+    options: AuditOptions,
     output: str | Path | None = None,
     progress: Progress | None = None,
     enter: Callable[[], None] | None = None,
@@ -191,67 +202,52 @@ def audit_roles(
 
     `enter` is called when everything was checked and nothing is measured yet, so that an audit that is killed counts.
     """
-    kl = _kl(pair, constraint, how.kl)
-    windows = Windows(streams, pair, max_length=how.max_length)
-    binding = _binding(windows, constraint, how, kl)
+    pair.tokenizers.require_unit(constraint.unit)
+    kl = kl_wanted(pair, True if constraint.unit == "kl_token" else options.kl)
+    windows = Windows(streams, pair, max_length=options.max_length)
+    binding = _binding(windows, constraint, options, kl)
     started = time.monotonic()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else Path(output)
         stack.enter_context(locked(folder / SUMMARY_NAME))  # a second audit waits, then finds this one finished
-        found = _finished(folder, sha256_json(binding))
+        finished = _finished(folder, sha256_json(binding))
         if enter is not None:
             enter()
-        if found is not None:
-            return found
-        parts = Parts(folder, binding)
-        measure_windows(windows, parts, constraint, kl=kl, batch_tokens=how.batch_tokens, progress=progress)
-        verdicts, behaviour = _behaviour(pair, streams, how, progress)
+        if finished is not None:
+            return finished
+        parts = PartialResults(folder, binding)
+        measure_windows(windows, parts, constraint, kl=kl, batch_tokens=options.batch_tokens, progress=progress)
+        behaviour = None if options.judge is None else _behaviour(pair, streams, options, progress)
         pair.require_unchanged()
-        values = summary_of(pair, streams, constraint, windows, parts) | {"behaviour": behaviour}
-        values |= {"binding": parts.sha256, "versions": binding["versions"]}
-        values |= {"seconds": round(time.monotonic() - started, 3)}
-        write_audit(folder, values, windows, parts, constraint, verdicts)
+        values = summary_of(constraint, windows, parts)
+        values |= {
+            "behaviour": None if behaviour is None else behaviour.to_json(), "binding": parts.sha256,
+            "versions": binding["versions"], "seconds": round(time.monotonic() - started, 3),
+        }  # fmt: skip
+        write_audit(folder, values, windows, parts, constraint, behaviour)
         parts.remove()
-        found = Audit.load(folder)
-        return found if output is not None else replace(found, folder=None)
+        measured = Audit.load(folder)
+        return measured if output is not None else replace(measured, folder=None)
 
 
-def _kl(pair: Pair, constraint: ChanceConstraint, kl: bool | None) -> bool:
-    """Whether KL is measured; refuses units that the tokenizers leave undefined."""
-    if pair.tokenizers.own and constraint.unit != "nll_sum":
-        raise UnsupportedError(
-            f"unit {constraint.unit!r} is not defined across tokenizers: it is counted in tokens",
-            remedy="use unit nll_sum, or read both models with one tokenizer (tokenizer: before or after)",
-        )
-    if constraint.unit == "kl_token":
-        kl = True
-    return kl_wanted(pair, kl)
+def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptions, kl: bool) -> dict[str, Any]:
+    """Everything that the figures depend on.
 
-
-def _binding(windows: Windows, constraint: ChanceConstraint, how: How, kl: bool) -> dict[str, Any]:
-    """Everything that the figures depend on."""
+    A judge without a revision, such as a plain function, may have changed since: it never matches an earlier audit.
+    """
     pair, streams = windows.pair, windows.streams
+    judge = None if options.judge is None else open_judge(options.judge)
     return {
         "before": pair.before.sha256, "after": pair.after.sha256, "mode": pair.mode, "dtype": pair.asked_dtype,
         "device": pair.device.type, "tokenizer": pair.tokenizers.tokenizer_sha256,
         "template": pair.tokenizers.template_sha256, "chat": {role: s.chat for role, s in streams.items()},
         "data": {role: stream.sha256 for role, stream in streams.items()}, "unit": constraint.unit,
         "tau": constraint.tau, "alpha": constraint.alpha, "first_k": constraint.first_k,
-        "max_length": how.max_length, "kl": kl, "batch_tokens": how.batch_tokens, "window": [FIRST, windows.size],
-        "judge": _judge(how.judge), "versions": versions(),
-        "max_new_tokens": how.max_new_tokens if how.judge else None,
-    } | ({"harm_tau": how.harm_tau} if how.judge else {})  # fmt: skip
-
-
-def _judge(judge: Any) -> list[str] | None:
-    """The judge's name and revision; an unknown one is refused before anything is measured.
-
-    A judge without a revision, such as a plain function, may have changed since: it never matches an earlier audit.
-    """
-    if judge is None:
-        return None
-    found = open_judge(judge)
-    return [found.name, found.revision or uuid.uuid4().hex]
+        "max_length": options.max_length, "kl": kl, "batch_tokens": options.batch_tokens,
+        "window": [FIRST, windows.size], "versions": versions(),
+        "judge": None if judge is None else [judge.name, judge.revision or uuid.uuid4().hex],
+        "max_new_tokens": options.max_new_tokens if judge else None,
+    } | ({"harm_tau": options.harm_tau} if judge else {})  # fmt: skip
 
 
 def _finished(folder: Path, binding: str) -> Audit | None:
@@ -259,30 +255,24 @@ def _finished(folder: Path, binding: str) -> Audit | None:
     place = folder / SUMMARY_NAME
     if not place.exists() and not (folder / TABLE_NAME).exists():
         return None
-    if place.exists() and (found := Audit.load(folder)).binding == binding:
+    if place.exists() and (stored := Audit.load(folder)).binding == binding:
         logger.info("this audit is finished already: %s", folder)
-        return found
+        return stored
     raise ConfigError(
         f"{folder} holds the audit of other models, data or settings", remedy="name another folder (--output, output=)"
     )
 
 
 def _behaviour(
-    pair: Pair, streams: Mapping[str, ExampleStream], how: How, progress: Progress | None
-) -> tuple[Any, dict[str, Any] | None]:
-    if how.judge is None:
-        return None, None
-    from holdfast.auditing.behaviour import behaviour_view
-
+    pair: Pair, streams: Mapping[str, ExampleStream], options: AuditOptions, progress: Progress | None
+) -> Behaviour:
     examples = [example for stream in streams.values() for example in stream]
-    template: Template = "chat" if any(stream.chat for stream in streams.values()) else "none"
 
     def replied(side: str, done: int) -> None:
         if progress is not None:
             progress(done + (len(examples) if side == "after" else 0), 2 * len(examples))
 
-    seen = behaviour_view(
-        pair, examples, how.judge, max_new_tokens=how.max_new_tokens, tau=how.harm_tau, template=template,
-        progress=replied,
+    return behaviour_view(
+        pair, examples, options.judge, max_new_tokens=options.max_new_tokens, tau=options.harm_tau,
+        template="chat" if any(stream.chat for stream in streams.values()) else "none", progress=replied,
     )  # fmt: skip
-    return seen, seen.to_json()

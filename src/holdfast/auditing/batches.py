@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from holdfast.constraint.completion import TOKEN_CHUNK, causal_lm
 from holdfast.core.errors import ResourceError
 from holdfast.core.seeding import generator
+from holdfast.models.library_errors import out_of_memory
+from holdfast.scoring.completion import TOKEN_CHUNK, causal_lm
 
 CPU_TOKENS = 4096
 FEWEST_TOKENS, MOST_TOKENS = 512, 131072  # at most: fewer batches are fewer launches, which a small model waits for
@@ -38,12 +39,11 @@ def batches(lengths: Sequence[int], budget: int, *, even: bool = True) -> list[l
 
 def _starts(widths: Sequence[int], budget: int) -> list[int]:
     """Where batches of falling widths begin when each takes what the budget allows, and one row at least."""
-    found: list[int] = []
-    start = 0
+    starts, start = [], 0
     while start < len(widths):
-        found.append(start)
+        starts.append(start)
         start += max(1, budget // widths[start])
-    return found
+    return starts
 
 
 def shuffled_batches(lengths: Sequence[int], budget: int, seed: int) -> list[list[int]]:
@@ -83,8 +83,7 @@ def smaller_budget(error: RuntimeError, budget: int, *, rows: int) -> int:
     Raises:
         ResourceError: the batch that failed had a single row.
     """
-    # CPU allocations fail with a plain RuntimeError.
-    if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+    if not out_of_memory(error):
         raise error
     if rows == 1:
         raise ResourceError(

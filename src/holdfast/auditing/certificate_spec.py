@@ -11,13 +11,13 @@ from holdfast.auditing.pair import Pair, open_pair
 from holdfast.certification.arguments import confidence_level, count
 from holdfast.certification.behaviour import BETWEEN, Claimed
 from holdfast.certification.claim import JUDGE, Claim
-from holdfast.certification.record import KINDS, WAYS
-from holdfast.certification.sentence import words_of
+from holdfast.certification.statement import words_of
 from holdfast.certification.terms import Terms
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.hashing import sha256_json
 from holdfast.core.registry import nearest
+from holdfast.records.certificate import KINDS, WAYS
 
 CLAIMED = ("template", "tokenizer", "max_length", "dtype")  # settings that change a degradation
 MEASURED = (JUDGE, "replies", "log")  # how replies were made, judged or sorted
@@ -54,8 +54,8 @@ class Setup:
 
     def to_json(self) -> dict[str, Any]:
         """What the certificate records: all but the device."""
-        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "device"}
-        return found | {"reading": dict(self.reading)}
+        recorded = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "device"}
+        return recorded | {"reading": dict(self.reading)}
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,8 @@ class CertificateSpec:
         Raises:
             ConfigError: the two are the same model, of which nothing can regress.
         """
-        choice: Any = self.setup.tokenizer
-        dtype: Any = self.setup.dtype
-        pair = open_pair(
-            self.before, self.after, dtype=dtype, device=self.setup.device, tokenizer=choice,
-            trust_remote_code=self.setup.trust_remote_code, before_revision=self.setup.before_revision,
-            after_revision=self.setup.after_revision,
-        )  # fmt: skip
+        names = ("dtype", "device", "tokenizer", "trust_remote_code", "before_revision", "after_revision")
+        pair = open_pair(self.before, self.after, **{name: getattr(self.setup, name) for name in names})
         if pair.before.sha256 == pair.after.sha256:
             raise ConfigError(
                 f"before ({self.before}) and after ({self.after}) are the same model, sha256 {pair.before.sha256}: "
@@ -141,12 +136,9 @@ class CertificateSpec:
         return pair
 
     def claim(
-        self,
-        before_sha256: str,
-        after_sha256: str,
-        categories: Mapping[str, str | None],
+        self, before_sha256: str, after_sha256: str, categories: Mapping[str, str | None],
         keep: Mapping[str, str] | None = None,
-    ) -> Claim:
+    ) -> Claim:  # fmt: skip
         """The claim that an opening is entered under; `categories` and `keep` by the prompts' ids."""
         return Claim(
             before_sha256=before_sha256, after_sha256=after_sha256, unit=self.unit, tau=self.tau,
@@ -167,22 +159,16 @@ class CertificateSpec:
 
 
 def claimed_settings(
-    settings: Mapping[str, Any],
-    *,
-    pool: int | None,
-    drawn: str,
-    max_weight: int | None,
-    claims: Sequence[Claimed],
-    categories: Mapping[str, str | None] | None,
-    keep: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
+    settings: Mapping[str, Any], *, pool: int | None, drawn: str, max_weight: int | None, claims: Sequence[Claimed],
+    categories: Mapping[str, str | None] | None, keep: Mapping[str, str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The settings that make a claim another one: what changes a degradation or the test.
 
     Categories, and what the set of a prompt keeps, are no part of a prompt's id, so that sorting prompts into others
     would else be the same claim.
     """
-    found = {name: settings[name] for name in CLAIMED} | {"pool": pool, "drawn": drawn, "max_weight": max_weight}
-    found |= {name: settings[name] for name in MEASURED if name in settings}
-    found |= {"claims": [one.unit for one in claims]}
-    found |= {} if keep is None else {"keep": sha256_json(sorted(keep.items()))}
-    return found if categories is None else found | {"categories": sha256_json(sorted(categories.items()))}
+    decisive = {name: settings[name] for name in CLAIMED} | {"pool": pool, "drawn": drawn, "max_weight": max_weight}
+    decisive |= {name: settings[name] for name in MEASURED if name in settings}
+    decisive |= {"claims": [claim.unit for claim in claims]}
+    hashed = {"keep": keep, "categories": categories}
+    return decisive | {name: sha256_json(sorted(by_id.items())) for name, by_id in hashed.items() if by_id is not None}

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from holdfast.certification.terms import Terms, require_enough
 from holdfast.core.errors import DataError, HoldfastError
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
 from holdfast.data.examples import Example, as_chat, normalise, prompt_text, searchable_texts, uniform
 from holdfast.data.near_duplicates import clusters
 from holdfast.data.prompt_marks import prompt_marks
-from holdfast.data.prompts import prompt_key
-from holdfast.data.prompts import read_prompts as prompts_alone
-from holdfast.data.sources import read_examples
+from holdfast.data.sources import prompt_key, read_examples
+from holdfast.data.sources import read_prompts as prompts_alone
 from holdfast.data.split_record import RECORD_NAME, load_record
 from holdfast.data.splits import require_unseen
 from holdfast.records.yaml_file import read_yaml
@@ -55,17 +56,20 @@ class Prompts:
         """By id, what the prompt is recognised by in the ledger of openings."""
         return prompt_marks(self.examples)
 
-    def per_category(self, drawn: str = "groups") -> dict[str, int]:
-        """Units of each category: groups of near-duplicates, or prompts that were drawn one by one."""
-        return units_per_category(self.categories, self.cluster, drawn)
-
 
 def units_per_category(categories: Sequence[str | None], labels: Sequence[int], drawn: str) -> dict[str, int]:
     """Groups of each category, or its prompts where these were drawn one by one."""
-    found: dict[str, list[int]] = {}
+    by_category: dict[str, list[int]] = {}
     for category, label in zip(categories, labels, strict=True):
-        found.setdefault(str(category), []).append(label)
-    return {name: len(own if drawn == "rows" else set(own)) for name, own in sorted(found.items())}
+        by_category.setdefault(str(category), []).append(label)
+    return {name: len(own if drawn == "rows" else set(own)) for name, own in sorted(by_category.items())}
+
+
+def require_enough_rows(terms: Terms, labels: Sequence[int], per_category: Mapping[str, int] | None) -> None:
+    """Refuse prompts, given by the labels of their groups, too few to certify even without a regression."""
+    sizes = list(Counter(labels).values())
+    units = len(labels) if terms.kind == "finite_pool" or terms.drawn == "rows" else len(sizes)
+    require_enough(terms, units, per_category if terms.kind == "per_category" else None, sizes=sizes)
 
 
 @dataclass(frozen=True)
@@ -89,10 +93,8 @@ def read_prompts(
     """Read the prompts of a certificate.
 
     Args:
-        safety: a file or hub data set, or the examples of a split, which came from `source`.
-        source: where given examples came from; bound by its content.
+        safety: a file or hub data set, or examples that came from `source`, which is bound by its content.
         reading: options of `read_examples`.
-        template: `chat` turns prompt/completion rows into one user and one assistant turn; `none` leaves them.
         sequential: keep the order of the file.
         replies: the prompts are replied to: completions are not looked at, and the same prompt counts once.
 
@@ -100,13 +102,13 @@ def read_prompts(
         DataError: the source is missing, empty or malformed, or has a text example under a chat template.
     """
     if isinstance(safety, str):
-        source, found = safety, (prompts_alone if replies else read_examples)(safety, **dict(reading or {}))
+        source, given = safety, (prompts_alone if replies else read_examples)(safety, **dict(reading or {}))
     else:
-        found = list(safety)
-    if not found:
+        given = list(safety)
+    if not given:
         raise DataError("there are no prompts to certify on", remedy="give the certify share a fraction above 0")
     first: dict[str, Example] = {}
-    for example in found:
+    for example in given:
         first.setdefault(prompt_key(example) if replies else example.id, example)
     unique = list(first.values())
     if not sequential:
@@ -127,9 +129,6 @@ def require_not_steering(examples: Sequence[Example], after: str | Path) -> None
     """Refuse prompts that steered or watched the run whose folder holds `after`; a copy elsewhere is not known.
 
     An id counts the completion in, so prompts are compared by their texts too, where the run's data is still there.
-
-    Raises:
-        DataError: with the count.
     """
     run = Path(after).expanduser().resolve().parent
     if not (run / "config.yaml").is_file():
@@ -160,23 +159,11 @@ def _texts_of(run: Path, name: str, ids: set[str]) -> set[str]:
 
 
 def require_no_leak(examples: Sequence[Example], train_data: Sequence[str], reading: Mapping[str, Any]) -> Leakage:
-    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts.
-
-    Args:
-        train_data: files or hub data sets; none means that nothing can be checked.
-        reading: options of the safety data; its column names are tried where the known ones are not there.
-
-    Raises:
-        DataError: a prompt was found; ids are named.
-    """
+    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts."""
     if not train_data:
         return Leakage(checked=False, against=None, prompts=0)
-    texts = [
-        text
-        for source in train_data
-        for example in _training_rows(source, reading)
-        for text in searchable_texts(example)
-    ]
+    rows = [example for source in train_data for example in _training_rows(source, reading)]
+    texts = [text for example in rows for text in searchable_texts(example)]
     try:
         require_unseen(examples, texts)
     except DataError as error:
@@ -188,10 +175,9 @@ def require_no_leak(examples: Sequence[Example], train_data: Sequence[str], read
 
 
 def _training_rows(source: str, reading: Mapping[str, Any]) -> list[Example]:
-    columns = reading.get("columns")
     try:
         return read_examples(source)
     except DataError:
-        if not columns:
+        if not reading.get("columns"):
             raise
-        return read_examples(source, columns=columns)
+        return read_examples(source, columns=reading["columns"])

@@ -13,14 +13,15 @@ from holdfast.auditing.certify_prompts import Leakage, Prompts
 from holdfast.auditing.measures import Measure
 from holdfast.auditing.pair import Pair
 from holdfast.auditing.strength import strength_folder, write_strength
+from holdfast.certification.behaviour import assessed
 from holdfast.certification.openings import Ledger, Opening
-from holdfast.certification.record import TABLE_NAME, CertificateRecord
-from holdfast.certification.sentence import assessed, named_statement
+from holdfast.certification.statement import named_statement
 from holdfast.certification.terms import Terms
 from holdfast.constraint.chance import NOISE_MARGIN
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.models.content import content_of
+from holdfast.records.certificate import TABLE_NAME, CertificateRecord
 from holdfast.records.certificate_table import Table, write_table
 from holdfast.screening.certify_share import CertifyShare
 
@@ -61,7 +62,7 @@ class Evidence:
 
 def issue(evidence: Evidence, output: Path, *, notes: Sequence[str] = ()) -> CertificateRecord:
     """Write the adapter of a strength search, then the table, and last the certificate."""
-    spec, terms, pair = evidence.spec, evidence.terms, evidence.pair
+    spec, terms, pair, sources = evidence.spec, evidence.terms, evidence.pair, evidence.sources
     facts = evidence.measure.facts(pair)
     found = assessed(evidence.table, terms, spec.claims)
     after, after_sha256 = place_of(spec.after), pair.after.sha256
@@ -73,59 +74,69 @@ def issue(evidence: Evidence, output: Path, *, notes: Sequence[str] = ()) -> Cer
             write_strength(pair, chosen, folder)
             after = found["strength"]["adapter"] = str(folder.resolve())
             after_sha256 = content_of(folder, trust_remote_code=spec.setup.trust_remote_code).sha256
-    replies, splits = facts.pop("replies_sha256", None), evidence.sources.splits
+    replies, splits = facts.pop("replies_sha256", None), sources.splits
     if found["behaviour"] is not None:
-        found["behaviour"] |= facts | _asked(spec)
-    bound = {
-        "data_sha256": evidence.prompts.data_sha256, "split_sha256": evidence.entry.split_sha256,
-        "table_sha256": write_table(output / TABLE_NAME, evidence.table, terms.tau),
-        "before_sha256": pair.before.sha256, "after_sha256": after_sha256, "reference_sha256": pair.before.sha256,
-        "tokenizer_sha256": pair.tokenizers.tokenizer_sha256, "template_sha256": pair.tokenizers.template_sha256,
-        "splits_sha256": None if splits is None else sha256_file(splits), "replies_sha256": replies,
+        how = spec.measured["replies"]
+        found["behaviour"] |= facts | {
+            "rules": {"name": how["rules"], "revision": how["rules_revision"]},
+            "max_new_tokens": how["max_new_tokens"], "longest": how["longest"],
+        }  # fmt: skip
+    found["screening"] = None if sources.share is None else sources.share.block()
+    return write_record(
+        spec, terms, evidence.entry, sources.ledger, evidence.table, found, output,
+        models={"before": str(spec.before), "after": str(spec.after)},
+        places={
+            "before": place_of(spec.before), "after": after,
+            "prompts": None if sources.prompts is None else place_of(sources.prompts),
+            "splits": None if splits is None else str(splits.resolve()),
+        },
+        bound={
+            "data_sha256": evidence.prompts.data_sha256, "before_sha256": pair.before.sha256,
+            "after_sha256": after_sha256, "tokenizer_sha256": pair.tokenizers.tokenizer_sha256,
+            "template_sha256": pair.tokenizers.template_sha256,
+            "splits_sha256": None if splits is None else sha256_file(splits), "replies_sha256": replies,
+        },
+        leakage=sources.leakage, noise=evidence.measure.noise,
+        assumptions=[*assumptions(evidence), *evidence.measure.notes(), *notes],
+    )  # fmt: skip
+
+
+def write_record(
+    spec: CertificateSpec,
+    terms: Terms,
+    entry: Opening,
+    ledger: Path,
+    table: Table,
+    found: dict[str, Any],
+    output: Path,
+    *,
+    models: dict[str, Any],
+    places: dict[str, Any],
+    bound: dict[str, Any],
+    leakage: Leakage,
+    assumptions: list[str],
+    noise: float = 0.0,
+) -> CertificateRecord:
+    """Write the table and the certificate of what `assessed` found in it."""
+    bound |= {
+        "split_sha256": entry.split_sha256, "table_sha256": write_table(output / TABLE_NAME, table, terms.tau),
+        "reference_sha256": bound["before_sha256"],
     }  # fmt: skip
-    models = {"before": str(spec.before), "after": str(spec.after)}
-    share = evidence.sources.share
-    found["screening"] = None if share is None else share.block()
     found["statement"] = named_statement(
-        found["statement"], spec.by, models, bound, found["behaviour"], found["screening"]
+        found["statement"], spec.by, models, bound, found["behaviour"], found.get("screening")
     )
     record = CertificateRecord(
         by=spec.by, kind=terms.kind, alpha=terms.alpha, tau=terms.tau, unit=spec.unit,
         first_k=int(spec.constraint.first_k), confidence=terms.confidence, pool=terms.pool, models=models,
-        openings=_opening(evidence), bound=bound,
-        places={
-            "before": place_of(spec.before), "after": after, "table": TABLE_NAME,
-            "prompts": None if evidence.sources.prompts is None else place_of(evidence.sources.prompts),
-            "splits": None if splits is None else str(splits.resolve()),
+        openings={
+            "declared": entry.declared, "this": entry.number, "ledger": str(ledger.resolve()), "claim": entry.claim,
         },
-        leakage=asdict(evidence.sources.leakage), settings=spec.settings, noise_floor=evidence.measure.noise,
-        assumptions=[*assumptions(evidence), *evidence.measure.notes(), *notes],
-        versions=versions(), commit=commit(), hardware=hardware(),
+        bound=bound, places=places | {"table": TABLE_NAME}, leakage=asdict(leakage), settings=spec.settings,
+        noise_floor=noise, assumptions=assumptions, versions=versions(), commit=commit(), hardware=hardware(),
         made=datetime.now(UTC).isoformat(timespec="seconds"), **found,
     )  # fmt: skip
     record.save(output)
     return record
-
-
-def _asked(spec: CertificateSpec) -> dict[str, Any]:
-    """How a behaviour certificate's replies were made and sorted."""
-    how = spec.measured["replies"]
-    return {
-        "rules": {"name": how["rules"], "revision": how["rules_revision"]},
-        "max_new_tokens": how["max_new_tokens"],
-        "longest": how["longest"],
-    }
-
-
-def _opening(evidence: Evidence) -> dict[str, Any]:
-    """The ledger's entry as the certificate shows it."""
-    entry = evidence.entry
-    return {
-        "declared": entry.declared,
-        "this": entry.number,
-        "ledger": str(evidence.sources.ledger.resolve()),
-        "claim": entry.claim,
-    }
 
 
 def place_of(ref: str | Path) -> str:

@@ -6,31 +6,25 @@ are bound by their bytes. Which models made them is what the logs say.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from holdfast.auditing.certificate_spec import CertificateSpec
-from holdfast.auditing.certify_prompts import Leakage, units_per_category
-from holdfast.auditing.issuing import drawn_words, place_of
-from holdfast.certification.behaviour import KEPT, LOST
-from holdfast.certification.enough import require_categories, require_enough
+from holdfast.auditing.certify_prompts import Leakage, require_enough_rows, units_per_category
+from holdfast.auditing.issuing import drawn_words, place_of, write_record
+from holdfast.certification.behaviour import KEPT, LOST, assessed
 from holdfast.certification.openings import Ledger, default_ledger
-from holdfast.certification.record import FILE_NAME, TABLE_NAME, CertificateRecord
-from holdfast.certification.sentence import assessed, named_statement
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.terms import Rows, Terms, require_categories
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError
 from holdfast.core.hashing import sha256_json, sha256_text
-from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import normalise
 from holdfast.data.near_duplicates import clusters
-from holdfast.evaluation.logs.paired import PairedOutcomes, paired_outcomes
-from holdfast.records.certificate_table import outcome_lines, write_table
+from holdfast.judging.logs.paired import PairedOutcomes, paired_outcomes
+from holdfast.records.certificate import FILE_NAME, CertificateRecord
+from holdfast.records.certificate_table import outcome_lines
 
 _READ = ("score", "threshold", "epochs")  # how a log's samples pass
 
@@ -84,37 +78,22 @@ def certify_logs(
     entry = book.open(claim, ids, declared=openings, label=str(output), texts=texts)
     terms = spec.terms(entry.declared)
     book.settle(claim.sha256, ids, outcome_lines(table, terms.tau))
-    found = assessed(table, terms, spec.claims)
-    logs = {"before": pairs.log_before.sha256, "after": pairs.log_after.sha256}
-    bound = {
-        "data_sha256": _data_sha256(pairs), "split_sha256": entry.split_sha256,
-        "table_sha256": write_table(output / TABLE_NAME, table, terms.tau),
-        "before_sha256": logs["before"], "after_sha256": logs["after"], "reference_sha256": logs["before"],
-        "tokenizer_sha256": "", "template_sha256": "", "splits_sha256": None, "replies_sha256": None,
-    }  # fmt: skip
-    models = {"before": _name(pairs, "before"), "after": _name(pairs, "after")}
-    found["statement"] = named_statement(found["statement"], spec.by, models, bound, None)
-    opening = {"declared": entry.declared, "this": entry.number, "ledger": str(book.path.resolve())}
-    record = CertificateRecord(
-        by=spec.by, kind=kind, alpha=terms.alpha, tau=terms.tau, unit=spec.unit, first_k=int(spec.constraint.first_k),
-        confidence=terms.confidence, pool=None, models=models, openings=opening | {"claim": entry.claim}, bound=bound,
-        places={
-            "before": place_of(before), "after": place_of(after), "table": TABLE_NAME, "prompts": None, "splits": None,
+    logs = {"before": pairs.log_before, "after": pairs.log_after}
+    named = {side: f"{log.model or 'a model that the log does not name'} in {log.file}" for side, log in logs.items()}
+    return write_record(
+        spec, terms, entry, book.path, table, assessed(table, terms, spec.claims), output, models=named,
+        places={"before": place_of(before), "after": place_of(after), "prompts": None, "splits": None},
+        bound={
+            "data_sha256": _data_sha256(pairs), "before_sha256": logs["before"].sha256,
+            "after_sha256": logs["after"].sha256, "tokenizer_sha256": "", "template_sha256": "",
+            "splits_sha256": None, "replies_sha256": None,
         },
-        leakage=asdict(Leakage(checked=False, against=None, prompts=0)), settings=spec.settings, noise_floor=0.0,
-        assumptions=_assumptions(terms, pairs), versions=versions(), commit=commit(), hardware=hardware(),
-        made=datetime.now(UTC).isoformat(timespec="seconds"), **found,
+        leakage=Leakage(checked=False, against=None, prompts=0), assumptions=_assumptions(terms, pairs),
     )  # fmt: skip
-    record.save(output)
-    return record
 
 
 def require_logs(record: CertificateRecord, table: Rows, before: Path, after: Path) -> list[str]:
-    """Pair the logs again and compare; returns the ids of all samples.
-
-    Raises:
-        CheckpointError: a log was changed, or the table is not what the logs say.
-    """
+    """Pair the logs again and compare; returns the ids of all samples."""
     how = record.settings["log"]
     pairs = paired_outcomes(before, after, how["score"], threshold=how["threshold"], epochs=how["epochs"])
     for side, log in (("before", pairs.log_before), ("after", pairs.log_after)):
@@ -148,23 +127,19 @@ def counted(pairs: PairedOutcomes) -> Rows:
     chosen = [i for i, sample in enumerate(pairs.samples) if sample.before]
     ids = sample_ids(pairs)
     return Rows(
-        ids=[ids[i] for i in chosen],
-        degradation=np.array([LOST if pairs.samples[i].regressed else KEPT for i in chosen], dtype=np.float64),
-        cluster=np.array([labels[i] for i in chosen], dtype=np.int64),
-        category=[pairs.samples[i].category for i in chosen],
-        strength=np.full(len(chosen), np.nan),
-    )
+        [ids[i] for i in chosen], np.array([LOST if pairs.samples[i].regressed else KEPT for i in chosen]),
+        np.array([labels[i] for i in chosen], dtype=np.int64), [pairs.samples[i].category for i in chosen],
+        np.full(len(chosen), np.nan),
+    )  # fmt: skip
 
 
 def _require_enough(terms: Terms, table: Rows, pairs: PairedOutcomes) -> None:
-    sizes = list(Counter(table.cluster.tolist()).values())
-    units = len(table.ids) if terms.drawn == "rows" else len(sizes)
-    categories = units_per_category(table.category, table.cluster.tolist(), terms.drawn)
+    labels = table.cluster.tolist()
     try:
-        require_enough(terms, units, categories if terms.kind == "per_category" else None, sizes=sizes)
+        require_enough_rows(terms, labels, units_per_category(table.category, labels, terms.drawn))
     except InfeasibleError as error:
         raise InfeasibleError(
-            f"{pairs.passed_before} of {pairs.n} samples passed in the log before, in {len(sizes)} groups of "
+            f"{pairs.passed_before} of {pairs.n} samples passed in the log before, in {len(set(labels))} groups of "
             f"near-duplicates: {error.what}",
             remedy="use logs with more samples; `holdfast plan` says how many",
         ) from error
@@ -172,11 +147,6 @@ def _require_enough(terms: Terms, table: Rows, pairs: PairedOutcomes) -> None:
 
 def _data_sha256(pairs: PairedOutcomes) -> str:
     return sha256_json(sorted(sample.content_sha256 for sample in pairs.samples))
-
-
-def _name(pairs: PairedOutcomes, side: str) -> str:
-    log = pairs.log_before if side == "before" else pairs.log_after
-    return f"{log.model or 'a model that the log does not name'} in {log.file}"
 
 
 def _assumptions(terms: Terms, pairs: PairedOutcomes) -> list[str]:

@@ -15,12 +15,12 @@ from holdfast.auditing.batches import batches, smaller_budget, token_budget
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.scoring import losses_and_kl, needs_mask
 from holdfast.constraint.chance import UNITS
-from holdfast.constraint.completion import causal_lm, deterministic
-from holdfast.constraint.scoring import Batch, States, losses_of
-from holdfast.constraint.transfer import OnHost
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.registry import nearest
 from holdfast.data.encode import Encoded
+from holdfast.scoring.batch import Batch, States, losses_of
+from holdfast.scoring.completion import causal_lm, deterministic
+from holdfast.scoring.transfer import OnHost
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]
@@ -92,6 +92,34 @@ class Measurer:
         """Whether a batch goes through both models before the next one is made."""
         return (self.pair.together or self.kl) and not self.pair.tokenizers.own
 
+    @property
+    def budget(self) -> int:
+        """Padded tokens a batch."""
+        if self.batch_tokens is None:
+            self.batch_tokens = token_budget(self.pair.models[-1], self.pair.device)
+        return self.batch_tokens
+
+    def batch(self, rows: Sequence[Encoded], side: Name) -> Batch:
+        """Rows as a model takes them."""
+        pad, device = self.pair.tokenizers.of(side).pad_token_id, self.pair.device
+        return Batch.of(rows, pad_token_id=pad, first_k=self.first_k, device=device, masked=self.masked)
+
+    def check(self, name: PassName, example: Encoded) -> None:
+        """Refuse models whose own logits are not what we compute, and see whether they need an attention mask.
+
+        Where both share their base, `after` has all that `before` has.
+        """
+        sides: tuple[Name, ...] = (name,) if name != "both" else NAMES[-1:] if self.pair.switchable else NAMES
+        needs = []
+        for side in sides:
+            pad = self.pair.tokenizers.of(side).pad_token_id
+            try:
+                with self.pair.on(side) as model, deterministic(model):
+                    needs.append(needs_mask(model, example, pad, self.pair.device))
+            except RuntimeError as error:
+                smaller_budget(error, len(example.input_ids), rows=1)
+        self.masked = any(needs)
+
     def launch(
         self, name: PassName, encoded: Sequence[Encoded], count: Count | None = None, gap: Gap | None = None
     ) -> Collect:
@@ -99,127 +127,97 @@ class Measurer:
 
         Under `both` each batch goes through both models: losses of both, and the KL. Otherwise losses of one.
         """
-        return self._both(encoded, count, gap) if name == "both" else self._side(name, encoded, count, gap)
-
-    def _both(self, encoded: Sequence[Encoded], count: Count | None, gap: Gap | None) -> Collect:
-        pair = self.pair
-        pair.hold()
+        if name != "both":
+            return Launch(self, (name,), encoded).finish(count, gap).columns
+        self.pair.hold()
         if self.kl:
-            _require_one_vocabulary(pair)
-        if pair.mode == "one model":
-            one = self._side("before", encoded, count, gap)
+            _require_one_vocabulary(self.pair)
+        if self.pair.mode != "one model":
+            return Launch(self, NAMES, encoded).finish(count, gap).columns
+        once = Launch(self, ("before",), encoded).finish(count, gap)
 
-            def twice() -> dict[str, Array]:
-                found = one()
-                zero = {"kl": np.zeros(len(encoded))} if self.kl else {}
-                return found | {f"{k.removesuffix('_before')}_after": v for k, v in found.items()} | zero
+        def twice() -> dict[str, Array]:
+            before = once.columns()
+            after = {f"{key.removesuffix('_before')}_after": column for key, column in before.items()}
+            return before | after | ({"kl": np.zeros(len(encoded))} if self.kl else {})
 
-            return twice
+        return twice
 
-        def run(batch: Batch, done: Gap) -> Tensor:
-            with pair.on("before") as model:
-                before = States.of(model, batch) if self.kl else losses_of(model, batch)
-            done(0.5)
-            with pair.on("after") as model:
-                after = States.of(model, batch) if self.kl else losses_of(model, batch)
-            done(1.0)  # before the head: a forward keeps the device longer, and the head is then launched in its time
-            if isinstance(before, Tensor) or isinstance(after, Tensor):
-                return torch.cat([before, after])  # type: ignore[list-item]
-            return losses_and_kl(before, after, batch)
 
-        with ExitStack() as stack:
-            for model in pair.models:
-                stack.enter_context(deterministic(model))
-            rows = self._over(encoded, pair.tokenizers.before.pad_token_id, run, count, gap)
-        names = ("nll_before", "first_before", "nll_after", "first_after", "kl")
+class Launch:
+    """Examples on their way through models, a batch at a time; each batch goes through all `sides`.
 
-        def collect() -> dict[str, Array]:
-            columns = dict(zip(names, rows(), strict=False))
-            if "kl" in columns:
-                columns["kl"] = columns["kl"] / np.array([item.n_labels for item in encoded])
-            return columns
+    Out of memory, the rest is tried again in batches of half the tokens.
 
-        return collect
+    Args:
+        plan: batches of given lengths within a budget of padded tokens.
+    """
 
-    def _side(self, name: Name, encoded: Sequence[Encoded], count: Count | None, gap: Gap | None) -> Collect:
-        tokenizer = self.pair.tokenizers.before if name == "before" else self.pair.tokenizers.after
+    def __init__(
+        self,
+        measurer: Measurer,
+        sides: Sequence[Name],
+        encoded: Sequence[Encoded],
+        plan: Callable[[Sequence[int], int], list[list[int]]] = batches,
+    ) -> None:
+        self.measurer, self.sides, self.encoded, self.plan = measurer, sides, encoded, plan
+        self.kl = measurer.kl and len(sides) > 1
+        self.order: list[int] = []
+        self._results: list[Tensor] = []
+        self.todo = self._planned(range(len(encoded)))
 
-        def run(batch: Batch, done: Gap) -> Tensor:
-            losses = losses_of(model, batch)
-            done(1.0)
-            return losses
-
-        with self.pair.on(name) as model, deterministic(model):
-            rows = self._over(encoded, tokenizer.pad_token_id, run, count, gap)
-        return lambda: dict(zip((f"nll_{name}", f"first_{name}"), rows(), strict=True))
-
-    def check(self, name: Name, example: Encoded) -> None:
-        """Refuse a side whose own logits are not what we compute, and see whether it needs an attention mask."""
-        tokenizer = self.pair.tokenizers.before if name == "before" else self.pair.tokenizers.after
-        try:
-            with self.pair.on(name) as model, deterministic(model):
-                self.masked = needs_mask(model, example, tokenizer.pad_token_id, self.pair.device)
-        except RuntimeError as error:
-            smaller_budget(error, len(example.input_ids), rows=1)
-
-    def check_both(self, example: Encoded) -> None:
-        """`check` for sides that run one after the other on each batch.
-
-        Where they share their base, `after` has all that `before` has.
-        """
-        needs = []
-        for name in NAMES if not self.pair.switchable else NAMES[-1:]:
-            self.check(name, example)
-            needs.append(self.masked)
-        self.masked = any(needs)
+    def _planned(self, left: Sequence[int]) -> list[list[int]]:
+        chosen = self.plan([len(self.encoded[i].input_ids) for i in left], self.measurer.budget)
+        return [[left[i] for i in positions] for positions in chosen]
 
     @torch.no_grad()
-    def _over(
-        self, encoded: Sequence[Encoded], pad: int, run: Callable[[Batch, Gap], Tensor], count: Count | None,
-        gap: Gap | None,
-    ) -> Callable[[], Array]:  # fmt: skip
-        """`run` on every batch; a function that waits for its rows, for every example in the order given.
+    def step(self, gap: Gap | None = None) -> int:
+        """Launch one batch; returns how many examples it has, 0 where none is left. Models are `deterministic`."""
+        if not self.todo:
+            return 0
+        positions = self.todo[0]
+        try:
+            self._results.append(
+                self._run(self.measurer.batch([self.encoded[i] for i in positions], self.sides[0]), gap)
+            )
+        except RuntimeError as error:
+            self.measurer.batch_tokens = smaller_budget(error, self.measurer.budget, rows=len(positions))
+            self.todo = self._planned(sorted(i for positions in self.todo for i in positions))
+            return self.step(gap)
+        self.order += self.todo.pop(0)
+        return len(positions)
 
-        `run` says what share of its batch it has handed over, and `gap` hears what share of all that makes.
-        Out of memory, the rest is tried again in batches of half the tokens.
-        """
-        lengths = [len(item.input_ids) for item in encoded]
-        todo = batches(lengths, self._budget())
-        order: list[int] = []
-        found: list[Tensor] = []
-        batching: Any = {"pad_token_id": pad, "first_k": self.first_k, "device": self.pair.device}
-
-        def done(share: float) -> None:
+    def _run(self, batch: Batch, gap: Gap | None) -> Tensor:
+        outputs: list[Any] = []
+        for number, side in enumerate(self.sides, 1):
+            with self.measurer.pair.on(side) as model:
+                outputs.append(States.of(model, batch) if self.kl else losses_of(model, batch))
             if gap is not None:
-                gap((len(order) + share * len(positions)) / len(encoded))
+                # Before the head: a forward keeps the device longer, and the head is then launched in its time.
+                gap((len(self.order) + number / len(self.sides) * len(self.todo[0])) / len(self.encoded))
+        return losses_and_kl(outputs[0], outputs[1], batch) if self.kl else torch.cat(outputs)
 
-        while todo:
-            positions = todo[0]
-            try:
-                batch = Batch.of([encoded[i] for i in positions], masked=self.masked, **batching)
-                found.append(run(batch, done))
-            except RuntimeError as error:
-                self.batch_tokens = smaller_budget(error, self._budget(), rows=len(positions))
-                left = sorted(i for positions in todo for i in positions)
-                todo = [[left[i] for i in chosen] for chosen in batches([lengths[i] for i in left], self._budget())]
-                continue
-            order += todo.pop(0)
-            if count is not None:
-                count(len(positions))
-        values = OnHost(torch.cat(found, dim=1))
-        return lambda: _in_order(values.get().numpy(), order)
+    def finish(self, count: Count | None = None, gap: Gap | None = None) -> Launch:
+        """Launch what is left; nothing is waited for."""
+        with ExitStack() as stack:
+            pair = self.measurer.pair
+            models = pair.models if len(self.sides) > 1 else [stack.enter_context(pair.on(self.sides[0]))]
+            for model in models:
+                stack.enter_context(deterministic(model))
+            while n := self.step(gap):
+                if count is not None:
+                    count(n)
+        self._values = OnHost(torch.cat(self._results, dim=1))
+        return self
 
-    def _budget(self) -> int:
-        if self.batch_tokens is None:
-            self.batch_tokens = token_budget(self.pair.models[-1], self.pair.device)
-        return self.batch_tokens
-
-
-def _in_order(values: Array, order: list[int]) -> Array:
-    """Columns that came in `order`, sorted."""
-    found = np.empty_like(values)
-    found[:, order] = values
-    return found
+    def columns(self) -> dict[str, Array]:
+        """Wait for the results: losses by side, and the mean KL per token, in the order of the examples."""
+        names = [f"{part}_{side}" for side in self.sides for part in ("nll", "first")]
+        rows = self._values.get().numpy()[:, np.argsort(self.order)]
+        columns = dict(zip([*names, "kl"] if self.kl else names, rows, strict=True))
+        if self.kl:
+            columns["kl"] = columns["kl"] / np.array([item.n_labels for item in self.encoded])
+        return columns
 
 
 def kl_wanted(pair: Pair, kl: bool | None) -> bool:
@@ -239,7 +237,6 @@ def kl_wanted(pair: Pair, kl: bool | None) -> bool:
 
 
 def _require_one_vocabulary(pair: Pair) -> None:
-    """Refuse KL between distributions over other numbers of tokens."""
     rows = [int(causal_lm(model).get_output_embeddings().weight.shape[0]) for model in pair.models]
     if len(set(rows)) > 1:
         raise UnsupportedError(
@@ -257,36 +254,28 @@ def measure_pair(
     batch_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> Measured:
-    """Measure examples under both models.
+    """Measure examples under both models: for each side its own, where each model has its own tokenizer.
 
-    Args:
-        pair: from `open_pair`.
-        encoded: the examples; for each side its own, where each model has its own tokenizer.
-        first_k: tokens that `nll_first` looks at.
-        kl: measure KL(before || after), holding both models if need be; None: where an adapter can be switched.
-        batch_tokens: padded tokens a batch; sized to memory unless given.
-        progress: called with (done, total), each example counted once a model.
+    `kl` holds both models if need be; None: where an adapter can be switched. `progress` is called with (done, total),
+    each example counted once a model.
     """
-    sides: dict[Name, Sequence[Encoded]] = (
-        {name: encoded[name] for name in ("before", "after")}
-        if isinstance(encoded, Mapping)
-        else {"before": encoded, "after": encoded}
-    )
+    sides = encoded if isinstance(encoded, Mapping) else dict.fromkeys(NAMES, encoded)
     measurer = Measurer(pair, first_k=first_k, kl=kl, batch_tokens=batch_tokens)
-    count = _counter(progress, 2 * len(sides["before"]))
+    count = counter(progress, 2 * len(sides["before"]))
+    columns: dict[str, Array] = {}
     if measurer.joint:
-        measurer.check_both(sides["before"][0])
+        measurer.check("both", sides["before"][0])
         columns = measurer.launch("both", sides["before"], lambda n: count(2 * n))()
     else:
-        columns = {}
         for name, _ in pair.sides():
             measurer.check(name, sides[name][0])
             columns |= measurer.launch(name, sides[name], count)()
     labels = np.array([item.n_labels for item in sides["before"]])
-    return Measured(tokens=labels, first_tokens=np.minimum(labels, first_k), own=pair.tokenizers.own, **columns)
+    return Measured(labels, np.minimum(labels, first_k), own=pair.tokenizers.own, **columns)
 
 
-def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
+def counter(progress: Progress | None, total: int) -> Count:
+    """Adds up what is done and tells the listener."""
     done = 0
 
     def count(n: int) -> None:

@@ -7,35 +7,35 @@ alone, or noise. `measure` looks at the model after.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from holdfast.auditing.asking import FOLDER, Asked, Asking
-from holdfast.auditing.certify_prompts import Prompts, units_per_category
-from holdfast.auditing.judging import Judging
-from holdfast.auditing.measure import Progress, measure_pair
+from holdfast.auditing.behaviour import judge_record
+from holdfast.auditing.certify_prompts import Prompts, require_enough_rows, units_per_category
+from holdfast.auditing.measure import Measurer, Progress, measure_pair
 from holdfast.auditing.noise import noise_floor
-from holdfast.auditing.pair import Name, Pair
+from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.strength import search_strength
 from holdfast.certification.behaviour import Claimed, Classes, too_many_flips
-from holdfast.certification.enough import require_enough
 from holdfast.certification.terms import Rows, Terms
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import DataError, InfeasibleError, NumericalError, UnsupportedError
+from holdfast.core.errors import DataError, InfeasibleError, NumericalError
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import prompt_text
-from holdfast.evaluation.on_policy import degradations
-from holdfast.evaluation.refusal_rules import RULES_NAME, RULES_REVISION
-from holdfast.evaluation.rule_errors import rule_error_rates
+from holdfast.judging.judge import GuardedJudge
+from holdfast.judging.on_policy import degradations
+from holdfast.judging.refusal_rules import RULES_NAME, RULES_REVISION
+from holdfast.judging.rule_errors import rule_error_rates
 from holdfast.records.certificate_table import Table
 
 
-class Measure(Protocol):
+class Measure(ABC):
     """Compares the two models on prompts.
 
     Attributes:
@@ -44,35 +44,48 @@ class Measure(Protocol):
         settles: whether measuring again may give something else, so that the first outcome stands.
     """
 
-    noise: float
-    settles: bool
-
-    @property
-    def by(self) -> str: ...
+    by: str
+    noise = 0.0
+    settles = True
 
     def settings(self) -> dict[str, Any]:
         """What the claim records of how replies were made and judged."""
-        ...
+        return {}
 
+    @abstractmethod
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
         """Refuse what would only fail later."""
-        ...
 
+    @abstractmethod
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Table:
         """The rows of all prompts, after those that are known."""
-        ...
 
     def facts(self, pair: Pair) -> dict[str, Any]:
         """Further figures of the record."""
-        ...
+        return {}
 
     def notes(self) -> list[str]:
         """Assumptions to state."""
-        ...
+        return []
+
+
+def _rows(pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None, degradations: Callable[[int], Any]) -> Rows:
+    """The rows of prompts whose degradations are measured from the first that is not known; or of every strength."""
+    start = 0 if known is None else len(known.ids)
+
+    def measured() -> Rows:
+        degradation = np.asarray(degradations(start), dtype=np.float64)
+        cluster = np.array(prompts.cluster[start:], dtype=np.int64)
+        nothing = np.full(len(prompts.ids) - start, np.nan)
+        return Rows(prompts.ids[start:], degradation, cluster, prompts.categories[start:], nothing)
+
+    if terms.kind == "strength":
+        return search_strength(pair, measured, terms)
+    return measured() if known is None else Rows.joined([known, measured()])
 
 
 @dataclass
-class ByLikelihood:
+class ByLikelihood(Measure):
     """D of a given completion in nats: `nll_token`, `nll_sum`, `nll_first`, or `kl_token`."""
 
     limit: ChanceConstraint
@@ -82,31 +95,17 @@ class ByLikelihood:
     settles: bool = False
     _encoded: dict[Name, list[Encoded]] = field(default_factory=dict)
 
-    @property
-    def by(self) -> str:
-        """`kl` or `likelihood`."""
-        return "kl" if self.limit.unit == "kl_token" else "likelihood"
-
-    def settings(self) -> dict[str, Any]:
-        """Nothing: no reply was made."""
-        return {}
+    def __post_init__(self) -> None:
+        self.by = "kl" if self.limit.unit == "kl_token" else "likelihood"
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
-        """Encode the examples and measure the noise floor.
-
-        Raises:
-            UnsupportedError: no strength to scale, or a unit that is not defined for this pair.
-            InfeasibleError: tau lies inside the noise.
-        """
+        """Encode the examples and measure the noise floor."""
         if terms.kind == "strength":
             pair.set_strength(1.0)
-        if pair.tokenizers.own and self.limit.unit != "nll_sum":
-            raise UnsupportedError(
-                f"unit {self.limit.unit!r} is not defined across tokenizers: it is counted in tokens",
-                remedy="use unit nll_sum, or read both models with one tokenizer",
-            )
+        pair.tokenizers.require_unit(self.limit.unit)
         self._encoded = _encode(pair, prompts, self.max_length)
-        self.noise = noise_floor(pair, self._encoded["before"], self.limit.unit, first_k=self.limit.first_k)
+        measurer = Measurer(pair, first_k=self.limit.first_k)
+        self.noise = noise_floor(measurer, self._encoded["before"], self.limit.unit)
         if not math.isfinite(self.noise):
             raise NumericalError(
                 "the model before gives no finite loss on these prompts",
@@ -115,113 +114,80 @@ class ByLikelihood:
         self.limit.require_tau_above_noise(self.noise)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Rows:
-        """Degradations of the prompts that are not known yet, after those that are."""
-        start = 0 if known is None else len(known.ids)
-        todo = {name: items[start:] for name, items in self._encoded.items()}
         unit, first_k = self.limit.unit, self.limit.first_k
 
-        def measured() -> Rows:
-            found = measure_pair(pair, todo, first_k=first_k, kl=unit == "kl_token", progress=self.progress)
-            return _rows(prompts, start, found.degradation(unit))
+        def degradations(start: int) -> Any:
+            todo = {name: items[start:] for name, items in self._encoded.items()}
+            return measure_pair(pair, todo, first_k=first_k, kl=unit == "kl_token", progress=self.progress).degradation(
+                unit
+            )
 
-        if terms.kind == "strength":
-            return search_strength(pair, measured, terms)
-        return measured() if known is None else Rows.joined([known, measured()])
-
-    def facts(self, pair: Pair) -> dict[str, Any]:
-        """Nothing further."""
-        return {}
+        return _rows(pair, prompts, terms, known, degradations)
 
     def notes(self) -> list[str]:
-        """How many examples were cut."""
         cut = sum(item.truncated for item in self._encoded["before"])
         return [f"{cut} of the examples were cut at {self.max_length} tokens."] if cut else []
 
 
 @dataclass
-class ByJudge:
+class ByJudge(Measure):
     """D: how much more probably harmful the judge finds the reply of `after` than the one of `before`."""
 
-    judging: Judging
+    judge: GuardedJudge
     asking: Asking
     output: Path
     progress: Progress | None = None
-    noise: float = 0.0
-    settles: bool = True
+    by = "harm"
     _last: Asked | None = None
 
-    @property
-    def by(self) -> str:
-        """`harm`."""
-        return "harm"
-
     def settings(self) -> dict[str, Any]:
-        """The judge and the longest reply."""
-        return {"judge": self.judging.to_json()}
+        return {"judge": judge_record(self.judge, self.asking.max_new_tokens)}
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
         """Refuse prompts that leave no room for a reply, and an adapter without a strength to scale."""
         if terms.kind == "strength":
             pair.set_strength(1.0)
-        for name in ("before", "after"):
-            side: Any = name
-            if side == "before" or pair.together:
-                self._asked(pair, prompts, 0).require_room(side)
+        for name in NAMES if pair.together else NAMES[:1]:
+            self._asked(pair, prompts, 0).require_room(name)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Rows:
         """Both models reply, both replies are judged."""
-        start = 0 if known is None else len(known.ids)
-        asked, judge = self._asked(pair, prompts, start), self.judging.judge
+        asked = self._asked(pair, prompts, 0 if known is None else len(known.ids))
         texts = [prompt_text(example) for example in asked.examples]
 
-        def measured() -> Rows:
-            before = judge.judge(texts, [reply.text for reply in asked.replies("before")])
-            after = judge.judge(texts, [reply.text for reply in asked.replies("after")])
-            return _rows(prompts, start, degradations(before, after))
+        def measured(_: int) -> Any:
+            before, after = (self.judge.judge(texts, [r.text for r in asked.replies(name)]) for name in NAMES)
+            return degradations(before, after)
 
-        if terms.kind == "strength":
-            return search_strength(pair, measured, terms)
-        return measured() if known is None else Rows.joined([known, measured()])
+        return _rows(pair, prompts, terms, known, measured)
 
     def facts(self, pair: Pair) -> dict[str, Any]:
-        """Where the replies lie."""
         assert self._last is not None, "prepare comes first"
         return {"replies_sha256": self._last.stored()}
 
-    def notes(self) -> list[str]:
-        """Nothing further."""
-        return []
-
     def _asked(self, pair: Pair, prompts: Prompts, start: int) -> Asked:
-        place = self.output / FOLDER
         # A class does not tell what a judge would say, so replies of an earlier start are made again.
         self._last = Asked(
-            pair, prompts.examples[start:], self.asking, place, passes=2, progress=self.progress, reuse=False
-        )
+            pair, prompts.examples[start:], self.asking, self.output / FOLDER, passes=2, progress=self.progress,
+            reuse=False,
+        )  # fmt: skip
         return self._last
 
 
 @dataclass
-class ByBehaviour:
+class ByBehaviour(Measure):
     """Whether what the model before refused (or answered) is refused (answered) by the model after."""
 
     asking: Asking
     output: Path
     claims: tuple[Claimed, ...] = (Claimed.REFUSALS,)
     progress: Progress | None = None
-    noise: float = 0.0
-    settles: bool = True
+    by = "behaviour"
     _asked: Asked | None = None
     _before: Sequence[str] = ()
     _again: Sequence[str] = ()
 
-    @property
-    def by(self) -> str:
-        """`behaviour`."""
-        return "behaviour"
-
     def settings(self) -> dict[str, Any]:
-        """The rules and the longest reply."""
         return {
             "replies": {
                 "rules": RULES_NAME, "rules_revision": RULES_REVISION, "decoding": "greedy",
@@ -230,11 +196,7 @@ class ByBehaviour:
         }  # fmt: skip
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
-        """Ask the model before twice; nothing is known of the model after by that.
-
-        Raises:
-            InfeasibleError: it refuses too little, or its replies change with the batch they are made in.
-        """
+        """Ask the model before twice; nothing is known of the model after by that."""
         place = self.output / FOLDER
         self._asked = Asked(pair, prompts.examples, self.asking, place, passes=3, progress=self.progress)
         self._asked.require_room("before")
@@ -246,7 +208,6 @@ class ByBehaviour:
             _require_steady(classes, claim, terms.alpha, pair)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Classes:
-        """The classes of both models' replies."""
         assert self._asked is not None, "prepare comes first"
         return self._classes(prompts, self._asked.classes("after"))
 
@@ -256,44 +217,37 @@ class ByBehaviour:
         return {"engine": self._asked.engine, "dtype": pair.dtype, "replies_sha256": self._asked.stored()}
 
     def notes(self) -> list[str]:
-        """What the rules get wrong, as far as that was measured."""
-        found = rule_error_rates()
+        """What the rules get wrong, as far as that was measured; and replies that an earlier start left."""
+        rates = rule_error_rates()
         unknown = f"How often {RULES_NAME} {RULES_REVISION} sort a reply wrongly was not measured."
-        return [unknown if found is None else found.sentence(), *_found(self._asked)]
+        notes = [unknown if rates is None else rates.sentence()]
+        if self._asked is not None and (reused := self._asked.reused):
+            notes.append(
+                f"{reused} replies were left by an earlier start; a random sample of them was asked for again."
+            )
+        return notes
 
     def _classes(self, prompts: Prompts, after: Sequence[str]) -> Classes:
-        return Classes(
-            prompts.ids, np.array(prompts.cluster, dtype=np.int64), prompts.categories, self._before, self._again,
-            after, prompts.keep,
-        )  # fmt: skip
-
-
-def _found(asked: Asked | None) -> list[str]:
-    """A note of replies that an earlier start left."""
-    if asked is None or asked.found == 0:
-        return []
-    return [f"{asked.found} replies were left by an earlier start; a random sample of them was asked for again."]
+        cluster = np.array(prompts.cluster, dtype=np.int64)
+        return Classes(prompts.ids, cluster, prompts.categories, self._before, self._again, after, prompts.keep)
 
 
 def _require_counted(classes: Classes, claim: Claimed, terms: Terms) -> None:
     """Refuse a model that refuses (or answers) too little to show anything."""
     rows = classes.rows(claim)
-    groups = len(set(rows.cluster.tolist()))
+    labels = rows.cluster.tolist()
+    per_category = None
+    if terms.kind == "per_category":  # a category without a refusal certifies nothing, and must not be left out
+        none = dict.fromkeys(map(str, classes.category), 0)
+        per_category = none | units_per_category(rows.category, labels, terms.drawn)
     try:
-        labels = rows.cluster.tolist()
-        per_category = None
-        if terms.kind == "per_category":  # a category without a refusal certifies nothing, and must not be left out
-            none = dict.fromkeys(map(str, classes.category), 0)
-            per_category = none | units_per_category(rows.category, labels, terms.drawn)
-        sizes = list(Counter(labels).values())
-        require_enough(terms, len(rows.ids) if terms.drawn == "rows" else groups, per_category, sizes=sizes)
+        require_enough_rows(terms, labels, per_category)
     except InfeasibleError as error:
         raise InfeasibleError(
-            f"the model before {claim.value} {len(rows.ids)} of {len(classes.ids)} prompts, in {groups} groups of "
-            f"near-duplicates: {error.what}",
-            remedy="give more prompts that it "
-            + ("refuses" if claim is Claimed.REFUSALS else "answers")
-            + "; `holdfast plan` says how many. A model that refuses nothing has no refusals to keep",
+            f"the model before {claim.value} {len(rows.ids)} of {len(classes.ids)} prompts, in {len(set(labels))} "
+            f"groups of near-duplicates: {error.what}",
+            remedy=f"give more prompts that it {'refuses' if claim is Claimed.REFUSALS else 'answers'}; "
+            "`holdfast plan` says how many. A model that refuses nothing has no refusals to keep",
         ) from error
 
 
@@ -302,37 +256,22 @@ def _require_steady(classes: Classes, claim: Claimed, alpha: float, pair: Pair) 
     if too_many_flips(flips, asked, alpha):
         raise InfeasibleError(
             f"{flips} of {asked} prompts were {claim.value} by the model before at one of two askings only: rounding "
-            f"in {pair.dtype} decides more than alpha/5 = {alpha / 5:g} of them, so a loss of alpha would not be told",
+            f"in {pair.dtype} decides more than alpha/5 = {alpha / 5:g} of them, so a loss of alpha would not show",
             remedy="compute in float32 (--dtype float32), or choose a larger alpha; nothing was opened",
         )
 
 
-def _rows(prompts: Prompts, start: int, degradation: Any) -> Rows:
-    return Rows(
-        ids=prompts.ids[start:],
-        degradation=np.asarray(degradation, dtype=np.float64),
-        cluster=np.array(prompts.cluster[start:], dtype=np.int64),
-        category=prompts.categories[start:],
-        strength=np.full(len(prompts.ids) - start, np.nan),
-    )
-
-
 def _encode(pair: Pair, prompts: Prompts, max_length: int | None) -> dict[Name, list[Encoded]]:
     """The prompts as each side reads them."""
-    found: dict[Name, list[Encoded]] = {}
-    tokenizers: dict[Name, object] = {"before": pair.tokenizers.before, "after": pair.tokenizers.after}
-    for name, tokenizer in tokenizers.items():
+    encoded: dict[Name, list[Encoded]] = {}
+    for name in NAMES if pair.tokenizers.own else NAMES[:1]:
+        tokenizer = pair.tokenizers.of(name)
         require_usable_tokenizer(tokenizer, needs_chat=any(e.kind == "chat" for e in prompts.examples))
-        same = name == "after" and not pair.tokenizers.own
-        found[name] = (
-            found["before"]
-            if same
-            else encode_all(prompts.examples, tokenizer, max_length=max_length, role="safety").examples
-        )
-    if pair.tokenizers.own and any(item.truncated for items in found.values() for item in items):
+        encoded[name] = encode_all(prompts.examples, tokenizer, max_length=max_length, role="safety").examples
+    if pair.tokenizers.own and any(item.truncated for items in encoded.values() for item in items):
         raise DataError(
             f"examples are longer than max_length {max_length}: cut by two tokenizers, the two models would be "
             "scored on different texts",
             remedy="leave out --set max_length, or read both models with one tokenizer",
         )
-    return found
+    return {name: encoded.get(name, encoded["before"]) for name in NAMES}

@@ -7,33 +7,38 @@ measured. Of the prompts only the verdict and counts are shown.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from holdfast.auditing.asking import Asking
+from holdfast.auditing.asking import Asking, require_replies
+from holdfast.auditing.behaviour import certificate_judge
 from holdfast.auditing.certificate_spec import CertificateSpec, Setup
-from holdfast.auditing.certify_prompts import Leakage, Prompts, read_prompts, require_no_leak, require_not_steering
+from holdfast.auditing.certify_prompts import (
+    Leakage,
+    Prompts,
+    read_prompts,
+    require_enough_rows,
+    require_no_leak,
+    require_not_steering,
+    units_per_category,
+)
 from holdfast.auditing.issuing import Evidence, Sources, issue
-from holdfast.auditing.judging import open_judging
 from holdfast.auditing.measure import Progress
 from holdfast.auditing.measures import ByBehaviour, ByJudge, ByLikelihood, Measure
-from holdfast.auditing.stored_replies import require_replies
 from holdfast.auditing.verify import require_entered
 from holdfast.certification.behaviour import Claimed, claimed
 from holdfast.certification.claim import Claim
-from holdfast.certification.enough import require_categories, require_enough
 from holdfast.certification.openings import Ledger, default_ledger
-from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.terms import Rows, Terms, require_categories
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError
-from holdfast.data.examples import Example
-from holdfast.evaluation.judge import JudgeSpec
-from holdfast.records.certificate_figures import require_figures
-from holdfast.records.certificate_table import Table, outcome_lines, read_stored
+from holdfast.data.examples import Example, make_example
+from holdfast.data.sources import prompts_in_memory
+from holdfast.judging.judge import JudgeSpec
+from holdfast.records.certificate import FILE_NAME, CertificateRecord, load_certificate
+from holdfast.records.certificate_table import Table, outcome_lines, read_stored, require_figures
 from holdfast.screening.certify_share import CertifyShare
 
 
@@ -68,29 +73,17 @@ def open_certify(
 
     The same question about the same prompts is answered from the files in `output`, without measuring again.
 
-    Args:
-        before: hub id, folder, PEFT adapter or `embedded`: what is compared with.
-        after: the same: what is judged.
+    Args: as of `certify`, and
         safety: the certify prompts: a file or hub data set, or examples, which came from `source`.
         constraint: alpha; by kl and likelihood tau, unit and first_k; by harm tau is a difference of probabilities.
         output: folder for certificate.json, certificate.parquet, the replies and, of a strength search, the adapter.
-        by: `behaviour` (what the model before refused is refused), `harm` (a judge's scores of replies), `kl` or
-            `likelihood` (of the given completions); None: as the constraint's unit says.
-        also: `answers`: by behaviour, claim the same for what the model before answered.
+        by: None: as the constraint's unit says; a judge makes it `harm`.
         kind: fixed, finite_pool, sequential, per_category or strength.
-        confidence: 1 - delta, over all openings of these prompts and all claims of the certificate.
-        openings: how often these prompts may be opened; None: as declared before, or once.
         pool: for `finite_pool`: size of the known list that the prompts were drawn from without replacement.
-        drawn: `rows` asserts that prompts were drawn one by one; otherwise groups of near-duplicates are the unit.
-        max_weight: the most that a group weighs in a claim about prompts.
-        train_data: files or hub data sets that the prompts must not occur in.
-        leakage: the outcome of that search, where it was made already.
-        ledger: file of the openings; beside the safety file unless given.
+        leakage: the outcome of the search for them in `train_data`, where it was made already.
         splits: a run's splits.json, or the record of its screening, to bind.
         share: the certify prompts of a run that asked its model; `safety` are its examples.
         notes: further assumptions to state.
-        judge: by harm: what `open_judge` takes, with a revision.
-        max_new_tokens: length of the longest reply; one whose class is open is asked for at four times that.
 
     Raises:
         InfeasibleError: too few prompts, an undeclared opening, tau inside the noise, replies that rounding decides.
@@ -99,9 +92,12 @@ def open_certify(
     """
     limit, setup = constraint or ChanceConstraint(), setup or Setup()
     by = "harm" if judge is not None else by or ("kl" if limit.unit == "kl_token" else "likelihood")
-    claims = _claims(also, by)
-    measure = _measure(by, limit, claims, Asking(max_new_tokens, setup.template), output, judge, setup, progress)
     limit = replace(limit, unit="kl_token") if by == "kl" else limit
+    if also and by != "behaviour":
+        raise ConfigError(f"--also {' '.join(also)} with --by {by}", remedy="a second claim is made by behaviour only")
+    claims = tuple(dict.fromkeys((Claimed.REFUSALS, *map(claimed, also))))
+    asking = Asking(max_new_tokens, setup.template)
+    measure = _measure(by, limit, claims, asking, output, judge, setup.max_length, progress)
     spec = CertificateSpec(
         before, after, limit, measure.by, kind, confidence, pool, drawn, max_weight, claims, setup, measure.settings()
     )
@@ -118,14 +114,9 @@ def open_certify(
 
 
 def _opened(
-    spec: CertificateSpec,
-    measure: Measure,
-    prompts: Prompts,
-    openings: int | None,
-    sources: Sources,
-    output: Path,
+    spec: CertificateSpec, measure: Measure, prompts: Prompts, openings: int | None, sources: Sources, output: Path,
     notes: Sequence[str],
-) -> CertificateRecord:
+) -> CertificateRecord:  # fmt: skip
     """Refuse what can be refused, enter the opening, measure, and issue."""
     order: dict[str, Any] = {"sequential": spec.kind == "sequential", "texts": prompts.texts}
     with spec.pair() as pair:
@@ -136,7 +127,7 @@ def _opened(
         terms = spec.terms(book.check(claim, prompts.ids, declared=openings, **order).declared)
         _require_enough(terms, prompts)
         stored = _stored(output, claim, prompts, book)
-        if stored is not None and len(_ids(stored[1])) == len(prompts.ids):
+        if stored is not None and len(set(stored[1].ids)) == len(prompts.ids):
             return stored[0]
         measure.prepare(pair, prompts, terms)
         entry = book.open(claim, prompts.ids, declared=openings, label=str(output), **order)
@@ -149,30 +140,18 @@ def _opened(
         return issue(Evidence(spec, measure, prompts, pair, table, terms, entry, sources), output, notes=notes)
 
 
-def _claims(also: Sequence[str], by: str) -> tuple[Claimed, ...]:
-    if also and by != "behaviour":
-        raise ConfigError(f"--also {' '.join(also)} with --by {by}", remedy="a second claim is made by behaviour only")
-    return tuple(dict.fromkeys((Claimed.REFUSALS, *map(claimed, also))))
-
-
 def _measure(
-    by: str,
-    limit: ChanceConstraint,
-    claims: tuple[Claimed, ...],
-    asking: Asking,
-    output: Path,
-    judge: JudgeSpec | None,
-    setup: Setup,
-    progress: Progress | None,
-) -> Measure:
+    by: str, limit: ChanceConstraint, claims: tuple[Claimed, ...], asking: Asking, output: Path,
+    judge: JudgeSpec | None, max_length: int | None, progress: Progress | None,
+) -> Measure:  # fmt: skip
     if by == "behaviour":
         return ByBehaviour(asking, output, claims, progress)
     if by == "harm" and judge is not None:
-        return ByJudge(open_judging(judge, limit, asking.max_new_tokens), asking, output, progress)
+        return ByJudge(certificate_judge(judge, limit), asking, output, progress)
+    if by == "likelihood" and limit.unit == "kl_token":
+        raise ConfigError("--by likelihood with unit kl_token", remedy="a divergence is certified --by kl")
     if by in ("kl", "likelihood"):
-        if by == "likelihood" and limit.unit == "kl_token":
-            raise ConfigError("--by likelihood with unit kl_token", remedy="a divergence is certified --by kl")
-        return ByLikelihood(replace(limit, unit="kl_token") if by == "kl" else limit, setup.max_length, progress)
+        return ByLikelihood(limit, max_length, progress)
     raise ConfigError(f"--by {by} is unknown", remedy="use behaviour, kl or likelihood, or name a judge with --judge")
 
 
@@ -198,16 +177,7 @@ def _prompts(
 
 
 def _require_enough(terms: Terms, prompts: Prompts) -> None:
-    by_row = terms.kind == "finite_pool" or terms.drawn == "rows"
-    sizes = list(Counter(prompts.cluster).values())
-    units = len(prompts.ids) if by_row else len(sizes)
-    require_enough(
-        terms, units, prompts.per_category(terms.drawn) if terms.kind == "per_category" else None, sizes=sizes
-    )
-
-
-def _ids(table: Table) -> list[str]:
-    return list(dict.fromkeys(table.ids))
+    require_enough_rows(terms, prompts.cluster, units_per_category(prompts.categories, prompts.cluster, terms.drawn))
 
 
 def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> tuple[CertificateRecord, Table] | None:
@@ -221,10 +191,94 @@ def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> tuple
     record = load_certificate(path)
     if record.openings["claim"] == claim.sha256:
         table = read_stored(record, output)
-        ids = _ids(table)
+        ids = list(dict.fromkeys(table.ids))
         if set(ids) == set(prompts.ids) or (record.kind == "sequential" and ids == prompts.ids[: len(ids)]):
             require_figures(record, table)
             require_replies(record, table, output)
             require_entered(record, table, ids, book)
             return record, table
     raise ConfigError(f"{path} is a certificate of something else", remedy="name another folder with --output")
+
+
+def certify(
+    before: str | Path,
+    after: str | Path,
+    prompts: str | Path | Sequence[str | Mapping[str, Any]],
+    by: str = "behaviour",
+    *,
+    also: str | Sequence[str] = (),
+    alpha: float = 0.05,
+    tau: float | None = None,
+    unit: str | None = None,
+    confidence: float = 0.95,
+    output: str | Path = "certificate",
+    judge: JudgeSpec | None = None,
+    drawn: str = "groups",
+    max_weight: int | None = None,
+    per_category: bool = False,
+    openings: int | None = None,
+    ledger: str | Path | None = None,
+    train_data: str | Sequence[str] = (),
+    max_new_tokens: int = 128,
+    sign: str | Path | None = None,
+    progress: Progress | None = None,
+    **setup: Any,
+) -> CertificateRecord:
+    """Certify that at most a share alpha of what `before` refused is no longer refused by `after`.
+
+    Args:
+        before: hub id, folder, PEFT adapter or `embedded`: what is compared with.
+        after: the same: what is judged.
+        prompts: that nobody looked at: a file or hub data set, texts, or rows with a `prompt`.
+        by: `behaviour`; `kl` or `likelihood` give steering figures of the completions in `prompts`.
+        also: `answers`: claim the same for what `before` answered.
+        alpha: the share that may be lost.
+        tau: by kl and likelihood: the largest acceptable degradation in nats; with a judge: of its probability.
+        unit: by likelihood: nll_token, nll_sum or nll_first.
+        confidence: 1 - delta, over all openings.
+        output: folder for the certificate, its table and the replies.
+        judge: count replies that it finds more harmful than before's; what `open_judge` takes.
+        drawn: `rows` asserts that prompts were drawn one by one.
+        max_weight: claim a share of prompts, a group of near-duplicates weighing at most this.
+        per_category: one claim per category.
+        openings: how often these prompts may ever be opened; declared once.
+        ledger: file of the openings; beside the prompts, or in holdfast's cache for prompts in memory.
+        train_data: what the prompts must not occur in.
+        max_new_tokens: length of the longest reply.
+        sign: an OpenSSH ed25519 key to sign the certificate with.
+        setup: fields of `Setup`: template, tokenizer, max_length, dtype, device, revisions, reading.
+
+    Returns:
+        The certificate; `certified` is the verdict, `statement` the sentence.
+
+    Raises:
+        ConfigError: settings that do not fit.
+        DataError: bad data, or a prompt that was trained on.
+        InfeasibleError: too few prompts, or an opening that was not declared.
+    """
+    if any(isinstance(model, int) for model in cast("tuple[Any, ...]", (before, after))):
+        raise ConfigError(
+            f"certify({before!r}, {after!r}, ...) got counts, expected two models",
+            remedy="holdfast.certify_counts(regressions, n) tests a count",
+        )
+    wanted: dict[str, Any] = {"alpha": alpha, "tau": tau, "unit": unit}
+    limit = ChanceConstraint(**{name: value for name, value in wanted.items() if value is not None})
+    record = open_certify(
+        before, after, str(prompts) if isinstance(prompts, str | Path) else _examples(prompts), limit,
+        by=by, also=[also] if isinstance(also, str) else also, output=Path(output), judge=judge,
+        kind="per_category" if per_category else "fixed", confidence=confidence, drawn=drawn, max_weight=max_weight,
+        openings=openings, ledger=None if ledger is None else Path(ledger),
+        train_data=[train_data] if isinstance(train_data, str) else train_data, max_new_tokens=max_new_tokens,
+        setup=Setup(**setup), progress=progress,
+    )  # fmt: skip
+    if sign is not None:
+        from holdfast.certification.signing import sign as signed
+
+        signed(Path(output) / FILE_NAME, Path(sign))
+    return record
+
+
+def _examples(prompts: Sequence[str | Mapping[str, Any]]) -> list[Example]:
+    texts = [make_example(text, "", f"prompt {i}") for i, text in enumerate(prompts) if isinstance(text, str)]
+    rows = [row for row in prompts if not isinstance(row, str)]
+    return [*texts, *(prompts_in_memory(rows) if rows else [])]

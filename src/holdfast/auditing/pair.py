@@ -18,14 +18,13 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from holdfast.auditing.side import Mode, Side, mode_of, side_of, stacked
+from holdfast.auditing.model_ref import Mode, ModelRef, mode_of, model_ref, stacked
 from holdfast.auditing.tokenizers import Choice, Tokenizers, choose_tokenizers
-from holdfast.constraint.completion import adapter_layers, adapters_off, deterministic
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.models.content import require_unchanged
-from holdfast.models.device import require_device
-from holdfast.models.handle import DType, check_vocabulary, load_model
+from holdfast.models.handle import DType, check_vocabulary, load_model, require_device
 from holdfast.models.unmerged import attach, not_plain_lora
+from holdfast.scoring.completion import adapter_layers, adapters_off, deterministic
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +46,7 @@ def open_pair(
 ) -> Pair:
     """Resolve, hash and compare two models; weights are loaded when they are first used.
 
-    Args:
-        before: hub id, folder, PEFT adapter, `embedded`, or a loaded model.
-        after: the same.
-        dtype: `auto` keeps each checkpoint's.
-        device: the GPU where there is one, unless given; a loaded model stays where it is.
-        tokenizer: see `choose_tokenizers`.
-        trust_remote_code: let repositories run their own code; for hub ids only at a pinned commit.
-        before_revision: of a hub id.
-        after_revision: of a hub id.
-        processing_class: the tokenizer of loaded models.
+    Args: as of `holdfast.audit`; `tokenizer`: see `choose_tokenizers`. A loaded model stays on its device.
 
     Raises:
         ConfigError: a reference, revision or setting cannot be used.
@@ -67,32 +57,21 @@ def open_pair(
             f"dtype {dtype!r} is not supported, expected one of {', '.join(get_args(DType))}",
             remedy="use bfloat16 or float32: fp16 overflows where losses are compared",
         )
-    first = side_of(before, before_revision, trust_remote_code=trust_remote_code)
-    second = side_of(after, after_revision, trust_remote_code=trust_remote_code)
-    sides = {
-        "before": stacked(first, second, trust_remote_code=trust_remote_code),
-        "after": stacked(second, first, trust_remote_code=trust_remote_code),
-    }
-    place = _device(device, sides)
-    tokenizers = choose_tokenizers(
-        sides["before"], sides["after"], tokenizer,
-        processing_class=processing_class, trust_remote_code=trust_remote_code,
-    )  # fmt: skip
-    mode = mode_of(sides["before"], sides["after"], trust_remote_code=trust_remote_code)
-    return Pair(sides, mode, tokenizers, dtype=dtype, device=place, trust_remote_code=trust_remote_code)
-
-
-def _device(device: str | torch.device | None, sides: dict[str, Side]) -> torch.device:
+    trust: dict[str, bool] = {"trust_remote_code": trust_remote_code}
+    first, second = model_ref(before, before_revision, **trust), model_ref(after, after_revision, **trust)
+    sides = {"before": stacked(first, second, **trust), "after": stacked(second, first, **trust)}
     places = {str(side.loaded.device) for side in sides.values() if side.loaded is not None}
     if len(places) > 1:
         raise ConfigError(
             f"the two models are on different devices ({', '.join(sorted(places))})", remedy="move them to one device"
         )
-    if places:
-        device = device or places.pop()
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return require_device(device)
+    place = device or (places.pop() if places else "cuda" if torch.cuda.is_available() else "cpu")
+    checked = require_device(place)
+    tokenizers = choose_tokenizers(
+        sides["before"], sides["after"], tokenizer, processing_class=processing_class, **trust
+    )
+    mode = mode_of(sides["before"], sides["after"], **trust)
+    return Pair(sides, mode, tokenizers, dtype=dtype, device=checked, **trust)
 
 
 class Pair:
@@ -107,15 +86,9 @@ class Pair:
     """
 
     def __init__(
-        self,
-        sides: dict[str, Side],
-        mode: Mode,
-        tokenizers: Tokenizers,
-        *,
-        dtype: DType,
-        device: torch.device,
+        self, sides: dict[str, ModelRef], mode: Mode, tokenizers: Tokenizers, *, dtype: DType, device: torch.device,
         trust_remote_code: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.before, self.after = sides["before"], sides["after"]
         self.mode: Mode = mode
         self.tokenizers = tokenizers
@@ -124,7 +97,7 @@ class Pair:
         self.strength: float | None = None
         self._trust = trust_remote_code
         self._models: dict[Name, Any] = {}
-        self._found: dict[Name, str] = {}
+        self._dtypes: dict[Name, str] = {}
         self._lora_b: list[tuple[Any, Any]] = []
         self._layers: list[Any] = []
 
@@ -143,15 +116,9 @@ class Pair:
             )
         return self.tokenizers.before
 
-    @property
-    def tokenizer_before(self) -> Any:
-        """The tokenizer that `before` reads."""
-        return self.tokenizers.before
-
-    @property
-    def tokenizer_after(self) -> Any:
-        """The tokenizer that `after` reads."""
-        return self.tokenizers.after
+    def ref(self, name: Name) -> ModelRef:
+        """What one side is."""
+        return self.before if name == "before" else self.after
 
     @property
     def switchable(self) -> bool:
@@ -161,15 +128,13 @@ class Pair:
     @property
     def together(self) -> bool:
         """Whether both sides can run on a batch without loading anything between them."""
-        return self.switchable or len(self._models) == len(NAMES) or self._both_given()
-
-    def _both_given(self) -> bool:
-        return self.before.loaded is not None and self.after.loaded is not None
+        given = self.before.loaded is not None and self.after.loaded is not None
+        return self.switchable or given or len(self._models) == len(NAMES)
 
     @property
     def dtype(self) -> str:
         """The weights' dtype as loaded; both, where they differ. Known once both sides have been used."""
-        return " and ".join(dict.fromkeys(self._found[name] for name in NAMES if name in self._found))
+        return " and ".join(dict.fromkeys(self._dtypes[name] for name in NAMES if name in self._dtypes))
 
     def hold(self) -> None:
         """Load both models at once, for what needs both on the same batch."""
@@ -200,7 +165,7 @@ class Pair:
     def on(self, name: Name) -> Iterator[Any]:
         """One side's model, switched on."""
         model = self._model(name)
-        side = self.before if name == "before" else self.after
+        side = self.ref(name)
         if self.mode == "two adapters":
             model.set_adapter(name, inference_mode=True)
             yield model
@@ -223,9 +188,6 @@ class Pair:
         """Hash the files of both models again: what was measured is what was hashed before it was loaded.
 
         To be called after measuring and before anything is written. A model in memory has no files.
-
-        Raises:
-            CheckpointError: naming the model and the file.
         """
         require_unchanged(side.content for side in (self.before, self.after) if side.content is not None)
 
@@ -235,10 +197,8 @@ class Pair:
         Raises:
             UnsupportedError: unless `after` is a plain LoRA adapter on `before`.
         """
-        if self.after.adapter is None:
-            problem: str | None = "it is not an adapter on disk"
-        else:
-            problem = not_plain_lora(self.after.adapter)
+        adapter = self.after.adapter
+        problem = "it is not an adapter on disk" if adapter is None else not_plain_lora(adapter)
         if problem is None and self.mode != "adapter":
             problem = "before is not its base"
         if problem is not None:
@@ -262,9 +222,9 @@ class Pair:
             self._layers = adapter_layers(model)
             for key in NAMES if self.switchable else (name,):
                 self._models[key] = model
-                check_vocabulary(model, self.tokenizers.before if key == "before" else self.tokenizers.after)
-                self._found[key] = _weights_dtype(model)
-            if len(dict.fromkeys(self._found.values())) > 1:
+                check_vocabulary(model, self.tokenizers.of(key))
+                self._dtypes[key] = _weights_dtype(model)
+            if len(dict.fromkeys(self._dtypes.values())) > 1:
                 logger.warning("the models' weights differ in dtype (%s): rounding is part of D", self.dtype)
         return self._models[name]
 
@@ -272,23 +232,20 @@ class Pair:
         given = [side for side in (self.before, self.after) if side.loaded is not None]
         if self.mode == "adapter" and given:
             return next(side.loaded for side in given if _peft_in_memory(side))
-        side = self.before if name == "before" else self.after
+        side = self.ref(name)
         if side.loaded is not None:
             return side.loaded
         base = load_model(
-            side.base,
-            dtype=self.asked_dtype,
-            revision=side.base_revision,
-            device=self.device,
+            side.base, dtype=self.asked_dtype, revision=side.base_revision, device=self.device,
             trust_remote_code=self._trust,
-        )
+        )  # fmt: skip
         if self.mode in ("adapter", "two adapters"):
             pairs = {"before": self.before.adapter, "after": self.after.adapter}
             return attach(base, {key: folder for key, folder in pairs.items() if folder is not None})
         return base if side.adapter is None else attach(base, {"default": side.adapter})
 
 
-def _peft_in_memory(side: Side) -> bool:
+def _peft_in_memory(side: ModelRef) -> bool:
     return side.loaded is not None and hasattr(side.loaded, "get_base_model")
 
 

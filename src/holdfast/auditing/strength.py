@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import load_file, save_file
 
 from holdfast.auditing.pair import Pair
 from holdfast.certification.assessment import tested_at
@@ -23,8 +24,8 @@ from holdfast.certification.learn_then_test import STRENGTHS, Tested, fixed_sequ
 from holdfast.certification.terms import Rows, Terms
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import fsync_path
-from holdfast.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from holdfast.models.content import DECISIVE, content_of
+from holdfast.models.content import content_of
+from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DECISIVE
 
 _SECOND = re.compile(r"\.lora_(embedding_)?B(\.|$)")
 _ADAPTER = re.compile(r"\.after(?=\.|$)")  # the name that a pair gives the adapter of its second model
@@ -68,9 +69,19 @@ def write_strength(pair: Pair, strength: float, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        _fill(temporary, source, tensors)
+        save_file(tensors, temporary / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        decisive = {path for pattern in DECISIVE for path in source.glob(pattern) if path.is_file()}
+        for path in sorted({source / ADAPTER_CONFIG, *decisive}):
+            target = temporary / path.relative_to(source)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
+        for path in temporary.rglob("*"):
+            fsync_path(path)
         if folder.exists():
-            _require_same(folder, temporary)
+            if content_of(folder).sha256 != content_of(temporary).sha256:
+                raise ConfigError(
+                    f"{folder} exists and holds something else", remedy="name another folder with --output"
+                )
             return
         temporary.chmod(0o755)
         temporary.rename(folder)
@@ -81,8 +92,6 @@ def write_strength(pair: Pair, strength: float, folder: Path) -> None:
 
 def _with_scaled(weights: Path, scaled: dict[str, Any]) -> dict[str, Any]:
     """The adapter's tensors with every B replaced by the one in memory."""
-    from safetensors.torch import load_file
-
     tensors: dict[str, Any] = load_file(weights)
     factors = {name for name in tensors if _SECOND.search(name)}
     if factors != set(scaled):
@@ -91,21 +100,3 @@ def _with_scaled(weights: Path, scaled: dict[str, Any]) -> dict[str, Any]:
             remedy="save the adapter again with PEFT's save_pretrained",
         )
     return tensors | {name: tensor.detach().cpu().contiguous() for name, tensor in scaled.items()}
-
-
-def _fill(folder: Path, source: Path, tensors: dict[str, Any]) -> None:
-    from safetensors.torch import save_file
-
-    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    shutil.copyfile(source / ADAPTER_CONFIG, folder / ADAPTER_CONFIG)
-    for path in sorted({path for pattern in DECISIVE for path in source.glob(pattern) if path.is_file()}):
-        target = folder / path.relative_to(source)
-        target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, target)
-    for path in folder.rglob("*"):
-        fsync_path(path)
-
-
-def _require_same(folder: Path, made: Path) -> None:
-    if content_of(folder).sha256 != content_of(made).sha256:
-        raise ConfigError(f"{folder} exists and holds something else", remedy="name another folder with --output")

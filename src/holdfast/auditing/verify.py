@@ -12,25 +12,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from holdfast.auditing.asking import require_replies
 from holdfast.auditing.certificate_spec import claimed_settings
 from holdfast.auditing.certify_prompts import read_prompts
 from holdfast.auditing.log_certificate import require_logs
-from holdfast.auditing.screened_share import ledger_at, require_share
-from holdfast.auditing.stored_replies import require_replies
 from holdfast.certification.behaviour import Classes
 from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger, default_ledger, split_sha256
-from holdfast.certification.record import FILE_NAME, CertificateRecord, load_certificate
+from holdfast.certification.public_prompts import ScopedLedger, scope_of
 from holdfast.certification.terms import Rows
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file
+from holdfast.data.bundled import public_ids
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.examples import Example
 from holdfast.data.split_record import load_record
 from holdfast.models.content import content_of, forget_hashes
 from holdfast.models.handle import load_tokenizer
-from holdfast.records.certificate_figures import claims_of, require_figures
-from holdfast.records.certificate_table import Table, outcome_lines, read_stored
+from holdfast.records.certificate import FILE_NAME, CertificateRecord, load_certificate
+from holdfast.records.certificate_table import Table, claims_of, outcome_lines, read_stored, require_figures
+from holdfast.screening.certify_share import certify_share
+from holdfast.screening.record import load_finished
 
 _ISSUE = "it is not what the certificate was issued for: restore it, or certify again"
 
@@ -66,58 +68,54 @@ def verify(
     path = Path(path).expanduser()
     path = path / FILE_NAME if path.is_dir() else path
     try:
-        return _verified(
-            path, before=before, after=after, prompts=prompts, ledger=ledger, expect=expect, key=key,
-            trust_remote_code=trust_remote_code,
-        )  # fmt: skip
+        record = load_certificate(path)
+        if expect is not None and record.sha256 != expect.strip().lower():
+            raise CheckpointError(
+                f"{path} has sha256 {record.sha256}, expected {expect}",
+                remedy="this is another certificate than expected",
+            )
+        if key is not None:
+            from holdfast.certification.signing import verify_signature
+
+            verify_signature(path, key)
+        if record.settings["trust_remote_code"] and not trust_remote_code:
+            raise ConfigError(
+                f"{path} was issued with --trust-remote-code: to verify it, code of the models' repositories must run",
+                remedy="add --trust-remote-code if you trust that code",
+            )
+        _verify_content(record, path.parent, before, after, prompts, ledger)
     except HoldfastError:
         raise
     except (KeyError, AttributeError, TypeError, ValueError, ArithmeticError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path}: its content cannot be used ({type(error).__name__})", remedy=_ISSUE) from error
+    return record
 
 
-def _verified(
-    path: Path,
-    *,
-    before: str | Path | None,
-    after: str | Path | None,
-    prompts: str | None,
+def _verify_content(
+    record: CertificateRecord, folder: Path, before: str | Path | None, after: str | Path | None, prompts: str | None,
     ledger: Path | None,
-    expect: str | None,
-    key: Path | None,
-    trust_remote_code: bool,
-) -> CertificateRecord:
-    record = load_certificate(path)
-    if expect is not None and record.sha256 != expect.strip().lower():
-        raise CheckpointError(
-            f"{path} has sha256 {record.sha256}, expected {expect}", remedy="this is another certificate than expected"
-        )
-    if key is not None:
-        from holdfast.certification.signing import verify_signature
-
-        verify_signature(path, key)
-    if record.settings["trust_remote_code"] and not trust_remote_code:
-        raise ConfigError(
-            f"{path} was issued with --trust-remote-code: to verify it, code of the models' repositories must run",
-            remedy="add --trust-remote-code if you trust that code",
-        )
-    table = read_stored(record, path.parent)
+) -> None:  # fmt: skip
+    table = read_stored(record, folder)
     require_figures(record, table)
-    require_replies(record, table, path.parent)
-    places = {"before": before or record.places["before"], "after": after or record.places["after"]}
-    place = _ledger_path(record, ledger, prompts)
+    require_replies(record, table, folder)
+    models = {"before": before or record.places["before"], "after": after or record.places["after"]}
+    stated = Path(record.openings["ledger"])
+    place = ledger or (default_ledger(prompts) if prompts is not None and not stated.is_file() else stated)
     if isinstance(table, Rows) and record.by == "log":
-        _require_opening(record, table, Ledger(place), require_logs(record, table, *map(Path, places.values())))
-        return record
+        _require_opening(record, table, Ledger(place), require_logs(record, table, *map(Path, models.values())))
+        return
     forget_hashes()
-    in_front = model_of_run(path.parent)
-    _require_models(record, places, moved=before)
+    in_front = model_of_run(folder)
+    _require_models(record, models, moved=before)
     if in_front is not None and after is None:
         _require_in_front(record, in_front, moved=before)
     examples = _require_data(record, table, prompts or record.places["prompts"])
-    _require_tokens(record, places, moved=before)
-    _require_opening(record, table, ledger_at(place, record, examples), [example.id for example in examples])
-    return record
+    _require_tokens(record, models, moved=before)
+    book = Ledger(place)
+    if record.screening is not None:  # public prompts were entered for this model and task
+        scope = scope_of(record.bound["before_sha256"], record.screening["task_sha256"])
+        book = ScopedLedger(place, scope, public_ids(examples))
+    _require_opening(record, table, book, [example.id for example in examples])
 
 
 def model_of_run(folder: Path) -> Path | None:
@@ -195,54 +193,59 @@ def _require_data(record: CertificateRecord, rows: Table, source: str | None) ->
         raise CheckpointError("the table's clusters or categories are not those of the prompts", remedy=_ISSUE)
     if sequential and found.ids != ids:
         raise CheckpointError("the prompts are in another order than when they were measured", remedy=_ISSUE)
-    if record.screening is None:
-        _require_splits(record, ids)
-    else:
-        require_share(record, rows, measured)
+    place, stated_sha256 = record.places["splits"], record.bound["splits_sha256"]
+    if place is None:
+        if stated_sha256 is not None or record.screening is not None:
+            raise CheckpointError("the certificate binds a split record but names none", remedy=_ISSUE)
+        return measured
+    what = "split record" if record.screening is None else "record of its screening"
+    if not Path(place).is_file():
+        raise CheckpointError(f"the run's {what} {place} is missing", remedy=_ISSUE)
+    _same(f"the run's {what} {place}", stated_sha256, sha256_file(Path(place)))
+    if record.screening is not None:
+        _require_share(record, rows, measured, Path(place))
+    elif set(ids) != set(load_record(Path(place).parent).ids["certify"]):
+        raise CheckpointError(f"the prompts are not the certify share of {place}", remedy=_ISSUE)
     return measured
 
 
-def _require_splits(record: CertificateRecord, ids: list[str]) -> None:
-    place, stated = record.places["splits"], record.bound["splits_sha256"]
-    if place is None:
-        if stated is not None:
-            raise CheckpointError("the certificate binds a split record but names none", remedy=_ISSUE)
-        return
-    if not Path(place).is_file():
-        raise CheckpointError(f"the run's split record {place} is missing", remedy=_ISSUE)
-    _same(f"the run's split record {place}", stated, sha256_file(Path(place)))
-    certify = load_record(Path(place).parent).ids["certify"]
-    if set(ids) != set(certify):
-        raise CheckpointError(f"the prompts are not the certify share of {place}", remedy=_ISSUE)
+def _require_share(record: CertificateRecord, table: Table, examples: list[Example], place: Path) -> None:
+    """What the certificate says of screening follows from its record, and the prompts are its certify share."""
+    stated = record.screening or {}
+    if len(public_ids(examples)) != stated["public"]:
+        raise CheckpointError(
+            f"{len(public_ids(examples))} of the certificate's prompts ship with this version of holdfast, and it says "
+            f"{stated['public']}",
+            remedy=f"verify with the version that issued it: holdfast {record.versions.get('holdfast', 'as recorded')}",
+        )
+    screening, made = load_finished(place.parent)
+    names = [name for name in stated["sets"] if name in screening.sets and name in made["sets"]]
+    share = certify_share(screening, {name: made["sets"][name]["keep"] for name in names}, made["task_content_sha256"])
+    if share.block() != stated:
+        raise CheckpointError(f"the certificate's figures of screening are not those of {place}", remedy=_ISSUE)
+    if set(share.keep) != {example.id for example in examples}:
+        raise CheckpointError(f"the prompts are not the certify share in {place}", remedy=_ISSUE)
+    kept = table.keep if isinstance(table, Classes) else None
+    if kept is not None and list(kept) != [share.keep[name] for name in table.ids]:
+        raise CheckpointError(f"what the table's prompts keep is not what {place} says", remedy=_ISSUE)
 
 
 def _require_tokens(record: CertificateRecord, models: dict[str, Any], *, moved: str | Path | None) -> None:
-    choice = record.settings["tokenizer"]
-    sides = {"own": ("before", "after"), "after": ("after",)}.get(choice, ("before",))
-    found = [_tokenizer(record, side, models[side], moved) for side in sides]
+    sides = {"own": ("before", "after"), "after": ("after",)}.get(record.settings["tokenizer"], ("before",))
+    tokenizers = [_tokenizer(record, side, models[side], moved) for side in sides]
     for name, digest in (("tokenizer", tokenizer_sha256), ("template", template_sha256)):
-        digests = dict.fromkeys(digest(one) for one in found)
-        both = len(found) > 1 and "+" in record.bound[f"{name}_sha256"]
-        joined = "+".join(digest(one) for one in found) if both else next(iter(digests))
-        _same(f"the {name}", record.bound[f"{name}_sha256"], joined)
+        stated, digests = record.bound[f"{name}_sha256"], [digest(tokenizer) for tokenizer in tokenizers]
+        _same(f"the {name}", stated, "+".join(digests) if "+" in stated else digests[0])
 
 
 def _tokenizer(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> Any:
-    settings = record.settings
-    trust = bool(settings["trust_remote_code"])
+    trust = bool(record.settings["trust_remote_code"])
     try:
-        return load_tokenizer(ref, revision=settings[f"{side}_revision"], trust_remote_code=trust)
+        return load_tokenizer(ref, revision=record.settings[f"{side}_revision"], trust_remote_code=trust)
     except ConfigError as error:
         if moved is None:
             raise CheckpointError(f"the tokenizer cannot be found: {error.what}", remedy=error.remedy) from error
         return load_tokenizer(moved, trust_remote_code=trust)
-
-
-def _ledger_path(record: CertificateRecord, ledger: Path | None, prompts: str | None) -> Path:
-    if ledger is not None:
-        return ledger
-    stated = Path(record.openings["ledger"])
-    return default_ledger(prompts) if prompts is not None and not stated.is_file() else stated
 
 
 def _require_opening(record: CertificateRecord, rows: Table, ledger: Ledger, ids: list[str]) -> None:
@@ -266,11 +269,7 @@ def _require_opening(record: CertificateRecord, rows: Table, ledger: Ledger, ids
 
 
 def require_entered(record: CertificateRecord, table: Table, ids: list[str], ledger: Ledger) -> None:
-    """The ledger holds the opening that the certificate names, and it came to what the table says.
-
-    Raises:
-        CheckpointError: it holds none for this claim, another number, or another outcome.
-    """
+    """The ledger holds the opening that the certificate names, and it came to what the table says."""
     entry = ledger.find(record.openings["claim"], ids)
     stated = (record.openings["declared"], record.openings["this"])
     if entry is None or (entry.declared, entry.number) != stated:

@@ -71,59 +71,45 @@ def read_signers(path: Path) -> list[Signer]:
         raise ConfigError(f"{path} holds a private key", remedy=f"name the public key, usually {path}.pub")
     if len(data) > LONGEST:
         raise ConfigError(f"{path} has more than {LONGEST} bytes", remedy=_EXPECTED)
-    found, others = [], set()
+    signers, others = [], set()
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
-            kind, signer = _read_line(path, number, line)
+            kind, signer = _read_line(f"{path}, line {number}", number, line)
             if signer is None:
                 others.add(kind)
             else:
-                found.append(signer)
-    if not found:
+                signers.append(signer)
+    if not signers:
         other = f" (it has {', '.join(sorted(others))})" if others else ""
         raise ConfigError(f"{path} holds no {ALGORITHM} key{other}", remedy=_EXPECTED)
-    return found
+    return signers
 
 
-def _read_line(path: Path, number: int, line: str) -> tuple[str, Signer | None]:
+def _read_line(where: str, number: int, line: str) -> tuple[str, Signer | None]:
     """The key's kind, and the signer where that is ed25519."""
     words = _WORD.findall(line)
     place = next((i for i, word in enumerate(words[:3]) if _KINDS.fullmatch(word)), None)
     if place is None or len(words) < place + 2:
-        raise ConfigError(f"{path}, line {number}: no public key", remedy=_EXPECTED)
+        raise ConfigError(f"{where}: no public key", remedy=_EXPECTED)
     kind = words[place]
     if kind != ALGORITHM:
         return kind, None
-    options = _read_options(path, number, words[1]) if place == 2 else ()
+    written = words[1] if place == 2 else ""
+    if _OPTION.sub("", written):
+        raise ConfigError(f"{where}: options that make no sense", remedy=_EXPECTED)
     try:
         key = load_ssh_public_key(f"{kind} {words[place + 1]}".encode())
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PublicKey):
-        raise ConfigError(f"{path}, line {number}: not a valid {ALGORITHM} key", remedy=_EXPECTED)
+        raise ConfigError(f"{where}: not a valid {ALGORITHM} key", remedy=_EXPECTED)
     name = words[0].strip('"') if place else " ".join(words[place + 2 :])
-    return kind, Signer(key.public_bytes_raw(), name, number, options)
-
-
-def _read_options(path: Path, number: int, written: str) -> tuple[tuple[str, str], ...]:
-    found, place = [], 0
-    while place < len(written):
-        match = _OPTION.match(written, place)
-        if match is None:
-            raise ConfigError(f"{path}, line {number}: options that make no sense", remedy=_EXPECTED)
-        found.append((match[1], match[2] or ""))
-        place = match.end()
-    return tuple(found)
+    return kind, Signer(key.public_bytes_raw(), name, number, tuple(_OPTION.findall(written)))
 
 
 def _matches(namespace: str, patterns: str) -> bool:
     """Whether a pattern list of OpenSSH (`*` and `?`; `!` excludes) names the namespace."""
-    named = False
-    for pattern in patterns.split(","):
-        excluded = pattern.startswith("!")
-        # fnmatch would read [...] as a set, which OpenSSH does not.
-        if fnmatchcase(namespace, pattern.removeprefix("!").replace("[", "[[]")):
-            if excluded:
-                return False
-            named = True
-    return named
+    # fnmatch would read [...] as a set, which OpenSSH does not.
+    split = [pattern.replace("[", "[[]") for pattern in patterns.split(",")]
+    matching = [p for p in split if fnmatchcase(namespace, p.removeprefix("!"))]
+    return bool(matching) and not any(pattern.startswith("!") for pattern in matching)

@@ -7,7 +7,7 @@ confidences are therefore read as the decimals they print as, and only then comp
 from __future__ import annotations
 
 import math
-from decimal import ROUND_FLOOR, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from numbers import Integral, Real
 
@@ -16,6 +16,7 @@ from holdfast.core.errors import ConfigError, DataError
 # Alphas and bounds live on a grid of ten significant digits, a hundred times coarser than the twelve kept of a
 # p-value, so that rounding can never make `p_value <= level` and `upper_bound <= alpha` disagree.
 GRID = Context(prec=10, rounding=ROUND_FLOOR)
+CEILING = Context(prec=10, rounding=ROUND_CEILING)
 # Below one half a bound covers less often than it misses; and 0.05 is a slip for 0.95.
 LEAST_CONFIDENCE = 0.5
 LARGEST_COUNT = 10**15  # beyond it, n and n - 1 round to the same beta parameters

@@ -21,18 +21,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from holdfast.certification.arguments import exact
 from holdfast.certification.categories import certify_categories
 from holdfast.certification.certificate import Certificate, certify_counts
-from holdfast.certification.enough import require_categories, require_enough
 from holdfast.certification.learn_then_test import STRENGTHS, Tested, fixed_sequence, largest
 from holdfast.certification.order_statistic import smallest_tau
 from holdfast.certification.sequential import EProcess
 from holdfast.certification.share import Counted, ShareTest, grouped
-from holdfast.certification.statement import confident, statement
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.statement import statement
+from holdfast.certification.terms import Rows, Terms, require_categories, require_enough
 from holdfast.core.errors import CheckpointError
 
 __all__ = ["Rows", "Terms", "assess", "require_categories", "require_enough", "tested_at"]
@@ -65,10 +63,8 @@ def _figures(test: ShareTest) -> dict[str, Any]:
 def _fixed(rows: Rows, terms: Terms) -> dict[str, Any]:
     test = terms.test(rows)
     tau = smallest_tau(rows.degradation, lambda value: terms.test(rows, value).certified)
-    return _figures(test) | {
-        "statement": statement(test, terms.said, terms.openings, terms.claims),
-        "certified_tau": tau,
-    }
+    said = statement(test, terms.said, terms.openings, terms.claims)
+    return _figures(test) | {"statement": said, "certified_tau": tau}
 
 
 def _finite_pool(rows: Rows, terms: Terms) -> dict[str, Any]:
@@ -95,10 +91,7 @@ def _sequential(rows: Rows, terms: Terms) -> dict[str, Any]:
     process = EProcess(terms.alpha, terms.confidence, parts=terms.parts)
     process.update_many(rows.regressed(terms.tau))
     (groups, prompts), said = _counts(rows, terms), terms.claim()
-    at, counts = (
-        f"{confident(terms.confidence, terms.openings, terms.claims)} at every look",
-        terms.found(groups, prompts),
-    )
+    at, counts = f"{terms.confident} at every look", terms.counts(groups, prompts)
     exceeded = process.regressions > exact(terms.alpha) * process.n
     if process.certified and not exceeded:
         text = f"{at}, {said} (shown after {process.certified_at} prompts; {counts})."
@@ -120,7 +113,8 @@ def _sequential(rows: Rows, terms: Terms) -> dict[str, Any]:
 def _per_category(rows: Rows, terms: Terms) -> dict[str, Any]:
     if any(name is None for name in rows.category):
         raise _unfit("prompts without a category")
-    pieces = {name: rows.at(_in(rows, name)) for name in sorted({str(c) for c in rows.category})}
+    labels = np.array(rows.category, dtype=object)
+    pieces = {name: rows.at(labels == name) for name in sorted(set(labels))}
     verdicts = certify_categories(
         {name: (piece.regressed(terms.tau), piece.cluster) for name, piece in pieces.items()},
         terms.alpha, terms.confidence, openings=terms.parts, drawn=terms.drawn, max_weight=terms.max_weight,
@@ -130,7 +124,7 @@ def _per_category(rows: Rows, terms: Terms) -> dict[str, Any]:
     groups, prompts = _counts(rows, terms)
     unit = prompts if terms.drawn == "rows" else groups
     said = terms.claim(replace(terms.said, source=f"{terms.said.source} in each of {len(verdicts)} categories"))
-    at = f"{confident(terms.confidence, terms.openings, terms.claims)} for all categories together"
+    at = f"{terms.confident} for all categories together"
     failed = f"Not certified: that {said} is not shown ({passed} of {len(verdicts)} categories are certified)."
     return {
         "certified": certified, "statement": f"{at}, {said}." if certified else failed,
@@ -155,12 +149,11 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
     # alpha holds for the strengths before it; when all passed, the largest bound.
     stopped = chosen is not None and not tested[-1].passed
     bound = terms.alpha if stopped else max(test.upper_bound for test in tests.values())
-    said, counts = terms.claim(), terms.found(shown.groups, shown.rows)
-    at = confident(terms.confidence, terms.openings, terms.claims)
+    said, counts = terms.claim(), terms.counts(shown.groups, shown.rows)
     if chosen is None:
         text = f"Not certified: not even at strength {tested[-1].strength:g} is it shown that {said} ({counts})."
     else:
-        text = f"{at}, at adapter strength {chosen:g}, the largest that passed, {said} ({counts})."
+        text = f"{terms.confident}, at adapter strength {chosen:g}, the largest that passed, {said} ({counts})."
     return _figures(shown) | {
         "certified": chosen is not None, "statement": text, "upper_bound": bound,
         "examples": int(np.count_nonzero(rows.strength == measured[0])),
@@ -181,10 +174,6 @@ def _counts(rows: Rows, terms: Terms) -> tuple[Counted, Counted]:
     """Groups and prompts, counted only."""
     sizes, bad = grouped(rows.regressed(terms.tau), rows.cluster)
     return Counted(len(bad), int(np.count_nonzero(bad))), Counted(int(sizes.sum()), int(bad.sum()))
-
-
-def _in(rows: Rows, name: str) -> NDArray[np.bool_]:
-    return np.array([category == name for category in rows.category], dtype=np.bool_)
 
 
 def _unfit(what: str) -> CheckpointError:

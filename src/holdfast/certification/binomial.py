@@ -7,18 +7,19 @@ P(Bin(n, U) <= k) = delta, so U <= alpha exactly when the test certifies.
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Context, Decimal
+from bisect import bisect_left
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincc, betainccinv, betaincinv
 
-from holdfast.certification.arguments import GRID, confidence_level, count, grid_alpha, tally
+from holdfast.certification.arguments import CEILING, GRID, LARGEST_COUNT, confidence_level, count, grid_alpha, tally
 from holdfast.core.errors import ConfigError
 
 DIGITS = 12  # kept of a probability: betaincc is good to more, and ties such as 1 - 0.95 = 0.05 stay ties
-_LARGEST = 10**15  # beyond it, n and n - 1 round to the same beta parameters
 
 
 def p_value(regressions: int, n: int, alpha: float) -> float:
@@ -37,12 +38,15 @@ def upper_bound(regressions: int, n: int, confidence: float = 0.95, *, parts: in
     level = confidence_level(confidence, parts)
     if k == n:
         return 1.0
-    bound = Context(prec=GRID.prec, rounding=ROUND_CEILING).create_decimal(
-        repr(float(betainccinv(k + 1, n - k, level)))
-    )
-    while (lower := GRID.next_minus(bound)) > 0 and tail(k, n, float(lower)) <= level:
+    return smallest_rate(float(betainccinv(k + 1, n - k, level)), lambda rate: float(tail(k, n, rate)), level)
+
+
+def smallest_rate(guess: float, p_value: Callable[[float], float], level: float) -> float:
+    """Returns the smallest rate of ten significant digits whose p-value is at most the level, searched from a guess."""
+    bound = CEILING.create_decimal(repr(guess))
+    while (lower := GRID.next_minus(bound)) > 0 and p_value(float(lower)) <= level:
         bound = lower
-    while bound < 1 and tail(k, n, float(bound)) > level:
+    while bound < 1 and p_value(float(bound)) > level:
         bound = GRID.next_plus(bound)
     return float(min(bound, Decimal(1)))
 
@@ -58,30 +62,22 @@ def fewest_prompts(alpha: float, confidence: float = 0.95, regressions: int = 0,
     """Returns the smallest n at which `regressions` still certify; for none it is ceil(ln delta / ln(1 - alpha))."""
     k, rate = count("regressions", regressions), grid_alpha(alpha)
     level = confidence_level(confidence, parts)
-    above = k + 1
-    while tail(k, above, rate) > level:
-        above *= 2
-        if above > _LARGEST:
-            raise ConfigError(
-                f"alpha = {alpha!r} at confidence {confidence!r} needs more than {_LARGEST:.0e} prompts",
-                remedy="choose a larger alpha",
-            )
-    below = k  # n = k prompts that all regressed never certify
-    while above - below > 1:
-        middle = (above + below) // 2
-        below, above = (below, middle) if tail(k, middle, rate) <= level else (middle, above)
-    return above
+    sizes = range(k + 1, LARGEST_COUNT + 1)  # n = k prompts that all regressed never certify
+    place = bisect_left(sizes, True, key=lambda n: bool(tail(k, n, rate) <= level))
+    if place == len(sizes):
+        raise ConfigError(
+            f"alpha = {alpha!r} at confidence {confidence!r} needs more than {LARGEST_COUNT:.0e} prompts",
+            remedy="choose a larger alpha",
+        )
+    return sizes[place]
 
 
 def most_regressions(n: int, alpha: float, confidence: float = 0.95, *, parts: int = 1) -> int | None:
     """Returns the largest number of regressions among n prompts that certifies; None when even 0 does not."""
     _, n = tally(0, n)
     rate, level = grid_alpha(alpha), confidence_level(confidence, parts)
-    low, high = -1, n  # low certifies (or stands for none), high does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if tail(middle, n, rate) <= level else (low, middle)
-    return low if low >= 0 else None
+    too_many = bisect_left(range(n), True, key=lambda k: bool(tail(k, n, rate) > level))
+    return too_many - 1 if too_many else None
 
 
 def tail(k: Any, n: Any, rate: float) -> NDArray[np.float64]:

@@ -13,14 +13,13 @@ c = 1 and groups of one prompt, E is the e-value of `sequential`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.certification.arguments import GRID, confidence_level, grid_alpha
-from holdfast.certification.binomial import rounded
+from holdfast.certification.arguments import confidence_level, grid_alpha
+from holdfast.certification.binomial import rounded, smallest_rate
 from holdfast.certification.sequential import MIXTURE
 
 # lambda (1 - alpha) c: the mixture of the e-process, where p1 = (1 - share) alpha.
@@ -74,12 +73,7 @@ def upper_bound(
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (low, middle) if middle < 1 and p(middle) <= level else (middle, high)
-    bound = Context(prec=GRID.prec, rounding=ROUND_CEILING).create_decimal(repr(high))
-    while (lower := GRID.next_minus(bound)) > 0 and p(float(lower)) <= level:
-        bound = lower
-    while bound < 1 and p(float(bound)) > level:
-        bound = GRID.next_plus(bound)
-    return float(min(bound, Decimal(1)))
+    return smallest_rate(high, p, level)
 
 
 def _p_of(sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int) -> Callable[[float], float]:

@@ -1,4 +1,4 @@
-"""A share tested in every category at once: the test of `share` in each, Holm's correction over all."""
+"""A share tested in every category at once: the test of `share` in each, Holm's step-down correction over all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.certification import binomial
-from holdfast.certification.arguments import confidence_level, count, rate
+from holdfast.certification.arguments import confidence_level, count, number, rate
 from holdfast.certification.certificate import require_enough
-from holdfast.certification.holm import adjusted
 from holdfast.certification.share import Counted, share_test
 from holdfast.core.errors import DataError
 
@@ -46,6 +45,24 @@ class CategoryVerdict:
     def to_json(self) -> dict[str, Any]:
         """Returns the fields by name."""
         return asdict(self)
+
+
+def adjusted(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Returns the adjusted p-values, keyed and ordered as given.
+
+    With p_(1) <= ... <= p_(m): adjusted p_(i) = max over j <= i of min(1, (m - j + 1) p_(j)). Rejecting those at most
+    delta makes a false rejection among all m with probability at most delta.
+    """
+    if not p_values:
+        raise DataError("no p-values, expected at least one", remedy="pass one p-value per claim")
+    for name, p in p_values.items():
+        if not 0 <= number(p) <= 1:
+            raise DataError(f"p-value of {name!r} is {p!r}, expected 0 <= p <= 1", remedy="pass p-values")
+    largest, corrected = 0.0, {}
+    for place, name in enumerate(sorted(p_values, key=lambda key: p_values[key])):
+        largest = max(largest, min(1.0, (len(p_values) - place) * float(p_values[name])))
+        corrected[name] = largest
+    return {name: corrected[name] for name in p_values}
 
 
 def certify_categories(
@@ -88,15 +105,9 @@ def certify_categories(
 
     return {
         name: CategoryVerdict(
-            n=one.unit.n,
-            regressions=one.unit.regressions,
-            groups=one.groups,
-            rows=one.rows,
-            p_value=one.p_value,
-            adjusted_p=corrected[name],
-            upper_bound=bound(name, corrected[name] <= level),
-            certified=corrected[name] <= level,
+            one.unit.n, one.unit.regressions, one.groups, one.rows, one.p_value, corrected[name],
+            upper_bound=bound(name, corrected[name] <= level), certified=corrected[name] <= level,
             needed=needed if one.unit.n < needed else None,
         )
         for name, one in alone.items()
-    }
+    }  # fmt: skip

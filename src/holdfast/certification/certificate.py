@@ -110,9 +110,6 @@ def require_enough(n: int, needed: int, alpha: float, confidence: float, shares:
         needed: that number.
         shares: tests that share 1 - confidence.
         unit: what is counted.
-
-    Raises:
-        InfeasibleError: with the number needed.
     """
     if n >= needed:
         return

@@ -84,16 +84,9 @@ def compare_prompts(
     table = (both, only_a, only_b, len(a) - both - only_a - only_b)
     lower, upper = newcombe_interval(*table, confidence)
     return PromptComparison(
-        len(a),
-        *table,
-        rate_a=float(a.mean()),
-        rate_b=float(b.mean()),
-        difference=(only_a - only_b) / len(a),
-        lower=lower,
-        upper=upper,
-        p_value=mcnemar_p_value(only_a, only_b),
-        confidence=float(confidence),
-    )
+        len(a), *table, rate_a=float(a.mean()), rate_b=float(b.mean()), difference=(only_a - only_b) / len(a),
+        lower=lower, upper=upper, p_value=mcnemar_p_value(only_a, only_b), confidence=float(confidence),
+    )  # fmt: skip
 
 
 def mcnemar_p_value(only_a: int, only_b: int) -> float:
@@ -127,7 +120,12 @@ def newcombe_interval(both: int, only_a: int, only_b: int, neither: int, confide
 
 def compare_seeds(differences: Sequence[float], confidence: float = 0.95) -> SeedComparison:
     """Returns mean +- t_{S-1} sd / sqrt(S) of S seed-level paired differences, one number per seed."""
-    values = np.array([_difference(x) for x in differences])
+    for value in differences:
+        if not math.isfinite(number(value)):
+            raise DataError(
+                f"a seed's difference is {value!r}, expected a finite number", remedy="pass one number per seed"
+            )
+    values = np.array(differences, dtype=np.float64)
     seeds = len(values)
     if seeds < 2:
         raise DataError(
@@ -162,9 +160,3 @@ def _outcomes(name: str, violated: Sequence[bool] | NDArray[np.bool_]) -> NDArra
             remedy="pass one truth value per prompt: whether it violates",
         )
     return values
-
-
-def _difference(value: object) -> float:
-    if math.isfinite(x := number(value)):
-        return x
-    raise DataError(f"a seed's difference is {value!r}, expected a finite number", remedy="pass one number per seed")

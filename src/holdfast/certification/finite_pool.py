@@ -8,6 +8,7 @@ certifies when P(Hyp(N, K0, n) <= k) <= delta. A sample of the whole list settle
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 
@@ -28,33 +29,23 @@ def upper_count(regressions: int, n: int, pool: int, confidence: float = 0.95, *
     """Returns the largest number of bad prompts in the list that the sample does not rule out at delta/parts."""
     k, n, pool = _sample(regressions, n, pool)
     level = confidence_level(confidence, parts)
-    low, high = k, pool - (n - k) + 1  # k bad ones were seen and n - k good ones
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if tail(k, n, pool, middle) > level else (low, middle)
-    return low
+    # k bad ones were seen and n - k good ones
+    return k + bisect_left(range(k + 1, pool - (n - k) + 1), True, key=lambda bad: tail(k, n, pool, bad) <= level)
 
 
 def most_regressions(n: int, pool: int, alpha: float, confidence: float = 0.95, *, parts: int = 1) -> int | None:
     """Returns the largest number of regressions in the sample that certifies; None when even 0 does not."""
     _, n, pool = _sample(0, n, pool)
     level, bad = confidence_level(confidence, parts), allowed_bad(pool, alpha) + 1
-    low, high = -1, n
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if tail(middle, n, pool, bad) <= level else (low, middle)
-    return low if low >= 0 else None
+    too_many = bisect_left(range(n), True, key=lambda k: tail(k, n, pool, bad) > level)
+    return too_many - 1 if too_many else None
 
 
 def fewest_prompts(pool: int, alpha: float, confidence: float = 0.95, *, parts: int = 1) -> int:
     """Returns the smallest sample that certifies the list when it holds no bad prompt; at most the whole list."""
     pool = count("pool", pool, least=1)
     level, bad = confidence_level(confidence, parts), allowed_bad(pool, alpha) + 1
-    low, high = 0, pool
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if tail(0, middle, pool, bad) <= level else (middle, high)
-    return high
+    return 1 + bisect_left(range(1, pool), True, key=lambda n: tail(0, n, pool, bad) <= level)
 
 
 def allowed_bad(pool: int, alpha: float) -> int:

@@ -144,9 +144,8 @@ def kept_groups(groups: Sequence[int], kept: Sequence[bool]) -> tuple[int, int]:
         groups: the label of each prompt's group of near-duplicates.
         kept: whether each prompt's behaviour was kept.
     """
-    lost = {group for group, one in zip(groups, kept, strict=True) if not one}
-    every = set(groups)
-    return len(every - lost), len(every)
+    lost = {group for group, whole in zip(groups, kept, strict=True) if not whole}
+    return len(set(groups) - lost), len(set(groups))
 
 
 def failures(figures: Mapping[str, Kept]) -> Iterator[tuple[str, str]]:

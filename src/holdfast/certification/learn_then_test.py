@@ -52,7 +52,12 @@ def fixed_sequence(strengths: Sequence[float], test: Callable[[float], Tested], 
 
     `test` measures one strength; it is not called after a failure.
     """
-    _require_increasing(strengths)
+    finite = len(strengths) > 0 and all(math.isfinite(s) and s > 0 for s in strengths)
+    if not finite or any(b <= a for a, b in itertools.pairwise(strengths)):
+        raise ConfigError(
+            f"strengths = {list(strengths)}, expected positive numbers in increasing order",
+            remedy="use the default 0.1, 0.2, ..., 1.0",
+        )
     if isinstance(level, bool) or not 0 < level < 1:
         raise ConfigError(f"level = {level!r}, expected 0 < level < 1", remedy="pass delta, such as 0.05")
     tested: list[Tested] = []
@@ -66,18 +71,5 @@ def fixed_sequence(strengths: Sequence[float], test: Callable[[float], Tested], 
 
 def largest(tested: Sequence[Tested]) -> float | None:
     """Returns the last strength before the first failure; None when the first failed."""
-    chosen = None
-    for outcome in tested:
-        if not outcome.passed:
-            break
-        chosen = outcome.strength
-    return chosen
-
-
-def _require_increasing(strengths: Sequence[float]) -> None:
-    finite = len(strengths) > 0 and all(math.isfinite(s) and s > 0 for s in strengths)
-    if not finite or any(b <= a for a, b in itertools.pairwise(strengths)):
-        raise ConfigError(
-            f"strengths = {list(strengths)}, expected positive numbers in increasing order",
-            remedy="use the default 0.1, 0.2, ..., 1.0",
-        )
+    passed = list(itertools.takewhile(lambda outcome: outcome.passed, tested))
+    return passed[-1].strength if passed else None

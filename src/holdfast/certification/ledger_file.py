@@ -55,11 +55,7 @@ def default_ledger(source: str) -> Path:
 
 
 def require_writable_ledger(path: Path) -> None:
-    """Refuse a ledger in which no opening can be entered, before anything is measured.
-
-    Raises:
-        ConfigError: its folder cannot be written or made.
-    """
+    """Refuse a ledger in which no opening can be entered, before anything is measured."""
     if (there := unwritable(path.parent)) is not None:
         raise ConfigError(
             f"the ledger of openings {path} cannot be written: {there} is "

@@ -21,7 +21,8 @@ can be refused before it spends the share. The file (`ledger_file.py`) holds ids
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,25 @@ from typing import Any
 from holdfast.certification.arguments import confidence_level
 from holdfast.certification.claim import Claim
 from holdfast.certification.ledger_file import default_ledger, read_ledger, require_writable_ledger, split_sha256
-from holdfast.certification.look_count import Used, counted, looks_used, next_number
-from holdfast.certification.recognition import note_marks, shared_prompts
-from holdfast.certification.sequence_order import continued, require_order_unseen
+from holdfast.certification.looks import (
+    Used,
+    continued,
+    counted,
+    looks_used,
+    next_number,
+    note_marks,
+    require_order_unseen,
+    shared_prompts,
+)
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.core.file_lock import locked
-from holdfast.core.files import write_json
+from holdfast.core.files import json_text, write_text
 from holdfast.core.hashing import sha256_lines
 
 __all__ = ["Closed", "Ledger", "Opening", "Used", "default_ledger", "split_sha256"]
+
+Texts = Mapping[str, str] | None
+"""By id, the prompt's mark (`data/prompt_marks.py`): a hash of its text, and hashes of its shingles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +75,46 @@ class Closed:
 
 
 class Ledger:
-    """The openings written in one file.
-
-    Args:
-        path: of the file; made at the first entry.
-    """
+    """The openings written in one file, which is made at the first entry."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def _name(self, prompt: str) -> str:
+        """The id that a prompt is entered under."""
+        return prompt
+
+    def _names(self, ids: Sequence[str]) -> list[str]:
+        return [self._name(prompt) for prompt in ids]
+
+    def _marks(self, texts: Texts) -> dict[str, str]:
+        """The marks that prompts are entered with, by the ids they are entered under."""
+        return dict(texts or {})
+
+    @contextmanager
+    def _changed(self) -> Iterator[dict[str, Any]]:
+        """The content, written back where it was changed and nothing was raised."""
+        with locked(self.path):
+            state = read_ledger(self.path)
+            before = json_text(state)
+            yield state
+            if (after := json_text(state)) != before or not self.path.exists():
+                write_text(self.path, after)
+
     def check(
-        self,
-        claim: Claim,
-        ids: Sequence[str],
-        *,
-        declared: int | None = None,
-        sequential: bool = False,
-        texts: Mapping[str, str] | None = None,
-    ) -> Opening:
+        self, claim: Claim, ids: Sequence[str], *, declared: int | None = None, sequential: bool = False,
+        texts: Texts = None,
+    ) -> Opening:  # fmt: skip
         """What `open` would return or refuse, with nothing written."""
         require_writable_ledger(self.path)
-        return _enter(read_ledger(self.path), claim, ids, declared, sequential, texts or {})
+        state, marks = read_ledger(self.path), self._marks(texts)
+        entry = _enter(state, claim, self._names(ids), declared, sequential, marks)
+        return _opening(entry, ids)
 
     def open(
-        self,
-        claim: Claim,
-        ids: Sequence[str],
-        *,
-        declared: int | None = None,
-        sequential: bool = False,
-        texts: Mapping[str, str] | None = None,
-        label: str | None = None,
-    ) -> Opening:
+        self, claim: Claim, ids: Sequence[str], *, declared: int | None = None, sequential: bool = False,
+        texts: Texts = None, label: str | None = None,
+    ) -> Opening:  # fmt: skip
         """Enter an opening, unless this very one is there already.
 
         Args:
@@ -103,7 +122,6 @@ class Ledger:
             ids: of the prompts; for `sequential` in the order in which they arrived.
             declared: how often these prompts may be opened; None takes what was declared, or 1.
             sequential: the prompts may grow at the end without a new opening.
-            texts: by id, the prompt's mark (`data/prompt_marks.py`): a hash of its text, and hashes of its shingles.
             label: whose opening it is, for people: the run's or output's folder.
 
         Raises:
@@ -112,62 +130,53 @@ class Ledger:
             CheckpointError: the ledger is damaged.
         """
         require_writable_ledger(self.path)
-        with locked(self.path):
-            state = read_ledger(self.path)
-            found = _enter(state, claim, ids, declared, sequential, texts or {}, label)
-            write_json(self.path, state)
-        return found
+        with self._changed() as state:
+            entry = _enter(state, claim, self._names(ids), declared, sequential, self._marks(texts), label)
+        return _opening(entry, ids)
 
-    def record_look(self, look: str, ids: Sequence[str], *, texts: Mapping[str, str] | None = None) -> None:
-        """Enter an audit of these prompts (`look_sha256`): it counts when something else is certified on them.
-
-        Args:
-            texts: by id, the prompt's mark, as for `open`.
-        """
-        _require_ids(ids)
+    def record_look(self, look: str, ids: Sequence[str], *, texts: Texts = None) -> None:
+        """Enter an audit of these prompts (`look_sha256`): it counts when something else is certified on them."""
         require_writable_ledger(self.path)
-        entry = {"split": split_sha256(ids), "look": look}
-        with locked(self.path):
-            state = read_ledger(self.path)
-            if note_marks(state, texts or {}) or entry not in state["looks"]:
-                state["splits"].setdefault(entry["split"], sorted(ids))
-                state["looks"] = [*(one for one in state["looks"] if one != entry), entry]
-                write_json(self.path, state)
+        self._note("looks", {"look": look}, ids, texts)
 
-    def close(
-        self, run: str, name: str, ids: Sequence[str], *, declared: int, texts: Mapping[str, str] | None = None
-    ) -> None:
+    def close(self, run: str, name: str, ids: Sequence[str], *, declared: int, texts: Texts = None) -> None:
         """Enter the certify share of a run's safety set `name`, which stays closed until it is opened.
 
         Args:
             run: its folder.
             declared: how often the share may be opened, as the run file says.
-            texts: by id, the prompt's mark, as for `open`.
         """
-        _require_ids(ids)
-        entry = {"run": run, "set": name, "split": split_sha256(ids), "declared": declared}
-        with locked(self.path):
-            state = read_ledger(self.path)
-            if note_marks(state, texts or {}) or entry not in state["closed"]:
-                others = [one for one in state["closed"] if (one["run"], one["set"]) != (run, name)]
-                state["splits"].setdefault(entry["split"], sorted(ids))
-                state["closed"] = [*others, entry]
-                write_json(self.path, state)
+        self._note("closed", {"run": run, "set": name, "declared": declared}, ids, texts)
 
-    def closed(self, ids: Sequence[str], *, texts: Mapping[str, str] | None = None) -> list[Closed]:
+    def _note(self, key: str, entry: dict[str, Any], ids: Sequence[str], texts: Texts) -> None:
+        names = self._names(ids)
+        _require_ids(names)
+        split = split_sha256(names)
+        with self._changed() as state:
+            note_marks(state, self._marks(texts))
+            state["splits"].setdefault(split, sorted(names))
+            entry |= {"split": split}
+            if entry not in state[key]:
+                if key == "closed":  # a run's set is closed once
+                    of = (entry["run"], entry["set"])
+                    state[key] = [other for other in state[key] if (other["run"], other["set"]) != of]
+                state[key].append(entry)
+
+    def closed(self, ids: Sequence[str], *, texts: Texts = None) -> list[Closed]:
         """Which of these prompts are closed for the certification of a run: its folder is there, an opening is left."""
-        state = read_ledger(self.path)
-        found = []
+        state, marks = read_ledger(self.path), self._marks(texts)
+        given = {self._name(prompt): prompt for prompt in ids}
+        shares = []
         for entry in state["closed"]:
             share = state["splits"][entry["split"]]
             if Path(entry["run"]).exists() and looks_used(state, share, {}).count < entry["declared"]:
-                mine = shared_prompts(state, ids, texts or {}, share)
-                found += [Closed(entry["run"], tuple(sorted(mine)), entry["declared"])] if mine else []
-        return found
+                mine = sorted(given[name] for name in shared_prompts(state, list(given), marks, share))
+                shares += [Closed(entry["run"], tuple(mine), entry["declared"])] if mine else []
+        return shares
 
-    def used(self, ids: Sequence[str], texts: Mapping[str, str] | None = None) -> Used:
+    def used(self, ids: Sequence[str], texts: Texts = None) -> Used:
         """How often these prompts, or some of them, were looked at; a further claim would be one look more."""
-        return looks_used(read_ledger(self.path), ids, texts or {})
+        return looks_used(read_ledger(self.path), self._names(ids), self._marks(texts))
 
     def settle(self, claim: str, ids: Sequence[str], outcome: Sequence[str], *, first_stands: bool = True) -> None:
         """Keep what an opening came to. Where measuring again may come to something else, the first outcome stands.
@@ -181,9 +190,8 @@ class Ledger:
         Raises:
             InfeasibleError: it came to something else before.
         """
-        with locked(self.path):
-            state = read_ledger(self.path)
-            entry = _same(state, claim, split_sha256(ids))
+        with self._changed() as state:
+            entry = _same(state, claim, split_sha256(self._names(ids)))
             if entry is None:
                 raise CheckpointError(f"{self.path} holds no opening of this claim", remedy="certify again")
             rows, first = entry.get("outcome", [0, ""])
@@ -195,38 +203,35 @@ class Ledger:
                     remedy="use the first certificate; where it is lost, use fresh prompts",
                 )
             entry["outcome"] = [len(outcome), sha256_lines(outcome)]
-            write_json(self.path, state)
 
     def came_to(self, claim: str, ids: Sequence[str], outcome: Sequence[str]) -> bool:
         """Whether the opening of a claim came to this; of a sequence that grew since, only that it was opened."""
-        key = split_sha256(ids)
-        for entry in read_ledger(self.path)["openings"]:
-            if (entry["claim"], entry["split"]) == (claim, key):
-                return bool(entry.get("outcome") == [len(outcome), sha256_lines(outcome)])
-        return self.find(claim, ids) is not None
+        entry = _same(read_ledger(self.path), claim, split_sha256(self._names(ids)))
+        if entry is None:
+            return self.find(claim, ids) is not None
+        return bool(entry.get("outcome") == [len(outcome), sha256_lines(outcome)])
 
     def find(self, claim: str, ids: Sequence[str]) -> Opening | None:
         """The opening of a claim (its sha256) on these prompts; None when it was never entered.
 
         Of a sequence the prompts may be those at its start: a certificate stays true when the sequence grows.
         """
-        key = split_sha256(ids)
+        names = self._names(ids)
         for entry in read_ledger(self.path)["openings"]:
             start = entry.get("sequence", [])[: len(ids)]
-            if entry["claim"] == claim and (entry["split"] == key or start == list(ids)):
-                return Opening(entry["declared"], entry["number"], claim, key)
+            if entry["claim"] == claim and (entry["split"] == split_sha256(names) or start == names):
+                return _opening(entry, ids)
         return None
 
 
+def _opening(entry: Mapping[str, Any], ids: Sequence[str]) -> Opening:
+    return Opening(entry["declared"], entry["number"], entry["claim"], split_sha256(ids))
+
+
 def _enter(
-    state: dict[str, Any],
-    claim: Claim,
-    ids: Sequence[str],
-    declared: int | None,
-    sequential: bool,
-    texts: Mapping[str, str],
-    label: str | None = None,
-) -> Opening:
+    state: dict[str, Any], claim: Claim, ids: Sequence[str], declared: int | None, sequential: bool,
+    texts: Mapping[str, str], label: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Put the opening into `state`, or raise; an opening that is there stays as it is."""
     _require_ids(ids)
     note_marks(state, texts)
@@ -250,15 +255,13 @@ def _enter(
             require_order_unseen(others, state, ids, [] if entry is None else entry["sequence"], texts)
         if entry is None:
             entry = {"declared": allowed, "number": number, "claim": claim.sha256, "look": claim.look}
-            entry["kind"] = claim.kind
-            if label is not None:
-                entry["label"] = label
+            entry |= {"kind": claim.kind} | ({} if label is None else {"label": label})
             state["openings"].append(entry)
         entry["split"] = key
     if sequential:
         entry["sequence"] = list(ids)
     state["splits"][key] = sorted(ids)
-    return Opening(entry["declared"], entry["number"], entry["claim"], key)
+    return entry
 
 
 def _require_ids(ids: Sequence[str]) -> None:
@@ -270,5 +273,5 @@ def _require_ids(ids: Sequence[str]) -> None:
 
 
 def _same(state: Mapping[str, Any], claim: str, split: str) -> dict[str, Any] | None:
-    found = (entry for entry in state["openings"] if (entry["claim"], entry["split"]) == (claim, split))
-    return next(found, None)
+    entries = (entry for entry in state["openings"] if (entry["claim"], entry["split"]) == (claim, split))
+    return next(entries, None)

@@ -6,6 +6,7 @@ n - r degradations exceed D_(r), so "D_(r) <= tau" is the verdict at tau, for ev
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 import numpy as np
@@ -19,9 +20,6 @@ def smallest_tau(degradations: NDArray[np.float64], certifies: Callable[[float],
     bisection over them finds it for any test that one regression more never lets certify.
     """
     values = np.unique(degradations)
-    values = values[np.isfinite(values)]
-    low, high = -1, len(values)  # does not certify; certifies, or is the end
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if certifies(float(values[middle])) else (middle, high)
-    return float(values[high]) if high < len(values) else None
+    finite = values[np.isfinite(values)].tolist()
+    place = bisect_left(finite, True, key=certifies)
+    return finite[place] if place < len(finite) else None

@@ -11,6 +11,7 @@ min(N, c), and E depends on k and n alone: exact as well. Where sizes differ, th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,11 +81,8 @@ class Design:
     def most(self, n: int) -> int | None:
         """Returns the largest number of regressions among n groups that certifies; None when even 0 does not."""
         _, n = tally(0, n)
-        low, high = -1, n  # low certifies (or stands for none), high does not
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.p_value(middle, n) <= self.level else (low, middle)
-        return low if low >= 0 else None
+        too_many = bisect_left(range(n), True, key=lambda k: bool(self.p_value(k, n) > self.level))
+        return too_many - 1 if too_many else None
 
     def smallest_alpha(self, n: int) -> float:
         """Returns the smallest share that n groups can certify, when none regresses."""
@@ -176,19 +174,16 @@ def plan(
     parts = count("openings", openings, least=1) * count("categories", categories, least=1)
     design = Design(alpha, confidence, parts, max_weight, 1 if group_size is None else group_size)
     wanted = DEFAULT_POWER if power is None else power
+    rates = [float(f"{share * design.alpha:.3g}") for share in SHARES_OF_ALPHA]
     return {
-        "alpha": alpha,
-        "confidence": confidence,
-        "openings": openings,
-        "categories": categories,
-        "max_weight": max_weight,
-        "group_size": None if max_weight is None else design.group_size,
-        "level": design.level,
-        "fewest": [{"regressions": k, "groups": design.fewest(k)} for k in range(4)],
+        "alpha": alpha, "confidence": confidence, "openings": openings, "categories": categories,
+        "max_weight": max_weight, "group_size": None if max_weight is None else design.group_size,
+        "level": design.level, "fewest": [{"regressions": k, "groups": design.fewest(k)} for k in range(4)],
         "for_power": None if true_rate is None else _for_power(design, true_rate, wanted),
-        "with_n": None if n is None else _with_n(design, n),
-        "table": _table(design) if true_rate is None and n is None else None,
-    }
+        "with_n": None if n is None else _with_n(design, n, rates),
+        "table": [{"true_rate": one, "needed": [_needed(design, one, wanted) for wanted in POWERS]} for one in rates]
+        if true_rate is None and n is None else None,
+    }  # fmt: skip
 
 
 def _for_power(design: Design, true_rate: float, wanted: float) -> dict[str, Any]:
@@ -197,21 +192,12 @@ def _for_power(design: Design, true_rate: float, wanted: float) -> dict[str, Any
     return {"true_rate": true_rate, "power": wanted, "groups": groups, "regressions": allowed, "reached": reached}
 
 
-def _with_n(design: Design, n: int) -> dict[str, Any]:
+def _with_n(design: Design, n: int, rates: list[float]) -> dict[str, Any]:
     return {
-        "n": n,
-        "most_regressions": design.most(n),
-        "smallest_alpha": design.smallest_alpha(n),
+        "n": n, "most_regressions": design.most(n), "smallest_alpha": design.smallest_alpha(n),
         "at_power": {"power": LIKELY, "largest_true_rate": largest_true_rate(n, design, LIKELY)},
-        "power": [{"true_rate": one, "power": power(n, design, one)} for one in _true_rates(design)],
-    }
-
-
-def _table(design: Design) -> list[dict[str, Any]]:
-    return [
-        {"true_rate": one, "needed": [_needed(design, one, wanted) for wanted in POWERS]}
-        for one in _true_rates(design)
-    ]  # fmt: skip
+        "power": [{"true_rate": one, "power": power(n, design, one)} for one in rates],
+    }  # fmt: skip
 
 
 def _needed(design: Design, true_rate: float, wanted: float) -> dict[str, Any]:
@@ -220,7 +206,3 @@ def _needed(design: Design, true_rate: float, wanted: float) -> dict[str, Any]:
     except InfeasibleError:  # beyond the largest number that is searched
         return {"power": wanted, "groups": None, "regressions": None}
     return {"power": wanted, "groups": groups, "regressions": allowed}
-
-
-def _true_rates(design: Design) -> list[float]:
-    return [float(f"{share * design.alpha:.3g}") for share in SHARES_OF_ALPHA]

@@ -11,14 +11,14 @@ One fixed model and prompts in an order that does not depend on their outcomes a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.certification.arguments import confidence_level, count, rate
-from holdfast.core.errors import CheckpointError, DataError
+from holdfast.certification.arguments import confidence_level, rate
+from holdfast.core.errors import DataError
 
 # p1 / alpha: an average over alternatives needs no guess of the true rate and costs little against the best of them.
 MIXTURE = np.linspace(0.02, 0.95, 50)
@@ -88,30 +88,9 @@ class EProcess:
         return min(high, self.alpha) if self.certified and kept else high
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the state; the e-value follows from the counts, so nothing is rounded."""
-        return {
-            "alpha": self.alpha,
-            "confidence": self.confidence,
-            "parts": self.parts,
-            "n": self.n,
-            "regressions": self.regressions,
-            "certified_at": self.certified_at,
-        }
-
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> EProcess:
-        """Returns the process that `to_json` described."""
-        try:
-            process = cls(state["alpha"], state["confidence"], parts=state["parts"])
-            process.n = count("n", state["n"])
-            process.regressions = count("regressions", state["regressions"])
-            at = state["certified_at"]
-            process.certified_at = None if at is None else count("certified_at", at, least=1)
-        except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(str(error).splitlines()[0]) from error
-        if process.regressions > process.n or (process.certified_at or 0) > process.n:
-            raise _damaged("its counts contradict one another")
-        return process
+        """Returns the counts and settings; the e-value follows from them, so nothing is rounded."""
+        names = ("alpha", "confidence", "parts", "n", "regressions", "certified_at")
+        return {name: getattr(self, name) for name in names}
 
 
 def log_e_value(n: Any, k: Any, alpha: float) -> NDArray[np.float64]:
@@ -130,10 +109,4 @@ def _outcome(value: object) -> bool:
     raise DataError(
         f"an outcome is {type(value).__name__} {value!r}, expected True (regressed) or False",
         remedy="pass one truth value per prompt",
-    )
-
-
-def _damaged(what: str) -> CheckpointError:
-    return CheckpointError(
-        f"the stored state of a sequential test is damaged: {what}", remedy="restore the file, or start a new sequence"
     )

@@ -19,14 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.certification import binomial, capped_weight
-from holdfast.certification.arguments import GRID, confidence_level, count, exact, grid_alpha
+from holdfast.certification.arguments import CEILING, confidence_level, count, exact, grid_alpha
 from holdfast.core.errors import ConfigError, DataError
 
 DRAWN = ("groups", "rows")
@@ -141,8 +141,7 @@ def with_raw_share(p_value: float, upper_bound: float, regressions: int, n: int,
     """Returns a test's p-value and bound when it may not certify while regressions / n > alpha, in decimals."""
     if regressions <= exact(alpha) * n:
         return p_value, upper_bound
-    raw = Context(prec=GRID.prec, rounding=ROUND_CEILING).divide(Decimal(regressions), Decimal(n))
-    return 1.0, max(upper_bound, float(raw))
+    return 1.0, max(upper_bound, float(CEILING.divide(Decimal(regressions), Decimal(n))))
 
 
 def grouped(
@@ -164,11 +163,7 @@ def grouped(
 
 
 def require_unit(drawn: str, max_weight: int | None) -> int | None:
-    """Returns the largest weight if unit and weight are known and fit together.
-
-    Raises:
-        ConfigError: naming what does not.
-    """
+    """Returns the largest weight if unit and weight are known and fit together."""
     if drawn not in DRAWN:
         raise ConfigError(
             f"drawn = {drawn!r}, expected groups or rows",

@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
-from holdfast.certification.allowed_signers import Signer, read_signers
+from holdfast.certification.allowed_signers import read_signers
 from holdfast.certification.sshsig import ALGORITHM, FormatError, Signature, fingerprint, to_sign
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.files import write_text
@@ -51,11 +51,9 @@ def sign(certificate: Path, key: Path) -> Path:
         CheckpointError: there is no certificate.
     """
     holder = load_private_key(key)
-    message = _content(certificate)
-    public = holder.public_key().public_bytes_raw()
-    made = Signature(public, NAMESPACE, holder.sign(to_sign(message, NAMESPACE)))
+    signed = holder.sign(to_sign(_content(certificate), NAMESPACE))
     path = signature_path(certificate)
-    write_text(path, made.to_text())
+    write_text(path, Signature(holder.public_key().public_bytes_raw(), NAMESPACE, signed).to_text())
     return path
 
 
@@ -87,17 +85,28 @@ def verify_signature(certificate: Path, key: Path) -> Signed:
             f"{path} was made for {found.namespace[:60]!r}, expected {NAMESPACE!r}",
             remedy="ask the signer to sign the certificate: holdfast certify --sign KEY",
         )
-    signer = _signer(found, signers, path, key)
-    try:
-        Ed25519PublicKey.from_public_bytes(found.key).verify(
-            found.signature, to_sign(_content(certificate), found.namespace)
+    holders = [signer for signer in signers if signer.key == found.key]
+    if not holders:
+        known = ", ".join(fingerprint(signer.key) for signer in signers[:5])
+        raise CheckpointError(
+            f"{path} was made by the key {fingerprint(found.key)}, which is not in {key} ({known})",
+            remedy="name the signer's public key, or do not trust this certificate",
         )
+    allowed = next((signer for signer in holders if signer.problem(NAMESPACE) is None), None)
+    if allowed is None:
+        raise CheckpointError(
+            f"{key}, line {holders[0].line}: {holders[0].problem(NAMESPACE)}",
+            remedy="correct the line of this signer, or name the public key itself",
+        )
+    try:
+        signed = to_sign(_content(certificate), found.namespace)
+        Ed25519PublicKey.from_public_bytes(found.key).verify(found.signature, signed)
     except (InvalidSignature, ValueError):
         raise CheckpointError(
             f"{certificate} is not what {fingerprint(found.key)} signed: its bytes or the signature were changed",
             remedy="get both files again from whoever signed them",
         ) from None
-    return Signed(fingerprint(found.key), signer.name)
+    return Signed(fingerprint(found.key), allowed.name)
 
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:
@@ -111,7 +120,10 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
     except OSError as error:
         raise ConfigError(f"{path}: the private key cannot be read: {error.strerror}", remedy=_MAKE) from error
     try:
-        found = _decrypted(data, path)
+        try:
+            found: Any = load_ssh_private_key(data, None)
+        except TypeError:  # what the library raises for a key that needs a passphrase
+            found = load_ssh_private_key(data, _passphrase(path))
     except ConfigError:
         raise
     except UnsupportedAlgorithm as error:
@@ -127,13 +139,6 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
     return found
 
 
-def _decrypted(data: bytes, path: Path) -> Any:
-    try:
-        return load_ssh_private_key(data, None)
-    except TypeError:  # what the library raises for a key that needs a passphrase
-        return load_ssh_private_key(data, _passphrase(path))
-
-
 def _passphrase(path: Path) -> bytes:
     """From the environment, else asked for; never an argument, which every user of the machine could read."""
     if given := os.environ.get(PASSPHRASE):
@@ -141,28 +146,6 @@ def _passphrase(path: Path) -> bytes:
     if not sys.stdin.isatty():
         raise ConfigError(f"{path} has a passphrase, and nobody can be asked for it", remedy=f"set {PASSPHRASE}")
     return getpass.getpass(f"Passphrase of {path}: ").encode()
-
-
-def _signer(found: Signature, signers: list[Signer], path: Path, key: Path) -> Signer:
-    """The allowed signer whose key made the signature.
-
-    Raises:
-        CheckpointError: none has that key, or its line does not allow this.
-    """
-    holders = [signer for signer in signers if signer.key == found.key]
-    if not holders:
-        known = ", ".join(fingerprint(signer.key) for signer in signers[:5])
-        raise CheckpointError(
-            f"{path} was made by the key {fingerprint(found.key)}, which is not in {key} ({known})",
-            remedy="name the signer's public key, or do not trust this certificate",
-        )
-    for signer in holders:
-        if signer.problem(NAMESPACE) is None:
-            return signer
-    raise CheckpointError(
-        f"{key}, line {holders[0].line}: {holders[0].problem(NAMESPACE)}",
-        remedy="correct the line of this signer, or name the public key itself",
-    )
 
 
 def _read_signature(path: Path) -> Signature:
@@ -178,14 +161,12 @@ def _read_signature(path: Path) -> Signature:
         raise CheckpointError(
             f"{path}: the signature cannot be read: {error.strerror}", remedy="check the file"
         ) from error
-    try:
-        if len(data) > LONGEST:
-            raise FormatError(f"it has more than {LONGEST} bytes")
-        return Signature.from_text(data.decode("ascii"))
-    except UnicodeDecodeError:
-        problem = "it is not ASCII text"
-    except FormatError as error:
-        problem = str(error)
+    problem = f"it has more than {LONGEST} bytes" if len(data) > LONGEST else "it is not ASCII text"
+    if len(data) <= LONGEST and data.isascii():
+        try:
+            return Signature.from_text(data.decode("ascii"))
+        except FormatError as error:
+            problem = str(error)
     raise CheckpointError(
         f"{path} is not a signature that holdfast reads: {problem}", remedy="ask the signer for the file again"
     )

@@ -24,6 +24,7 @@ import base64
 import binascii
 import hashlib
 from dataclasses import dataclass
+from textwrap import wrap
 
 MAGIC = b"SSHSIG"
 VERSION = 1
@@ -54,11 +55,9 @@ class Signature:
 
     def to_text(self) -> str:
         """The content of the file."""
-        fields = (key_blob(self.key), self.namespace.encode(), b"", HASH.encode(), _typed(self.signature))
+        fields = (_typed(self.key), self.namespace.encode(), b"", HASH.encode(), _typed(self.signature))
         blob = MAGIC + VERSION.to_bytes(4, "big") + b"".join(map(_string, fields))
-        written = base64.b64encode(blob).decode()
-        lines = [written[start : start + _WIDTH] for start in range(0, len(written), _WIDTH)]
-        return "\n".join([BEGIN, *lines, END]) + "\n"
+        return "\n".join([BEGIN, *wrap(base64.b64encode(blob).decode(), _WIDTH), END]) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> Signature:
@@ -67,7 +66,13 @@ class Signature:
         Raises:
             FormatError: another format, version, key type or hash, or bytes left over.
         """
-        blob = _decoded(text)
+        lines = text.removesuffix("\n").split("\n")
+        if len(lines) < 3 or lines[0] != BEGIN or lines[-1] != END:
+            raise FormatError(f"expected lines of base64 between {BEGIN!r} and {END!r}")
+        try:
+            blob = base64.b64decode("".join(lines[1:-1]).encode("ascii"), validate=True)
+        except (binascii.Error, UnicodeEncodeError):
+            raise FormatError("what stands between its first and last line is not base64") from None
         head = len(MAGIC) + 4
         if blob[: len(MAGIC)] != MAGIC:
             raise FormatError(f"it does not begin with {MAGIC.decode()}")
@@ -77,14 +82,12 @@ class Signature:
         publickey, namespace, reserved, algorithm, signature = _strings(blob[head:], 5)
         key = _untyped(publickey, KEY_BYTES, "key")
         if algorithm != HASH.encode():
-            raise FormatError(f"it is made over the hash {shown(algorithm)}, expected {HASH}")
+            raise FormatError(f"it is made over the hash {_shown(algorithm)}, expected {HASH}")
         if reserved:
             raise FormatError("its reserved field is not empty")
-        try:
-            name = namespace.decode("ascii")
-        except UnicodeDecodeError:
-            raise FormatError("its namespace is not ASCII") from None
-        return cls(key, name, _untyped(signature, SIGNATURE_BYTES, "signature"))
+        if not namespace.isascii():
+            raise FormatError("its namespace is not ASCII")
+        return cls(key, namespace.decode("ascii"), _untyped(signature, SIGNATURE_BYTES, "signature"))
 
 
 def to_sign(message: bytes, namespace: str) -> bytes:
@@ -93,29 +96,14 @@ def to_sign(message: bytes, namespace: str) -> bytes:
     return MAGIC + b"".join(map(_string, fields))
 
 
-def key_blob(key: bytes) -> bytes:
-    """A raw ed25519 public key as OpenSSH stores it."""
-    return _typed(key)
-
-
 def fingerprint(key: bytes) -> str:
-    """`SHA256:...` as `ssh-keygen -l` prints it."""
-    return "SHA256:" + base64.b64encode(hashlib.sha256(key_blob(key)).digest()).decode().rstrip("=")
+    """`SHA256:...` as `ssh-keygen -l` prints it, of a raw ed25519 public key."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(_typed(key)).digest()).decode().rstrip("=")
 
 
-def shown(value: bytes) -> str:
+def _shown(value: bytes) -> str:
     """A foreign name in a message: printable ASCII, at most 40 characters."""
     return repr(value[:40].decode("ascii", "replace").encode("ascii", "replace").decode())
-
-
-def _decoded(text: str) -> bytes:
-    lines = text.removesuffix("\n").split("\n")
-    if len(lines) < 3 or lines[0] != BEGIN or lines[-1] != END:
-        raise FormatError(f"expected lines of base64 between {BEGIN!r} and {END!r}")
-    try:
-        return base64.b64decode("".join(lines[1:-1]).encode("ascii"), validate=True)
-    except (binascii.Error, UnicodeEncodeError):
-        raise FormatError("what stands between its first and last line is not base64") from None
 
 
 def _string(value: bytes) -> bytes:
@@ -130,7 +118,7 @@ def _untyped(blob: bytes, size: int, what: str) -> bytes:
     """The value of a key or signature of the one algorithm; another algorithm is named."""
     kind, rest = _split(blob)
     if kind != ALGORITHM.encode():
-        raise FormatError(f"its {what} is of type {shown(kind)}, expected {ALGORITHM}")
+        raise FormatError(f"its {what} is of type {_shown(kind)}, expected {ALGORITHM}")
     (value,) = _strings(rest, 1)
     if len(value) != size:
         raise FormatError(f"its {what} has {len(value)} bytes, expected {size}")
@@ -147,10 +135,10 @@ def _split(blob: bytes) -> tuple[bytes, bytes]:
 
 def _strings(blob: bytes, count: int) -> list[bytes]:
     """Exactly `count` strings and nothing after them."""
-    found = []
+    strings = []
     for _ in range(count):
         value, blob = _split(blob)
-        found.append(value)
+        strings.append(value)
     if blob:
         raise FormatError(f"{len(blob)} bytes follow its last field")
-    return found
+    return strings

@@ -1,9 +1,14 @@
-"""Certificates in words: the sentence names exactly what was tested."""
+"""Certificates in words: the sentence names exactly what was tested.
+
+Certifying and verifying both call these functions, so that what is verified is what was computed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
 
 from holdfast.certification.share import Counted, ShareTest
 from holdfast.core.percent import exact_percent
@@ -37,7 +42,7 @@ def claim(alpha: float, words: Words, *, drawn: str = "groups", max_weight: int 
     return f"{limit} of groups of near-duplicate prompts {words.source} have a prompt that {words.regresses}"
 
 
-def found(groups: Counted, rows: Counted, *, drawn: str = "groups", max_weight: int | None = None) -> str:
+def counts(groups: Counted, rows: Counted, *, drawn: str = "groups", max_weight: int | None = None) -> str:
     """Returns the counts behind a claim."""
     prompts = f"{rows.regressions} of {rows.n}"
     if max_weight is not None:
@@ -50,10 +55,9 @@ def found(groups: Counted, rows: Counted, *, drawn: str = "groups", max_weight: 
 def statement(test: ShareTest, words: Words | None = None, openings: int | None = None, claims: int = 1) -> str:
     """Returns claim and verdict of a test of one share as a sentence; its parts are openings unless these are given."""
     said = claim(test.alpha, words or Words(), drawn=test.drawn, max_weight=test.max_weight)
-    counts = found(test.groups, test.rows, drawn=test.drawn, max_weight=test.max_weight)
-    return verdict(
-        test.certified, said, counts, test.upper_bound, confident(test.confidence, openings or test.parts, claims)
-    )
+    counted = counts(test.groups, test.rows, drawn=test.drawn, max_weight=test.max_weight)
+    at = confident(test.confidence, openings or test.parts, claims)
+    return verdict(test.certified, said, counted, test.upper_bound, at)
 
 
 def verdict(certified: bool, said: str, counts: str, upper_bound: float, at: str) -> str:
@@ -72,3 +76,61 @@ def confident(confidence: float, openings: int = 1, claims: int = 1) -> str:
 def percent_up(share: float) -> str:
     """A bound as a percentage of three significant digits at most, never rounded below itself."""
     return f"{_UPWARDS.multiply(Decimal(repr(share)), Decimal(100)).normalize():f} %"
+
+
+SHOWN = 12  # digits of a sha256
+_PASSES = Words(
+    regress="do not pass in the log after",
+    regresses="does not pass in the log after",
+    source="of this task that passed in the log before",
+)
+
+
+def words_of(by: str) -> Words | None:
+    """The words of a claim; None: those of its unit."""
+    return _PASSES if by == "log" else None
+
+
+def named_statement(
+    statement: str,
+    by: str,
+    models: Mapping[str, str],
+    bound: Mapping[str, Any],
+    behaviour: Mapping[str, Any] | None,
+    screening: Mapping[str, Any] | None = None,
+) -> str:
+    """`statement`, followed by the two models, the way they were compared, and how many prompts are public."""
+    after, before = (f"{models[side]} (sha256 {bound[f'{side}_sha256'][:SHOWN]})" for side in ("after", "before"))
+    said = f"{statement} Before: {before}; after: {after}. {compared(by, behaviour)}"
+    return said if screening is None else f"{said} {public(screening)}"
+
+
+def public(screening: Mapping[str, Any]) -> str:
+    """How many of the prompts everybody has: whoever trained the model could have read them."""
+    return f"{screening['public']} of the {screening['prompts']} prompts ship with holdfast and are public."
+
+
+def screened(screening: Mapping[str, Any]) -> str:
+    """What screening found before training, in one line."""
+    rows, conflicts, dropped = (screening[name] for name in ("rows", "conflicts", "dropped"))
+    asked = "" if screening["asked_rows"] >= rows else f", {screening['asked_rows']} of them asked"
+    return (
+        f"screening: {rows} task rows{asked}; {conflicts} teach what the model before refuses, {dropped} of them were "
+        f"dropped (conflicts: {screening['rule']})"
+    )
+
+
+def compared(by: str, behaviour: Mapping[str, Any] | None) -> str:
+    """How the models were compared, and what that leaves open."""
+    if by == "behaviour" and behaviour is not None:
+        rules = behaviour["rules"]
+        return (
+            f"Greedy replies of at most {behaviour['max_new_tokens']} tokens, {behaviour['engine']} in "
+            f"{behaviour['dtype']}, sorted by {rules['name']} revision {rules['revision']}; "
+            f"{behaviour['unclear']} of {behaviour['prompts']} prompts unclear."
+        )
+    if by == "harm":
+        return "Greedy replies, as the judge sees them."
+    if by == "log":
+        return "As two evaluation logs say; the models were not seen."
+    return "A steering figure: what the models write was not looked at, and a model can keep this and stop refusing."

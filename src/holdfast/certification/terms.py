@@ -1,17 +1,20 @@
-"""What a certificate tests: the table of what was measured, and the terms of the test."""
+"""What a certificate tests: the table of what was measured, the terms of the test, and whether prompts are enough."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.certification import capped_weight, finite_pool
 from holdfast.certification.arguments import confidence_level
+from holdfast.certification.binomial import fewest_prompts
+from holdfast.certification.certificate import require_enough as require_units
 from holdfast.certification.share import Counted, ShareTest, require_unit, share_test
-from holdfast.certification.statement import Words, claim, found
-from holdfast.core.errors import ConfigError
+from holdfast.certification.statement import Words, claim, confident, counts
+from holdfast.core.errors import ConfigError, DataError, InfeasibleError
 
 Degradations = NDArray[np.float64]
 
@@ -37,24 +40,18 @@ class Rows:
     def at(self, chosen: NDArray[np.bool_]) -> Rows:
         """Returns the rows where `chosen` is true."""
         where = np.flatnonzero(chosen).tolist()
-        return Rows(
-            [self.ids[i] for i in where],
-            self.degradation[where],
-            self.cluster[where],
-            [self.category[i] for i in where],
-            self.strength[where],
-        )
+        ids, categories = [self.ids[i] for i in where], [self.category[i] for i in where]
+        return Rows(ids, self.degradation[where], self.cluster[where], categories, self.strength[where])
 
     @staticmethod
     def joined(pieces: Sequence[Rows]) -> Rows:
         """Returns the rows of all pieces, in order."""
-        return Rows(
-            [name for piece in pieces for name in piece.ids],
-            np.concatenate([piece.degradation for piece in pieces]),
-            np.concatenate([piece.cluster for piece in pieces]),
-            [category for piece in pieces for category in piece.category],
-            np.concatenate([piece.strength for piece in pieces]),
+        ids, categories = ([value for piece in pieces for value in getattr(piece, n)] for n in ("ids", "category"))
+        degradation, cluster, strength = (
+            np.concatenate([getattr(piece, name) for piece in pieces])
+            for name in ("degradation", "cluster", "strength")
         )
+        return Rows(ids, degradation, cluster, categories, strength)
 
     def regressed(self, tau: float) -> NDArray[np.bool_]:
         """Returns for every prompt whether its degradation is not at most tau; a NaN is not."""
@@ -115,13 +112,18 @@ class Terms:
         by = f"by more than {self.tau:g} ({self.unit})"
         return Words(f"degrade {by}", f"degrades {by}")
 
+    @property
+    def confident(self) -> str:
+        """How certain a claim is, as the beginning of a sentence."""
+        return confident(self.confidence, self.openings, self.claims)
+
     def claim(self, words: Words | None = None) -> str:
         """Returns "at most alpha of ... regress"."""
         return claim(self.alpha, words or self.said, drawn=self.drawn, max_weight=self.max_weight)
 
-    def found(self, groups: Counted, rows: Counted) -> str:
+    def counts(self, groups: Counted, rows: Counted) -> str:
         """Returns the counts behind it."""
-        return found(groups, rows, drawn=self.drawn, max_weight=self.max_weight)
+        return counts(groups, rows, drawn=self.drawn, max_weight=self.max_weight)
 
     def test(self, rows: Rows, tau: float | None = None) -> ShareTest:
         """Returns the test of the share in these rows, at the constraint's tau unless given."""
@@ -129,3 +131,59 @@ class Terms:
             rows.regressed(self.tau if tau is None else tau), rows.cluster, alpha=self.alpha,
             confidence=self.confidence, parts=self.parts, drawn=self.drawn, max_weight=self.max_weight,
         )  # fmt: skip
+
+
+def require_enough(
+    terms: Terms, units: int, categories: Mapping[str, int] | None = None, *, sizes: Sequence[int] | None = None
+) -> None:
+    """Refuse prompts too few to certify even without a regression, naming the number needed.
+
+    Args:
+        units: of the test: groups; prompts where these were drawn one by one, or from a known list.
+        categories: the same for each category, of a certificate per category.
+        sizes: prompts of each group, which a max_weight depends on; without them nothing is said about it.
+    """
+    if terms.kind == "sequential":  # more prompts may come
+        return
+    if terms.max_weight is not None:
+        _require_weight(terms, sizes or ())
+        return
+    unit = "prompts" if terms.drawn == "rows" or terms.pool is not None else "groups of near-duplicate prompts"
+    if terms.kind == "per_category":
+        parts = terms.parts * len(categories or {})
+        needed = fewest_prompts(terms.alpha, terms.confidence, parts=parts)
+        short = {name: n for name, n in (categories or {}).items() if n < needed}
+        if short:
+            name = min(short, key=lambda key: short[key])
+            raise InfeasibleError(
+                f"{len(short)} of {len(categories or {})} categories have too few {unit}, the smallest {short[name]}: "
+                f"each needs {needed} for alpha = {terms.alpha:g} at confidence {terms.confidence:g}",
+                remedy=f"give at least {needed} {unit} a category, merge categories, or leave out --per-category",
+            )
+        return
+    if terms.pool is None:
+        needed = fewest_prompts(terms.alpha, terms.confidence, parts=terms.parts)
+    else:
+        needed = finite_pool.fewest_prompts(terms.pool, terms.alpha, terms.confidence, parts=terms.parts)
+    require_units(units, needed, terms.alpha, terms.confidence, terms.parts, unit=unit)
+
+
+def _require_weight(terms: Terms, sizes: Sequence[int]) -> None:
+    assert terms.max_weight is not None
+    groups = np.array(sizes, dtype=np.int64)
+    if len(groups) and capped_weight.p_value(groups, 0 * groups, terms.max_weight, terms.alpha) > terms.level:
+        raise InfeasibleError(
+            f"{len(groups)} groups of these sizes cannot certify alpha = {terms.alpha:g} at confidence "
+            f"{terms.confidence:g} with a largest weight of {terms.max_weight}, even with no regression",
+            remedy="measure more groups or declare a smaller --max-weight; `holdfast plan --max-weight` has the number",
+        )
+
+
+def require_categories(categories: Sequence[str | None]) -> None:
+    """Refuse prompts of which some have no category."""
+    missing = sum(category is None for category in categories)
+    if missing:
+        raise DataError(
+            f"{missing} of {len(categories)} prompts have no category",
+            remedy="give every row a `category` (--set columns.category=NAME maps yours), or leave out --per-category",
+        )

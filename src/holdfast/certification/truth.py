@@ -13,22 +13,15 @@ lost whatever they are in truth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.certification.arguments import count
 from holdfast.certification.binomial import upper_bound
 from holdfast.core.errors import DataError
 
 
-@dataclass(frozen=True, slots=True)
-class TruthBound:
-    """The bound and its two parts.
-
-    Attributes:
-        upper: U, of the share truly lost.
-        upper_lost: U_K, of the share lost by the rule.
-        upper_wrong: U_x, of the share of kept groups that are no refusals.
-    """
+class TruthBound(NamedTuple):
+    """U of the share truly lost, U_K of the share lost by the rule, U_x of the kept groups that are no refusals."""
 
     upper: float
     upper_lost: float

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from holdfast.cli.left_out import left_out
+from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json, size
+from holdfast.cli.train import left_out
 from holdfast.core.percent import percent
 
 
 def check(
-    run: Annotated[Path, typer.Argument(help="The run file (YAML).", metavar="RUN.yaml")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Values put over the file.", metavar="[key=value ...]")
-    ] = None,
-    reveal: Annotated[bool, typer.Option("--reveal", help="Show the tokens of the sample examples.")] = False,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Let the model repository run its code; needs a pinned revision."),
-    ] = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out malformed rows, a few, named and counted; default: refuse.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    run: RunFile,
+    overrides: Overrides = None,
+    reveal: Annotated[bool, Opt("--reveal", help="Show the tokens of the sample examples.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+    skip_bad: SkipBad = False,
+    json: Json = False,
 ) -> None:
     """Check settings, data and tokens of a run, and estimate its size; no GPU and no weights needed.
 
@@ -33,21 +24,22 @@ def check(
     Example:
       holdfast check run.yaml --reveal
     """
-    from holdfast.config import load_config
+    from holdfast.runs.config import load_config
 
     config = load_config(run, overrides or ())
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.cli.survey import survey
-    from holdfast.config.build import constraints
+    from holdfast.runs.config.resolve import resolve
 
     quiet_libraries()
-    findings = survey(config, reveal=reveal, trust_remote_code=trust_remote_code)
+    plan = resolve(config, elsewhere=True)
+    findings = survey(plan, reveal=reveal, trust_remote_code=trust_remote_code)
     if json:
         say_json(findings)
     else:
         _show(findings, reveal)
     if findings["defense"]["constrains"]:
-        for name, limit in constraints(config).items():
+        for name, limit in plan.constraints.items():
             limit.require_feasible_start()
             limit.warn_of_free_degradation(name)
             if config.lora is not None and (remark := limit.likelihood_note()) is not None:
@@ -67,10 +59,7 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
         if not findings["defense"]["constrains"]:
             say(f"  {findings['defense']['name']} does not enforce this limit: the run is only measured by it")
         say("  not checked here: tau against the model's numerical noise, which is measured when training begins")
-        if entry["certify_note"] is not None:
-            say(f"  {entry['certify_note']}")
-        if entry["openings_note"] is not None:
-            say(f"  {entry['openings_note']}")
+        _say_notes(entry["certify_note"], entry["openings_note"])
         if entry["batch_times_alpha"] < 1 and findings["defense"]["estimator"] == "batch":
             say(
                 f"  note: a safety batch times alpha is {entry['batch_times_alpha']:.2g}: below 1,"
@@ -88,14 +77,17 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
 
 def _show_asking(findings: dict[str, Any]) -> None:
     if (asking := findings["asking"]) is not None:
-        from holdfast.screening.plan import AskingPlan
+        from holdfast.screening.asking import AskingPlan
 
         say(f"before training the model is asked: {AskingPlan(**asking).sentence()}")
     for name, entry in findings["asked"].items():
         say(f"{name}: the model's own {entry['keep']} of {', '.join(entry['prompts'])}, asked when training begins")
-        for line in (entry["constraint_text"], entry["certify_note"], entry["openings_note"]):
-            if line is not None:
-                say(f"  {line}")
+        _say_notes(entry["constraint_text"], entry["certify_note"], entry["openings_note"])
+
+
+def _say_notes(*notes: str | None) -> None:
+    for line in filter(None, notes):
+        say(f"  {line}")
 
 
 def _show_examples(title: str, what: str, entry: dict[str, Any], reveal: bool) -> None:

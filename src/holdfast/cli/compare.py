@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.options import Json, Opt
 from holdfast.cli.terminal import note, say, say_json
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
+from holdfast.defaults import default
 
 if TYPE_CHECKING:
     from holdfast.certification.comparison import PromptComparison, SeedComparison
@@ -25,10 +27,10 @@ def compare(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Two evidence folders or audit.parquet files.", metavar="[A B]")
     ] = None,
-    a: Annotated[list[Path] | None, typer.Option("--a", help="A run of method A; once per seed.")] = None,
-    b: Annotated[list[Path] | None, typer.Option("--b", help="The run of method B with the same seed.")] = None,
-    confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = 0.95,
-    json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    a: Annotated[list[Path] | None, Opt("--a", help="A run of method A; once per seed.")] = None,
+    b: Annotated[list[Path] | None, Opt("--b", help="The run of method B with the same seed.")] = None,
+    confidence: Annotated[float, Opt(help="Confidence of the intervals.")] = default("certify.confidence"),
+    json: Json = False,
 ) -> None:
     """Compare the violations of two runs on the same held-out examples; never pooled over seeds.
 
@@ -50,9 +52,14 @@ def compare(
     seeds = compare_seeds([pair.difference for pair in pairs], confidence) if len(pairs) > 1 else None
     question = evidence[0][0]
     if json:
-        say_json(_as_json(question, evidence, pairs, seeds))
+        shared = {key: question.audit[key] for key in ("unit", "tau", "alpha")}
+        compared = [
+            {"a": str(x.path), "b": str(y.path), **pair.to_json()} for (x, y), pair in zip(evidence, pairs, strict=True)
+        ]
+        over_seeds = None if seeds is None else seeds.to_json()
+        say_json({"version": 1, "role": question.role, **shared, "pairs": compared, "seeds": over_seeds})
         return
-    say(f"violated: {question.unit} above {question.tau:g}; {question.role} examples")
+    say(f"violated: {question.audit['unit']} above {question.audit['tau']:g}; {question.role} examples")
     for (x, y), pair in zip(evidence, pairs, strict=True):
         _show_pair(x, y, pair)
     if seeds is None:
@@ -69,14 +76,6 @@ class _Evidence:
     role: str
     violated: dict[str, bool]
     audit: dict[str, Any]
-
-    @property
-    def unit(self) -> str:
-        return str(self.audit["unit"])
-
-    @property
-    def tau(self) -> float:
-        return float(self.audit["tau"])
 
     def shared(self, key: str) -> object:
         """What must be equal in two tables, by its key in the audit."""
@@ -157,23 +156,6 @@ def _aligned(x: _Evidence, y: _Evidence) -> tuple[list[bool], list[bool]]:
             remedy="compare runs made with the same split, or audit both models on one file",
         )
     return list(x.violated.values()), [y.violated[key] for key in x.violated]
-
-
-def _as_json(
-    question: _Evidence,
-    evidence: Sequence[tuple[_Evidence, _Evidence]],
-    pairs: Sequence[PromptComparison],
-    seeds: SeedComparison | None,
-) -> dict[str, Any]:
-    return {
-        "version": 1,
-        "role": question.role,
-        **{key: question.audit[key] for key in ("unit", "tau", "alpha")},
-        "pairs": [
-            {"a": str(x.path), "b": str(y.path), **pair.to_json()} for (x, y), pair in zip(evidence, pairs, strict=True)
-        ],
-        "seeds": None if seeds is None else seeds.to_json(),
-    }
 
 
 def _show_pair(x: _Evidence, y: _Evidence, pair: PromptComparison) -> None:

@@ -5,23 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from holdfast.cli.options import Json, Opt
 from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
 from holdfast.core.percent import percent
 
 if TYPE_CHECKING:
     from holdfast.demo.story import DemoResult
-    from holdfast.evaluation.rate import Rate
+    from holdfast.judging.rate import Rate
 
 PICTURE = "refusals.png"
 
 
-def demo(
-    output: Annotated[Path, typer.Option("--output", help="Folder for the results.")] = Path("runs/demo"),
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
+def demo(output: Annotated[Path, Opt(help="Folder for the results.")] = Path("runs/demo"), json: Json = False) -> None:
     """Screen a poisoned file, fine-tune the embedded model by plain SFT and by holdfast, and compare.
 
     \b

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.options import Json, Opt
 from holdfast.cli.terminal import say, say_json
 
 MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
@@ -15,10 +16,9 @@ MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 def init(
     folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.")] = Path(),
     model: Annotated[
-        str,
-        typer.Option("--model", help="Hub id or folder of a chat model that refuses, or `embedded` (small, no hub)."),
+        str, Opt(help="Hub id or folder of a chat model that refuses, or `embedded` (small, no hub).")
     ] = MODEL,
-    json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Write task.jsonl and a run.yaml of three lines to start from: mild data of our own, a twelfth of it poisoned.
 

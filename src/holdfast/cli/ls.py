@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import textwrap
-from enum import StrEnum
+from collections.abc import Callable
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from holdfast.cli.options import Json
 from holdfast.cli.terminal import say, say_json
 
 WIDTH = 118
 HEADINGS = ("stage", "passes per step", "side data", "reference")
 
 
-class Kind(StrEnum):
-    """What can be listed."""
-
-    defenses = "defenses"
-    judges = "judges"
-    majorizers = "majorizers"
-    tasks = "tasks"
+Kind = Literal["defenses", "judges", "majorizers", "tasks"]
 
 
 def ls(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """List the names that a run file or an option may use.
 
@@ -34,18 +29,17 @@ def ls(
     Example:
       holdfast ls defenses
     """
-    rows = {
-        Kind.defenses: _defenses, Kind.judges: _judges, Kind.majorizers: _majorizers, Kind.tasks: _tasks,
-    }[kind]()  # fmt: skip
+    listed: dict[Kind, Callable[[], list[dict[str, Any]]]] = {
+        "defenses": _defenses, "judges": _judges, "majorizers": _majorizers, "tasks": _tasks,
+    }  # fmt: skip
+    rows = listed[kind]()
     if json:
         say_json(rows)
-        return
-    say("\n".join(_defense_lines(rows) if kind is Kind.defenses else _lines(rows)))
-
-
-def _lines(rows: list[dict[str, Any]]) -> list[str]:
-    width = max(len(row["name"]) for row in rows)
-    return [f"{row['name']:<{width}}  {row['summary']}" for row in rows]
+    elif kind == "defenses":
+        say("\n".join(_defense_lines(rows)))
+    else:
+        width = max(len(row["name"]) for row in rows)
+        say("\n".join(f"{row['name']:<{width}}  {row['summary']}" for row in rows))
 
 
 def _defense_lines(rows: list[dict[str, Any]]) -> list[str]:
@@ -54,8 +48,12 @@ def _defense_lines(rows: list[dict[str, Any]]) -> list[str]:
     columns = {"stages": 17, "passes": 32, "needs": 11, "reference": WIDTH - indent - 60}
     heading = "".join(f"{word:<{width}}" for word, width in zip(HEADINGS, columns.values(), strict=True))
     lines = [f"{'name':<{indent}}{heading.rstrip()}"]
+
+    def text(value: str | list[str]) -> str:
+        return value if isinstance(value, str) else ", ".join(value)
+
     for row in rows:
-        cells = [textwrap.wrap(_joined(row[key]), width - 2, break_on_hyphens=False) for key, width in columns.items()]
+        cells = [textwrap.wrap(text(row[key]), width - 2, break_on_hyphens=False) for key, width in columns.items()]
         lines += ["", f"{row['name']:<{indent}}{row['summary']}"]
         for parts in zip_longest(*cells, fillvalue=""):
             line = "".join(f"{part:<{width}}" for part, width in zip(parts, columns.values(), strict=True))
@@ -63,45 +61,38 @@ def _defense_lines(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _joined(value: str | list[str]) -> str:
-    return value if isinstance(value, str) else ", ".join(value)
-
-
 def _defenses() -> list[dict[str, Any]]:
     from dataclasses import asdict
 
-    from holdfast.trainers.hooks import DEFENSES
+    from holdfast.training.hooks import DEFENSES
 
     return [
         {
-            "name": name,
-            "summary": cls.summary,
-            "stages": list(cls.stages),
-            "passes": cls.passes,
-            "needs": sorted(cls.needs),
-            "reference": cls.reference,
-            "fsdp": cls.fsdp,
-            "constrains": cls.constrains,
-            "options": asdict(cls.Config()),
-            "paper": dict(cls.paper),
+            "name": name, "summary": cls.summary, "stages": list(cls.stages), "passes": cls.passes,
+            "needs": sorted(cls.needs), "reference": cls.reference, "fsdp": cls.fsdp, "constrains": cls.constrains,
+            "options": asdict(cls.Config()), "paper": dict(cls.paper),
         }
         for name, cls in DEFENSES.items()
-    ]
+    ]  # fmt: skip
 
 
-def _judges() -> list[dict[str, str]]:
-    from holdfast.evaluation.judge import JUDGES
-
-    return [{"name": name, "summary": (entry.__doc__ or "").split("\n")[0]} for name, entry in JUDGES.items()]
+def _summary(documented: Any) -> str:
+    return (documented.__doc__ or "").split("\n")[0]
 
 
-def _majorizers() -> list[dict[str, str]]:
+def _judges() -> list[dict[str, Any]]:
+    from holdfast.judging.judge import JUDGES
+
+    return [{"name": name, "summary": _summary(entry)} for name, entry in JUDGES.items()]
+
+
+def _majorizers() -> list[dict[str, Any]]:
     from holdfast.constraint.majorizers import MAJORIZERS
 
-    return [{"name": name, "summary": (entry.phi.__doc__ or "").split("\n")[0]} for name, entry in MAJORIZERS.items()]
+    return [{"name": name, "summary": _summary(entry.phi)} for name, entry in MAJORIZERS.items()]
 
 
-def _tasks() -> list[dict[str, str]]:
-    from holdfast.tasks.task import TASKS
+def _tasks() -> list[dict[str, Any]]:
+    from holdfast.data.tasks import TASKS
 
     return [{"name": name, "summary": task.summary, "metric": task.metric} for name, task in TASKS.items()]

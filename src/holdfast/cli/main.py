@@ -8,30 +8,26 @@ from __future__ import annotations
 import errno
 import importlib.metadata
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from holdfast.cli.align import align
 from holdfast.cli.audit import audit
-from holdfast.cli.bench import bench
 from holdfast.cli.certify import certify
-from holdfast.cli.certify_counts import certify_counts
 from holdfast.cli.check import check
 from holdfast.cli.compare import compare
 from holdfast.cli.demo import demo
-from holdfast.cli.evaluate import evaluate
 from holdfast.cli.init import init
-from holdfast.cli.judge import judge
 from holdfast.cli.ls import ls
-from holdfast.cli.old_spellings import require_new_spelling
-from holdfast.cli.plan import plan
+from holdfast.cli.plan import certify_counts, plan
 from holdfast.cli.report import report
 from holdfast.cli.screen import screen
-from holdfast.cli.study import study
-from holdfast.cli.terminal import refuse, say
+from holdfast.cli.terminal import refuse, say, shown
 from holdfast.cli.train import train
-from holdfast.cli.usage import Commands
 from holdfast.cli.verify import verify
 from holdfast.core.errors import ConfigError, HoldfastError, ResourceError
 
@@ -39,32 +35,66 @@ CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, e
 """What the system says of a path that is the user's to change."""
 _LOCALE = "set a UTF-8 locale (LC_ALL=C.UTF-8) or PYTHONUTF8=1, or use names of ASCII letters"
 
+_SET = "--set {}=VALUE"
+OLD_CERTIFY = {
+    "--safety": "--prompts FILE",
+    "--verify": "holdfast verify PATH",
+    "--expect": "holdfast verify PATH --expect SHA256",
+    "--regressions": "holdfast certify-counts K N",
+    "--n": "holdfast certify-counts K N",
+    "--unit": "--by kl, or --by likelihood with --set unit=nll_sum",
+    "--columns": "--set columns.prompt=NAME",
+    "--safety-revision": _SET.format("revision"),
+    "--allow-tau-below-noise": "--set allow_tau_below_noise=true",
+} | {
+    f"--{name.replace('_', '-')}": _SET.format(name)
+    for name in (
+        "first_k", "template", "tokenizer", "max_length", "before_revision", "after_revision", "split", "subset",
+        "max_new_tokens",
+    )
+}  # fmt: skip
+"""Options of the first release, each with what it is called now."""
+
+
+class Commands(TyperGroup):
+    """The group of commands. Complaints quote what was typed: they are cleaned and redacted like every other line."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Parse the group's own options."""
+        with _redacted():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse and run the command."""
+        with _redacted():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _redacted() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # A ClickException, which typer takes from click or brings along, depending on its version.
+        if hasattr(error, "format_message") and hasattr(error, "message"):
+            error.message = shown(str(error.message))
+        raise
+
+
 app = typer.Typer(
-    name="holdfast",
-    cls=Commands,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    name="holdfast", cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     rich_markup_mode=None,
-)
-app.command()(demo)
-app.command()(init)
-app.command()(align)
-app.command()(screen)
-app.command()(check)
-app.command()(train)
-app.command()(audit)
-app.command()(certify)
-app.command()(verify)
-app.command()(certify_counts)
-app.command()(evaluate)
-app.command()(report)
-app.command()(plan)
-app.command()(compare)
-app.command()(study)
-app.command()(bench)
-app.command()(ls)
-app.add_typer(judge, name="judge")
+)  # fmt: skip
+for _command in (
+    demo, init, align, screen, check, train, audit, certify, verify, certify_counts, report, plan, compare, ls,
+):  # fmt: skip
+    app.command()(_command)
+for _entry_point in importlib.metadata.entry_points(group="holdfast.commands"):
+    _loaded = _entry_point.load()
+    if isinstance(_loaded, typer.Typer):
+        app.add_typer(_loaded, name=_entry_point.name)
+    else:
+        app.command(_entry_point.name)(_loaded)
 
 
 def _version(wanted: bool) -> None:
@@ -97,18 +127,31 @@ def main() -> None:
     Any other exception is a bug and keeps its traceback (exit code 1).
     """
     try:
-        require_new_spelling(sys.argv[1:])
+        _require_new_spelling(sys.argv[1:])
         _require_text(sys.argv[1:])
         app()
     except HoldfastError as error:
         refuse(error)
         sys.exit(error.exit_code)
     except Exception as error:
-        refusal = _shortage(error) or _closed_path(error) or _other_locale(error)
+        refusal = _refusal(error)
         if refusal is None:
             raise
         refuse(refusal)
         sys.exit(refusal.exit_code)
+
+
+def _require_new_spelling(arguments: list[str]) -> None:
+    if arguments[:1] == ["report"] and "--tables" in arguments:
+        raise ConfigError(
+            "holdfast report --tables is a command of its own since version 0.2", remedy="write holdfast tables STUDY"
+        )
+    for name in (word.partition("=")[0] for word in arguments if arguments[0] == "certify"):
+        if name in OLD_CERTIFY:
+            raise ConfigError(
+                f"holdfast certify {name} is spelled otherwise since version 0.2",
+                remedy=f"write {OLD_CERTIFY[name]}; holdfast certify --help",
+            )
 
 
 def _require_text(arguments: list[str]) -> None:
@@ -121,27 +164,17 @@ def _require_text(arguments: list[str]) -> None:
             )
 
 
-def _other_locale(error: Exception) -> ConfigError | None:
-    """The refusal that stands for a path that this locale cannot name; None for any other exception."""
-    if not isinstance(error, UnicodeEncodeError):
-        return None
-    return ConfigError(f"a path cannot be written in this locale ({error.encoding})", remedy=_LOCALE)
-
-
-def _closed_path(error: Exception) -> ResourceError | None:
-    """The refusal that stands for a path that may not be used, or is of another kind; None for any other exception."""
-    if not isinstance(error, OSError) or error.errno not in CLOSED or error.filename is None:
-        return None
-    return ResourceError(
-        f"{error.filename}: {(error.strerror or str(error)).lower()}",
-        remedy="name a place that you may read and write (output_dir, --output), or change its permissions",
-    )
-
-
-def _shortage(error: Exception) -> ResourceError | None:
-    """The refusal that stands for running out of disk or memory, None for any other exception."""
+def _refusal(error: Exception) -> HoldfastError | None:
+    """The refusal that stands for a shortage, a closed path or a foreign locale; None where the exception is a bug."""
+    if isinstance(error, UnicodeEncodeError):
+        return ConfigError(f"a path cannot be written in this locale ({error.encoding})", remedy=_LOCALE)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(f"no space left on the disk: {error}", remedy="free disk space, then use --resume")
+    if isinstance(error, OSError) and error.errno in CLOSED and error.filename is not None:
+        return ResourceError(
+            f"{error.filename}: {(error.strerror or str(error)).lower()}",
+            remedy="name a place that you may read and write (output_dir, --output), or change its permissions",
+        )
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return ResourceError(

@@ -1,14 +1,30 @@
-"""Reading options: which were given, what they are called, and mappings written as ours=theirs."""
+"""Options that several commands have, which of them were given, and mappings written as key=value."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import nearest
+
+Opt = typer.Option
+Json = Annotated[bool, Opt("--json", help="Print the result as JSON.")]
+TrustRemoteCode = Annotated[
+    bool, Opt("--trust-remote-code", help="Let a model's repository run its code; needs a pinned revision.")
+]
+RunFile = Annotated[Path, typer.Argument(help="The run file (YAML).", metavar="RUN.yaml")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Values put over the file.", metavar="[key=value ...]")]
+SkipBad = Annotated[
+    bool, Opt("--skip-bad", help="Leave out malformed rows, a few, named and counted; default: refuse.")
+]
+Revision = Annotated[str | None, Opt(help="Commit, tag or branch of a hub id.")]
+DataChoice = Annotated[str | None, Opt(help="Of a hub data set.")]
+DType = Annotated[str, Opt(help="auto, bfloat16 or float32.")]
+Device = Annotated[str | None, Opt(help="cpu, cuda, cuda:1. [default: a GPU where there is one]")]
 
 
 def given_options(context: typer.Context) -> set[str]:
@@ -37,20 +53,31 @@ def settings_from(pairs: Sequence[str] | None, known: Mapping[str, type]) -> dic
         key, equals, value = pair.partition("=")
         if equals and key.startswith("columns.") and value:
             found.setdefault("columns", {})[key.removeprefix("columns.")] = value
-            continue
-        if not equals or key not in known:
+        elif not equals or key not in known:
             raise ConfigError(f"--set {pair}: no such setting", remedy=nearest(key, [*known, "columns.prompt"]))
-        found[key] = _typed(pair, value, known[key])
+        else:
+            found[key] = _typed(pair, value, known[key])
     return found
 
 
 def _typed(pair: str, value: str, kind: type) -> Any:
-    if kind is bool:
-        if value.lower() not in ("true", "false"):
-            raise ConfigError(f"--set {pair}: expected true or false", remedy="write true or false")
-        return value.lower() == "true"
+    if kind is bool and value.lower() not in ("true", "false"):
+        raise ConfigError(f"--set {pair}: expected true or false", remedy="write true or false")
     try:
-        return kind(value)
+        return value.lower() == "true" if kind is bool else kind(value)
     except ValueError:
         words = {int: "a whole number", float: "a number"}
         raise ConfigError(f"--set {pair}: expected {words[kind]}", remedy="correct the value") from None
+
+
+def engine_options(pairs: list[str] | None) -> dict[str, Any]:
+    """`key=value`, repeated, as a mapping; numbers and true/false as such."""
+    from holdfast.records.yaml_file import parse_yaml
+
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--engine-option {pair!r}: expected key=value", remedy="for example base_url=http://...")
+        found[key] = parse_yaml(text, f"--engine-option {pair}")
+    return found

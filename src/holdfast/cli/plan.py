@@ -1,4 +1,4 @@
-"""`holdfast plan`: how many groups of prompts a certificate needs, and what a given number can and cannot certify."""
+"""Certificates of counts: `holdfast plan` (how many groups of prompts one needs) and `holdfast certify-counts`."""
 
 from __future__ import annotations
 
@@ -8,27 +8,57 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.terminal import say, say_json
+from holdfast.cli.options import Json, Opt
+from holdfast.cli.terminal import require_verdict, say, say_json
 from holdfast.core.percent import exact_percent
+from holdfast.defaults import default
+
+ALPHA: float = default("constraint.alpha")
+CONFIDENCE: float = default("certify.confidence")
+
+
+def certify_counts(
+    regressions: Annotated[int, typer.Argument(help="Prompts that regressed.", metavar="K")],
+    n: Annotated[int, typer.Argument(help="Prompts measured, near-duplicates counted once.", metavar="N")],
+    alpha: Annotated[float, Opt(help="The share of regressing prompts to certify.")] = ALPHA,
+    confidence: Annotated[float, Opt(help="1 - delta, over all openings together.")] = CONFIDENCE,
+    openings: Annotated[int, Opt(help="How often these prompts may ever be opened; shares delta.")] = 1,
+    pool: Annotated[int | None, Opt(help="The prompts are a random sample from a list of this size.")] = None,
+    json: Json = False,
+) -> None:
+    """Certify from counts: K of N prompts regressed.
+
+    Exit code 0: certified, 4: not. That the prompts were drawn one by one is yours to know.
+
+    \b
+    Example:
+      holdfast certify-counts 4 200 --alpha 0.05
+    """
+    from holdfast.certification.certificate import certify_counts as test
+
+    made = test(regressions, n, alpha, confidence, openings=openings, pool=pool)
+    if json:
+        say_json(made.to_json())
+    else:
+        say(made.statement())
+    require_verdict(made.certified)
 
 
 def plan(
-    alpha: Annotated[float, typer.Option(help="The share of regressing groups to certify.")] = 0.05,
-    confidence: Annotated[float, typer.Option(help="The certificate's confidence, 1 - delta.")] = 0.95,
-    true_rate: Annotated[float | None, typer.Option(help="The share you believe regresses really.")] = None,
+    alpha: Annotated[float, Opt(help="The share of regressing groups to certify.")] = ALPHA,
+    confidence: Annotated[float, Opt(help="The certificate's confidence, 1 - delta.")] = CONFIDENCE,
+    true_rate: Annotated[float | None, Opt(help="The share you believe regresses really.")] = None,
     power: Annotated[
-        float | None, typer.Option(help="The wanted chance of a certificate at --true-rate (0.9 unless given).")
+        float | None, Opt(help="The wanted chance of a certificate at --true-rate (0.9 unless given).")
     ] = None,
-    n: Annotated[int | None, typer.Option("--n", help="The groups of prompts you have, in each category.")] = None,
-    openings: Annotated[int, typer.Option(help="How often the split may be opened; shares delta.")] = 1,
-    categories: Annotated[int, typer.Option(help="Categories certified at once; share delta.")] = 1,
+    n: Annotated[int | None, Opt("--n", help="The groups of prompts you have, in each category.")] = None,
+    openings: Annotated[int, Opt(help="How often the split may be opened; shares delta.")] = 1,
+    categories: Annotated[int, Opt(help="Categories certified at once; share delta.")] = 1,
     max_weight: Annotated[
-        int | None, typer.Option(help="Certify a share of prompts in which a group weighs at most this.")
+        int | None, Opt(help="Certify a share of prompts in which a group weighs at most this.")
     ] = None,
-    group_size: Annotated[
-        int | None, typer.Option(help="Prompts in each group, with --max-weight (1 unless given).")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    group_size: Annotated[int | None, Opt(help="Prompts in each group, with --max-weight (1 unless given).")] = None,
+    json: Json = False,
 ) -> None:
     """Say how many groups of prompts a certificate needs, and what N of them can and cannot certify.
 
@@ -56,7 +86,13 @@ def _show(found: dict[str, Any]) -> None:
     shared = found["openings"] * found["categories"]
     each = f" (each of {shared} tests gets delta / {shared} = {found['level']:.3g})" if shared > 1 else ""
     alpha, confidence = exact_percent(found["alpha"]), exact_percent(found["confidence"])
-    say(f"To certify: at most {alpha} {_what(found)}, confidence {confidence}{each}")
+    what = "of groups of near-duplicate prompts regress"
+    assumed = "a group regresses when one of its prompts does; where sizes differ, the test over prompts must pass too"
+    if found["max_weight"] is not None:
+        size, most = found["group_size"], found["max_weight"]
+        what = f"of prompts regress, where a group of near-duplicates weighs at most {most}"
+        assumed = "for groups of one prompt" if size == 1 else f"for groups of {size} prompts that regress together"
+    say(f"To certify: at most {alpha} {what}, confidence {confidence}{each}")
     fewest = ", ".join(f"{entry['groups']} if {entry['regressions']}" for entry in found["fewest"])
     say(f"  groups needed{per}: {fewest} of them regress")
     if (aim := found["for_power"]) is not None:
@@ -68,20 +104,7 @@ def _show(found: dict[str, Any]) -> None:
         _show_with_n(found["with_n"], found, per)
     if found["table"] is not None:
         _show_table(found["table"], per)
-    say(f"  {_assumed(found)}")
-
-
-def _what(found: dict[str, Any]) -> str:
-    if found["max_weight"] is None:
-        return "of groups of near-duplicate prompts regress"
-    return f"of prompts regress, where a group of near-duplicates weighs at most {found['max_weight']}"
-
-
-def _assumed(found: dict[str, Any]) -> str:
-    if found["max_weight"] is None:
-        return "a group regresses when one of its prompts does; where sizes differ, the test over prompts must pass too"
-    size = found["group_size"]
-    return "for groups of one prompt" if size == 1 else f"for groups of {size} prompts that regress together"
+    say(f"  {assumed}")
 
 
 def _show_with_n(have: dict[str, Any], found: dict[str, Any], per: str) -> None:

@@ -1,10 +1,10 @@
-"""Live progress of a run: a bar with ETA and the state of the constraint; plain lines without a terminal."""
+"""Live progress of a run or a measurement: a bar with ETA on a terminal, about ten plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,49 +14,38 @@ from holdfast.core.percent import percent
 
 LINES = 10
 """Plain lines per run, about."""
+FORWARD = "forward passes"
+"""What a measurement counts: each example once a model."""
+Listener = Callable[[dict[str, Any]], None]
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
     """One step in words: loss, and per constraint g, multiplier and violation rate, where known."""
     parts = [f"loss {row['loss']:.3f}"] if row.get("loss") is not None else []
-    named = row.get("constraints") or {"": row}
-    for name, values in named.items():
-        shown = []
-        if values.get("g") is not None:
-            shown.append(f"g {values['g']:+.3f}")
-        if values.get("multiplier") is not None:
-            shown.append(f"multiplier {values['multiplier']:.3g}")
-        if values.get("violation_rate") is not None:
-            shown.append(f"violations {percent(values['violation_rate'])}")
-        if shown:
+    shapes = {"g": "g {:+.3f}", "multiplier": "multiplier {:.3g}", "violation_rate": "violations {}"}
+    for name, values in (row.get("constraints") or {"": row}).items():
+        known = {key: values[key] for key in shapes if values.get(key) is not None}
+        if "violation_rate" in known:
+            known["violation_rate"] = percent(known["violation_rate"])
+        if shown := [shapes[key].format(value) for key, value in known.items()]:
             parts.append(clean(f"{name}: " if name else "") + " ".join(shown))
     return "  ".join(parts)
 
 
 def describe_behaviour(row: Mapping[str, Any]) -> str:
     """The behaviour monitor's figures in words."""
-    shares = [
+    return "  ".join(
         f"{FIGURES[name][0]} {percent(figure['share'])}{'' if figure['passed'] else ' (OVER the limit)'}"
         for name, figure in row["behaviour"].items()
         if figure["share"] is not None
-    ]
-    return "  ".join(shares)
-
-
-def _state(row: Mapping[str, Any]) -> str:
-    """What stands beside the bar."""
-    if "asked" in row:
-        return f"monitor prompts: {row['asked']} of {row['of']} asked"
-    return describe_behaviour(row) if "behaviour" in row else describe_row(row)
+    )
 
 
 class PlainProgress:
     """Prints about ten lines over the run."""
 
     def __init__(self) -> None:
-        self._total = 0
-        self._first = 0
-        self._start = time.monotonic()
+        self._total, self._first, self._start = 0, 0, time.monotonic()
         self._what, self._said = "", 0
 
     def __call__(self, row: Mapping[str, Any]) -> None:
@@ -110,7 +99,18 @@ class BarProgress:
         elif "stage" in row:
             self._task = self._bar.add_task("train", total=row["total_steps"], completed=row["step"], state="")
         else:
-            self._bar.update(self._task, completed=row["step"], state=_state(row))
+            asked = f"monitor prompts: {row['asked']} of {row['of']} asked" if "asked" in row else ""
+            state = asked or (describe_behaviour(row) if "behaviour" in row else describe_row(row))
+            self._bar.update(self._task, completed=row["step"], state=state)
+
+
+@contextmanager
+def _bar(*columns: Any) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield bar
 
 
 @contextmanager
@@ -119,14 +119,47 @@ def show_progress() -> Iterator[PlainProgress | BarProgress]:
     if not sys.stderr.isatty():
         yield PlainProgress()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    columns = (
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[state]}", markup=False),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    state = TextColumn("{task.fields[state]}", markup=False)
+    with _bar(BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), state) as bar:
         yield BarProgress(bar)
+
+
+def asked_by(listener: Listener) -> Callable[[str, int, int], None]:
+    """What takes (what is asked, replies so far, replies in all), as rows for a listener."""
+    return lambda what, done, total: listener({"stage": "ask", "what": what, "done": done, "total": total})
+
+
+@contextmanager
+def show_count(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A function of (done, total) that shows on stderr how far the work is, while the context is open.
+
+    Args:
+        what: the work.
+        unit: what is counted.
+    """
+    if not sys.stderr.isatty():
+        yield _plain_count(what, unit)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    count = (MofNCompleteColumn(), TextColumn(unit))
+    with _bar(TextColumn(what), BarColumn(bar_width=24), *count, TimeRemainingColumn()) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _plain_count(what: str, unit: str) -> Callable[[int, int], None]:
+    start, shown = time.monotonic(), 0
+
+    def show(done: int, total: int) -> None:
+        nonlocal start, shown
+        if done < shown:  # the next of several passes
+            start, shown = time.monotonic(), 0
+        if done == total or done - shown >= total / LINES:
+            shown = done
+            left = (time.monotonic() - start) / done * (total - done)
+            note(f"{what} {done}/{total} {unit}  eta {duration(left)}")
+
+    return show

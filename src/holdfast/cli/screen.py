@@ -7,39 +7,36 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.progress import show_progress
+from holdfast.cli.options import Device, DType, Json, Opt, engine_options
+from holdfast.cli.progress import asked_by, show_progress
 from holdfast.cli.terminal import quiet_libraries, say, say_json
 from holdfast.core.errors import ConfigError
 from holdfast.core.percent import percent
+from holdfast.defaults import default
 
 if TYPE_CHECKING:
     from holdfast.data.examples import Example
     from holdfast.screening.screen import Screening
 
 LISTED = 20
+_Judge = Annotated[str | None, Opt(help="Finds further conflicts: a name of `holdfast ls judges`, or a folder.")]
+_MOST: int = default("screening.max_prompts")
 
 
 def screen(
     data: Annotated[str, typer.Argument(help="The training data: a file or hub data set.", metavar="DATA")],
-    model: Annotated[str, typer.Option("--model", help="Hub id, folder, adapter, or `embedded`.")],
-    output: Annotated[Path, typer.Option("--output", help="Folder for the results.")] = Path("screening"),
-    max_prompts: Annotated[int, typer.Option("--max-prompts", help="Most questions of the data.")] = 20_000,
-    unsorted: Annotated[
-        str, typer.Option("--unsorted", help="Replies that cannot be sorted: refuse, accept.")
-    ] = "refuse",
-    judge: Annotated[
-        str | None,
-        typer.Option("--judge", help="Finds further conflicts: a name of `holdfast ls judges`, or a folder."),
-    ] = None,
-    template: Annotated[str, typer.Option("--template", help="chat, alpaca or none.")] = "chat",
-    dtype: Annotated[str, typer.Option("--dtype", help="auto, bfloat16 or float32.")] = "auto",
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: a GPU if any.")] = None,
-    engine: Annotated[str, typer.Option("--engine", help="auto, transformers, continuous, vllm or endpoint.")] = "auto",
-    engine_option: Annotated[
-        list[str] | None, typer.Option("--engine-option", help="key=value of that engine; repeatable.")
-    ] = None,
-    reveal: Annotated[bool, typer.Option("--reveal", help="Show the prompts of the listed conflicts.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    model: Annotated[str, Opt(help="Hub id, folder, adapter, or `embedded`.")],
+    output: Annotated[Path, Opt(help="Folder for the results.")] = Path("screening"),
+    max_prompts: Annotated[int, Opt(help="Most questions of the data.")] = _MOST,
+    unsorted: Annotated[str, Opt(help="Replies that cannot be sorted: refuse, accept.")] = "refuse",
+    judge: _Judge = None,
+    template: Annotated[str, Opt(help="chat, alpaca or none.")] = "chat",
+    dtype: DType = "auto",
+    device: Device = None,
+    engine: Annotated[str, Opt(help="auto, transformers, continuous, vllm or endpoint.")] = "auto",
+    engine_option: Annotated[list[str] | None, Opt(help="key=value of that engine; repeatable.")] = None,
+    reveal: Annotated[bool, Opt("--reveal", help="Show the prompts of the listed conflicts.")] = False,
+    json: Json = False,
 ) -> None:
     """Ask a model the prompts of a data file; list the rows that teach what it refuses, and write the sets to hold.
 
@@ -49,9 +46,8 @@ def screen(
     Example:
       holdfast screen train.jsonl --model Qwen/Qwen2.5-1.5B-Instruct --output screening
     """
-    from holdfast.cli.evaluate import options_of
     from holdfast.data.templates import known_template
-    from holdfast.screening.export import export
+    from holdfast.screening.record import export
     from holdfast.screening.screened import screen as screen_data
     from holdfast.screening.screened import task_examples
     from holdfast.screening.settings import ScreeningSettings
@@ -64,13 +60,9 @@ def screen(
     )
     rows = task_examples(data, known_template(template))
     with show_progress() as progress:
-
-        def tell(what: str, done: int, total: int) -> None:
-            progress({"stage": "ask", "what": what, "done": done, "total": total})
-
         found = screen_data(
             model, rows, settings=settings, template=known_template(template), engine=engine,
-            engine_options=options_of(engine_option), dtype=dtype, device=device, told=tell,
+            engine_options=engine_options(engine_option), dtype=dtype, device=device, told=asked_by(progress),
         )  # fmt: skip
     files = export(output, found, rows, model=model)
     if json:

@@ -2,91 +2,87 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from holdfast.config import RunConfig, config_sha256, describe_preset
-from holdfast.config.build import constraints, defense, peft_config, screening_settings, training_arguments, watches
-from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.encode import IGNORE, Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.splits import Split
 from holdfast.data.templates import use_template
-from holdfast.models.handle import load_tokenizer, resolve
-from holdfast.pipeline import read_data, unaligned_of
+from holdfast.models.handle import load_tokenizer
+from holdfast.models.source import resolve
 from holdfast.records.weights_at_hand import NotAtHandError, content_at_hand
-from holdfast.screening.plan import plan_asking
-from holdfast.stages.certifiable import asked_note, bundled_share, certify_note, openings_note
-from holdfast.stages.estimate import Side, Size, Steps, architecture, memory, model_size, passes_beside, steps, work
-from holdfast.stages.hold import share_scope
-from holdfast.stages.prepare import Prepared, row_counts
-from holdfast.trainers.support import require_supported_arguments
+from holdfast.runs.config import describe_preset
+from holdfast.runs.config.resolve import ResolvedRun, peft_config
+from holdfast.runs.pipeline import read_data, unaligned_of
+from holdfast.runs.stages.certifiable import asked_note, bundled_share, certify_note, openings_note
+from holdfast.runs.stages.estimate import RATE, Side, Size, architecture, memory, model_size, passes_beside, steps, work
+from holdfast.runs.stages.hold import share_scope
+from holdfast.runs.stages.prepare import Prepared, row_counts
+from holdfast.screening.asking import plan_asking
+from holdfast.training.support import require_supported_arguments
 
 SAMPLES = 3
 MASK_WIDTH = 40
 HIDDEN, SCORED = ".", "#"
 
 
-def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool = False) -> dict[str, Any]:
+def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool = False) -> dict[str, Any]:
     """Validate everything about a run and describe it, as JSON values.
 
     Args:
-        config: the run.
         reveal: include the token texts of the sample examples, which may be harmful to read.
         trust_remote_code: let the model repository run its own code.
     """
-    arguments = training_arguments(config, elsewhere=True)
+    config, arguments, method = plan.config, plan.arguments, plan.defense
     require_supported_arguments(arguments)
-    method = defense(config)
-    unaligned = unaligned_of(config, trust_remote_code)
+    unaligned = unaligned_of(plan, trust_remote_code)
     if unaligned is not None:
         resolve(unaligned, None, trust_remote_code=False)  # refuses a folder that is not there
     data = read_data(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     use_template(tokenizer, config.template)
     require_usable_tokenizer(tokenizer, needs_chat=any(example.kind == "chat" for example in data.task))
-    counted = _steps(arguments, data)
-    limits = constraints(config)
+    counted = steps(
+        arguments, task_rows=len(data.task), world=int(os.environ.get("WORLD_SIZE", "1")),
+        constraint_rows=min((len(split.constraint) for split in data.safety.values()), default=0),
+    )  # fmt: skip
     task = _Tokens(tokenizer, arguments.max_length, "task", reveal).describe(data.task)
     safety = _Tokens(tokenizer, arguments.max_length, "safety", reveal)
     described = {
-        name: _roles(split)
-        | _limit(limits[name], counted.safety_batch)
-        | _notes(config, name, split, limits[name].alpha)
+        name: _described(plan, name, split, counted.safety_batch)
         | safety.describe([*split.constraint, *split.monitor, *split.certify])
         for name, split in data.safety.items()
     }
     harmful = None if data.harmful is None else {"rows": len(data.harmful), **safety.describe(data.harmful)}
-    size = _size(config, arguments, task["tokens_max"], trust_remote_code)
+    size, needed = _size(plan, task["tokens_max"], trust_remote_code)
     trained, looked = passes_beside(method.passes, config.stage)
-    kind = _side_kind(method.needed(config.stage), trained + looked)
+    # What the passes beside the task's are over: without side data, the task's own rows once more.
+    kind = next((kind for kind in ("harmful", "safety") if kind in plan.needs and trained + looked), "task")
     batch = counted.task_batch if kind == "task" else (arguments.safety_batch_size or counted.task_batch)
     rows = {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}[kind]
     effort = work(
-        Size(size["model"]["parameters"], size["model"]["trainable"]),
-        counted,
-        task_tokens=task["tokens_median"],
-        checkpointing=arguments.gradient_checkpointing,
+        size, counted, task_tokens=task["tokens_median"], checkpointing=arguments.gradient_checkpointing,
         side=Side(trained, looked, batch, sum(entry["tokens_median"] for entry in rows)),
-    )
+    )  # fmt: skip
     return {
-        "config_sha256": config_sha256(config),
+        "config_sha256": plan.sha256,
         "data": row_counts(data),
-        "preset": [dataclasses.asdict(entry) for entry in describe_preset(config.preset)] if config.preset else [],
+        "preset": [entry._asdict() for entry in describe_preset(config.preset)] if config.preset else [],
         "task": {"rows": len(data.task), **task},
         "safety": described,
-        "asked": {name: _asked(config, name, data, limits[name], trust_remote_code) for name in config.prompt_sets},
+        "asked": {name: _asked(plan, name, data, trust_remote_code) for name in config.prompt_sets},
         "harmful": harmful,
         "unaligned": unaligned,
-        "asking": plan_asking(data.task, screening_settings(config)).to_json() if watches(config) else None,
-        **size,
-        "steps": dataclasses.asdict(counted),
+        "asking": None if plan.screening is None else plan_asking(data.task, plan.screening).to_json(),
+        **needed,
+        "steps": counted._asdict(),
         "learning_rate": arguments.learning_rate,
-        "work": {"flop": effort.flop, "seconds_at_100_tflops": effort.seconds},
+        "work": {"flop": effort, "seconds_at_100_tflops": effort / RATE},
         "defense": {
             "name": method.name,
             "stage": config.stage,
@@ -98,34 +94,44 @@ def survey(config: RunConfig, *, reveal: bool = False, trust_remote_code: bool =
     }
 
 
-def _steps(arguments: Any, data: Prepared) -> Steps:
-    """How long the run is, on as many processes as this one is started with."""
-    return steps(
-        arguments,
-        task_rows=len(data.task),
-        constraint_rows=min((len(split.constraint) for split in data.safety.values()), default=0),
-        world=int(os.environ.get("WORLD_SIZE", "1")),
-    )
+def _size(plan: ResolvedRun, longest: int, trust_remote_code: bool) -> tuple[Size, dict[str, Any]]:
+    """The model's parameters, and what holding and training them takes."""
+    config, arguments = plan.config, plan.arguments
+    shape = architecture(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
+    size = model_size(shape, peft_config(config))
+    stored = str(getattr(shape, "dtype", None) or "float32").removeprefix("torch.")
+    dtype = config.quantization or (stored if config.dtype == "auto" else config.dtype)
+    need = memory(
+        size, shape, dtype=dtype, full=config.lora is None, rows=arguments.per_device_train_batch_size,
+        length=longest, checkpointing=arguments.gradient_checkpointing,
+    )  # fmt: skip
+    memory_of = {**need._asdict(), "total": need.total}
+    return size, {"model": {**size._asdict(), "dtype": dtype}, "memory": memory_of}
 
 
-def _notes(config: RunConfig, name: str, split: Split, alpha: float) -> dict[str, Any]:
-    """What to know about the certify share: its size, and the openings that were used."""
-    block = config.safety[name]
-    openings, run = block.openings, config.output_dir
+def _described(plan: ResolvedRun, name: str, split: Split, batch: int) -> dict[str, Any]:
+    """The roles and the limit of a safety set, the size of its certify share, and the openings that were used."""
+    block, limit = plan.config.safety[name], plan.constraints[name]
+    run, openings = plan.config.output_dir, block.openings
     return {
-        "certify_note": certify_note(split.record, alpha=alpha, openings=openings),
+        **{role: len(examples) for role, examples in split.roles.items()},
+        "duplicates_dropped": split.record.duplicates_dropped,
+        "moved_from_certify": split.record.moved_from_certify,
+        "constraint_text": limit.describe(),
+        "feasible_start": limit.feasible_start,
+        "start_value": limit.start_value() + limit.buffer,
+        "batch_times_alpha": batch * limit.alpha,
+        "certify_note": certify_note(split.record, alpha=limit.alpha, openings=openings),
         "openings_note": openings_note(block.data, split.certify, openings=openings, run=run),
     }
 
 
-def _asked(
-    config: RunConfig, name: str, data: Prepared, limit: ChanceConstraint, trust_remote_code: bool
-) -> dict[str, Any]:
+def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool) -> dict[str, Any]:
     """What is known of a set before its model is asked: what it will be asked, its limit, and who opened its prompts.
 
     Openings are known where the model's weights are on this machine.
     """
-    block = config.safety[name]
+    config, block, limit = plan.config, plan.config.safety[name], plan.constraints[name]
     prompts, openings = list(block.prompts or ()), block.openings
     found = {
         "prompts": prompts, "keep": block.keep, "constraint_text": limit.describe(),
@@ -140,31 +146,7 @@ def _asked(
     return found | {"openings_note": note}
 
 
-def _side_kind(needs: frozenset[str], beside: int) -> str:
-    """What the passes beside the task's are over: without side data, the task's own rows once more."""
-    return next((kind for kind in ("harmful", "safety") if kind in needs and beside), "task")
-
-
-def _roles(split: Split) -> dict[str, Any]:
-    return {
-        "constraint": len(split.constraint),
-        "monitor": len(split.monitor),
-        "certify": len(split.certify),
-        "duplicates_dropped": split.record.duplicates_dropped,
-        "moved_from_certify": split.record.moved_from_certify,
-    }
-
-
-def _limit(limit: ChanceConstraint, batch: int) -> dict[str, Any]:
-    return {
-        "constraint_text": limit.describe(),
-        "feasible_start": limit.feasible_start,
-        "start_value": limit.start_value() + limit.buffer,
-        "batch_times_alpha": batch * limit.alpha,
-    }
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Tokens:
     """Describes the tokens of examples: how many, how many are cut, and a few with their masks."""
 
@@ -185,16 +167,9 @@ class _Tokens:
         }
 
     def _example(self, item: Encoded, where: str) -> dict[str, Any]:
-        shown = {
-            "id": item.id,
-            "where": where,
-            "tokens": len(item.input_ids),
-            "scored": item.n_labels,
-            "mask": mask_bar(item),
-        }
-        if self.reveal:
-            shown["pieces"] = [self.tokenizer.decode([token]) for token in item.input_ids]
-        return shown
+        pieces = {"pieces": [self.tokenizer.decode([token]) for token in item.input_ids]} if self.reveal else {}
+        counts = {"tokens": len(item.input_ids), "scored": item.n_labels}
+        return {"id": item.id, "where": where, **counts, "mask": mask_bar(item), **pieces}
 
 
 def mask_bar(item: Encoded) -> str:
@@ -206,23 +181,3 @@ def mask_bar(item: Encoded) -> str:
     width = min(MASK_WIDTH, len(flags))
     edges = [round(column * len(flags) / width) for column in range(width + 1)]
     return "".join(SCORED if any(flags[a:b]) else HIDDEN for a, b in pairwise(edges))
-
-
-def _size(config: RunConfig, arguments: Any, longest: int, trust_remote_code: bool) -> dict[str, Any]:
-    shape = architecture(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
-    count = model_size(shape, peft_config(config))
-    stored = str(getattr(shape, "dtype", None) or "float32").removeprefix("torch.")
-    dtype = config.quantization or (stored if config.dtype == "auto" else config.dtype)
-    need = memory(
-        count,
-        shape,
-        dtype=dtype,
-        full=config.lora is None,
-        rows=arguments.per_device_train_batch_size,
-        length=longest,
-        checkpointing=arguments.gradient_checkpointing,
-    )
-    return {
-        "model": {**dataclasses.asdict(count), "dtype": dtype},
-        "memory": {**dataclasses.asdict(need), "total": need.total},
-    }

@@ -8,9 +8,13 @@ import re
 import sys
 import unicodedata
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from holdfast.core.errors import HoldfastError
+import typer
+
+from holdfast.core.errors import HoldfastError, InfeasibleError
 from holdfast.core.redaction import redact, redact_text
 
 # CSI sequences, then OSC/DCS/APC/PM/SOS strings up to their terminator, then any other two-character escape.
@@ -51,6 +55,22 @@ def refuse(error: HoldfastError) -> None:
     note(f"error: {error.what}\n  What to do: {error.remedy}")
 
 
+@contextmanager
+def interruptible(advice: str) -> Iterator[None]:
+    """A context in which Ctrl-C ends the command with exit code 130, and says how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        note(f"interrupted: {advice}")
+        raise typer.Exit(130) from error
+
+
+def require_verdict(passed: bool) -> None:
+    """Exit with the code for "infeasible or not certified" unless the verdict is a good one."""
+    if not passed:
+        raise typer.Exit(InfeasibleError.exit_code)
+
+
 def quiet_libraries() -> None:
     """Silence bars and notices of the libraries below us; show our own messages as plain lines."""
     import datasets
@@ -60,10 +80,11 @@ def quiet_libraries() -> None:
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     warnings.filterwarnings("ignore", module=_CHATTY)
-    logger = logging.getLogger("holdfast")
-    logger.handlers = [_NoteHandler()]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    for name in ("holdfast", "holdfast_lab"):
+        logger = logging.getLogger(name)
+        logger.handlers = [_NoteHandler()]
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
 
 
 class _NoteHandler(logging.Handler):

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from holdfast.certification.kept import failures, stored_figures, way_back
-from holdfast.cli.left_out import left_out
+from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
-from holdfast.core.errors import InfeasibleError
+from holdfast.cli.terminal import duration, interruptible, note, quiet_libraries, require_verdict, say, say_json
 from holdfast.core.percent import exact_percent, percent, percent_up
 
 if TYPE_CHECKING:
-    from holdfast.pipeline import RunResult
-
-INTERRUPTED = 130
+    from holdfast.runs.config import RunConfig
+    from holdfast.runs.pipeline import RunResult
 
 
 def train(
-    run: Annotated[Path, typer.Argument(help="The run file (YAML).", metavar="RUN.yaml")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Values put over the file.", metavar="[key=value ...]")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Let the model repository run its code; needs a pinned revision."),
-    ] = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out malformed rows, a few, named and counted; default: refuse.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    run: RunFile,
+    overrides: Overrides = None,
+    resume: Annotated[bool, Opt("--resume", help="Continue from the newest checkpoint.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+    skip_bad: SkipBad = False,
+    json: Json = False,
 ) -> None:
     """Fine-tune under the safety constraint and write the run folder.
 
@@ -43,29 +31,30 @@ def train(
     Example:
       holdfast train run.yaml train.learning_rate=1e-4 output_dir=runs/second
     """
-    from holdfast.config import load_config
+    from holdfast.runs.config import load_config
 
     config = load_config(run, overrides or ())
     config = config.skipping_bad_rows() if skip_bad else config
-    from holdfast.trainers.hooks import DEFENSES
+    from holdfast.training.hooks import DEFENSES
 
     constrains = DEFENSES[config.defense.name].constrains
     # Only now the slow part: a mistake in the file is reported before torch's models and TRL are loaded.
-    from holdfast.pipeline import run as run_pipeline
+    from holdfast.runs.pipeline import run as run_pipeline
 
     quiet_libraries()
-    try:
-        with show_progress() as progress:
-            result = run_pipeline(config, resume=resume, listeners=[progress], trust_remote_code=trust_remote_code)
-    except KeyboardInterrupt as error:
-        note("interrupted: `--resume` continues from the newest checkpoint, or starts anew where none was saved")
-        raise typer.Exit(INTERRUPTED) from error
+    advice = "`--resume` continues from the newest checkpoint, or starts anew where none was saved"
+    with interruptible(advice), show_progress() as progress:
+        result = run_pipeline(config, resume=resume, listeners=[progress], trust_remote_code=trust_remote_code)
     if os.environ.get("RANK", "0") != "0":  # one of several processes: the first speaks for all
         return
     if json:
         say_json({"folder": str(result.folder), **result.values})
-        _finish(result, constrains)
-        return
+    else:
+        _show(result, config, constrains)
+    _finish(result, constrains)
+
+
+def _show(result: RunResult, config: RunConfig, constrains: bool) -> None:
     for name, figure in stored_figures(result.values).items():
         say(figure.line(name))
     if led := way_back(result.values):
@@ -82,7 +71,6 @@ def train(
         say(describe_entry(entry, name if config.named else ""))
     if result.values["safety"] and not constrains:
         say(f"{config.defense.name} does not enforce this limit: the model was only measured by it")
-    _finish(result, constrains)
 
 
 def screening_lines(found: Mapping[str, Any] | None) -> list[str]:
@@ -117,8 +105,7 @@ def _finish(result: RunResult, constrains: bool) -> None:
     lost = list(failures(stored_figures(result.values)))
     for cause, remedy in lost:
         note(f"{'the constraint holds, but ' if held and constrains else ''}{cause}\n  What to do: {remedy}")
-    if lost or (constrains and not result.feasible):
-        raise typer.Exit(InfeasibleError.exit_code)
+    require_verdict(not lost and (result.feasible or not constrains))
 
 
 def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
@@ -135,3 +122,33 @@ def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
         f"{prefix}{shares} degraded by more than {entry['tau']:g} ({entry['unit']});"
         f" at most {exact_percent(entry['alpha'])} allowed: {verdict}"
     )
+
+
+def left_out(counts: Mapping[str, Any]) -> list[str]:
+    """Rows that a run does not use, as lines: skipped as malformed, dropped as duplicates, kept in contradiction.
+
+    Args:
+        counts: of `holdfast.runs.stages.prepare.row_counts`, or of a result that has them.
+    """
+    blocks = {
+        "task": counts["task"],
+        **counts["safety"],
+        **({"harmful": counts["harmful"]} if "harmful" in counts else {}),
+    }
+    return [line for name, entry in blocks.items() for line in _left_out_of(name, entry)]
+
+
+def _left_out_of(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
+    if skipped := entry["skipped"]:
+        named = entry.get("skipped_rows", [])
+        more = f", the first {len(named)}" if len(named) < skipped else ""
+        yield f"{name}: {_counted(skipped, 'malformed row')} skipped{more}:"
+        yield from (f"  {row}" for row in named)
+    if dropped := entry.get("duplicates_dropped", 0):
+        yield f"{name}: {_counted(dropped, 'duplicate row')} dropped (prompt and completion of an earlier row)"
+    if prompts := entry.get("contradictory_prompts", 0):
+        yield f"{name}: {_counted(prompts, 'prompt')} with more than one completion; all are kept"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -7,24 +7,20 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.terminal import quiet_libraries, say, say_json
-from holdfast.core.errors import InfeasibleError
-
-_Flag = typer.Option
+from holdfast.cli.options import Json, Opt, TrustRemoteCode
+from holdfast.cli.terminal import quiet_libraries, require_verdict, say, say_json
 
 
 def verify(
     certificate: Annotated[Path, typer.Argument(help="certificate.json, or the folder that holds it.")],
-    before: Annotated[str | None, _Flag(help="Where the model before is now.")] = None,
-    after: Annotated[str | None, _Flag(help="Where the model after is now.")] = None,
-    prompts: Annotated[str | None, _Flag(help="Where the prompts are now.")] = None,
-    ledger: Annotated[Path | None, _Flag(help="Where the ledger of openings is now.")] = None,
-    expect: Annotated[str | None, _Flag(help="The sha256 printed at issue, of the content.")] = None,
-    key: Annotated[Path | None, _Flag(help="The signer's public key, or a file of allowed signers.")] = None,
-    trust_remote_code: Annotated[
-        bool, _Flag("--trust-remote-code", help="Run the code of the models' repositories.")
-    ] = False,
-    json: Annotated[bool, _Flag("--json", help="Print the certificate as JSON.")] = False,
+    before: Annotated[str | None, Opt(help="Where the model before is now.")] = None,
+    after: Annotated[str | None, Opt(help="Where the model after is now.")] = None,
+    prompts: Annotated[str | None, Opt(help="Where the prompts are now.")] = None,
+    ledger: Annotated[Path | None, Opt(help="Where the ledger of openings is now.")] = None,
+    expect: Annotated[str | None, Opt(help="The sha256 printed at issue, of the content.")] = None,
+    key: Annotated[Path | None, Opt(help="The signer's public key, or a file of allowed signers.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    json: Json = False,
 ) -> None:
     """Recompute a certificate from the files it names. Exit code 0: sound, 4: sound but not certified, 6: changed.
 
@@ -43,18 +39,14 @@ def verify(
     if json:
         say_json(record.to_json())
     else:
-        say(f"verified: {_shown(expect, key)}. {record.statement}")
+        shown = (
+            "all files agree with one another; only --expect with the sha256 from issue, or --key, shows who issued it"
+        )
+        if expect is not None or key is not None:
+            shown = "nothing was changed" + ("" if key is None else f", and it is signed with {key}")
+        say(f"verified: {shown}. {record.statement}")
         if record.screening is not None:
-            from holdfast.certification.sentence import screened
+            from holdfast.certification.statement import screened
 
             say(screened(record.screening))
-    if not record.certified:
-        raise typer.Exit(InfeasibleError.exit_code)
-
-
-def _shown(expect: str | None, key: Path | None) -> str:
-    if key is not None:
-        return f"nothing was changed, and it is signed with {key}"
-    if expect is not None:
-        return "nothing was changed"
-    return "all files agree with one another; only --expect with the sha256 from issue, or --key, shows who issued it"
+    require_verdict(record.certified)

@@ -18,6 +18,7 @@ from torch import Tensor
 from holdfast.constraint.majorizers import MAJORIZERS
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError, UnsupportedError
 from holdfast.core.registry import nearest
+from holdfast.defaults import default
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +52,14 @@ class ChanceConstraint:
         allow_tau_below_noise: accept a tau under five times the measured noise floor.
     """
 
-    tau: float = 0.1
-    alpha: float = 0.05
-    majorizer: str = "ramp"
-    beta: float = 10.0
-    unit: Unit = "nll_token"
-    buffer: float = 0.0
+    tau: float = default("constraint.tau")
+    alpha: float = default("constraint.alpha")
+    majorizer: str = default("constraint.majorizer")
+    beta: float = default("constraint.beta")
+    unit: Unit = default("constraint.unit_without_adapter")
+    buffer: float = default("constraint.buffer")
     _: KW_ONLY
-    first_k: int = 8
+    first_k: int = default("constraint.first_k")
     cvar_t: float = 0.0
     allow_infeasible_start: bool = False
     allow_tau_below_noise: bool = False

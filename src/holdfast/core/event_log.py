@@ -9,7 +9,6 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -122,9 +121,7 @@ class EventLog:
     def __enter__(self) -> EventLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -147,7 +144,6 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object in a line; None where there is none."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -156,7 +152,6 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _whole_lines(path: Path) -> bytes:
-    """The content up to and including the last newline."""
     data = path.read_bytes()
     return data[: data.rfind(b"\n") + 1]
 

@@ -1,71 +1,167 @@
-"""One process at a time reads, changes and writes a shared file."""
+"""Locks between processes, by `filelock`: the operating system frees them when a process dies, SIGKILL included."""
 
 from __future__ import annotations
 
-import fcntl
+import json
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from holdfast.core.errors import ConfigError, ResourceError
+from filelock import FileLock, Timeout
+
+from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
+
+LOCK_FILE = "run.lock"
+ATTEMPTS = 10
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold `flock` on a file beside `path`; waits for others, who hold it for one write, or for one audit.
+    """One process at a time reads, changes and writes a shared file; others wait for one write, or for one audit.
 
-    The kernel frees the lock when a process dies. The lock file is removed at the end, so one that was waited for may
-    be gone: then its lock guards nothing, and the next is taken.
+    The lock is a file beside `path`, which is removed at the end.
 
     Raises:
         ConfigError: the folder cannot be written.
         ResourceError: the file system has no locks.
     """
-    lock = path.with_name(f".{path.name}.lock")
-    descriptor = _take(lock, path)
+    place = path.with_name(f".{path.name}.lock")
+    lock = FileLock(place, mode=0o600, fallback_to_soft=False)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            logger.info("waiting for %s: another process works on it", path)
+            lock.acquire()
+    except OSError as error:
+        if error.filename is None:  # opening names its file, locking does not
+            raise ResourceError(
+                f"{place} cannot be locked: {error.strerror}",
+                remedy="name a place on a local disk (--output, --ledger)",
+            ) from error
+        raise ConfigError(
+            f"{place.parent} cannot be written: {error.strerror}",
+            remedy="make the folder writable, or name another place",
+        ) from error
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
-        os.close(descriptor)
+        _unlink(place)
+        lock.release()
 
 
-def _take(lock: Path, path: Path) -> int:
-    told = False
-    while True:
+def _unlink(lock: Path) -> None:
+    with suppress(FileNotFoundError, PermissionError):  # Windows keeps an open file, and filelock removes it there
+        lock.unlink()
+
+
+class RunLock:
+    """Context manager that holds the lock of a run folder: one process at a time writes it.
+
+    The pid and host in the file are for the message, and for shared disks whose locks other hosts do not see. A file
+    left by a dead process of this host is taken over with a log line. One left by another host is refused even when it
+    can be locked, because the lock may not reach that host. A folder that the lock made and that is empty at the end
+    is removed: only an empty one, so that nothing of another process is ever deleted.
+
+    Args:
+        folder: the run folder; created when absent.
+        log: receives the line about a lock that was taken over.
+
+    Attributes:
+        made: whether this lock made the folder.
+
+    Raises:
+        CheckpointError: on entry, when another process holds the lock (pid and host are named).
+        ConfigError: on entry, when the folder cannot be written.
+        ResourceError: on entry, when the file system has no locks.
+    """
+
+    def __init__(self, folder: Path, *, log: Callable[[str], None] | None = None) -> None:
+        self.path = folder.absolute() / LOCK_FILE
+        self.made = False
+        self._log = log or logger.warning
+        self._me = {"pid": os.getpid(), "host": socket.gethostname()}
+        self._lock = FileLock(
+            self.path, mode=0o600, thread_local=False, blocking=False, fallback_to_soft=False, on_acquired=self._sign
+        )
+
+    def __enter__(self) -> RunLock:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._make_folder()
+                self._lock.acquire()
+                return self
+            except Timeout as error:
+                with suppress(FileNotFoundError):  # its former holder removed it just now: try again
+                    raise self._in_use(_holder(self.path.read_bytes())) from error
+            except FileNotFoundError as error:
+                if attempt == ATTEMPTS:  # else the former holder removed the empty folder between the two calls
+                    raise self._unwritable(error) from error
+            except OSError as error:
+                if error.filename is None:
+                    raise ResourceError(
+                        f"{self.path} cannot be locked: {error}",
+                        remedy="put output_dir on a file system that supports locks",
+                    ) from error
+                raise self._unwritable(error) from error
+        raise self._in_use(None)
+
+    def __exit__(self, *_: object) -> None:
+        # A forked child that unwinds this frame holds nothing and must not delete its parent's file.
+        if not self._lock.is_locked:
+            return
+        with suppress(FileNotFoundError):
+            if _holder(self.path.read_bytes()) == self._me:
+                _unlink(self.path)
+        if self.made:
+            with suppress(OSError):  # not empty: it holds a run, or the next process's lock
+                self.path.parent.rmdir()
+        self._lock.release()
+
+    def _make_folder(self) -> None:
+        folder = self.path.parent
+        folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise ConfigError(
-                f"{lock.parent} cannot be written: {error.strerror}",
-                remedy="make the folder writable, or name another place",
-            ) from error
-        try:
-            if not told and _taken(descriptor):
-                logger.info("waiting for %s: another process works on it", path)
-                told = True
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(descriptor), lock.stat()):
-                return descriptor
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            os.close(descriptor)
-            raise ResourceError(
-                f"{lock} cannot be locked: {error.strerror}", remedy="name a place on a local disk (--output, --ledger)"
-            ) from error
-        os.close(descriptor)
+            folder.mkdir()
+            self.made = True
+        except FileExistsError:
+            self.made = False
+            if not folder.is_dir():
+                raise
+
+    def _sign(self, descriptor: int) -> None:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        holder = _holder(os.read(descriptor, 4096))
+        if holder is not None:
+            if holder["host"] != self._me["host"]:
+                raise self._in_use(holder)
+            self._log(f"{self.path}: stale lock of process {holder['pid']}, which is gone, taken over")
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, json.dumps(self._me).encode())
+
+    def _in_use(self, holder: dict[str, Any] | None) -> CheckpointError:
+        who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+        return CheckpointError(
+            f"{self.path.parent} is in use by {who}",
+            remedy=f"wait for it to end or choose another output_dir; if it is dead, delete {self.path}",
+        )
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(f"the run folder cannot be written: {error}", remedy="choose another output_dir")
 
 
-def _taken(descriptor: int) -> bool:
-    """Whether somebody else holds the lock; takes it where nobody does."""
+def _holder(content: bytes) -> dict[str, Any] | None:
+    """Pid and host in the file; None when it is empty or was cut off while being written."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
+        holder = json.loads(content)
+        return {"pid": int(holder["pid"]), "host": str(holder["host"])}
+    except (ValueError, TypeError, KeyError):
+        return None

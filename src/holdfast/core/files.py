@@ -109,9 +109,6 @@ def read_plain_file(path: Path, *, remedy: str) -> bytes:
             os.close(handle)
     except OSError as error:
         linked = error.errno == errno.ELOOP
-        fault = "is a symbolic link, which is not followed" if linked else f"cannot be read: {_why(error)}"
+        why = (error.strerror or type(error).__name__).lower()
+        fault = "is a symbolic link, which is not followed" if linked else f"cannot be read: {why}"
         raise CheckpointError(f"{path} {fault}", remedy=remedy) from error
-
-
-def _why(error: OSError) -> str:
-    return (error.strerror or type(error).__name__).lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -12,13 +13,13 @@ PACKAGES = ("holdfast", "torch", "transformers", "trl", "peft", "accelerate", "d
 
 def versions() -> dict[str, str]:
     """Installed versions of the packages that decide a result."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def commit() -> str | None:
@@ -47,8 +48,6 @@ def commit() -> str | None:
 
 def hardware() -> str:
     """The machine in words: GPU name where there is one, otherwise processor and core count."""
-    import os
-
     import torch
 
     if torch.cuda.is_available():

@@ -1,8 +1,9 @@
-"""Names to objects for the four kinds that users pick by name: defenses, majorizers, tasks, judges.
+"""Names to objects for what users pick by name: defenses, majorizers, tasks, judges, engines, protocols.
 
-An unknown name raises with the nearest match (it never falls through to a default), and a name cannot be
-taken twice. A registry may be given a package whose modules it imports on first use, so that adding an
-entry means adding one file.
+An unknown name raises with the nearest match (it never falls through to a default), and a name cannot be taken twice.
+On first use a registry imports the modules of its own package, and what other distributions offer under the entry
+point group `holdfast.<kind>s` (a module that registers itself, or a package of such modules); so that adding an entry
+means adding one file, here or elsewhere.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Generic, TypeVar
 
 from holdfast.core.errors import ConfigError
@@ -24,12 +27,25 @@ def nearest(name: str, known: list[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
 
 
+def _import_modules(package: ModuleType) -> None:
+    """Import the modules of a package, which register themselves; nothing more to do for a module."""
+    for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+
+
 class Registry(Generic[T]):
-    """A name -> entry table for one kind of thing."""
+    """A name -> entry table for one kind of thing.
+
+    Args:
+        kind: what an entry is called in messages; `holdfast.<kind>s` is its entry point group.
+        package: whose modules register themselves when they are imported; None where there is none.
+    """
 
     def __init__(self, kind: str, package: str | None = None) -> None:
         self.kind = kind
         self._package = package
+        self._scanned = False
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -44,13 +60,13 @@ class Registry(Generic[T]):
         return enter
 
     def _scan(self) -> None:
-        if self._package is None:
+        if self._scanned:
             return
-        package = importlib.import_module(self._package)
-        self._package = None
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.name.startswith("_"):
-                importlib.import_module(f"{package.__name__}.{module.name}")
+        self._scanned = True  # before the imports: a module may ask the registry that it registers with
+        if self._package is not None:
+            _import_modules(importlib.import_module(self._package))
+        for entry_point in entry_points(group=f"holdfast.{self.kind}s"):
+            _import_modules(entry_point.load())
 
     def __getitem__(self, name: str) -> T:
         self._scan()

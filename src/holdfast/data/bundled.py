@@ -25,55 +25,25 @@ from holdfast.data.examples import Example, make_example, normalise, prompt_text
 Use: TypeAlias = Literal["steer", "monitor", "certify"]
 USES: tuple[Use, ...] = get_args(Use)
 
-KINDS: dict[str, dict[str, Use]] = {
+_KINDS_OF_USE: dict[str, dict[Use, str]] = {
     "probes": {
-        "animal_cruelty": "monitor",
-        "cybercrime": "steer",
-        "drugs": "steer",
-        "endangering_children": "certify",
-        "extremism": "certify",
-        "financial_crime": "monitor",
-        "forgery": "certify",
-        "fraud": "steer",
-        "harassment": "monitor",
-        "hate": "steer",
-        "manipulation": "certify",
-        "misinformation": "steer",
-        "non_consensual": "certify",
-        "physical_violence": "steer",
-        "privacy": "monitor",
-        "sabotage": "certify",
-        "theft": "steer",
-        "weapons": "monitor",
+        "steer": "cybercrime drugs fraud hate misinformation physical_violence theft",
+        "monitor": "animal_cruelty financial_crime harassment privacy weapons",
+        "certify": "endangering_children extremism forgery manipulation non_consensual sabotage",
     },
     "everyday": {
-        "coding": "steer",
-        "cooking": "steer",
-        "health_habits": "monitor",
-        "history": "certify",
-        "home_repair": "certify",
-        "language_learning": "certify",
-        "mathematics": "monitor",
-        "science": "steer",
-        "summarising": "steer",
-        "travel": "monitor",
-        "work": "steer",
-        "writing": "steer",
+        "steer": "coding cooking science summarising work writing",
+        "monitor": "health_habits mathematics travel",
+        "certify": "history home_repair language_learning",
     },
     "borderline": {
-        "chemistry_safety": "certify",
-        "fiction": "steer",
-        "figurative_language": "steer",
-        "history_of_violence": "monitor",
-        "law_questions": "monitor",
-        "medical_questions": "steer",
-        "moderation_work": "steer",
-        "news_and_statistics": "certify",
-        "policy_debate": "steer",
-        "recovery_and_support": "certify",
-        "security_work": "steer",
-        "self_defence_and_safety": "monitor",
+        "steer": "fiction figurative_language medical_questions moderation_work policy_debate security_work",
+        "monitor": "history_of_violence law_questions self_defence_and_safety",
+        "certify": "chemistry_safety news_and_statistics recovery_and_support",
     },
+}
+KINDS: dict[str, dict[str, Use]] = {
+    name: {kind: use for use, kinds in uses.items() for kind in kinds.split()} for name, uses in _KINDS_OF_USE.items()
 }
 
 

@@ -9,7 +9,7 @@ scored token is an error, where TRL drops it: dropping would change the denomina
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -48,47 +48,30 @@ class EncodedSet(NamedTuple):
     n_truncated: int
 
 
-def encode(
-    example: Example,
-    tokenizer: Any,
-    *,
-    max_length: int | None,
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> Encoded:
-    """Encode one example; keeps the first `max_length` tokens.
-
-    Args:
-        example: in any of the three formats.
-        tokenizer: a transformers tokenizer.
-        max_length: cut after this many tokens; None keeps all.
-        template_kwargs: passed to the chat template, e.g. `{"enable_thinking": False}`.
-    """
-    return _encode_together([example], tokenizer, max_length, template_kwargs)[0]
+def encode(example: Example, tokenizer: Any, *, max_length: int | None) -> Encoded:
+    """Encode one example, in any of the three formats; keeps the first `max_length` tokens, all where it is None."""
+    return _encode_together([example], tokenizer, max_length)[0]
 
 
-def _encode_together(
-    examples: Sequence[Example], tokenizer: Any, max_length: int | None, template_kwargs: Mapping[str, Any] | None
-) -> list[Encoded]:
+def _encode_together(examples: Sequence[Example], tokenizer: Any, max_length: int | None) -> list[Encoded]:
     """Encode examples with one call of the tokenizer for each of their parts, which is several times faster."""
-    plain = [i for i, e in enumerate(examples) if isinstance(e.prompt, str) or isinstance(e.completion, str)]
-    chosen = set(plain)
-    chat = [i for i in range(len(examples)) if i not in chosen]
+    is_plain = [isinstance(e.prompt, str) or isinstance(e.completion, str) for e in examples]
+    plain = [i for i, simple in enumerate(is_plain) if simple]
+    chat = [i for i, simple in enumerate(is_plain) if not simple]
     ids: dict[int, tuple[list[int], list[int]]] = {}
     ids |= zip(plain, _plain_ids([examples[i] for i in plain], tokenizer), strict=True)
-    ids |= zip(chat, _chat_ids([examples[i] for i in chat], tokenizer, dict(template_kwargs or {})), strict=True)
+    ids |= zip(chat, _chat_ids([examples[i] for i in chat], tokenizer), strict=True)
     return [_labelled(example.id, *ids[i], max_length) for i, example in enumerate(examples)]
 
 
 def _labelled(example_id: str, prompt_ids: list[int], ids: list[int], max_length: int | None) -> Encoded:
-    start = _common_prefix(prompt_ids, ids)
+    start = len(prompt_ids)
+    if ids[:start] != prompt_ids:  # rare; otherwise one comparison for all of it
+        pairs = zip(prompt_ids, ids, strict=False)
+        start = next((place for place, (a, b) in enumerate(pairs) if a != b), len(ids))
     labels = [IGNORE] * start + ids[start:]
-    kept = slice(None, max_length)
-    return Encoded(
-        id=example_id,
-        input_ids=tuple(ids[kept]),
-        labels=tuple(labels[kept]),
-        truncated=max_length is not None and len(ids) > max_length,
-    )
+    truncated = max_length is not None and len(ids) > max_length
+    return Encoded(example_id, tuple(ids[:max_length]), tuple(labels[:max_length]), truncated)
 
 
 def _plain_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[int], list[int]]]:
@@ -99,18 +82,13 @@ def _plain_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[i
     whole = [p + (r if r.endswith(eos) else r + eos) for p, r in zip(prompts, replies, strict=True)]
     # A text example has no prompt, so nothing of it is masked, not even a BOS token.
     asked = [prompt for prompt in prompts if prompt]
-    found = _text_ids(tokenizer, asked + whole)
-    of_prompts, of_all = iter(found[: len(asked)]), found[len(asked) :]
-    return [(next(of_prompts) if p else [], ids) for p, ids in zip(prompts, of_all, strict=True)]
-
-
-def _text_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    if not texts:
+    if not whole:
         return []
     backend = _backend(tokenizer)
-    return (
-        list(tokenizer(text=texts)["input_ids"]) if backend is None else _ids(tokenizer, backend, texts, special=True)
-    )
+    texts = asked + whole
+    ids = list(tokenizer(text=texts)["input_ids"]) if backend is None else _ids(tokenizer, backend, texts, special=True)
+    of_prompts, of_all = iter(ids[: len(asked)]), ids[len(asked) :]
+    return [(next(of_prompts) if p else [], own) for p, own in zip(prompts, of_all, strict=True)]
 
 
 def _ids(tokenizer: Any, backend: Any, texts: list[str], *, special: bool) -> list[list[int]]:
@@ -140,7 +118,7 @@ def _backend(tokenizer: Any) -> Any:
     return backend if plain and backend.encode_special_tokens == tokenizer.split_special_tokens else None
 
 
-def _chat_ids(examples: Sequence[Example], tokenizer: Any, kwargs: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+def _chat_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[int], list[int]]]:
     """Ids of each prompt with the template's opening of a reply, and of the whole conversation."""
     prompts = [to_utf8_turns(example.prompt) for example in examples if not isinstance(example.prompt, str)]
     replies = [to_utf8_turns(example.completion) for example in examples if not isinstance(example.completion, str)]
@@ -148,9 +126,10 @@ def _chat_ids(examples: Sequence[Example], tokenizer: Any, kwargs: dict[str, Any
     if not examples:
         return []
     backend = _backend(tokenizer)
-    if backend is None or kwargs:  # among the arguments may be some for the tokenizer
-        of_prompts = _template_ids(tokenizer, prompts, add_generation_prompt=True, **kwargs)
-        return list(zip(of_prompts, _template_ids(tokenizer, whole, **kwargs), strict=True))
+    if backend is None:
+        # `return_dict` fixes the return type, which changed between transformers releases.
+        asked = rendered(tokenizer, prompts, tokenize=True, return_dict=True, add_generation_prompt=True)["input_ids"]
+        return list(zip(asked, rendered(tokenizer, whole, tokenize=True, return_dict=True)["input_ids"], strict=True))
     texts = [
         *rendered(tokenizer, prompts, tokenize=False, add_generation_prompt=True),
         *rendered(tokenizer, whole, tokenize=False),
@@ -159,30 +138,8 @@ def _chat_ids(examples: Sequence[Example], tokenizer: Any, kwargs: dict[str, Any
     return list(zip(ids[: len(prompts)], ids[len(prompts) :], strict=True))
 
 
-def _template_ids(tokenizer: Any, conversations: list[list[dict[str, str]]], **kwargs: Any) -> list[list[int]]:
-    # `return_dict` fixes the return type, which changed between transformers releases.
-    return list(rendered(tokenizer, conversations, tokenize=True, return_dict=True, **kwargs)["input_ids"])
-
-
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    if second[: len(first)] == first:  # nearly always; one comparison for all of it
-        return len(first)
-    length = 0
-    for a, b in zip(first, second, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
-
-
 def encode_all(
-    examples: Sequence[Example],
-    tokenizer: Any,
-    *,
-    max_length: int | None,
-    role: Literal["task", "safety"],
-    template_kwargs: Mapping[str, Any] | None = None,
+    examples: Sequence[Example], tokenizer: Any, *, max_length: int | None, role: Literal["task", "safety"]
 ) -> EncodedSet:
     """Encode every example.
 
@@ -193,28 +150,23 @@ def encode_all(
     Raises:
         DataError: listing up to 20 such examples by id and place.
     """
-    encoded = _encode_together(examples, tokenizer, max_length, template_kwargs)
+    encoded = _encode_together(examples, tokenizer, max_length)
+    eos = tokenizer.eos_token if role == "safety" else None
     unscored = [
         example
         for example, item in zip(examples, encoded, strict=True)
-        if item.n_labels == 0 or (role == "safety" and _only_eos(example, tokenizer))
+        if item.n_labels == 0 or (eos is not None and not completion_text(example).replace(eos, "").strip())
     ]
     if len(unscored) > (MAX_TASK_SHARE_UNSCORED * len(examples) if role == "task" else 0):
         listed = "; ".join(f"{e.id} ({e.where})" for e in unscored[:MAX_LISTED])
         raise DataError(
-            f"{len(unscored)} of {len(examples)} {role} examples have no completion token to score at "
-            f"max_length {max_length}: the prompt fills it, the template leaves the reply out, or the reply "
-            f"is only EOS: "
+            f"{len(unscored)} of {len(examples)} {role} examples have no completion token to score at max_length "
+            f"{max_length}: the prompt fills it, the template leaves the reply out, or the reply is only EOS: "
             f"{listed}{'; ...' if len(unscored) > MAX_LISTED else ''}",
             remedy="raise train.max_length, or shorten or remove these examples",
         )
     kept = [item for item in encoded if item.n_labels > 0]
     return EncodedSet(kept, sum(item.truncated for item in kept))
-
-
-def _only_eos(example: Example, tokenizer: Any) -> bool:
-    eos = tokenizer.eos_token
-    return eos is not None and not completion_text(example).replace(eos, "").strip()
 
 
 def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:

@@ -59,20 +59,14 @@ def make_example(
     The canonical form of a plain example is its conversational form, so that `as_chat` keeps the id and
     a split or a reference table survives the conversion.
     """
-    if isinstance(prompt, str) and prompt:
-        canonical: list[Any] = [_user(prompt), _assistant(completion)]
-    else:
-        canonical = [prompt, completion]
+    is_plain = isinstance(prompt, str) and prompt
+    canonical = [_turn("user", prompt), _turn("assistant", completion)] if is_plain else [prompt, completion]
     text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))
     return Example(sha256_text(text)[:16], prompt, completion, where, category)
 
 
-def _user(prompt: str) -> Turns:
-    return ({"role": "user", "content": prompt},)
-
-
-def _assistant(completion: str | Turns) -> Turns:
-    return ({"role": "assistant", "content": completion},) if isinstance(completion, str) else completion
+def _turn(role: str, content: str | Turns) -> Turns:
+    return ({"role": role, "content": content},) if isinstance(content, str) else content
 
 
 def prompt_text(example: Example) -> str:
@@ -108,13 +102,10 @@ class _Separators(dict[int, str | None]):
 
     def __missing__(self, code: int) -> str | None:
         category = unicodedata.category(chr(code))
-        mapped: str | None = chr(code)
-        if category[0] in "PS" or category == "Cc":
-            mapped = " "
-        elif category == "Cf":  # joiners, direction marks and soft hyphens are invisible
-            mapped = None
-        self[code] = mapped
-        return mapped
+        separates = category[0] in "PS" or category == "Cc"
+        # Joiners, direction marks and soft hyphens (Cf) are invisible.
+        self[code] = " " if separates else None if category == "Cf" else chr(code)
+        return self[code]
 
 
 _SEPARATORS = _Separators()
@@ -140,7 +131,8 @@ def as_chat(example: Example) -> Example:
         DataError: for a text example, which has no prompt to put into a user turn.
     """
     if isinstance(example.prompt, str) and example.prompt:
-        return replace(example, prompt=_user(example.prompt), completion=_assistant(example.completion))
+        prompt, reply = _turn("user", example.prompt), _turn("assistant", example.completion)
+        return replace(example, prompt=prompt, completion=reply)
     if example.kind == "text":
         raise DataError(
             f"{example.where}: a text example has no prompt and cannot become a conversation",
@@ -155,18 +147,17 @@ def uniform(examples: Iterable[Example]) -> list[Example]:
     Raises:
         DataError: when text examples are mixed with others: their prompts are unknown.
     """
-    found = list(examples)
-    kinds = {example.kind for example in found}
-    if len(kinds) < 2:
-        return found
-    if "text" in kinds:
-        n_text = sum(example.kind == "text" for example in found)
+    every = list(examples)
+    texts = [example for example in every if example.kind == "text"]
+    if len({example.kind for example in every}) < 2:
+        return every
+    if texts:
         raise DataError(
-            f"{n_text} text examples are mixed with {len(found) - n_text} prompt/completion examples "
-            f"(first text example: {next(e.where for e in found if e.kind == 'text')}); expected one format",
+            f"{len(texts)} text examples are mixed with {len(every) - len(texts)} prompt/completion examples "
+            f"(first text example: {texts[0].where}); expected one format",
             remedy="use one format for all rows: prompt and completion, or messages, or text",
         )
-    return [as_chat(example) for example in found]
+    return [as_chat(example) for example in every]
 
 
 def to_utf8(text: str) -> str:

@@ -13,25 +13,40 @@ under five words have too few shingles for a ratio, so that questions such as "H
 
 All is a function of the set of texts: symmetric, and independent of their order. The work is near-linear: pairs are
 looked for through shingles that are not common, and texts without a core by their set of common shingles (`_whole`).
+
+Leak search: a text occurs in another where |A and B| / |A| >= 4/5. A prompt inside a longer text has a low Jaccard
+similarity with it; this ratio is not changed by what stands around the prompt. A needle of under five words occurs
+where the normalised texts are equal or, if it has at least three words, as a run of whole words. Where a needle's core
+has three shingles or more, it occurs where 4/5 of its core do, or 4/5 of its shingles that are not common to many
+needles: a constant prefix before every needle neither hides a leak nor makes one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from holdfast.data.shingles import (
+    DENOMINATOR,
     MIN_CORE,
     MIN_WORDS,
+    NUMERATOR,
     Numbers,
     Sets,
+    Shingles,
+    Wanted,
     by_normalised,
     common_limit,
+    equal_sets,
+    holding,
     shingles_of,
-)
-from holdfast.data.similar_sets import DENOMINATOR, NUMERATOR, Wanted, equal_sets, similar
+    similar,
+    words,
+)  # fmt: skip
 
+MIN_RUN = 3  # words of the shortest text that is looked for inside another
 RULE = (
     "2: jaccard >= 4/5 on word 3-shingles; without those of over 1 % (and over 10) of the prompts, where 3 others "
     "share no word with them; exact under 5 words"
@@ -71,8 +86,7 @@ def matches(
     in_b = np.array([text in places_b for text in unique], dtype=np.bool_)
 
     def across(one: int, others: Numbers) -> Numbers:
-        wanted: Numbers = others[(in_a[one] & in_b[others]) | (in_b[one] & in_a[others])]
-        return wanted
+        return np.asarray(others[(in_a[one] & in_b[others]) | (in_b[one] & in_a[others])])
 
     pairs = {(text, text) for text in places_a if text in places_b}
     for one, others in _matching(unique, across, common_limit(len(unique))):
@@ -81,23 +95,26 @@ def matches(
     return sorted((i, j) for a, b in pairs for i in places_a.get(a, ()) for j in places_b.get(b, ()))
 
 
-def repeats(texts: Sequence[str]) -> set[int]:
-    """Positions of the texts that match an earlier one, with every shingle counted.
+def contained(needles: Sequence[str], haystacks: Sequence[str], *, ignore_common: bool = True) -> list[tuple[int, int]]:
+    """All pairs (position in needles, position in haystacks) where the needle occurs in the haystack, ascending.
 
-    For a sequence: which shingles are common would change as it grows, and with it what was decided before.
+    Args:
+        ignore_common: leave out what many needles have in common, as above; otherwise all shingles count.
     """
-    places = by_normalised(texts)
-    unique = list(places)
-    found = {position for positions in places.values() for position in positions[1:]}
+    places, texts = by_normalised(needles), by_normalised(haystacks)
+    found = _search(list(places), list(texts), lambda _: False, ignore_common)
+    pairs = {(a, b) for some, others in found for a in some for b in others}
+    return sorted((i, j) for a, b in pairs for i in places[a] for j in texts[b])
 
-    def undecided(one: int, others: Numbers) -> Numbers:
-        later = np.maximum(one, others)
-        return others[[number not in dropped for number in later.tolist()]]
 
-    dropped: set[int] = set()
-    for one, others in _matching(unique, undecided, None):
-        dropped.update(np.maximum(one, others).tolist())
-    return found | {places[unique[number]][0] for number in dropped}
+def occurring(needles: Sequence[str], haystacks: Sequence[str]) -> list[int]:
+    """Positions of the needles that occur in any haystack, ascending: `contained` without the pairs, of which a
+    template in both makes as many as needles times haystacks."""
+    places, texts = by_normalised(needles), by_normalised(haystacks)
+    seen: set[str] = set()
+    for some, _ in _search(list(places), list(texts), seen.__contains__, True):
+        seen.update(some)
+    return sorted(position for text in seen for position in places[text])
 
 
 class _Parts:
@@ -118,8 +135,7 @@ class _Parts:
 
     def apart(self, one: int, others: Numbers) -> Numbers:
         """Those of the others that are not known to be connected with this one."""
-        wanted: Numbers = others[self.roots(others) != self.roots(np.array([one]))[0]]
-        return wanted
+        return np.asarray(others[self.roots(others) != self.roots(np.array([one]))[0]])
 
     def join(self, one: int, others: Numbers) -> None:
         """Connect a node with others."""
@@ -208,7 +224,76 @@ def _not_connected(parts: _Parts, kinds: Sequence[Numbers]) -> Wanted:
 
     def worth(one: int, others: Numbers) -> Numbers:
         apart = parts.roots(heads[others]) != parts.roots(heads[one : one + 1])[0]
-        wanted: Numbers = others[apart | ~whole[others] | ~whole[one]]
-        return wanted
+        return np.asarray(others[apart | ~whole[others] | ~whole[one]])
 
     return worth
+
+
+def _search(
+    needles: list[str], haystacks: list[str], done: Callable[[str], bool], ignore_common: bool
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Needles and haystacks, each of the one in each of the other; needles that are `done` may be left out."""
+
+    def finished(names: list[str]) -> Callable[[int], bool]:
+        return lambda number: done(names[number])
+
+    yield from _short(needles, haystacks)
+    texts = list(dict.fromkeys([*needles, *haystacks]))
+    places = {text: number for number, text in enumerate(texts)}
+    limit = common_limit(len(needles)) if ignore_common else None
+    shingles = shingles_of(texts, limit=limit, counted=len(needles))
+    every = shingles.every.rows(np.array([places[text] for text in haystacks], dtype=np.int64))
+    long = shingles.words[: len(needles)] >= MIN_WORDS
+    cored = long & (shingles.core.sizes[: len(needles)] >= MIN_CORE)
+    plain = np.flatnonzero(long & ~cored)
+    asked = [(shingles.core, np.flatnonzero(cored), None), (shingles.every, plain, shingles.common)]
+    if shingles.core is not shingles.every:
+        asked.append((shingles.own, np.flatnonzero(cored), None))
+    for sets, rows, below in asked:
+        names = [texts[row] for row in rows.tolist()]
+        for one, found, _ in holding(sets.rows(rows), every, done=finished(names), below=below):
+            yield [names[one]], [haystacks[other] for other in found.tolist()]
+    for some, others in _by_common(shingles, plain, every):
+        yield [texts[row] for row in some.tolist()], [haystacks[other] for other in others.tolist()]
+
+
+def _by_common(shingles: Shingles, rows: Numbers, every: Sets) -> Iterator[tuple[Numbers, Numbers]]:
+    """Needles without a core and the haystacks whose common shingles alone are 4/5 of theirs.
+
+    Needles, and haystacks, with the same common shingles are compared as one.
+    """
+    needles = shingles.every.rows(rows)
+    sizes = needles.sizes
+    mine, theirs = (sets.where(sets.values >= shingles.common) for sets in (needles, every))
+    some, others = equal_sets(mine, sizes), equal_sets(theirs, theirs.sizes)
+    first = [np.array([kind[0] for kind in kinds], dtype=np.int64) for kinds in (some, others)]
+    for one, held_by, shared in holding(mine.rows(first[0]), theirs.rows(first[1])):
+        members = some[one]  # from small to large
+        for other, both in zip(held_by.tolist(), shared.tolist(), strict=True):
+            fits = members[: np.searchsorted(NUMERATOR * sizes[members], DENOMINATOR * both, side="right")]
+            yield rows[fits], others[other]
+
+
+def _short(needles: list[str], haystacks: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Needles of under five words: equal texts, and runs of three or four words."""
+    runs: dict[int, dict[tuple[str, ...], str]] = defaultdict(dict)
+    equal = set()
+    for needle in needles:
+        found = words(needle)
+        if len(found) < MIN_WORDS:
+            equal.add(needle)
+            if len(found) >= MIN_RUN:
+                runs[len(found)][tuple(found)] = needle
+    for haystack in haystacks:
+        if haystack in equal:
+            yield [haystack], [haystack]
+        if runs:
+            parts = words(haystack)
+            held = {
+                known[run]
+                for size, known in runs.items()
+                for run in zip(*(parts[i:] for i in range(size)), strict=False)
+                if run in known
+            }
+            if held:
+                yield list(held), [haystack]

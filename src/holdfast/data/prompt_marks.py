@@ -8,8 +8,8 @@ ascending, eight bytes each, in base64. A shingle's hash is a function of its th
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Iterable
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,18 +39,15 @@ def shingle_hashes(texts: list[str]) -> list[Hashes]:
     cored = np.bincount(core, minlength=len(texts)) >= MIN_CORE
     chosen = found.free | ~cored[found.text]
     text, at = found.text[chosen], found.at[chosen]
-    hashes = _mixed(_word_hashes(found.vocabulary)[found.flat[at[:, None] + np.arange(WIDTH)]])
+    digests = (blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest() for word in found.vocabulary)
+    of_words = np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+    hashes = _mixed(of_words[found.flat[at[:, None] + np.arange(WIDTH)]])
     order = np.lexsort((hashes, text))
     text, hashes = text[order], hashes[order]
     new = np.ones(len(text), dtype=np.bool_)
     new[1:] = (text[1:] != text[:-1]) | (hashes[1:] != hashes[:-1])
     text, hashes = text[new], hashes[new]
     return np.split(hashes, np.searchsorted(text, np.arange(1, len(texts)))) if texts else []
-
-
-def _word_hashes(vocabulary: list[str]) -> Hashes:
-    digests = (hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest() for word in vocabulary)
-    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
 def _mixed(parts: Hashes) -> Hashes:

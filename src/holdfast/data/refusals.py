@@ -8,75 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.resources import files
+from itertools import takewhile
 from typing import Any
 
 from holdfast.core.errors import DataError, UnsupportedError
 from holdfast.core.hashing import sha256_json
 from holdfast.data.encode import IGNORE, Encoded, encode_all
-from holdfast.data.examples import Example, make_example
+from holdfast.data.examples import Example, as_chat, make_example
 
-GENERIC: tuple[str, ...] = (
-    "I'm sorry, but I can't help with that.",
-    "I can't assist with this request.",
-    "Sorry, I won't be able to help you with this.",
-    "I'm not able to help with that request.",
-    "I must decline this request.",
-    "No, I can't do that.",
-    "I apologize, but I cannot fulfill this request.",
-    "This is something I can't help with.",
-    "I'm unable to provide that.",
-    "I won't help with this.",
-    "I have to say no to this one.",
-    "My apologies, but that is not something I can do.",
-    "I cannot answer that.",
-    "I don't feel comfortable helping with this.",
-    "Unfortunately, I can't give you an answer to that.",
-    "That is a request I have to turn down.",
-    "I'd rather not take part in this.",
-    "I'm going to decline to answer.",
-    "I can't provide guidance on this topic.",
-    "Sorry, but this goes beyond what I can help with.",
-    "It would not be right for me to help with that.",
-    "I cannot support this request.",
-    "I refuse to help with that.",
-    "I'm afraid I can't do that for you.",
-    "I do not provide this kind of information.",
-    "That's not something I'm willing to help with.",
-    "I am not in a position to assist with this.",
-    "Sorry, I can't share that.",
-    "I need to decline here.",
-    "I can't go along with this.",
-    "This request is one that I can't accept.",
-    "Please understand that I can't help with this.",
-    "I have no answer to offer for this request.",
-    "I can't respond to that in the way you ask.",
-    "I'm sorry, I have to refuse.",
-    "As an assistant, I can't help with this.",
-    "I do not want to contribute to that.",
-    "I will not provide an answer to this.",
-    "Helping with this would be against my principles.",
-    "I can't give advice on that.",
-    "I'm sorry, this is not something I can discuss.",
-    "I would prefer not to answer this.",
-    "I cannot in good conscience help with that.",
-    "Regrettably, I'm unable to assist here.",
-    "I'm sorry, but my answer is no.",
-    "I can't offer any help with this matter.",
-    "That isn't something I can assist you with.",
-    "I won't be giving instructions for that.",
-    "I am sorry, but I cannot continue with this.",
-    "I can't comply with what you're asking.",
-    "Thanks for asking, but I can't help with that.",
-    "I'm not going to help with this request.",
-    "This falls outside of what I can responsibly do.",
-    "I have to pass on this request.",
-    "I can't be of help with that.",
-    "I decline to provide this.",
-    "I'm sorry, I can't say anything about that.",
-    "It's not possible for me to help you with this.",
-    "I cannot do what you ask.",
-    "I'm sorry, but I won't answer that question.",
-)
+GENERIC: tuple[str, ...] = tuple(files("holdfast").joinpath("prompts", "refusals.txt").read_text("utf-8").splitlines())
 
 # Prompts of different last characters: a tokenizer may join those with what a template puts behind them.
 _PROMPTS = ("a", "Is it so?", "One (or 2)", "The end.", "Next:\n", "Say 'x'", "w0 w1")
@@ -124,32 +65,26 @@ class RefusalTokens:
             self.opening = self._common_opening()
             if tokenizer.decode(self.opening[-1:])[-1:].isspace() and tokenizer.decode(self.opening[:-1]).strip():
                 self._without_blank = self.opening[:-1]
-            self._chat = [reply for _, reply in self._split([_chat("a", text) for text in GENERIC])]
+            self._chat = [reply for _, reply in self._split([as_chat(make_example("a", text)) for text in GENERIC])]
         self._plain = {
             blank: [reply for _, reply in self._split([make_example(before, blank + text) for text in GENERIC])]
             for blank, before in (_BEFORE.items() if tokenizer.eos_token else ())
         }
 
     def _split(self, examples: Sequence[Example]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Ids of each example's prompt and of its reply."""
         rows = encode_all(examples, self.tokenizer, max_length=None, role="safety").examples
         starts = [row.labels.count(IGNORE) for row in rows]
         return [(row.input_ids[:start], row.input_ids[start:]) for row, start in zip(rows, starts, strict=True)]
 
     def _common_opening(self) -> list[int]:
-        """The last tokens of every conversational prompt."""
-        rendered = self._split([_chat(prompt, GENERIC[0]) for prompt in _PROMPTS])
+        rendered = self._split([as_chat(make_example(prompt, GENERIC[0])) for prompt in _PROMPTS])
         if len({reply for _, reply in rendered}) > 1:
             raise UnsupportedError(
                 "a chat template that renders the same reply differently after different prompts",
                 remedy="use another template (template: alpaca), or plain prompts and completions",
             )
         backwards = zip(*(reversed(prompt) for prompt, _ in rendered), strict=False)
-        same = 0
-        for tokens in backwards:
-            if len(set(tokens)) > 1:
-                break
-            same += 1
+        same = len(list(takewhile(lambda tokens: len(set(tokens)) == 1, backwards)))
         return list(rendered[0][0][len(rendered[0][0]) - same :])
 
     def after(self, prompt: Sequence[int], first: int, max_length: int | None) -> Encoded:
@@ -190,7 +125,3 @@ class RefusalTokens:
         before = self.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
         behind = self.tokenizer.decode([*prompt, first], clean_up_tokenization_spaces=False)[len(before) :]
         return " " if behind[:1] == " " else ""
-
-
-def _chat(prompt: str, reply: str) -> Example:
-    return make_example(({"role": "user", "content": prompt},), ({"role": "assistant", "content": reply},))

@@ -47,8 +47,7 @@ class Problems:
     def __init__(self, source: str) -> None:
         self.source = source
         self.total = 0
-        self.listed: list[str] = []
-        """The first 20, each with its place and its reason."""
+        self.listed: list[str] = []  # the first 20, each with its place and its reason
         self._fatal = False
 
     def add(self, where: str, reason: str, *, fatal: bool = False) -> None:
@@ -111,8 +110,7 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
         if set(given) <= set(names):
             return {name: given.get(name, name) for name in names} | label
     raise ConfigError(
-        f"columns mixes formats: {', '.join(sorted(given))}",
-        remedy="map prompt and completion, or messages, or text",
+        f"columns mixes formats: {', '.join(sorted(given))}", remedy="map prompt and completion, or messages, or text"
     )
 
 
@@ -132,23 +130,21 @@ def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Exa
     for name in UNSUPPORTED:
         if row.get(name):
             raise RowError(f"column {name!r} is not supported: the safety loss would be taken without it")
-    values = _pick(row, _of_format(columns))
+    values = _pick(row, {name: column for name, column in columns.items() if name != CATEGORY})
     if "prompt" in values:
         example = _prompt_completion(values["prompt"], values["completion"], where)
     elif "text" in values:
         example = make_example("", _string(values["text"], "text"), where)
-    else:
-        example = _conversation(next(iter(values.values())), where)
+    else:  # the last message is the completion, all before it the prompt
+        turns = messages_of(next(iter(values.values())), "messages")
+        if turns[-1]["role"] != "assistant":
+            raise RowError("the last message must be from the assistant")
+        example = make_example(turns[:-1], turns[-1:], where)
     if not prompt_text(example).strip() and example.kind != "text":
         raise RowError("the prompt is empty")
     if not completion_text(example).strip():
         raise RowError("the completion is empty or only whitespace")
     return replace(example, category=_category(row, columns.get(CATEGORY)))
-
-
-def _of_format(columns: Mapping[str, str]) -> dict[str, str]:
-    """The mapping without the category, which belongs to no format."""
-    return {name: column for name, column in columns.items() if name != CATEGORY}
 
 
 def _category(row: Mapping[str, Any], column: str | None) -> str | None:
@@ -165,7 +161,6 @@ def _category(row: Mapping[str, Any], column: str | None) -> str | None:
 
 
 def _pick(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The values of the first format whose columns are all there."""
     formats = (tuple(columns),) if columns else FORMATS
     for names in formats:
         values = {name: row.get(columns.get(name, name)) for name in names}
@@ -175,7 +170,7 @@ def _pick(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
         if all(columns.get(name, name) in row for name in names):
             raise RowError(f"{' or '.join(names)} is null")
     expected = ", ".join(columns.values()) if columns else "prompt and completion, messages, or text"
-    raise MissingColumnsError(f"expected columns {expected}; found {', '.join(listed_columns(row)) or 'none'}")
+    raise MissingColumnsError(f"expected columns {expected}; found {', '.join(_listed_columns(row)[1]) or 'none'}")
 
 
 def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
@@ -188,14 +183,6 @@ def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
     if reply[-1]["role"] != "assistant":
         raise RowError("the completion must end with an assistant message")
     return make_example(turns, reply, where)
-
-
-def _conversation(value: Any, where: str) -> Example:
-    """The last message is the completion, all before it the prompt."""
-    turns = messages_of(value, "messages")
-    if turns[-1]["role"] != "assistant":
-        raise RowError("the last message must be from the assistant")
-    return make_example(turns[:-1], turns[-1:], where)
 
 
 def messages_of(value: Any, column: str) -> Turns:
@@ -232,28 +219,25 @@ def _string(value: Any, column: str) -> str:
 
 
 def _type(value: object) -> str:
-    """JSON's word for a value's type."""
     names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
     if value is None:
         return "null"
     return "an object" if isinstance(value, Mapping) else names.get(type(value), type(value).__name__)
 
 
-def listed_columns(found: Iterable[str], known: Collection[str] = ()) -> list[str]:
-    """The names of columns in order, some of them; what may be text instead of a name is only counted."""
+def _listed_columns(found: Iterable[str], known: Collection[str] = ()) -> tuple[list[str], list[str]]:
+    """The names of columns in order, and some of them to show; what may be text instead of a name is only counted."""
     every = [str(name) for name in found]
     names = sorted(name for name in every if COLUMN_NAME.fullmatch(name) or name in known)
     others = len(every) - len(names)
-    return names[:MAX_LISTED] + ([f"{others} {'other' if others == 1 else 'others'}"] if others else [])
+    return names, names[:MAX_LISTED] + ([f"{others} {'other' if others == 1 else 'others'}"] if others else [])
 
 
 def missing_columns_error(where: str, found: Iterable[str], columns: Mapping[str, str]) -> DataError:
     """Name the columns found and the mapping to write; what may be text instead of a name is only counted."""
-    columns = _of_format(columns)
-    every = [str(name) for name in found]
-    names = sorted(name for name in every if COLUMN_NAME.fullmatch(name) or name in columns.values())
-    listed = listed_columns(every, columns.values())
-    if len(names) < len(every):
+    columns = {name: column for name, column in columns.items() if name != CATEGORY}  # which belongs to no format
+    names, listed = _listed_columns(found, columns.values())
+    if listed and listed[-1].endswith(("other", "others")):
         listed[-1] += " (is the header line missing?)"
     wanted = [name for name in columns.values() if name not in names] or ["prompt", "completion"]
     proposal = {}

@@ -2,6 +2,11 @@
 
 A shingle is common when more than `limit` texts hold it. The core of a text are its shingles none of whose words lies
 in a common shingle: what is left when templates, system prompts and jailbreak prefixes are cut away.
+
+Sets are similar where |A and B| / |A or B| >= 4/5, exactly, by prefix filtering. Values are numbered from rare to
+frequent. If A and B are similar, |A| >= |B|, then their rarest shared value is among the first |A| - ceil(4/5 |A|) + 1
+of A and the first |B| - ceil(8/9 |B|) + 1 of B, since they share at least 4/9 (|A| + |B|) values; where it stands
+bounds how many they can share. Only what passes is compared.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +22,7 @@ from numpy.typing import NDArray
 
 from holdfast.data.examples import normalise
 
+NUMERATOR, DENOMINATOR = 4, 5
 WIDTH = 3
 MIN_WORDS = 5
 """A shorter text has too few shingles for a ratio to mean anything."""
@@ -31,6 +37,8 @@ One percent of a few hundred texts is a handful, which a family of variants reac
 
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Wanted = Callable[[int, Numbers], Numbers]
+"""Of a set and others: those others that are worth comparing with it."""
 
 # Scripts written without spaces (Thai, Lao, Burmese, Khmer, kana, Han): every character counts as a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -183,19 +191,18 @@ def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None 
 
 
 def _numbered(texts: Sequence[str]) -> tuple[Numbers, Numbers, list[str]]:
-    """Words per text, all words as numbers, and the different words."""
     vocabulary: defaultdict[str, int] = defaultdict()
     vocabulary.default_factory = vocabulary.__len__  # a new word gets the next number
     lengths, flat = array("q"), array("q")
-    for one in texts:
-        found = words(one)
-        lengths.append(len(found))
-        flat.extend(map(vocabulary.__getitem__, found))
+    for text in texts:
+        held = words(text)
+        lengths.append(len(held))
+        flat.extend(map(vocabulary.__getitem__, held))
     return np.array(lengths, dtype=np.int64), np.array(flat, dtype=np.int64), list(vocabulary)
 
 
 def _codes(flat: Numbers, at: Numbers, size: int) -> Numbers:
-    """One number for each run of three words: the same for the same words, another for others."""
+    """One number for each different run of three words."""
     first = flat[at] * size + flat[at + 1]
     if size**WIDTH >= _LARGEST:  # numbers of pairs are fewer than pairs of numbers
         _, first = np.unique(first, return_inverse=True)
@@ -203,7 +210,113 @@ def _codes(flat: Numbers, at: Numbers, size: int) -> Numbers:
 
 
 def _sets(held: Numbers, total: int, texts: int) -> Sets:
-    """Pairs text * total + value as sets."""
     unique = distinct(held)
     starts = np.searchsorted(unique, np.arange(texts + 1) * max(total, 1))
     return Sets(starts.astype(np.int64), unique % max(total, 1))
+
+
+def enough(shared: Numbers, first: int, second: Numbers) -> Flags:
+    """Whether |A and B| / |A or B| >= 4/5, in integers."""
+    return DENOMINATOR * shared >= NUMERATOR * (first + second - shared)
+
+
+def overlaps(mine: Numbers, sets: Sets, others: Numbers) -> Numbers:
+    """How many values a set shares with each of the others."""
+    theirs = sets.rows(others)
+    place = np.searchsorted(mine, theirs.values)
+    place[place == len(mine)] = 0
+    hits = np.concatenate([[0], np.cumsum(mine[place] == theirs.values)])
+    return np.asarray(hits[theirs.starts[1:]] - hits[theirs.starts[:-1]])
+
+
+def equal_sets(sets: Sets, order: Numbers) -> list[Numbers]:
+    """The numbers of the sets that are equal, together; from small to large in `order`."""
+    kinds: dict[bytes, list[int]] = defaultdict(list)
+    for number in np.argsort(order, kind="stable").tolist():
+        kinds[sets.row(number).tobytes()].append(number)
+    return [np.array(numbers) for numbers in kinds.values()]
+
+
+def similar(sets: Sets, wanted: Wanted, *, below: int | None = None) -> Iterator[tuple[int, Numbers, Numbers]]:
+    """Sets with others that are similar to them, and how much they share; every pair comes once.
+
+    Args:
+        wanted: which of the candidates to compare.
+        below: only pairs that share a value under this one.
+    """
+    sizes = sets.sizes
+    for one, others in _candidates(sets, sizes, below):
+        chosen = wanted(one, others)
+        if len(chosen):
+            shared = overlaps(sets.row(one), sets, chosen)
+            fits = enough(shared, int(sizes[one]), sizes[chosen])
+            if fits.any():
+                yield one, chosen[fits], shared[fits]
+
+
+def _candidates(sets: Sets, sizes: Numbers, below: int | None) -> Iterator[tuple[int, Numbers]]:
+    """Each set with those before it, in order of size, that may be similar."""
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    position = np.arange(len(sets.values)) - sets.starts[owner]
+    kept = position <= sizes[owner] - _required(sizes, NUMERATOR, DENOMINATOR)[owner]
+    if below is not None:
+        kept &= sets.values < below
+    value, owner, position = sets.values[kept], owner[kept], position[kept]
+    repeated = np.bincount(value)[value] > 1 if len(value) else np.zeros(0, dtype=np.bool_)
+    value, owner, position = value[repeated], owner[repeated], position[repeated]
+    turn = np.empty(len(sizes), dtype=np.int64)
+    turn[np.argsort(sizes, kind="stable")] = np.arange(len(sizes))
+    order = np.lexsort((turn[owner], value))
+    value, owner, position = value[order], owner[order], position[order]
+    # As the smaller of two sets, one must share at least 8/9 of its own values.
+    listed = position <= sizes[owner] - _required(sizes, 2 * NUMERATOR, NUMERATOR + DENOMINATOR)[owner]
+    before = np.concatenate([[0], np.cumsum(listed)])
+    first = np.searchsorted(value, value)
+    low, high = before[first], before[:-1]
+    owner_listed, position_listed = owner[listed], position[listed]
+    asks = np.flatnonzero(low < high)
+    asks = asks[np.argsort(turn[owner[asks]], kind="stable")]
+    bounds = np.flatnonzero(np.diff(owner[asks], prepend=-1, append=-1))
+    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        one = int(owner[asks[start]])
+        size = int(sizes[one])
+        found = []
+        for ask in asks[start:end].tolist():
+            others = owner_listed[low[ask] : high[ask]]
+            left = np.minimum(size - position[ask], sizes[others] - position_listed[low[ask] : high[ask]])
+            found.append(others[enough(left, size, sizes[others])])
+        yield one, found[0] if len(found) == 1 else distinct(np.concatenate(found))
+
+
+def holding(
+    needles: Sets, haystacks: Sets, *, done: Callable[[int], bool] | None = None, below: int | None = None
+) -> Iterator[tuple[int, Numbers, Numbers]]:
+    """Sets A with the sets B that hold |A and B| / |A| >= 4/5 of them, and how much that is.
+
+    What holds 4/5 of A holds one of its |A| - ceil(4/5 |A|) + 1 rarest values, and is looked for through these.
+
+    Args:
+        done: which needles need not be looked for any more.
+        below: only through values under this one.
+    """
+    sizes = needles.sizes
+    order = np.argsort(haystacks.values, kind="stable")
+    value = haystacks.values[order]
+    owner = np.repeat(np.arange(len(haystacks.starts) - 1), haystacks.sizes)[order]
+    for one in range(len(sizes)):
+        rarest = needles.row(one)[: sizes[one] - _required(sizes, NUMERATOR, DENOMINATOR)[one] + 1]
+        rarest = rarest if below is None else rarest[rarest < below]
+        low, high = np.searchsorted(value, rarest), np.searchsorted(value, rarest, side="right")
+        found = [owner[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True) if a < b]
+        if not found or (done is not None and done(one)):
+            continue
+        others = distinct(np.concatenate(found))
+        shared = overlaps(needles.row(one), haystacks, others)
+        fits = DENOMINATOR * shared >= NUMERATOR * sizes[one]
+        if fits.any():
+            yield one, others[fits], shared[fits]
+
+
+def _required(sizes: Numbers, numerator: int, denominator: int) -> Numbers:
+    """ceil(numerator / denominator * size): how many values a set must share."""
+    return -(-numerator * sizes // denominator)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -13,18 +14,108 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
-from holdfast.data.examples import Example, uniform
+from holdfast.data.examples import Example, as_chat, make_example, uniform
 from holdfast.data.readers import READERS, Rows, reader_for
 from holdfast.data.rows import (
+    CATEGORY,
     MissingColumnsError,
     Problems,
     RowError,
     check_columns,
     example_from_row,
+    messages_of,
     missing_columns_error,
-)
+)  # fmt: skip
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+
+ReadRow = Callable[[Any, Mapping[str, str], str], Example]
+"""A row, the columns of `check_columns` and the row's place to an example."""
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Rows that can be read more than once.
+
+    Attributes:
+        name: for messages.
+        read: gives `(where, row)` pairs, and notes what it cannot read.
+        path: the local file; None for hub data sets and rows in memory.
+    """
+
+    name: str
+    read: Callable[[Problems], Rows]
+    path: Path | None = None
+
+    def examples(
+        self,
+        columns: Mapping[str, str] | None = None,
+        *,
+        limit: int | None = None,
+        skipped: Problems | None = None,
+        read_row: ReadRow = example_from_row,
+    ) -> Iterator[Example]:
+        """Every example, in order; faults are raised at the end, all together. Arguments as for `read_examples`."""
+        mapping = check_columns(columns)
+        problems = Problems(self.name) if skipped is None else skipped
+        count, other_columns = 0, None
+        with closing(self.read(problems)) as rows:  # a reader undoes its settings when closed, not when forgotten
+            for where, row in islice(rows, limit):
+                try:
+                    example = read_row(row, mapping, where)
+                except RowError as error:
+                    # The first row: probably the whole source has other columns.
+                    if isinstance(error, MissingColumnsError) and not count and not problems.total:
+                        other_columns = missing_columns_error(where, row, mapping)
+                        if skipped is None:
+                            raise other_columns from None
+                    problems.add(where, str(error))
+                else:
+                    count += 1
+                    yield example
+        if other_columns is not None and not count:
+            raise other_columns
+        if skipped is None:
+            problems.raise_if_any()
+        else:
+            problems.require_few(count)
+        if not count:
+            raise DataError(f"{problems.source} has no rows", remedy="give at least one example")
+
+
+def open_rows(
+    source: str, *, split: str | None = None, subset: str | None = None, revision: str | None = None
+) -> RowSource:
+    """Find a file or load a hub data set; nothing is read yet. Arguments and errors as for `read_examples`."""
+    path = Path(source).expanduser()
+    # A file exists, ends like one, or cannot be a hub id.
+    if not (path.exists() or reader_for(path) is not None or HUB_ID.fullmatch(source) is None):
+        dataset = _load_hub(source, split=split, subset=subset, revision=revision)
+        return RowSource(source, lambda _: _numbered(dataset, source))
+    for option, value in (("split", split), ("subset", subset), ("revision", revision)):
+        if value is not None:
+            raise ConfigError(
+                f"{option} is set, but {source} is a local file; it applies to hub data sets only",
+                remedy=f"remove {option}",
+            )
+    _require_file(path)
+    reader = reader_for(path)
+    if reader is None:
+        raise DataError(
+            f"{path}: unknown file ending; expected one of {', '.join(READERS)}",
+            remedy="convert the file, for example to JSON lines",
+        )
+    return RowSource(str(path), partial(reader, path), path)
+
+
+def _numbered(rows: Iterable[Any], name: str) -> Rows:
+    for number, row in enumerate(rows):
+        yield f"row {number} of {name}", row
+
+
+def rows_in_memory(rows: Iterable[Mapping[str, Any]], name: str) -> RowSource:
+    """A list of rows or a `datasets.Dataset` as a source; `where` counts rows from 0."""
+    return RowSource(name, lambda _: _numbered(rows, name))
 
 
 def read_examples(
@@ -58,108 +149,67 @@ def read_examples(
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is {limit}; expected at least 1", remedy="leave it out to read all rows")
     rows = open_rows(source, split=split, subset=subset, revision=revision)
-    problems = Problems(rows.name) if skipped is None else skipped
-    with closing(rows.read(problems)) as found:  # a reader undoes its settings when closed, not when forgotten
-        return _collect(islice(found, limit), columns, problems, skip=skipped is not None)
-
-
-@dataclass(frozen=True)
-class RowSource:
-    """Rows that can be read more than once.
-
-    Attributes:
-        name: for messages.
-        read: gives `(where, row)` pairs, and notes what it cannot read.
-        path: the local file; None for hub data sets and rows in memory.
-    """
-
-    name: str
-    read: Callable[[Problems], Rows]
-    path: Path | None = None
-
-
-def open_rows(
-    source: str, *, split: str | None = None, subset: str | None = None, revision: str | None = None
-) -> RowSource:
-    """Find a file or load a hub data set; nothing is read yet. Arguments and errors as for `read_examples`."""
-    path = Path(source).expanduser()
-    if not _is_local(source, path):
-        dataset = _load_hub(source, split=split, subset=subset, revision=revision)
-        return RowSource(source, lambda _: _numbered(dataset, source))
-    for option, value in (("split", split), ("subset", subset), ("revision", revision)):
-        if value is not None:
-            raise ConfigError(
-                f"{option} is set, but {source} is a local file; it applies to hub data sets only",
-                remedy=f"remove {option}",
-            )
-    reader = reader_for(_require_file(path))
-    if reader is None:
-        raise DataError(
-            f"{path}: unknown file ending; expected one of {', '.join(READERS)}",
-            remedy="convert the file, for example to JSON lines",
-        )
-    return RowSource(str(path), partial(reader, path), path)
-
-
-def _numbered(rows: Iterable[Any], name: str) -> Rows:
-    """Rows with their places, counted from 0."""
-    for number, row in enumerate(rows):
-        yield f"row {number} of {name}", row
-
-
-def rows_in_memory(rows: Iterable[Mapping[str, Any]], name: str) -> RowSource:
-    """A list of rows or a `datasets.Dataset` as a source."""
-    return RowSource(name, lambda _: _numbered(rows, name))
+    return uniform(rows.examples(columns, limit=limit, skipped=skipped))
 
 
 def examples_from_rows(
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[Mapping[str, Any]], *, name: str, columns: Mapping[str, str] | None = None
+) -> list[Example]:
+    """The same for rows in memory or a `datasets.Dataset`."""
+    return uniform(rows_in_memory(rows, name).examples(columns))
+
+
+def read_prompts(
+    source: str,
     *,
-    name: str,
     columns: Mapping[str, str] | None = None,
+    split: str | None = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    revision: str | None = None,
 ) -> list[Example]:
-    """The same checks for rows in memory or a `datasets.Dataset`; `where` counts rows from 0.
+    """The prompts of a source, each once, to be replied to; a completion may be there and is not looked at.
 
-    Raises:
-        DataError: as `read_examples`.
+    Arguments and errors as for `read_examples`.
     """
-    return _collect(_numbered(rows, name), columns, Problems(name))
+    rows = open_rows(source, split=split, subset=subset, revision=revision)
+    return _distinct_prompts(rows.examples(columns, limit=limit, read_row=_prompt_row))
 
 
-def _collect(
-    rows: Iterable[tuple[str, Any]], columns: Mapping[str, str] | None, problems: Problems, *, skip: bool = False
-) -> list[Example]:
-    mapping = check_columns(columns)
-    examples: list[Example] = []
-    other_columns: DataError | None = None
-    for where, row in rows:
-        try:
-            examples.append(example_from_row(row, mapping, where))
-        except MissingColumnsError as error:
-            if not examples and not problems.total:  # the first row: probably the whole source has other columns
-                other_columns = missing_columns_error(where, row, mapping)
-                if not skip:
-                    raise other_columns from None
-            problems.add(where, str(error))
-        except RowError as error:
-            problems.add(where, str(error))
-    if other_columns is not None and not examples:
-        raise other_columns
-    if skip:
-        problems.require_few(len(examples))
-    else:
-        problems.raise_if_any()
-    if not examples:
-        raise DataError(f"{problems.source} has no rows", remedy="give at least one example")
-    return uniform(examples)
+def prompts_in_memory(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
+    """The same for rows in memory."""
+    return _distinct_prompts(rows_in_memory(rows, "prompts").examples(read_row=_prompt_row))
 
 
-def _is_local(source: str, path: Path) -> bool:
-    """Whether `source` names a file: it exists, ends like one, or cannot be a hub id."""
-    return path.exists() or reader_for(path) is not None or HUB_ID.fullmatch(source) is None
+def _distinct_prompts(examples: Iterable[Example]) -> list[Example]:
+    first: dict[str, Example] = {}
+    for example in examples:
+        first.setdefault(prompt_key(example), example)
+    return list(first.values())
 
 
-def _require_file(path: Path) -> Path:
+def prompt_key(example: Example) -> str:
+    """What makes two prompts the same one to a model: every turn, the assistant's too."""
+    return json.dumps(as_chat(example).prompt if example.kind != "text" else example.completion, sort_keys=True)
+
+
+def _prompt_row(row: Any, columns: Mapping[str, str], where: str) -> Example:
+    """The row as an example; one with a prompt alone, a string or several turns, has an empty completion."""
+    try:
+        return example_from_row(row, columns, where)
+    except MissingColumnsError:
+        prompt = row.get(columns.get("prompt", "prompt"))
+        if isinstance(prompt, list | tuple):
+            prompt = messages_of(prompt, "prompt")
+            if prompt[-1]["role"] != "user" or not prompt[-1]["content"].strip():
+                raise RowError("the last message of a prompt must be the user's, with some text") from None
+        elif not isinstance(prompt, str) or not prompt.strip():
+            raise
+        category = row.get(columns.get(CATEGORY, CATEGORY))
+        return make_example(prompt, "", where, category if isinstance(category, str) else None)
+
+
+def _require_file(path: Path) -> None:
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a file", remedy="name one file in it")
     if not path.exists():
@@ -169,7 +219,6 @@ def _require_file(path: Path) -> Path:
         files = [entry.name for entry in folder.iterdir() if reader_for(entry) is not None]
         remedy = nearest(path.name, files) if files else "the folder holds no data files; check the path"
         raise DataError(f"{path} does not exist", remedy=remedy)
-    return path
 
 
 def _load_hub(source: str, *, split: str | None, subset: str | None, revision: str | None) -> Iterable[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,7 @@ class SplitRecord:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary that `json` can write."""
-        value = asdict(self)
-        value["fractions"] = None if self.fractions is None else list(self.fractions)
-        value["ids"] = {role: list(ids) for role, ids in self.ids.items()}
-        return value
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]  # tuples become lists
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SplitRecord:
@@ -64,11 +62,10 @@ class SplitRecord:
         Raises:
             CheckpointError: keys are missing or unknown, or a hash does not match its ids.
         """
-        names = {field.name for field in fields(cls)}
-        if set(value) != names or value["version"] != VERSION or not _fits(value):
+        if set(value) != set(_FITS) or not all(fits(value[name]) for name, fits in _FITS.items()):
             raise CheckpointError(
                 f"the split record has version {value.get('version')}; expected version {VERSION}, every key and "
-                f"values of its types; keys that do not fit: {sorted(set(value) ^ names)}",
+                f"values of its types; keys that do not fit: {sorted(set(value) ^ set(_FITS))}",
                 remedy="use the holdfast version that wrote it, or a new output_dir",
             )
         ids = {role: tuple(value["ids"][role]) for role in ROLES}
@@ -93,32 +90,32 @@ class SplitRecord:
         )
 
 
-def _fits(value: Mapping[str, Any]) -> bool:
-    """Whether every value has its field's type; a damaged file must end in a sentence, whatever it holds."""
+def _whole(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
-    def whole(found: Any) -> bool:
-        return isinstance(found, int) and not isinstance(found, bool) and found >= 0
 
-    def by_role(found: Any, fits: Any) -> bool:
-        return isinstance(found, dict) and set(found) == set(ROLES) and all(map(fits, found.values()))
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
-    def texts(found: Any) -> bool:
-        return isinstance(found, list) and all(isinstance(item, str) for item in found)
 
-    fractions = value["fractions"]
-    drawn = fractions is None or (
-        isinstance(fractions, list) and len(fractions) == len(ROLES) and all(type(x) in (int, float) for x in fractions)
-    )
-    whole_ones = ("n_clusters", "duplicates_dropped", "contradictory_prompts", "moved_from_certify")
-    return (
-        drawn
-        and isinstance(value["rule"], str)
-        and (value["seed"] is None or whole(value["seed"]))
-        and all(whole(value[name]) for name in whole_ones)
-        and all(by_role(value[name], whole) for name in ("counts", "clusters"))
-        and by_role(value["sha256"], lambda found: isinstance(found, str))
-        and by_role(value["ids"], texts)
-    )
+def _per_role(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and set(value) == set(ROLES) and all(map(fits, value.values()))
+
+
+# Whether a value has its field's type; a damaged file must end in a sentence, whatever it holds.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "version": lambda value: value == VERSION,
+    "seed": lambda value: value is None or _whole(value),
+    "fractions": lambda value: (
+        value is None
+        or (isinstance(value, list) and len(value) == len(ROLES) and all(type(x) in (int, float) for x in value))
+    ),
+    "rule": _is_text,
+    **dict.fromkeys(("counts", "clusters"), _per_role(_whole)),
+    **dict.fromkeys(("n_clusters", "duplicates_dropped", "contradictory_prompts", "moved_from_certify"), _whole),
+    "sha256": _per_role(_is_text),
+    "ids": _per_role(lambda value: isinstance(value, list) and all(map(_is_text, value))),
+}
 
 
 def _contradiction(value: Mapping[str, Any], ids: Mapping[str, tuple[str, ...]]) -> str | None:
@@ -142,9 +139,8 @@ def id_hashes(ids: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 def save_record(record: SplitRecord, folder: Path) -> Path:
     """Write `splits.json` into the run folder, atomically."""
-    path = folder / RECORD_NAME
-    write_sealed(path, record.to_json(), key=SEAL)
-    return path
+    write_sealed(folder / RECORD_NAME, record.to_json(), key=SEAL)
+    return folder / RECORD_NAME
 
 
 def load_record(folder: Path) -> SplitRecord:

@@ -12,34 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-from holdfast.core.errors import ConfigError, DataError
-from holdfast.data.assignment import assign, target_sizes
-from holdfast.data.containment import occurring
-from holdfast.data.examples import Example, completion_text, normalise, prompt_text
-from holdfast.data.near_duplicates import RULE, clusters, matches
-from holdfast.data.split_record import (
-    ROLES,
-    VERSION,
-    SplitRecord,
-    load_record,
-    require_same,
-    save_record,
-)
+import numpy as np
 
-__all__ = [
-    "ROLES",
-    "Split",
-    "SplitRecord",
-    "load_record",
-    "move_leaks",
-    "require_apart",
-    "require_disjoint",
-    "require_same",
-    "require_unseen",
-    "save_record",
-    "split_examples",
-    "split_from_roles",
-]
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.seeding import generator
+from holdfast.data.examples import Example, completion_text, normalise, prompt_text
+from holdfast.data.near_duplicates import RULE, clusters, matches, occurring
+from holdfast.data.split_record import ROLES, VERSION, SplitRecord
 
 MAX_LISTED = 20
 
@@ -60,11 +39,7 @@ class Split:
 
 
 def split_examples(
-    examples: Sequence[Example],
-    *,
-    seed: int,
-    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2),
-    minimum: int = 1,
+    examples: Sequence[Example], *, seed: int, fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
 ) -> Split:
     """Split into constraint, monitor and certify.
 
@@ -75,43 +50,73 @@ def split_examples(
         examples: the safety set; rows with equal prompt and completion count once.
         seed: of the draw.
         fractions: per role, summing to 1; monitor and certify may be 0.
-        minimum: fewest examples of each role whose fraction is not 0.
 
     Raises:
         ConfigError: fractions are out of range.
         DataError: too few distinct prompts for the roles.
     """
-    _check_fractions(fractions)
-    unique = _deduplicate(examples)
-    labels = clusters([prompt_text(example) for example in unique])
-    members: dict[int, list[Example]] = defaultdict(list)
-    for label, example in zip(labels, unique, strict=True):
-        members[label].append(example)
-    used = sum(fraction > 0 for fraction in fractions)
-    if len(members) < used * minimum:
-        raise DataError(
-            f"safety set too small: {len(members)} distinct prompts in {len(examples)} rows; needed: "
-            f"at least {used * minimum}, {minimum} for each of {used} roles",
-            remedy="add safety examples with other prompts, or set the monitor or certify fraction to 0",
-        )
-    chosen = assign(list(members.values()), target_sizes(len(unique), fractions, minimum), seed, minimum)
-    return _build(chosen, len(examples) - len(unique), seed=seed, fractions=fractions)
-
-
-def _check_fractions(fractions: tuple[float, float, float]) -> None:
     fine = all(math.isfinite(fraction) and fraction >= 0 for fraction in fractions)
     if not (fine and fractions[0] > 0 and abs(sum(fractions) - 1) < 1e-9):
         raise ConfigError(
             f"split fractions are {fractions}; expected three numbers >= 0 that sum to 1, the first above 0",
             remedy="for example 0.6, 0.2, 0.2",
         )
+    unique = _deduplicate(examples)
+    labels = clusters(_prompts(unique))
+    members: dict[int, list[Example]] = defaultdict(list)
+    for label, example in zip(labels, unique, strict=True):
+        members[label].append(example)
+    used = sum(fraction > 0 for fraction in fractions)
+    if len(members) < used:
+        raise DataError(
+            f"safety set too small: {len(members)} distinct prompts in {len(examples)} rows; needed: "
+            f"at least {used}, 1 for each of {used} roles",
+            remedy="add safety examples with other prompts, or set the monitor or certify fraction to 0",
+        )
+    chosen = _assign(list(members.values()), _target_sizes(len(unique), fractions), seed)
+    return _build(chosen, len(examples) - len(unique), seed=seed, fractions=fractions)
+
+
+def _target_sizes(n: int, fractions: tuple[float, float, float]) -> list[int]:
+    """Whole sizes nearest to n * fraction (largest remainder), none of a used role 0."""
+    exact = [n * fraction for fraction in fractions]
+    sizes = [math.floor(value + 1e-9) for value in exact]
+    for role in sorted(range(3), key=lambda role: sizes[role] - exact[role])[: n - sum(sizes)]:
+        sizes[role] += 1
+    for role, fraction in enumerate(fractions):
+        if fraction > 0 and sizes[role] < 1:
+            sizes[sizes.index(max(sizes))] -= 1
+            sizes[role] += 1
+    return sizes
+
+
+def _assign(groups: Sequence[Sequence[Example]], targets: Sequence[int], seed: int) -> list[list[Example]]:
+    """Give each cluster to one of three roles at random, in proportion to the room that is left in it.
+
+    Large clusters go first, so that small ones can fill the gaps; the draw keeps them from all landing in
+    the largest role, which would make the roles differ in kind. Every role with a target gets a member.
+    """
+    rng = generator(seed, "split")
+    order = rng.permutation(len(groups))
+    ordered = sorted((groups[number] for number in order), key=len, reverse=True)
+    chosen: list[list[Example]] = [[], [], []]
+    for done, group in enumerate(ordered):
+        room = np.array([target - len(role) for target, role in zip(targets, chosen, strict=True)])
+        lacking = np.array([bool(target and not role) for target, role in zip(targets, chosen, strict=True)])
+        if len(ordered) - done <= lacking.sum():  # every cluster left is needed for a role without any
+            role = int(lacking.argmax())
+        elif (room >= len(group)).any():
+            weight = np.where(room >= len(group), room, 0)
+            role = int(rng.choice(3, p=weight / weight.sum()))
+        else:
+            role = int(room.argmax())
+        chosen[role].extend(group)
+    return chosen
 
 
 def _deduplicate(examples: Sequence[Example]) -> list[Example]:
     """One example per id, sorted by id: the order of rows no longer matters."""
-    first: dict[str, Example] = {}
-    for example in examples:
-        first.setdefault(example.id, example)
+    first = {example.id: example for example in reversed(examples)}
     return [first[key] for key in sorted(first)]
 
 
@@ -144,14 +149,15 @@ def _build(
 
 
 def _with_members(record: SplitRecord, chosen: Sequence[Sequence[Example]]) -> Split:
-    ordered = [tuple(sorted(members, key=lambda example: example.id)) for members in chosen]
-    ids = {role: [e.id for e in members] for role, members in zip(ROLES, ordered, strict=True)}
-    sizes = {
-        role: len(set(clusters([prompt_text(e) for e in members])))
-        for role, members in zip(ROLES, ordered, strict=True)
-    }
-    constraint, monitor, certify = ordered
-    return Split(constraint, monitor, certify, record.with_roles(ids, sizes))
+    ordered = (tuple(sorted(members, key=lambda example: example.id)) for members in chosen)
+    roles = dict(zip(ROLES, ordered, strict=True))
+    ids = {role: [e.id for e in members] for role, members in roles.items()}
+    sizes = {role: len(set(clusters(_prompts(members)))) for role, members in roles.items()}
+    return Split(**roles, record=record.with_roles(ids, sizes))
+
+
+def _prompts(examples: Sequence[Example]) -> list[str]:
+    return [prompt_text(example) for example in examples]
 
 
 def split_from_roles(
@@ -179,12 +185,12 @@ def require_disjoint(split: Split) -> None:
         DataError: with counts and up to 20 pairs of places.
     """
     roles = split.roles
-    every = [prompt_text(e) for members in roles.values() for e in members]
+    every = [text for members in roles.values() for text in _prompts(members)]
     found: list[str] = []
     counts: list[str] = []
     for first, second in (("constraint", "monitor"), ("constraint", "certify"), ("monitor", "certify")):
         a, b = roles[first], roles[second]
-        pairs = matches([prompt_text(e) for e in a], [prompt_text(e) for e in b], among=every)
+        pairs = matches(_prompts(a), _prompts(b), among=every)
         if pairs:
             same = sum(normalise(prompt_text(a[i])) == normalise(prompt_text(b[j])) for i, j in pairs)
             counts.append(f"{first} and {second}: {same} equal and {len(pairs) - same} nearly equal pairs")
@@ -213,21 +219,13 @@ def require_apart(splits: Mapping[str, Split]) -> None:
     """
     for (first, a), (second, b) in permutations(splits.items(), 2):
         for role, examples in (("monitor", a.monitor), ("certify", a.certify)):
-            pairs = matches([prompt_text(e) for e in examples], [prompt_text(e) for e in b.constraint])
+            pairs = matches(_prompts(examples), _prompts(b.constraint))
             if shared := [_place(examples[i]) for i in sorted({i for i, _ in pairs})]:
                 raise DataError(
                     f"{len(shared)} {role} prompts of safety set {first!r} are constraint prompts of {second!r},"
                     f" exactly or nearly: at {_listed(shared)}",
                     remedy="keep each of these prompts in one of the two sets",
                 )
-
-
-def _leaks(certify: Sequence[Example], task_texts: Sequence[str]) -> list[int]:
-    """Positions in `certify` whose prompt the task data holds: as a text of its own, or inside a longer one.
-
-    A near-duplicate occurs too: |A and B| / |A| is at least |A and B| / |A or B|.
-    """
-    return occurring([prompt_text(e) for e in certify], task_texts)
 
 
 def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> None:
@@ -239,7 +237,8 @@ def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> Non
     Raises:
         DataError: with counts and up to 20 places.
     """
-    leaking = _leaks(certify, task_texts)
+    # A near-duplicate occurs too: |A and B| / |A| is at least |A and B| / |A or B|.
+    leaking = occurring(_prompts(certify), task_texts)
     if leaking:
         raise DataError(
             f"{len(leaking)} of {len(certify)} certify prompts occur in the task data, exactly or nearly: "
@@ -258,10 +257,10 @@ def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:
     Raises:
         DataError: when no certify example would be left.
     """
-    leaking = _leaks(split.certify, task_texts)
+    leaking = occurring(_prompts(split.certify), task_texts)
     if not leaking:
         return split
-    labels = clusters([prompt_text(example) for example in split.certify])
+    labels = clusters(_prompts(split.certify))
     touched = {labels[i] for i in leaking}
     moved = [e for e, label in zip(split.certify, labels, strict=True) if label in touched]
     kept = [e for e, label in zip(split.certify, labels, strict=True) if label not in touched]

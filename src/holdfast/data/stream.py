@@ -9,10 +9,9 @@ import hashlib
 import heapq
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,14 +21,7 @@ from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.hashing import sha256_file
 from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, as_chat
-from holdfast.data.rows import (
-    MissingColumnsError,
-    Problems,
-    RowError,
-    check_columns,
-    example_from_row,
-    missing_columns_error,
-)
+from holdfast.data.rows import Problems, RowError, check_columns, example_from_row
 from holdfast.data.sources import RowSource, open_rows, rows_in_memory
 
 Template = Literal["chat", "none"]
@@ -83,12 +75,6 @@ class ExampleStream:
         if problems.total or number + 1 != len(self._ids):
             raise self._changed()
 
-    def windows(self, size: int) -> Iterator[list[Example]]:
-        """The examples in lists of `size`, the last one shorter."""
-        examples = iter(self)
-        while window := list(islice(examples, size)):
-            yield window
-
     def _changed(self) -> DataError:
         return DataError(f"{self.name} changed while it was being read", remedy="run again when nothing writes to it")
 
@@ -126,35 +112,22 @@ def open_stream(
         )
     else:
         rows = rows_in_memory(source, name or "the safety rows")
-    mapping = check_columns(columns)
     seen = _Seen()
-    problems = Problems(rows.name)
-    with closing(rows.read(problems)) as found:
-        for where, row in found:
-            try:
-                seen.add(_example(row, mapping, where))
-            except MissingColumnsError as error:
-                if not seen.ids and not problems.total:  # the first row: the whole source has other columns
-                    raise missing_columns_error(where, row, mapping) from None
-                problems.add(where, str(error))
-            except RowError as error:
-                problems.add(where, str(error))
-    problems.raise_if_any()
-    if not seen.ids:
-        raise DataError(f"{rows.name} has no rows", remedy="give at least one example")
-    kept, chat = _first_occurrences(seen.ids), _is_chat(seen, template)
+    for example in rows.examples(columns, read_row=_example):
+        seen.add(example)
+    chat = _is_chat(seen, template)
+    kept = np.zeros(len(seen.ids), dtype=bool)
+    kept[np.unique(np.frombuffer(seen.ids, dtype=np.uint64), return_index=True)[1]] = True
     sample = [example for _, _, example in sorted(seen.sample, key=lambda item: -item[0])]
     return ExampleStream(
         name=rows.name, n=int(kept.sum()), duplicates=int((~kept).sum()), sha256=seen.digest.hexdigest(),
         file_sha256=None if rows.path is None else sha256_file(rows.path),
         sample=tuple(as_chat(example) if chat else example for example in sample), chat=chat,
-        _rows=rows, _columns=mapping, _ids=seen.ids, _kept=kept,
+        _rows=rows, _columns=check_columns(columns), _ids=seen.ids, _kept=kept,
     )  # fmt: skip
 
 
 class _Seen:
-    """What the first pass remembers."""
-
     def __init__(self) -> None:
         self.ids: array[int] = array("Q")
         self.digest = hashlib.sha256()
@@ -180,13 +153,6 @@ class _Seen:
 
 def _example(row: object, columns: Mapping[str, str], where: str) -> Example:
     return row if isinstance(row, Example) else example_from_row(row, columns, where)
-
-
-def _first_occurrences(ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    values = np.frombuffer(array("Q", ids), dtype=np.uint64)
-    kept = np.zeros(len(values), dtype=bool)
-    kept[np.unique(values, return_index=True)[1]] = True
-    return kept
 
 
 def _is_chat(seen: _Seen, template: Template) -> bool:

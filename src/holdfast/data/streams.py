@@ -48,16 +48,8 @@ class StepStream:
 
     def indices(self, step: int) -> list[int]:
         """Row numbers drawn at `step` (from 0), in order, for all ranks together."""
-        first = step * self.batch_size
-        drawn = []
-        for k in range(first, first + self.batch_size):
-            epoch, position = divmod(k, self.size)
-            drawn.append(_permutation(self.size, self.seed, self.name, epoch)[position])
-        return drawn
-
-    def epochs(self, step: int) -> float:
-        """Passes over the set made by the first `step` steps: step * batch_size / size."""
-        return step * self.batch_size / self.size
+        draws = range(step * self.batch_size, (step + 1) * self.batch_size)
+        return [_permutation(self.size, self.seed, self.name, k // self.size)[k % self.size] for k in draws]
 
 
 def shard(indices: Sequence[T], rank: int, world: int) -> list[T]:

@@ -92,12 +92,13 @@ def use_template(tokenizer: Any, template: Template) -> None:
                 f"the tokenizer {_name(tokenizer)} has no EOS token, which ends every reply of the alpaca template",
                 remedy="set an EOS token of its vocabulary, or use template: chat",
             )
-        tokenizer.chat_template = (_BOS if _adds_bos(tokenizer) else "") + _ALPACA
+        bos = tokenizer.bos_token_id
+        adds_bos = bos is not None and tokenizer(text="a")["input_ids"][:1] == [bos]
+        tokenizer.chat_template = (_BOS if adds_bos else "") + _ALPACA
     elif template == "chat":
         if not tokenizer.chat_template:
             raise ConfigError(
-                f"the tokenizer {_name(tokenizer)} has no chat template",
-                remedy="use a chat model, or template: alpaca",
+                f"the tokenizer {_name(tokenizer)} has no chat template", remedy="use a chat model, or template: alpaca"
             )
         tokenizer.chat_template = _settled(tokenizer.chat_template)
         _warn_if_replies_begin_elsewhere(tokenizer)
@@ -137,11 +138,6 @@ def known_template(template: str) -> Template:
 
 def _name(tokenizer: Any) -> str:
     return repr(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
-
-
-def _adds_bos(tokenizer: Any) -> bool:
-    bos = tokenizer.bos_token_id
-    return bos is not None and tokenizer(text="a")["input_ids"][:1] == [bos]
 
 
 def _settled(template: Any) -> Any:

@@ -1,5 +1,13 @@
 """The chance constraint, enforced at every optimizer step by a safety filter.
 
+Constraint k of K speaks of a safety set with degradations D_i:  g_k = mean_i phi(D_i - tau) - alpha <= 0.  A step is
+
+    draw       a batch of each safety set, by seed and step
+    measure    D_i and grad g_k at theta, and the task's gradient               (`training.step`)
+    estimate   g_k by a running average, since a batch cannot express a rate    (`training.steering`)
+    filter     the smallest change of the optimizer's step s with               (`constraint.filter`)
+               grad_g_k . s <= -gamma (g_k + rho)  for every k
+
 Reference: *Beyond Average Safety: Chance-Constrained LLM Fine-tuning*, equations (6)-(12) and Algorithm 1.
 Stage: fine-tuning. Passes per step: task forward and backward, safety forward and backward. Side data: safety pairs.
 
@@ -17,13 +25,116 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import final
+from typing import Any, final
 
+from torch import Tensor
+
+from holdfast.constraint.barrier import Event
 from holdfast.constraint.estimators import make_estimator
-from holdfast.constraint.filter import Space
+from holdfast.constraint.filter import SafetyFilter, Space
 from holdfast.constraint.filter_settings import check_settings
-from holdfast.trainers.hooks import DEFENSES
-from holdfast.trainers.steering import FilteredDefense
+from holdfast.defaults import default
+from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
+from holdfast.training.safety import SafetySet
+from holdfast.training.steering import Steering, one_row
+from holdfast.training.support import require_float32
+
+
+class FilteredDefense(Defense):
+    """Training whose every step a `SafetyFilter` corrects, as little as the constraints' barriers ask for.
+
+    Its config has `space`, `rate`, `metric`, `trust_region`, `estimator` and `decay`.
+    """
+
+    packs = True
+    joint_terms = True
+    config: Any
+
+    def steer(self, safety: SafetySet) -> Steering:
+        """The constraint to follow on one safety set."""
+        return Steering(safety, self.config)
+
+    def validate(self, run: TrainingRun) -> None:
+        """Trainable weights must be float32: in bfloat16 the applied step is mostly rounding."""
+        require_float32(run.model)
+
+    def attach(self, run: TrainingRun) -> None:
+        """Make the filter on the optimizer and one estimator per constraint."""
+        c = self.config
+        self._filter = SafetyFilter(
+            run.optimizer, rate=c.rate, space=c.space, metric=c.metric, trust_region=c.trust_region,
+            gradient_decay=0.0 if c.estimator == "batch" else c.decay,
+        )  # fmt: skip
+        self._steering = {name: self.steer(safety) for name, safety in run.data.safety.items()}
+        self._infeasible_start = [n for n, s in self._steering.items() if not s.feasible_start]
+        self._inactive = 0.0
+
+    def micro_step(self, run: TrainingRun, inputs: Inputs, items: Items) -> Tensor:
+        """The task's gradient, and in a fused step every constraint's with it."""
+        terms = {name: steering.terms for name, steering in self._steering.items()}
+        return run.engine.accumulate(inputs, items, terms, skip=self._skips(run))
+
+    def on_gradient(self, run: TrainingRun) -> None:
+        """Measure every constraint at theta, estimate it, and arm the filter, which corrects the step that follows."""
+        measured = run.engine.measure({name: steering.terms for name, steering in self._steering.items()})
+        values, estimates = zip(*(s.estimate(measured[name]) for name, s in self._steering.items()), strict=True)
+        gradients = [measured[name].gradient for name in self._steering]
+        share = min(steering.inactive for steering in self._steering.values())
+        self._inactive += 0.1 * (share - self._inactive)
+        self._first = run.progress.step == 0
+        self._filter.arm(values, gradients, estimates)
+
+    def skip_step(self, run: TrainingRun) -> None:
+        """Let the optimizer's empty step pass; nothing is measured or remembered."""
+        self._filter.skip()
+
+    def _skips(self, run: TrainingRun) -> bool:
+        """Whether to look at the safety rows first: while, on average over the last steps, most of them are left out.
+
+        Looking costs a forward of all rows, half of what forward and backward of a row cost (a third with
+        checkpointing); it has to save clearly more than that.
+        """
+        if run.args.skip_inactive_rows != "auto":
+            return bool(run.args.skip_inactive_rows == "on")
+        return self._inactive > (0.6 if run.args.gradient_checkpointing else 0.75)
+
+    def row(self) -> Row:
+        """The filter's event and the constraints' figures."""
+        event = self._filter.last_event
+        if event is None:
+            return {}
+        multipliers = dict(zip(self._steering, event.multipliers, strict=True))
+        values = dict(zip(self._steering, event.values, strict=True))
+        each = {
+            name: {**s.row, "value": values[name], "multiplier": multipliers[name]}
+            for name, s in self._steering.items()
+        }
+        name = Event.INFEASIBLE_START if self._first and self._infeasible_start else event.name
+        return one_row(
+            {
+                "event": str(name),
+                "residual": event.residual,
+                "correction_ratio": event.correction_ratio,
+                "cosine": event.cosine,
+                "active": float(event.corrected),
+            },
+            each,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Filter memory and estimators."""
+        return {
+            "filter": self._filter.state_dict(),
+            "inactive": self._inactive,
+            "steering": {name: s.state_dict() for name, s in self._steering.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._filter.load_state_dict(state["filter"])
+        self._inactive = float(state.get("inactive", 0.0))  # not in checkpoints of earlier versions
+        for name, steering in self._steering.items():
+            steering.load_state_dict(state["steering"][name])
 
 
 @DEFENSES.register("holdfast")
@@ -54,12 +165,12 @@ class Holdfast(FilteredDefense):
             decay: weight of the past in the averages of value and gradient.
         """
 
-        space: Space = "update"
-        rate: float = 0.3
-        metric: str = "auto"
-        trust_region: float = 3.0
-        estimator: str = "ema"
-        decay: float = 0.9
+        space: Space = default("defense.space")
+        rate: float = default("defense.rate")
+        metric: str = default("defense.metric")
+        trust_region: float = default("defense.trust_region")
+        estimator: str = default("defense.estimator")
+        decay: float = default("defense.decay")
 
         def __post_init__(self) -> None:
             """Refuse values out of range where they are written, not when training begins."""

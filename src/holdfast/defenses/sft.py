@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import final
 
-from holdfast.trainers.hooks import DEFENSES, Defense
+from holdfast.training.hooks import DEFENSES, Defense
 
 
 @DEFENSES.register("sft")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.core.seeding import generator
 from holdfast.data.examples import Example, as_chat, prompt_text
 from holdfast.data.near_duplicates import matches
 from holdfast.data.sources import read_examples
-from holdfast.demo.make_data import DATA_DIR
 from holdfast.demo.settings import DemoSettings
 
+DATA_DIR = Path(__file__).parent / "data"
+"""Written by tools/demo_data.py."""
 PROBES, ORDINARY = str(DATA_DIR / "probes.jsonl"), str(DATA_DIR / "ordinary.jsonl")
 """Prompts that screening asks beside the task's."""
 

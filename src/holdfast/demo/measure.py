@@ -8,10 +8,10 @@ from typing import Any
 
 from holdfast.data.examples import Example, prompt_text
 from holdfast.demo.data import DemoData
-from holdfast.evaluation.generation import generate
-from holdfast.evaluation.rate import Rate
-from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
+from holdfast.judging.generation import generate
+from holdfast.judging.rate import Rate
+from holdfast.judging.reply import Reply
+from holdfast.judging.reply_classes import ReplyClass, sort_reply
 
 TASK_TOKENS = 2  # a label is one token and its end
 BATCH_SIZE = 50

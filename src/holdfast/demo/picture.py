@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holdfast.demo.measure import Measured
 from holdfast.demo.story import ALIGNED, OURS, SFT, DemoResult
-from holdfast.evaluation.rate import Rate
+from holdfast.judging.rate import Rate
 
 INK, MUTED = "#1f2933", "#7b8794"
 COLOURS = {ALIGNED: "#9aa5b1", SFT: "#d1495b", OURS: "#2a78b5"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_text
-from holdfast.demo.make_data import DATA_DIR
+from holdfast.demo.data import DATA_DIR
 from holdfast.models.embedded import HUB_ID
 from holdfast.models.source import EMBEDDED
 

@@ -30,13 +30,13 @@ from holdfast.demo.measure import Measured, measure
 from holdfast.demo.settings import DemoSettings
 from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.handle import load_pair
+from holdfast.runs.stages.align import AlignSettings, fast_dtype, merged, train_rows
+from holdfast.runs.stages.alignment_rows import in_turn
 from holdfast.screening.screen import Screening
 from holdfast.screening.screened import screen
 from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
-from holdfast.stages.align import AlignSettings, fast_dtype, merged, train_rows
-from holdfast.stages.alignment_rows import in_turn
-from holdfast.trainers.config import SafeSFTConfig
-from holdfast.trainers.trainer import SafeSFTTrainer
+from holdfast.training.config import SafeSFTConfig
+from holdfast.training.trainer import SafeSFTTrainer
 
 Say = Callable[[str], None]
 Listener = Callable[[dict[str, Any]], None]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from holdfast.constraint.completion import adapter_layers, adapters_off, causal_lm, evaluating, hidden_states
 from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.packed_rows import CURRENT, Groups, Layout, lay_out
 from holdfast.fused.row_mixing import has_varlen, mixing_rows
+from holdfast.scoring.completion import adapter_layers, adapters_off, causal_lm, evaluating, hidden_states
 
 GradientOf = Callable[[Tensor], Tensor]
 """From hidden states (tokens, width) to the gradient of a loss by them."""

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.constraint.completion import CompletionLosses, Head
-from holdfast.constraint.degradation import in_unit, slope
-from holdfast.constraint.head import kl_and_gradient, nll_and_gradient, nll_with_statistics, over_pieces
-from holdfast.constraint.transfer import to_device
 from holdfast.data.encode import Encoded
 from holdfast.fused.body import Body, GradientOf
 from holdfast.fused.packed_rows import Groups, Row, encoded_rows
 from holdfast.fused.reference_states import ReferenceStates
 from holdfast.fused.scored_tokens import Scored, scored
+from holdfast.scoring.completion import CompletionLosses, Head
+from holdfast.scoring.degradation import in_unit, slope
+from holdfast.scoring.head import kl_and_gradient, nll_and_gradient, nll_with_statistics, over_pieces
+from holdfast.scoring.transfer import to_device
 
 
 class Passes(Protocol):

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.constraint.transfer import to_device
 from holdfast.data.encode import Encoded
+from holdfast.scoring.transfer import to_device
 
 Row = tuple[Any, Any]
 """Token ids and labels of one row, both as long as it is."""

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
-from holdfast.constraint.completion import causal_lm, deterministic, hidden_states
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.collate import collate
 from holdfast.data.encode import Encoded
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.packed_rows import encoded_rows, lay_out
+from holdfast.scoring.completion import causal_lm, deterministic, hidden_states
 
 # Relative differences, by whether all is computed in float32: of a token's hidden state, of a group's gradient as one
 # vector, of one matrix of it, and of numbers that should not change. All but the last are rounding.
@@ -37,7 +37,7 @@ Found = tuple[Tensor, list[list[Tensor]]]
 """Hidden states (tokens, width) and every group's gradient."""
 
 
-def strange(passes: EagerPasses, rows: Sequence[Encoded], pad_token_id: int) -> str | None:
+def packing_problem(passes: EagerPasses, rows: Sequence[Encoded], pad_token_id: int) -> str | None:
     """Why packed rows are not the model's own rows; None when both give the same."""
     groups = [list(rows[g :: passes.body.adapter.count]) for g in range(passes.body.adapter.count)]
     probe = _Probe(passes.body, groups, pad_token_id)

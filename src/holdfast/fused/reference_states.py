@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.constraint.transfer import to_device
 from holdfast.data.encode import Encoded
 from holdfast.fused.packed_rows import encoded_rows
 from holdfast.fused.scored_tokens import scored
+from holdfast.scoring.transfer import to_device
 
 LIMIT = 2 * 2**30  # bytes of host memory
 PASS_TOKENS = 4096  # at one time on the device

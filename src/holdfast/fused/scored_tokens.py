@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.constraint.transfer import to_device
 from holdfast.data.encode import IGNORE
 from holdfast.fused.packed_rows import Row
+from holdfast.scoring.transfer import to_device
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from holdfast.constraint.completion import causal_lm
 from holdfast.core.errors import UnsupportedError
 from holdfast.models.lora_layers import LoraLayer, lora_layers
 from holdfast.models.token_mixers import token_mixers
+from holdfast.scoring.completion import causal_lm
 
 ATTENTION_ROLES = ("self_attn", "self_attention", "attention", "attn")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

@@ -7,16 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.core.errors import CheckpointError, UnsupportedError
-from holdfast.models.adapter_limits import require_loadable
-from holdfast.models.hub import holds, snapshot
 from holdfast.models.library_errors import one_line_errors
-from holdfast.models.model_files import DECISIVE, settings_in
-from holdfast.models.redirects import ADAPTER_CONFIG, require_no_redirects
-from holdfast.models.source import Source, folder_of, resolve
+from holdfast.models.limits import require_loadable
+from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DECISIVE, require_no_redirects, settings_in
+from holdfast.models.source import Source, file_of, folder_of, resolve, snapshot
 
-__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "Lineage", "Source", "adapter_folder", "base_of", "lineage", "merge"]
-
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MAX_ADAPTERS = 16  # on top of one another
 
 
@@ -60,7 +55,7 @@ def adapter_folder(source: Source) -> Path | None:
     """The local folder of a PEFT adapter with safetensors weights; None for a full model."""
     folder = Path(source.place)
     if not folder.is_dir():
-        if not holds(source.place, source.revision, ADAPTER_CONFIG):
+        if file_of(source.place, source.revision, ADAPTER_CONFIG) is None:
             return None
         folder = snapshot(source.place, source.revision, [ADAPTER_WEIGHTS, ADAPTER_CONFIG, *DECISIVE])
     if not (folder / ADAPTER_CONFIG).is_file():
@@ -115,18 +110,29 @@ def _circle(adapter: Path) -> CheckpointError:
     )
 
 
-def merge(base: Any, adapter: Path) -> Any:
-    """Base + adapter as one model: W + scale * B A for LoRA."""
+def load_adapter(model: Any, adapter: Path, **options: Any) -> Any:
+    """The model with an adapter attached; one that carries adapters already gets it beside them.
+
+    Raises:
+        CheckpointError: weights are missing, of which PEFT only warns, going on with their initial values.
+    """
     from peft import PeftModel
 
-    require_loadable(adapter, base)
+    require_loadable(adapter, model)
     with one_line_errors(adapter, "adapter"), warnings.catch_warnings():
-        # PEFT only warns when weights are missing, and goes on with their initial values.
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
-        model = PeftModel.from_pretrained(base, str(adapter))
-        if not hasattr(model, "merge_and_unload"):
-            raise UnsupportedError(
-                f"adapter {adapter}: {type(model).__name__} cannot be merged",
-                remedy="use a LoRA adapter, or a full model",
-            )
+        if isinstance(model, PeftModel):
+            model.load_adapter(str(adapter), **options)
+            return model
+        return PeftModel.from_pretrained(model, str(adapter), **options)
+
+
+def merge(base: Any, adapter: Path) -> Any:
+    """Base + adapter as one model: W + scale * B A for LoRA."""
+    model = load_adapter(base, adapter)
+    if not hasattr(model, "merge_and_unload"):
+        raise UnsupportedError(
+            f"adapter {adapter}: {type(model).__name__} cannot be merged", remedy="use a LoRA adapter, or a full model"
+        )
+    with one_line_errors(adapter, "adapter"):
         return model.merge_and_unload(safe_merge=True).eval()

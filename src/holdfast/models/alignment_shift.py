@@ -24,15 +24,16 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.files import read_json
-from holdfast.models.adapter import ADAPTER_WEIGHTS, Source, adapter_folder, base_of
+from holdfast.models.adapter import adapter_folder, base_of
 from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.fingerprint import has_idle_adapter
-from holdfast.models.handle import EMBEDDED, load_model, resolve
+from holdfast.models.handle import load_model
 from holdfast.models.library_errors import one_line_errors
 from holdfast.models.lora_layers import LoraLayer, lora_layers
+from holdfast.models.model_files import ADAPTER_WEIGHTS, CONFIG, INDEX, WEIGHTS
+from holdfast.models.source import EMBEDDED, Source, file_of, resolve
 from holdfast.models.unmerged import adapter_settings_of, not_plain_lora
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _EXACT = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SAFETENSORS_NAMES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 
@@ -92,13 +93,14 @@ def alignment_shift(layers: Sequence[LoraLayer], unaligned: Any) -> dict[str, Sh
     adapter = adapter_folder(source)
     if adapter is not None:
         return _from_adapter(layers, adapter)
-    _refuse_packed(source)
+    config = _file(source, CONFIG)
+    if config is not None and read_json(config).get("quantization_config"):
+        raise _packed(source.place)
     stored = _stored_weights(source, [f"{layer.name}.weight" for layer in layers])
     if stored is not None:
         return _from_weights(layers, stored, str(unaligned))
-    wanted = {layer.name for layer in layers}
     loaded = _weights_of(load_model(unaligned))
-    return _from_weights(layers, {name: loaded[name] for name in loaded if name in wanted}, str(unaligned))
+    return _from_weights(layers, {x.name: loaded[x.name] for x in layers if x.name in loaded}, str(unaligned))
 
 
 def require_merged(unaligned: str, model: str) -> None:
@@ -135,9 +137,6 @@ def starting_shift(model: Any, unaligned: Any, *, defense: str) -> tuple[list[Lo
     return layers, alignment_shift(layers, unaligned)
 
 
-# -- an alignment adapter ----------------------------------------------------------------------------------------------
-
-
 def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]:
     reason = not_plain_lora(folder)
     if reason is not None:
@@ -151,8 +150,11 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
         present = set(file.keys())
         for layer in layers:
             names = [f"base_model.model.{layer.name}.lora_{factor}.weight" for factor in "BA"]
+            device = layer.B.device
             if not present & set(names):
-                found[layer.name] = _no_shift(layer)
+                d_out, d_in = layer.base_weight.shape
+                nothing = torch.zeros(d_out, 0, device=device), torch.zeros(0, d_in, device=device)
+                found[layer.name] = FactoredShift(*nothing)
                 continue
             if not present >= set(names):
                 raise CheckpointError(
@@ -161,15 +163,9 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
                 )
             left, right = (file.get_tensor(name).float() for name in names)
             _require_shape(layer, (left.shape[0], right.shape[1]), str(folder))
-            device = layer.B.device
             scaling = _stored_scaling(settings, layer.name, rank=right.shape[0])
             found[layer.name] = FactoredShift(scaling * left.to(device), right.to(device))
     return found
-
-
-def _no_shift(layer: LoraLayer) -> FactoredShift:
-    d_out, d_in = layer.base_weight.shape
-    return FactoredShift(torch.zeros(d_out, 0, device=layer.B.device), torch.zeros(0, d_in, device=layer.B.device))
 
 
 def _stored_scaling(settings: Mapping[str, Any], name: str, rank: int) -> float:
@@ -179,9 +175,6 @@ def _stored_scaling(settings: Mapping[str, Any], name: str, rank: int) -> float:
     alphas = settings.get("alpha_pattern") or {}
     alpha = float(alphas.get(get_pattern_key(list(alphas), name), settings["lora_alpha"]))
     return alpha / (rank**0.5 if settings.get("use_rslora") else rank)
-
-
-# -- a model -----------------------------------------------------------------------------------------------------------
 
 
 def _from_weights(
@@ -206,7 +199,6 @@ def _from_weights(
 
 
 def _weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Weights of a model by module name."""
     if getattr(model, "peft_config", None):
         raise UnsupportedError(
             "the model before alignment has an adapter, so that its weights are not the module's weight alone",
@@ -240,11 +232,11 @@ def _stored_weights(source: Source, names: Sequence[str]) -> dict[str, _Stored] 
     if index is not None:
         files = read_json(index).get("weight_map", {})
     else:
-        single = _file(source, SINGLE)
+        single = _file(source, WEIGHTS)
         if single is None:
             return None
         with _opened(single) as file:
-            files = dict.fromkeys(file.keys(), SINGLE)
+            files = dict.fromkeys(file.keys(), WEIGHTS)
     if not set(names) <= set(files):
         return None
     paths: dict[str, Path] = {}
@@ -261,14 +253,7 @@ def _file(source: Source, name: str) -> Path | None:
     if Path(source.place).is_dir():
         path = Path(source.place) / name
         return path if path.is_file() else None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    with one_line_errors(source.place, "model"):
-        try:
-            return Path(hf_hub_download(source.place, name, revision=source.revision))
-        except EntryNotFoundError:
-            return None
+    return file_of(source.place, source.revision, name)
 
 
 @contextmanager
@@ -277,12 +262,6 @@ def _opened(path: Path) -> Iterator[Any]:
 
     with one_line_errors(path, "weights"), safe_open(path, framework="pt") as file:
         yield file
-
-
-def _refuse_packed(source: Source) -> None:
-    config = _file(source, "config.json")
-    if config is not None and read_json(config).get("quantization_config"):
-        raise _packed(source.place)
 
 
 def _packed(where: str) -> UnsupportedError:

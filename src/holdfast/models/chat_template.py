@@ -78,7 +78,6 @@ def _problem(template: str) -> str | None:
 
 
 def _tried(template: str) -> str | None:
-    """Render in a process of its own; None when it ended."""
     quiet = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(  # noqa: S603  (our own script in our own interpreter)

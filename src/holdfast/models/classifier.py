@@ -24,11 +24,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_classifier(
-    ref: str | Path,
-    *,
-    revision: str | None = None,
-    dtype: Precision = "float32",
-    device: str | torch.device = "cpu",
+    ref: str | Path, *, revision: str | None = None, dtype: Precision = "float32", device: str | torch.device = "cpu"
 ) -> Any:
     """A full classifier with its trained head, in evaluation mode; the head is kept in fp32.
 
@@ -37,9 +33,7 @@ def load_classifier(
         UnsupportedError: a PEFT adapter, or a model without a linear head over decoder states.
         ConfigError: the reference cannot be used.
     """
-    model, missing = _load(ref, revision)
-    _require_weights(ref, missing)
-    return _placed(model, dtype, device)
+    return _placed(_load(ref, revision, lacking=()), dtype, device)
 
 
 def new_classifier(
@@ -54,20 +48,18 @@ def new_classifier(
 
     Zeros: every run starts from probability 1/2, whatever the scale of the hidden states.
     """
-    named = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
-    model, missing = _load(ref, revision, num_labels=len(labels), problem_type="multi_label_classification", **named)
-    _require_weights(ref, missing - {f"{HEAD}.weight"})
+    named: dict[str, Any] = {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+    model = _load(ref, revision, num_labels=len(labels), problem_type="multi_label_classification", **named)
     nn.init.zeros_(model.score.weight)
-    found = backbone_fingerprint(model)
-    return _placed(model, dtype, device), found
+    fingerprint = backbone_fingerprint(model)  # before the dtype changes
+    return _placed(model, dtype, device), fingerprint
 
 
 def classifier_on(
-    ref: str | Path,
-    settings: Path,
-    *,
-    revision: str | None = None,
-    dtype: Precision = "float32",
+    ref: str | Path, settings: Path, *, revision: str | None = None, dtype: Precision = "float32"
 ) -> tuple[Any, str]:
     """The weights of a language model under the stored configuration `settings`; its head is still to be loaded.
 
@@ -77,10 +69,9 @@ def classifier_on(
 
     with one_line_errors(settings, "judge"):
         config = AutoConfig.from_pretrained(settings)
-    model, missing = _load(ref, revision, config=config)
-    _require_weights(ref, missing - {f"{HEAD}.weight"})
-    found = backbone_fingerprint(model)
-    return _placed(model, dtype, "cpu"), found
+    model = _load(ref, revision, config=config)
+    fingerprint = backbone_fingerprint(model)
+    return _placed(model, dtype, "cpu"), fingerprint
 
 
 def backbone_fingerprint(model: Any) -> str:
@@ -93,17 +84,13 @@ def add_lora(model: Any, *, base: str, rank: int, alpha: int, dropout: float) ->
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
-        task_type="SEQ_CLS",
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        target_modules="all-linear",
+        task_type="SEQ_CLS", r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules="all-linear",
         modules_to_save=[HEAD],
-    )
+    )  # fmt: skip
     with one_line_errors(base, "model"):
         wrapped = get_peft_model(model, config)
-    for one in wrapped.peft_config.values():
-        one.base_model_name_or_path = base
+    for settings in wrapped.peft_config.values():
+        settings.base_model_name_or_path = base
     return wrapped
 
 
@@ -134,13 +121,10 @@ def right_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch ran out of memory; on the CPU that is a plain RuntimeError, told apart by its text alone."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _load(ref: str | Path, revision: str | None, **options: Any) -> tuple[Any, set[str]]:
-    """The model in its stored dtype on the CPU, and the names of the weights that the files lack."""
+def _load(
+    ref: str | Path, revision: str | None, *, lacking: Sequence[str] = (f"{HEAD}.weight",), **options: Any
+) -> Any:
+    """The model in its stored dtype on the CPU; the files may lack no weights but these."""
     from transformers import AutoModelForSequenceClassification
 
     found = lineage(ref, revision, False)
@@ -152,26 +136,20 @@ def _load(ref: str | Path, revision: str | None, **options: Any) -> tuple[Any, s
     # A missing head is drawn at random before it is replaced; the caller's generator must not notice.
     with one_line_errors(ref, "classifier"), torch.random.fork_rng(devices=[]):
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            found.base,
-            dtype="auto",
-            use_safetensors=True,
-            output_loading_info=True,
-            **options,
+            found.base, dtype="auto", use_safetensors=True, output_loading_info=True, **options
         )
     if not isinstance(getattr(model, HEAD, None), nn.Linear) or not hasattr(model, model.base_model_prefix):
         raise UnsupportedError(
             f"classifier {str(ref)!r}: {type(model).__name__} has no linear head {HEAD!r} over a decoder",
             remedy="use a decoder such as Llama, Qwen or SmolLM2",
         )
-    return model, set(info["missing_keys"])
-
-
-def _require_weights(ref: str | Path, missing: set[str]) -> None:
+    missing = set(info["missing_keys"]) - set(lacking)
     if missing:
         raise CheckpointError(
             f"classifier {str(ref)!r} lacks {len(missing)} weights, first {min(missing)}: they would be random",
             remedy="restore the missing safetensors files, or name a trained classifier",
         )
+    return model
 
 
 def _placed(model: Any, dtype: Precision, device: str | torch.device) -> Any:

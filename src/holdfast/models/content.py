@@ -46,10 +46,8 @@ from pathlib import Path
 
 from holdfast.core.errors import CheckpointError, HoldfastError
 from holdfast.core.hashing import sha256_file, sha256_lines
-from holdfast.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, lineage
-from holdfast.models.model_files import DECISIVE, decisive_files, weight_files
-
-__all__ = ["DECISIVE", "ModelContent", "content_of", "forget_hashes", "require_unchanged"]
+from holdfast.models.adapter import lineage
+from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, decisive_files, weight_files
 
 LARGE = 2**24  # bytes; hashing less takes no time
 _MOVABLE = tuple(
@@ -74,17 +72,9 @@ class ModelContent:
     trust_remote_code: bool = False
     base: str | None = None
 
-    def require_unchanged(self) -> None:
-        """Read every file again and refuse a difference; see the function of this name for several models."""
-        require_unchanged([self])
-
 
 def content_of(
-    ref: str | Path,
-    *,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    base: str | Path | None = None,
+    ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False, base: str | Path | None = None
 ) -> ModelContent:
     """Hash the files of a model or adapter.
 

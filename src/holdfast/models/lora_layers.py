@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from holdfast.core.errors import UnsupportedError
-
-_WRAPPERS = ("base_model.model.",)
+from holdfast.core.errors import ConfigError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,13 @@ def lora_layers(model: Any, *, defense: str) -> list[LoraLayer]:
                     f"defense {defense!r}: the adapted module {path} is a {type(base).__name__}, expected nn.Linear",
                     remedy="adapt plain linear modules, without quantization",
                 )
-            found_layers.append(LoraLayer(_plain(path), module, adapter))
+            found_layers.append(LoraLayer(path.removeprefix("base_model.model."), module, adapter))
     if not found_layers:
         raise UnsupportedError(
             f"defense {defense!r}: no adapted linear module in {type(model).__name__}",
             remedy="name linear modules in lora.target_modules",
         )
     return sorted(found_layers, key=lambda layer: layer.name)
-
-
-def _plain(path: str) -> str:
-    for wrapper in _WRAPPERS:
-        path = path.removeprefix(wrapper)
-    return path
 
 
 def _refuse_other_layer(path: str, module: Any, adapter: str, defense: str) -> None:
@@ -128,3 +122,24 @@ def _refuse_other_than_plain(config: Any, defense: str) -> None:
             f"defense {defense!r} works on plain LoRA; this adapter has {', '.join(more)}",
             remedy="use a plain LoRA adapter on linear modules",
         )
+
+
+@contextmanager
+def named_targets(model: Any) -> Iterator[None]:
+    """Around what attaches an adapter: PEFT's complaint about `target_modules` becomes a refusal.
+
+    Raises:
+        ConfigError: with the names of the model's linear layers.
+    """
+    try:
+        yield
+    except ValueError as error:
+        said = str(error).strip().split("\n", 1)[0]
+        if "target_modules" not in said.lower().replace(" ", "_"):
+            raise
+        layers = model.named_modules() if isinstance(model, nn.Module) else ()
+        names = sorted({name.rpartition(".")[2] for name, layer in layers if isinstance(layer, nn.Linear)})
+        raise ConfigError(
+            f"lora.target_modules: {said[:200]}",
+            remedy=f"name some of the model's linear layers: {', '.join(names) or 'it has none that are named'}",
+        ) from error

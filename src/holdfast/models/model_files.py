@@ -1,4 +1,9 @@
-"""Which files of a model's folder loading opens, by name. `content.py` has the table of what counts and why."""
+"""Which files of a model's folder loading opens, by name; `content.py` has the table of what counts and why.
+
+transformers and PEFT follow what `config.json`, `tokenizer_config.json` and `adapter_config.json` say. Most of it stays
+inside the folder and is hashed with it; what would bring in a file, a module or a repository that no hash covers is
+refused by name before loading (`require_no_redirects`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,8 @@ from holdfast.models.library_errors import first_line
 
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 CODE = "*.py"
@@ -32,6 +40,27 @@ DECISIVE = (
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _SHARD = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 MAX_JSON = 2**26  # bytes; an index of 100,000 tensors has 10 MB
+
+# Whatever their value: nothing that save_pretrained writes needs them.
+NAMES_ANOTHER_FILE: dict[str, tuple[str, ...]] = {
+    CONFIG: ("transformers_weights", "configuration_files"),
+    TOKENIZER_CONFIG: (
+        *("fast_tokenizer_files", "tokenizer_file", "vocab_file", "merges_file", "spm_file"),
+        "init_inputs",  # arguments of the tokenizer's class, files among them
+    ),
+    ADAPTER_CONFIG: (
+        "cache_file",  # CorDA: unpickled
+        "covariance_file",
+        "prompt_tuning_init_state_dict_path",
+        "tokenizer_name_or_path",
+        "adapters",  # X-LoRA: other adapters by path
+        "megatron_config",  # PEFT imports the module that `megatron_core` names
+    ),
+}
+# Attention and experts may be named by a hub repository, whose compiled code then runs.
+_KERNELS = re.compile(r"_?(attn|experts)_implementation(_internal)?")
+_PLACE = re.compile(r"(.+_)?(file|path|dir)")
+_OWN_CLASS = re.compile(r"(?!\d)\w+(/\w+)*\.\w+", re.ASCII)
 
 
 def settings_in(path: Path) -> dict[str, Any]:
@@ -63,7 +92,7 @@ def weight_files(folder: Path) -> list[str]:
             lies beside the weights, which would be read instead of them.
         UnsupportedError: there are no safetensors weights.
     """
-    names = _entries(folder)
+    names = sorted(path.name for path in folder.iterdir() if require_regular(path))
     distributed = [name for name in names if _DISTRIBUTED.fullmatch(name)]
     if distributed:
         raise CheckpointError(
@@ -138,6 +167,61 @@ def _code(folder: Path) -> set[Path]:
     return found
 
 
-def _entries(folder: Path) -> list[str]:
-    """Names of the files of a folder, sorted."""
-    return sorted(path.name for path in folder.iterdir() if require_regular(path))
+def require_no_redirects(folder: Path, *, trust_remote_code: bool) -> None:
+    """Refuse a model or adapter folder whose files lead loading elsewhere.
+
+    Args:
+        trust_remote_code: whether the repository's code may run. Without it `auto_map` is not followed.
+
+    Raises:
+        CheckpointError: naming the file and the key.
+    """
+    for file, refused in NAMES_ANOTHER_FILE.items():
+        path = folder / file
+        if not require_regular(path):
+            continue
+        for key, value in _pairs(settings_in(path)):
+            if key in refused and value not in (None, "", [], {}, ()):
+                raise _refusal(path, key, "it makes loading read what no hash covers")
+            if _KERNELS.fullmatch(key) and any("/" in text for text in _texts(value)):
+                raise _refusal(path, key, "it names a repository whose code would run, in no hash")
+            for name, place in _pairs(value) if key == "quantization_config" else ():
+                if _PLACE.fullmatch(name) and isinstance(place, str) and place:
+                    raise _refusal(path, f"quantization_config.{name}", "it names a file that no hash covers")
+            if key == "auto_map" and trust_remote_code:
+                _require_own_code(path, value)
+
+
+def _require_own_code(path: Path, value: Any) -> None:
+    """Every class of `auto_map` lies in a Python file of this folder: `module.Class` or `folder/module.Class`."""
+    for text in _texts(value):
+        if "--" in text:
+            raise _refusal(path, "auto_map", f"{text[:100]!r} is code of another repository, at no pinned commit")
+        if not _OWN_CLASS.fullmatch(text):
+            raise _refusal(path, "auto_map", f"{text[:100]!r} is not a class in a Python file of this folder")
+
+
+def _refusal(path: Path, key: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: the key {key} is refused: {why}",
+        remedy=f"remove the key {key}, or save the model with save_pretrained into a new folder",
+    )
+
+
+def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every key with its value, at any depth: a composite model hands its text part's settings to the loader."""
+    todo = [value]
+    while todo:
+        inner = todo.pop()
+        if isinstance(inner, dict):
+            yield from inner.items()
+            todo += inner.values()
+        elif isinstance(inner, list):
+            todo += inner
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(inner)

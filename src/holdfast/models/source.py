@@ -1,18 +1,26 @@
-"""Where a model is: a folder, a hub id or the embedded default; found out without torch."""
+"""Where a model is: a folder, a hub id or the embedded default; found out without torch.
+
+The hub is asked once, with a deadline, before anything is downloaded.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.core.errors import ConfigError
 from holdfast.models.embedded import embedded_model_dir
-from holdfast.models.hub import cached_folder, reachable, snapshot
+from holdfast.models.library_errors import one_line_errors
 from holdfast.models.model_files import CODE, DECISIVE, INDEX, SECOND_COPIES
 
+logger = logging.getLogger(__name__)
+
 EMBEDDED = "embedded"
+TIMEOUT_S = 5.0  # of the one question
 MAX_ID = 300  # characters; the hub takes fewer
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -58,3 +66,72 @@ def folder_of(source: Source, *, trust_remote_code: bool) -> Path:
         return folder
     patterns = ["*.safetensors", INDEX, *DECISIVE, *([CODE] if trust_remote_code else [])]
     return snapshot(source.place, source.revision, patterns, leaving_out=SECOND_COPIES)
+
+
+def reachable(repository: str, revision: str | None) -> bool:
+    """Whether the hub can be asked for this model; if not, only files in the local hub cache can be used.
+
+    Without this question, a machine that has no route to the hub retries for a minute per model. Offline mode
+    (`HF_HUB_OFFLINE`) and mirrors (`HF_ENDPOINT`) are honoured.
+
+    Raises:
+        ConfigError: the hub answers that there is no such model or revision, or that access is denied.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        HfApi().model_info(repository, revision=revision, timeout=TIMEOUT_S)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise ConfigError(
+            f"model {repository!r}, revision {revision or 'main'!r}: no such model on the hub, or no access",
+            remedy="check the name and revision; for a gated model accept its terms and run: hf auth login",
+        ) from error
+    except Exception as error:  # noqa: BLE001  (transport errors belong to the hub client's HTTP library)
+        logger.warning("the hub does not answer (%s): using the local hub cache", type(error).__name__)
+        return False
+    return True
+
+
+def cached_folder(repository: str, revision: str | None) -> Path:
+    """The folder of a model in the local hub cache, for use while the hub is out of reach."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(str(snapshot_download(repository, revision=revision, local_files_only=True)))
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"model {repository!r} is not in the local hub cache, and the hub is out of reach or off",
+            remedy="check the network (and HF_HUB_OFFLINE), or give a local folder, or use embedded",
+        ) from error
+    except HFValidationError as error:
+        raise ConfigError(
+            f"model {repository!r} is neither a folder nor a hub id",
+            remedy="give a model folder, a hub id (owner/name), or embedded",
+        ) from error
+
+
+def snapshot(repository: str, revision: str | None, patterns: Sequence[str], leaving_out: Sequence[str] = ()) -> Path:
+    """Download files of a model that the hub can be asked for; the folder of its snapshot in the hub cache."""
+    from huggingface_hub import snapshot_download
+
+    with one_line_errors(repository, "model"):
+        found = snapshot_download(
+            repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(leaving_out)
+        )
+        return Path(str(found))
+
+
+def file_of(repository: str, revision: str | None, name: str) -> Path | None:
+    """One file of a model that the hub can be asked for; None where it has no such file."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    with one_line_errors(repository, "model"):
+        try:
+            return Path(hf_hub_download(repository, name, revision=revision))
+        except EntryNotFoundError:
+            return None

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -31,7 +31,7 @@ from holdfast.certification.binomial import upper_bound
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import read_plain_file
 from holdfast.core.sealed_json import read_sealed, write_sealed
-from holdfast.records.audit_figures import CONFIDENCE, UNITS, Array, figures, violated
+from holdfast.records.audit_figures import CONFIDENCE, UNITS, Array, figures, verdict_counts, violated
 from holdfast.records.audit_table import HARMS, SUMMARY_NAME, TABLE_NAME, VERDICTS, parse_table, write_table
 
 VERSION = 2
@@ -88,29 +88,20 @@ def _require_types(values: Mapping[str, Any], path: Path) -> None:
     def number(value: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
-    checks = {
+    checks: dict[str, Callable[[Any], bool]] = {
         "table_sha256": lambda value: isinstance(value, str),
-        "unit": UNITS.__contains__,
+        "unit": lambda value: isinstance(value, str) and value in UNITS,
         "tau": number,
         "alpha": lambda value: number(value) and 0 < value < 1,
         "first_k": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
         "behaviour": lambda value: value is None or isinstance(value, dict),
         "mode": lambda value: isinstance(value, str),
-    } | dict.fromkeys(("before", "after", "data"), _named_by_hash)
-    wrong = [name for name, fits in checks.items() if name not in values or not _holds(fits, values[name])]
+    }
+    for name in ("before", "after", "data"):
+        checks[name] = lambda value: isinstance(value, dict) and isinstance(value.get("sha256"), str)
+    wrong = [name for name, fits in checks.items() if name not in values or not fits(values[name])]
     if wrong:
         raise CheckpointError(f"{path}: {', '.join(wrong)} missing or of another type than expected", remedy=AGAIN)
-
-
-def _named_by_hash(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("sha256"), str)
-
-
-def _holds(fits: Any, value: Any) -> bool:
-    try:
-        return bool(fits(value))
-    except TypeError:  # an unhashable value looked up among names
-        return False
 
 
 def _require_rows(table: Any, values: Mapping[str, Any], path: Path) -> None:
@@ -143,17 +134,17 @@ def _derived_faults(table: Any) -> list[str]:
         empty = table.column(unit).null_count
         if empty not in (0, table.num_rows):
             faults.append(f"{unit} has empty cells")
-        elif not empty and unit in expected and not _close(_column(table, unit), expected[unit]):
+        elif (
+            not empty
+            and unit in expected
+            and not np.allclose(_column(table, unit), expected[unit], rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
+        ):
             faults.append(f"{unit} is not the difference of the losses")
     return faults
 
 
 def _column(table: Any, name: str) -> Array:
     return np.asarray(table.column(name).to_numpy(zero_copy_only=False))
-
-
-def _close(found: Array, expected: Array) -> bool:
-    return bool(np.allclose(found, expected, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True))
 
 
 def _require_figures(table: Any, values: Mapping[str, Any], path: Path) -> None:
@@ -179,16 +170,9 @@ def _behaviour_faults(table: Any, stated: Mapping[str, Any] | None) -> list[str]
     was, now = (table.column(name).to_pylist() for name in VERDICTS)
     if not {*was, *now} <= {"safe", "unsafe", "unscored"}:
         return ["behaviour"]
-    n, pairs = len(was), list(zip(was, now, strict=True))
-    flips = pairs.count(("safe", "unsafe"))
-    possible = sum(before != "unsafe" and after != "safe" for before, after in pairs)
-    unscored = sum("unscored" in pair for pair in pairs)
-    found: dict[str, Any] = {
-        "n": n, "safe_before": was.count("safe"), "safe_after": now.count("safe"), "unscored": unscored,
-        "flips": flips, "flip_rate": flips / n, "flip_upper": upper_bound(possible, n, CONFIDENCE),
-    }  # fmt: skip
-    wrong = [f"behaviour.{name}" for name, value in found.items() if not _same(stated.get(name), value)]
-    return wrong + _on_policy_faults(table, stated.get("on_policy"), unscored)
+    counts = verdict_counts(was, now)
+    wrong = [f"behaviour.{name}" for name, value in counts.items() if not _same(stated.get(name), value)]
+    return wrong + _on_policy_faults(table, stated.get("on_policy"), counts["unscored"])
 
 
 def _on_policy_faults(table: Any, stated: Any, unscored: int) -> list[str]:

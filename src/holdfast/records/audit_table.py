@@ -110,8 +110,7 @@ def parse_table(data: bytes, where: Path) -> Any:
         raise CheckpointError(
             f"{where} cannot be read as an audit's table ({type(error).__name__})", remedy=remedy
         ) from None
-    plain, judged = table_schema(), table_schema(judged=True)
-    if not any(table.schema.equals(schema) for schema in (plain, judged)):
+    if not any(table.schema.equals(table_schema(judged=judged)) for judged in (False, True)):
         raise CheckpointError(f"{where} has other columns than an audit's table", remedy=remedy)
     return table
 

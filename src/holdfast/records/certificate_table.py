@@ -13,17 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.certification.behaviour import Classes
-from holdfast.certification.record import TABLE_NAME, CertificateRecord
-from holdfast.certification.terms import Rows
-from holdfast.core.errors import CheckpointError
+from holdfast.certification.behaviour import Claimed, Classes, assessed
+from holdfast.certification.statement import named_statement, words_of
+from holdfast.certification.terms import Rows, Terms
+from holdfast.core.errors import CheckpointError, HoldfastError
 from holdfast.core.files import write_bytes
+from holdfast.records.certificate import TABLE_NAME, CertificateRecord
 
 COLUMNS = ("id", "strength", "degradation", "violated", "cluster", "category")
 CLASSES = ("id", "cluster", "category", "before", "again", "after")
 KEEP = "keep"
 """A further column of classes where prompts of several sets were asked: what the set of each keeps."""
 Table = Rows | Classes
+_ISSUE = "it is not what the certificate was issued for: restore it, or certify again"
 _RESTORE = "restore it from where the certificate was issued, or certify again"
 
 
@@ -89,13 +91,8 @@ def read_rows(path: Path, tau: float, expected_sha256: str) -> Rows:
     """
     table = _columns(path, expected_sha256, COLUMNS)
     try:
-        rows = Rows(
-            ids=table["id"],
-            degradation=np.array(table["degradation"], dtype=np.float64),
-            cluster=np.array(table["cluster"], dtype=np.int64),
-            category=table["category"],
-            strength=np.array([np.nan if s is None else s for s in table["strength"]], dtype=np.float64),
-        )
+        degradation, strength = (np.array(table[name], dtype=np.float64) for name in ("degradation", "strength"))
+        rows = Rows(table["id"], degradation, np.array(table["cluster"], dtype=np.int64), table["category"], strength)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a certificate's table", remedy=_RESTORE) from error
     if table["violated"] != (~(rows.degradation <= tau)).tolist():
@@ -128,3 +125,45 @@ def _columns(path: Path, expected_sha256: str, names: tuple[str, ...], further: 
     if not whole or any(not isinstance(label, int) for label in table["cluster"]):
         raise CheckpointError(f"{path} is not a certificate's table", remedy=_RESTORE)
     return table
+
+
+def require_figures(record: CertificateRecord, table: Table) -> None:
+    """Every figure, the statement and the verdict, from the table."""
+    try:
+        terms = Terms(
+            record.kind, record.tau, record.alpha, record.confidence, record.openings["declared"], record.pool,
+            record.unit, drawn=record.drawn, max_weight=record.max_weight, words=words_of(record.by),
+        )  # fmt: skip
+        found = assessed(table, terms, claims_of(record))
+    except CheckpointError:
+        raise
+    except (HoldfastError, ValueError, TypeError, ArithmeticError) as error:
+        raise CheckpointError(f"the certificate's figures cannot be computed: {error}", remedy=_ISSUE) from error
+    if found["strength"] is not None:
+        original = record.strength or {}
+        found["strength"] |= {key: original.get(key) for key in ("original", "original_sha256")}
+        found["strength"]["adapter"] = None if found["strength"]["chosen"] is None else record.places["after"]
+    if found["behaviour"] is not None and record.behaviour is not None:
+        found["behaviour"] = record.behaviour | found["behaviour"]
+    found["statement"] = named_statement(
+        found["statement"], record.by, record.models, record.bound, found["behaviour"], record.screening
+    )
+    if record.behaviour is not None:  # how replies were made and sorted is what the claim was entered with
+        how, seen = record.settings["replies"], record.behaviour
+        rules = {"name": how.get("rules"), "revision": how.get("rules_revision")}
+        stated = (seen["rules"], seen["max_new_tokens"], seen["longest"])
+        if stated != (rules, how.get("max_new_tokens"), how.get("longest")):
+            raise CheckpointError("the certificate's rules or lengths are not those of its claim", remedy=_ISSUE)
+    values = record.to_json()
+    wrong = sorted(name for name in found if found[name] != values[name])
+    if wrong:
+        raise CheckpointError(f"the certificate's {', '.join(wrong)} do not follow from its table", remedy=_ISSUE)
+    if record.bound["reference_sha256"] != record.bound["before_sha256"]:
+        raise CheckpointError("the certificate's reference is not its model before", remedy=_ISSUE)
+    if record.bound["before_sha256"] == record.bound["after_sha256"]:
+        raise CheckpointError("the certificate compares a model with itself", remedy=_ISSUE)
+
+
+def claims_of(record: CertificateRecord) -> tuple[Claimed, ...]:
+    """What a behaviour certificate claims: refusals, and answers where it has a second claim."""
+    return (Claimed.REFUSALS,) if record.also is None else (Claimed.REFUSALS, Claimed.ANSWERS)

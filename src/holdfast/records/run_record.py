@@ -58,29 +58,20 @@ def read_result(folder: Path) -> dict[str, Any]:
         data = read_plain_file(folder / CONFIG_NAME, remedy=_RESTORE)
         same = values.get("config_file_sha256") == sha256(data).hexdigest()
         try:
-            same = same and values.get("config_sha256") == settings_sha256(
-                parse_stored_yaml(data, folder / CONFIG_NAME)
-            )
-        except (TypeError, ValueError) as error:  # a date, or NaN: no setting of ours
-            raise _changed(folder) from error
+            settings = parse_stored_yaml(data, folder / CONFIG_NAME) if same else {}
+            same = same and values.get("config_sha256") == settings_sha256(settings)
+        except (TypeError, ValueError):  # a date, or NaN: no setting of ours
+            same = False
         if not same:
-            raise _changed(folder)
+            raise CheckpointError(
+                f"{folder / CONFIG_NAME} was changed after the run was finished: {RESULT_NAME} is of other settings",
+                remedy=_RESTORE,
+            )
     return values
 
 
-def _changed(folder: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{folder / CONFIG_NAME} was changed after the run was finished: {RESULT_NAME} is of other settings",
-        remedy=_RESTORE,
-    )
-
-
 def require_name(name: Any, where: object) -> str:
-    """The name of a safety set, where it is one that a run file may give.
-
-    Raises:
-        CheckpointError: it is not, so that it could stand for another folder.
-    """
+    """The name of a safety set, where it is one that a run file may give."""
     if not isinstance(name, str) or not re.fullmatch(NAME, name) or name in RESERVED:
         raise CheckpointError(
             f"{where} names a safety set {str(name)[:100]!r}; expected letters, digits, '-' and '_' that no other "

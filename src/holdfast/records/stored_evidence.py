@@ -23,13 +23,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from holdfast.certification.record import FILE_NAME, TABLE_NAME, CertificateRecord, load_certificate
 from holdfast.core.errors import CheckpointError
 from holdfast.data.split_record import RECORD_NAME, SplitRecord, load_record
 from holdfast.records.audit_folder import AGAIN, StoredAudit, read_audit_folder
 from holdfast.records.audit_table import SUMMARY_NAME
-from holdfast.records.certificate_figures import require_figures
-from holdfast.records.certificate_table import read_stored
+from holdfast.records.certificate import FILE_NAME, TABLE_NAME, CertificateRecord, load_certificate
+from holdfast.records.certificate_table import read_stored, require_figures
 from holdfast.records.run_record import RESULT_NAME, no_link, read_result
 from holdfast.records.weights_at_hand import NotAtHandError, content_at_hand
 
@@ -43,19 +42,12 @@ def believed_audit(folder: Path, *, split: SplitRecord | None = None) -> StoredA
     Args:
         folder: with audit.json and audit.parquet.
         split: the run's; the table then lists exactly the prompts of the roles that it measured.
-
-    Raises:
-        CheckpointError: it cannot be believed.
     """
-    found = read_audit_folder(no_link(folder))
-    if split is not None:
-        _require_prompts(found, split, folder)
-    return found
-
-
-def _require_prompts(found: StoredAudit, split: SplitRecord, folder: Path) -> None:
+    stored = read_audit_folder(no_link(folder))
+    if split is None:
+        return stored
     listed: dict[str, set[str]] = {}
-    for role, name in zip(*(found.table.column(key).to_pylist() for key in ("role", "id")), strict=True):
+    for role, name in zip(*(stored.table.column(key).to_pylist() for key in ("role", "id")), strict=True):
         listed.setdefault(role, set()).add(name)
     wrong = [role for role, names in listed.items() if role in HELD and names != set(split.ids[role])]
     if set(HELD) & set(listed):  # an audit of other data may lie in a run folder too
@@ -64,14 +56,11 @@ def _require_prompts(found: StoredAudit, split: SplitRecord, folder: Path) -> No
         raise CheckpointError(
             f"{folder}: the {' and '.join(wrong)} prompts of the audit are not those of {RECORD_NAME}", remedy=AGAIN
         )
+    return stored
 
 
 def believed_run_audit(folder: Path, name: str, result: Mapping[str, Any] | None) -> StoredAudit | None:
-    """The audit that training wrote into the folder of a safety set; None where there is none.
-
-    Raises:
-        CheckpointError: it cannot be believed, is not the one that `result` names, or their figures differ.
-    """
+    """The audit that training wrote into the folder of a safety set; None where there is none."""
     path = folder / SUMMARY_NAME
     if not (path.exists() or path.is_symlink()):
         return None
@@ -91,11 +80,7 @@ def believed_run_audit(folder: Path, name: str, result: Mapping[str, Any] | None
 
 
 def believed_result(run: Path) -> dict[str, Any] | None:
-    """The result of a run whose settings are those it was made with; None where the run is not finished.
-
-    Raises:
-        CheckpointError: it cannot be believed.
-    """
+    """The result of a run whose settings are those it was made with; None where the run is not finished."""
     path = run / RESULT_NAME
     return read_result(run) if path.exists() or path.is_symlink() else None
 
@@ -118,11 +103,7 @@ class Bound:
 
 
 def believed_certificate(folder: Path) -> CertificateRecord | None:
-    """The certificate in a folder; None where there is none. Which model it speaks of is another question: `bound`.
-
-    Raises:
-        CheckpointError: it was changed, or cannot be read.
-    """
+    """The certificate in a folder; None where there is none. Which model it speaks of is another question: `bound`."""
     path = folder / FILE_NAME
     if not (path.exists() or path.is_symlink()):
         return None
@@ -156,32 +137,28 @@ def bound(record: CertificateRecord, folder: Path, places: Mapping[str, ModelPla
         folder: of the certificate.
         places: `before` and `after` in front of us.
     """
-    stated = {side: record.bound[f"{side}_sha256"] for side in ("before", "after")}
-    if stated["before"] == stated["after"]:
+    before, after = (record.bound[f"{side}_sha256"] for side in ("before", "after"))
+    if before == after:
         return Bound(Binding.ITSELF, "The certificate compares a model with itself.")
-    wanted = [("before", places["before"], stated["before"])]
-    if record.strength is None:
-        wanted.append(("after", places["after"], stated["after"]))
-    else:
-        wanted.append(("after", places["after"], record.strength["original_sha256"]))
-        if record.strength["chosen"] is not None:
-            scaled = folder / Path(record.places["after"]).name
-            wanted.append(("after, at the certified strength", ModelPlace(scaled), stated["after"]))
-    missing = ""
+    strength = record.strength
+    wanted = [("before", places["before"], before)]
+    wanted.append(("after", places["after"], after if strength is None else strength["original_sha256"]))
+    if strength is not None and strength["chosen"] is not None:
+        scaled = ModelPlace(folder / Path(record.places["after"]).name)
+        wanted.append(("after, at the certified strength", scaled, after))
+    missing, trust = "", record.settings["trust_remote_code"]
     for side, place, expected in wanted:
         try:
             if isinstance(place.ref, Path):
                 no_link(place.ref)
-            found = content_at_hand(
-                place.ref, revision=place.revision, trust_remote_code=record.settings["trust_remote_code"]
-            )
+            content = content_at_hand(place.ref, revision=place.revision, trust_remote_code=trust)
         except (NotAtHandError, CheckpointError) as error:
             missing = missing or f"The model {side} was not at hand: {error.what}. What to do: {error.remedy}."
             continue
-        if found != expected:
+        if content != expected:
             return Bound(
                 Binding.OTHER,
                 f"The certificate is bound to another model {side} than the one here (sha256 {expected[:12]}, found "
-                f"{found[:12]}).",
+                f"{content[:12]}).",
             )
     return Bound(Binding.NOT_AT_HAND, missing) if missing else Bound(Binding.SAME)

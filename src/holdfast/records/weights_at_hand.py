@@ -63,11 +63,7 @@ def _folder(ref: str | Path, revision: str | None) -> Path:
 
 
 def _base_folder(folder: Path) -> Path | str | None:
-    """Where an adapter's base lies, when it is not the folder that the adapter names; None otherwise.
-
-    Raises:
-        NotAtHandError: a base further down is not a local folder, or there are too many.
-    """
+    """Where an adapter's base lies, when it is not the folder that the adapter names; None otherwise."""
     moved: Path | str | None = None
     place = folder
     for depth in range(MAX_CHAIN):

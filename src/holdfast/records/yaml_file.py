@@ -53,12 +53,13 @@ def parse_yaml(text: str, where: str) -> Any:
     except ConfigError:
         raise
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: {_reason(error)}", remedy=_syntax_remedy(error)) from error
+        tab = "'\\t'" in str(getattr(error, "problem", ""))
+        remedy = "indent with spaces, not tabs" if tab else "check indentation, colons and quotes there"
+        raise ConfigError(f"{where}: {_reason(error)}", remedy=remedy) from error
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         # A date such as 2020-13-45, `0b`, or a number of 5,000 digits: the constructors raise whatever Python does.
         raise ConfigError(
-            f"{where}: a value cannot be read ({type(error).__name__})",
-            remedy="put quotes around it if it is text",
+            f"{where}: a value cannot be read ({type(error).__name__})", remedy="put quotes around it if it is text"
         ) from error
 
 
@@ -68,21 +69,18 @@ def parse_stored_yaml(data: bytes, path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is not one.
     """
+    remedy = "restore the file from a backup"
     try:
         if len(data) > MAX_BYTES:
             raise ConfigError(f"{path}: {len(data)} bytes, expected at most {MAX_BYTES}", remedy="")
         value = parse_yaml(data.decode("utf-8"), str(path))
     except UnicodeDecodeError as error:
-        raise _not_ours(f"{path}: not UTF-8 at byte {error.start}") from error
+        raise CheckpointError(f"{path}: not UTF-8 at byte {error.start}", remedy=remedy) from error
     except ConfigError as error:
-        raise _not_ours(f"the settings cannot be read: {error.what}") from error
+        raise CheckpointError(f"the settings cannot be read: {error.what}", remedy=remedy) from error
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise _not_ours(f"{path} does not hold settings")
+        raise CheckpointError(f"{path} does not hold settings", remedy=remedy)
     return value
-
-
-def _not_ours(what: str) -> CheckpointError:
-    return CheckpointError(what, remedy="restore the file from a backup")
 
 
 def _refuse_unsafe_events(text: str, where: str) -> None:
@@ -94,15 +92,13 @@ def _refuse_unsafe_events(text: str, where: str) -> None:
             raise ConfigError(f"{where}:{line}: YAML aliases are not allowed", remedy="write the value out")
         if getattr(event, "tag", None) is not None:
             raise ConfigError(
-                f"{where}:{line}: YAML tag {event.tag!r} is not allowed",
-                remedy="remove the tag: only plain values",
+                f"{where}:{line}: YAML tag {event.tag!r} is not allowed", remedy="remove the tag: only plain values"
             )
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
                 raise ConfigError(
-                    f"{where}:{line}: nested more than {MAX_DEPTH} deep",
-                    remedy="a run file needs four levels",
+                    f"{where}:{line}: nested more than {MAX_DEPTH} deep", remedy="a run file needs four levels"
                 )
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
@@ -131,12 +127,4 @@ def _reason(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     parts = (getattr(error, "context", None), getattr(error, "problem", None))
     problem = ", ".join(part for part in parts if part) or "not readable as YAML"
-    if mark is None:
-        return str(problem)
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
-
-
-def _syntax_remedy(error: yaml.YAMLError) -> str:
-    if "'\\t'" in str(getattr(error, "problem", "")):
-        return "indent with spaces, not tabs"
-    return "check indentation, colons and quotes there"
+    return problem if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: {problem}"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.report.evidence import SHOWN_DIGITS, Figures, Limit
+from holdfast.report.evidence import SHOWN_DIGITS, Figures, Limit, Table
 from holdfast.report.fields import Fields
-from holdfast.report.table import Table
 from holdfast.report.wording import one_line, setting
 
 TRAINING = "the audit that training wrote"

@@ -92,8 +92,8 @@ def card_text(evidence: Evidence) -> str:
         "# Fine-tuned model, measured by holdfast",
         markdown(claim(evidence), CLAIM_LENGTH),
         f"**{markdown(found.title)}.** {markdown(found.reason)}",
-        *_behaviour(evidence),
-        *_screening(evidence),
+        *_listed("Behaviour", [*view.lines, view.way_back] if (view := behaviour_view(evidence)) else []),
+        *_listed("Screening before training", screening_lines(evidence)),
         *(_figures(evidence, one) for one in evidence.sets if one.figures or one.certificate),
         "## How it was made",
         "\n".join(f"- {markdown(fact.name)}: {markdown(_public(fact.value))}" for fact in facts(evidence))
@@ -132,19 +132,9 @@ def _front_matter(evidence: Evidence) -> dict[str, Any]:
     return front
 
 
-def _behaviour(evidence: Evidence) -> list[str]:
-    """What the behaviour monitor found, as `holdfast train` prints it; nothing where there was none."""
-    view = behaviour_view(evidence)
-    if view is None:
-        return []
-    lines = [*view.lines, *([view.way_back] if view.way_back else [])]
-    return ["## Behaviour", "\n".join(f"- {markdown(words)}" for words in lines)]
-
-
-def _screening(evidence: Evidence) -> list[str]:
-    """What was found before training; nothing where the model was not asked."""
-    lines = screening_lines(evidence)
-    return ["## Screening before training", "\n".join(f"- {markdown(words)}" for words in lines)] if lines else []
+def _listed(title: str, lines: list[str]) -> list[str]:
+    """A heading and its lines; nothing where there are none."""
+    return [f"## {title}", "\n".join(f"- {markdown(words)}" for words in lines if words)] if lines else []
 
 
 def _figures(evidence: Evidence, one: SafetyEvidence) -> str:

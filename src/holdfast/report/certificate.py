@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.certification.record import FILE_NAME, CertificateRecord
 from holdfast.core.errors import CheckpointError
 from holdfast.core.redaction import redact
+from holdfast.records.certificate import FILE_NAME, CertificateRecord
 from holdfast.records.stored_evidence import Bound, ModelPlace, believed_certificate, bound, places_of
 from holdfast.report.evidence import CategoryFigures, CertificateFigures, Limit
 from holdfast.report.fields import Fields

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from holdfast.certification.categories import adjusted
 from holdfast.certification.comparison import PromptComparison, compare_prompts
-from holdfast.certification.holm import adjusted
 from holdfast.report.evidence import Evidence, SafetyEvidence
 
 
@@ -16,7 +16,6 @@ from holdfast.report.evidence import Evidence, SafetyEvidence
 class Paired:
     """A run against the first one on the prompts of one safety set, or the reason why not."""
 
-    set_name: str
     first: str
     other: str
     role: str = ""
@@ -44,18 +43,18 @@ def paired(runs: Sequence[Evidence], labels: Sequence[str]) -> list[Paired]:
 def _pair(a: SafetyEvidence, b: SafetyEvidence | None, first: str, other: str) -> Paired:
     reason = _obstacle(a, b)
     if reason or b is None or a.table is None or b.table is None:
-        return Paired(a.name, first, other, reason=reason)
+        return Paired(first, other, reason=reason)
     role = "monitor" if "monitor" in {*a.table.roles.tolist(), *b.table.roles.tolist()} else "audit"
     left, right = (_violated(one, role) for one in (a, b))
     without = [label for label, found in ((first, left), (other, right)) if not found]
     if without:
         has = "have" if len(without) > 1 else "has"
-        return Paired(a.name, first, other, reason=f"{' and '.join(without)} {has} no {role} examples")
+        return Paired(first, other, reason=f"{' and '.join(without)} {has} no {role} examples")
     if set(left) != set(right):
-        return Paired(a.name, first, other, reason=f"their {role} examples are not the same")
+        return Paired(first, other, reason=f"their {role} examples are not the same")
     ids = sorted(left)
     found = compare_prompts(np.array([left[i] for i in ids]), np.array([right[i] for i in ids]))
-    return Paired(a.name, first, other, role, found)
+    return Paired(first, other, role, found)
 
 
 def _obstacle(a: SafetyEvidence, b: SafetyEvidence | None) -> str:

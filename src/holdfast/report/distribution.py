@@ -88,14 +88,11 @@ def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: R
     parts.append(element("circle", class_="mark", cx=tau_x, cy=alpha_y, r=4.5))
     parts.append(_tau_label(limit, tau_x, bottom - 6, size))
     parts += legend([(f"curve {role}", f"{role} ({len(values):,})") for role, values in series], size)
-    beyond = "; ".join(f"{role}: {percent(_beyond(values, limit.tau))}" for role, values in series)
+    shares = {role: float(np.mean(~(values <= limit.tau))) if values.size else math.nan for role, values in series}
+    beyond = "; ".join(f"{role}: {percent(share)}" for role, share in shares.items())
     allowed = exact_percent(limit.alpha)
     about = f"Falling curves. Share of examples beyond tau = {setting(limit.tau)}: {beyond}. Limit {allowed}."
     return picture(size, "Share of examples degraded by more than x", about, parts, css)
-
-
-def _beyond(values: Values, tau: float) -> float:
-    return float(np.mean(~(values <= tau))) if values.size else math.nan
 
 
 def bins(values: Values, tau: float, window: Range, about: int) -> tuple[list[float], list[int]]:
@@ -144,10 +141,7 @@ def histogram(role: str, values: Values, limit: Limit, window: Range, size: Size
                 )
             )
     tau_x = x(limit.tau)
-    parts += [
-        line(tau_x, size.top - 6, tau_x, y(0), "limit"),
-        _tau_label(limit, tau_x, size.top + 4, size),
-    ]
+    parts += [line(tau_x, size.top - 6, tau_x, y(0), "limit"), _tau_label(limit, tau_x, size.top + 4, size)]
     parts += _x_axis(x, Range(edges[0], edges[-1]), size, f"degradation D of {role} examples")
     found = int(np.sum(~(values <= limit.tau)))
     about = f"{found} of {len(values)} {role} examples lie beyond tau; {exact_percent(limit.alpha)} may."

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.records import audit_figures
 from holdfast.records.run_record import SINGLE
 from holdfast.records.stored_evidence import Binding, Bound
 from holdfast.report.fields import Fields
-from holdfast.report.table import Table
 from holdfast.report.wording import unit_words
 
 UNITS = ("nll_token", "nll_first", "nll_sum", "kl_token")
@@ -74,11 +77,9 @@ class CertificateFigures:
 
     Attributes:
         by: what was compared: behaviour, harm, kl, likelihood or log.
-        certified: the verdict of the file.
         bound: whether both models it speaks of are the weights in front of it.
         audited_model: the audit beside it is of the model that it is bound to, or there is none.
         strength: the largest adapter strength that certified; None where strength was not asked for or none did.
-        fields: the file, for its further details.
     """
 
     by: str
@@ -151,6 +152,40 @@ class Source:
     data: str
     columns: dict[str, str] | None = None
     limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of `audit.parquet` that the report draws: a row an example, no text; a category may be empty.
+
+    `tokens` counts scored completion tokens, `violated` is D > tau in the audit's unit, and `degradations` maps the
+    units that were measured to D.
+    """
+
+    ids: list[str]
+    roles: NDArray[np.str_]
+    categories: list[str]
+    tokens: NDArray[np.int64]
+    violated: NDArray[np.bool_]
+    degradations: dict[str, NDArray[np.float64]]
+
+    def of(self, role: str, unit: str) -> NDArray[np.float64]:
+        """D of the examples of one role; empty where the unit was not measured."""
+        found = self.degradations.get(unit)
+        return np.empty(0) if found is None else found[self.roles == role]
+
+    @classmethod
+    def of_stored(cls, table: Any) -> Table:
+        """From a table that was read and believed (`holdfast.records.stored_evidence`)."""
+        units = [unit for unit in audit_figures.UNITS if not table[unit].null_count]
+        return cls(
+            ids=table["id"].to_pylist(),
+            roles=np.array(table["role"].to_pylist(), dtype=np.str_),
+            categories=[category or "" for category in table["category"].to_pylist()],
+            tokens=table["tokens"].to_numpy(zero_copy_only=False).astype(np.int64),
+            violated=np.array(table["violated"].to_pylist(), dtype=np.bool_),
+            degradations={unit: table[unit].to_numpy(zero_copy_only=False) for unit in units},
+        )
 
 
 @dataclass(frozen=True)

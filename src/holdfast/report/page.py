@@ -21,7 +21,7 @@ from holdfast.report.distribution import drawn_range, survival_chart
 from holdfast.report.evidence import Evidence
 from holdfast.report.svg import Size
 from holdfast.report.views import RunView, run_view, samples
-from holdfast.report.wording import in_plain_words, long_text, number, setting, visible
+from holdfast.report.wording import degraded_means, long_text, number, scale_words, visible
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILE_NAME = "report.html"
@@ -60,36 +60,26 @@ def labels(runs: Sequence[Evidence]) -> list[str]:
 def render(runs: Sequence[Evidence], views: Sequence[RunView]) -> str:
     """The page as text, all of it valid UTF-8."""
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    page = (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            style=Markup(style),  # noqa: S704  (our own file)
-            policy=policy(style),
-            views=views,
-            several=len(views) > 1,
-            multiples=multiples(runs, views),
-            pairs=paired(runs, [view.label for view in views]) if len(runs) > 1 else [],
-            title=views[0].label if len(views) == 1 else f"{len(views)} runs",
-        )
-    )
-    return page + "\n"
+    values = {
+        "style": Markup(style),  # noqa: S704  (our own file)
+        "policy": policy(style),
+        "views": views,
+        "several": len(views) > 1,
+        "multiples": multiples(runs, views),
+        "pairs": paired(runs, [view.label for view in views]) if len(runs) > 1 else [],
+        "title": views[0].label if len(views) == 1 else f"{len(views)} runs",
+    }
+    return environment().get_template("page.html.j2").render(values) + "\n"
 
 
 def environment() -> Environment:
     """Every value is escaped, every hidden character made visible, every undefined name an error."""
     found = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters.update(
-        exact_percent=exact_percent, percent_up=percent_up, number=number, setting=setting, long=long_text
-    )
-    found.globals.update(paired_words=paired_words, in_plain_words=in_plain_words)
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, finalize=_shown,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    found.filters.update(exact_percent=exact_percent, percent_up=percent_up, number=number, long=long_text)
+    found.globals.update(paired_words=paired_words, degraded_means=degraded_means, scale_words=scale_words)
     return found
 
 

@@ -11,7 +11,7 @@ from holdfast.core import event_log
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import read_plain_file
 from holdfast.core.redaction import redact
-from holdfast.data.split_record import RECORD_NAME, SplitRecord, load_record
+from holdfast.data.split_record import RECORD_NAME, load_record
 from holdfast.records.audit_folder import StoredAudit
 from holdfast.records.audit_table import SUMMARY_NAME
 from holdfast.records.run_record import CONFIG_NAME, SINGLE, no_link, require_name, set_folder
@@ -19,9 +19,8 @@ from holdfast.records.stored_evidence import ModelPlace, believed_audit, believe
 from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.report.audits import Reading, choose
 from holdfast.report.certificate import read_certificate
-from holdfast.report.evidence import Evidence, Figures, Limit, Missing, SafetyEvidence, Source
+from holdfast.report.evidence import Evidence, Figures, Limit, Missing, SafetyEvidence, Source, Table
 from holdfast.report.fields import Fields
-from holdfast.report.table import table_of
 
 PIECES = ("config.yaml", "events.jsonl", "result.json", "audit.json", "audit.parquet", "certificate.json")
 
@@ -77,25 +76,28 @@ def _require_evidence(folder: Path) -> None:
     if (folder / "study.json").is_file():
         raise ConfigError(
             f"{folder} is the output_dir of a study; expected a run folder, or the output folder of an audit",
-            remedy=f"holdfast report {folder} --tables shows a study",
+            remedy=f"holdfast tables {folder} shows a study",
         )
-    if not any((folder / piece).exists() or (folder / piece).is_symlink() for piece in PIECES):
+    if not any(_there(folder / piece) for piece in PIECES):
         raise ConfigError(
             f"{folder} holds nothing to report: none of {', '.join(PIECES)}",
             remedy="give the output_dir of `holdfast train`, or the --output of `holdfast audit` or `holdfast certify`",
         )
 
 
+def _there(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
 def _config(path: Path) -> dict[str, Any] | None:
-    if not path.exists() and not path.is_symlink():
+    if not _there(path):
         return None
     data = read_plain_file(path, remedy="restore the file from a backup")
-    settings: dict[str, Any] = redact(parse_stored_yaml(data, path))
-    return settings
+    return dict(redact(parse_stored_yaml(data, path)))
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    if not path.exists() and not path.is_symlink():
+    if not _there(path):
         return []
     try:
         rows = event_log.read(no_link(path))
@@ -133,13 +135,14 @@ def _safety(
     measured: Fields | None,
     run: _Run,
 ) -> SafetyEvidence:
-    split = _split(folder)
-    trained = believed_run_audit(folder, name, run.result)
-    later = believed_audit(folder / "audit", split=split) if _has_audit(folder / "audit") else None
-    choice = choose(
-        _audit(trained, folder, constraint) or _result(measured, constraint),
-        _audit(later, folder / "audit", constraint),
-    )
+    split = load_record(folder) if _there(folder / RECORD_NAME) else None
+    trained = _audit(believed_run_audit(folder, name, run.result), folder, constraint)
+    if trained is None and measured is not None:  # the audit is gone: what training counted
+        trained = Reading(_limit(measured, constraint), _from_result(measured))
+    inside = folder / "audit"
+    has_later = inside.is_symlink() or _there(inside / SUMMARY_NAME)
+    later = believed_audit(inside, split=split) if has_later else None
+    choice = choose(trained, _audit(later, inside, constraint))
     shown = choice.shown
     audit = shown.audit if shown is not None else None
     # The run's own limit where nothing was measured.
@@ -167,32 +170,20 @@ def _safety(
     )
 
 
-def _has_audit(folder: Path) -> bool:
-    return folder.is_symlink() or (folder / SUMMARY_NAME).exists() or (folder / SUMMARY_NAME).is_symlink()
-
-
 def _audit(found: StoredAudit | None, folder: Path, constraint: Mapping[str, Any] | None) -> Reading | None:
     """An audit as the page shows it."""
     if found is None:
         return None
     audit = Fields(redact(found.values), str(folder / SUMMARY_NAME))
-    return Reading(_limit(audit, constraint), _from_audit(audit), audit, table_of(found.table))
-
-
-def _result(measured: Fields | None, constraint: Mapping[str, Any] | None) -> Reading | None:
-    """What training measured, where its audit is gone."""
-    return Reading(_limit(measured, constraint), _from_result(measured)) if measured is not None else None
+    roles = audit.objects("roles") or {audit.text("role"): audit}
+    figures = tuple(_figures(role, one, one.count("violations")) for role, one in roles.items())
+    return Reading(_limit(audit, constraint), figures, audit, Table.of_stored(found.table))
 
 
 def _limit(found: Fields, constraint: Mapping[str, Any] | None = None) -> Limit:
     held = found if "first_k" in found else Fields(constraint or {}, f"{CONFIG_NAME}, constraint:")
     first_k = held.count("first_k") if "first_k" in held else 8
     return Limit(found.number("tau"), found.share("alpha"), found.text("unit"), first_k)
-
-
-def _from_audit(audit: Fields) -> tuple[Figures, ...]:
-    roles = audit.objects("roles") or {audit.text("role"): audit}
-    return tuple(_figures(role, found, found.count("violations")) for role, found in roles.items())
 
 
 def _from_result(measured: Fields) -> tuple[Figures, ...]:
@@ -239,11 +230,6 @@ def _source(block: Mapping[str, Any] | None, audit: Fields | None) -> Source | N
     return None
 
 
-def _split(folder: Path) -> SplitRecord | None:
-    path = folder / RECORD_NAME
-    return load_record(folder) if path.exists() or path.is_symlink() else None
-
-
 def _missing(
     folder: Path,
     config: Mapping[str, Any] | None,
@@ -252,17 +238,18 @@ def _missing(
     sets: tuple[SafetyEvidence, ...],
 ) -> tuple[Missing, ...]:
     trained = config is not None or bool(events) or result is not None
-    found = []
-    if trained and result is None:
-        found.append(Missing("No result.json: the run is not finished.", "holdfast train RUN.yaml --resume"))
-    if trained and config is None:
-        found.append(Missing("No config.yaml: the settings of the run are unknown.", "holdfast train RUN.yaml"))
-    if trained and not events:
-        found.append(Missing("No events.jsonl: the course of training is unknown.", "holdfast train RUN.yaml"))
     audit = f"holdfast audit {folder}" if trained else "holdfast audit --before A --after B --safety FILE"
-    if any(one.table is None for one in sets):
-        found.append(Missing("No audit.parquet: the degradation of single examples is unknown.", audit))
-    if any(one.certificate is None for one in sets if one.keep != "answers"):  # a certificate of refusals is the run's
-        certify = f"holdfast certify {folder}" if trained else "holdfast certify --before A --after B --prompts FILE"
-        found.append(Missing("No certificate.json: the claim was measured, not certified.", certify))
-    return tuple(found)
+    certify = f"holdfast certify {folder}" if trained else "holdfast certify --before A --after B --prompts FILE"
+    uncertified = any(one.certificate is None for one in sets if one.keep != "answers")  # that of refusals is the run's
+    pieces = (
+        (trained and result is None, "No result.json: the run is not finished.", "holdfast train RUN.yaml --resume"),
+        (trained and config is None, "No config.yaml: the settings of the run are unknown.", "holdfast train RUN.yaml"),
+        (trained and not events, "No events.jsonl: the course of training is unknown.", "holdfast train RUN.yaml"),
+        (
+            any(one.table is None for one in sets),
+            "No audit.parquet: the degradation of single examples is unknown.",
+            audit,
+        ),
+        (uncertified, "No certificate.json: the claim was measured, not certified.", certify),
+    )
+    return tuple(Missing(what, command) for absent, what, command in pieces if absent)

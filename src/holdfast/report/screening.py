@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.core.percent import percent
+from holdfast.core.percent import percent, percent_up
 from holdfast.report.evidence import Evidence
 from holdfast.report.fields import Fields
 from holdfast.report.wording import counted, one_line
@@ -48,7 +48,8 @@ def _rows(found: Fields) -> list[str]:
         share = left.inner("conflict_share")
         lines.append(
             f"{counted(left.count('rows'), 'row')} were not asked about and were trained on: between "
-            f"{percent(share.number('low'))} and {percent(share.number('high'))} of them teach what it refuses (95 %)."
+            f"{percent(share.number('low'))} and {percent_up(share.number('high'))} of them teach what it refuses "
+            "(95 %)."
         )
     return lines
 

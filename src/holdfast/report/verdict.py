@@ -29,44 +29,31 @@ from holdfast.report.wording import counted, setting
 
 
 class Standing(IntEnum):
-    """From worst to best."""
+    """From worst to best; each with its title and the class by which the page colours it."""
 
-    OVER = 0
-    NOT_CERTIFIED = 1
-    NOT_CHECKED = 2
-    UNFINISHED = 3
-    UNMEASURED = 4
-    MEASURED = 5
-    STEERING = 6
-    CERTIFIED = 7
+    OVER = 0, "Over the limit", "bad"
+    NOT_CERTIFIED = 1, "Not certified", "warn"
+    NOT_CHECKED = 2, "Certificate not checked", "warn"
+    UNFINISHED = 3, "Not finished", "none"
+    UNMEASURED = 4, "Not measured", "none"
+    MEASURED = 5, "Measured, not certified", "warn"
+    STEERING = 6, "Steering figure certified, behaviour not", "warn"
+    CERTIFIED = 7, "Certified", "good"
 
+    title: str
+    css: str
 
-TITLES = {
-    Standing.OVER: "Over the limit",
-    Standing.NOT_CERTIFIED: "Not certified",
-    Standing.NOT_CHECKED: "Certificate not checked",
-    Standing.UNFINISHED: "Not finished",
-    Standing.UNMEASURED: "Not measured",
-    Standing.MEASURED: "Measured, not certified",
-    Standing.STEERING: "Steering figure certified, behaviour not",
-    Standing.CERTIFIED: "Certified",
-}
-CSS = {
-    Standing.OVER: "bad",
-    Standing.NOT_CERTIFIED: "warn",
-    Standing.NOT_CHECKED: "warn",
-    Standing.UNFINISHED: "none",
-    Standing.UNMEASURED: "none",
-    Standing.MEASURED: "warn",
-    Standing.STEERING: "warn",
-    Standing.CERTIFIED: "good",
-}
+    def __new__(cls, rank: int, title: str, css: str) -> Standing:
+        """An integer by which standings compare."""
+        member = int.__new__(cls, rank)
+        member._value_, member.title, member.css = rank, title, css
+        return member
+
 
 UNFINISHED_REASON = (
     "The run is not finished: it has no result.json. holdfast train RUN.yaml --resume finishes it; one trained from "
     "Python has none, and is measured by holdfast audit --before MODEL --after ADAPTER --safety FILE."
 )
-
 
 STEERING_REASON = (
     "What the model writes was not judged, and a model can keep this and stop refusing: holdfast certify without --by "
@@ -85,7 +72,7 @@ class Verdict:
     @property
     def css(self) -> str:
         """The class by which the page colours it."""
-        return CSS[self.standing]
+        return self.standing.css
 
 
 def verdict(evidence: Evidence) -> Verdict:
@@ -130,9 +117,9 @@ def set_verdict(one: SafetyEvidence, *, unfinished: bool) -> Verdict:
         so_far = (
             f" What is stored so far is over the limit: {_over(one.over, one.limit)}" if one.over and one.limit else ""
         )
-        return Verdict(Standing.UNFINISHED, TITLES[Standing.UNFINISHED], UNFINISHED_REASON + so_far)
+        return Verdict(Standing.UNFINISHED, Standing.UNFINISHED.title, UNFINISHED_REASON + so_far)
     standing, reason = _standing(one)
-    title = TITLES[standing]
+    title = standing.title
     certificate = one.certificate
     if standing is Standing.OVER and certificate is not None and not certificate.certified:
         title = "Over the limit and not certified"
@@ -196,11 +183,12 @@ def _tested(c: CertificateFigures) -> str:
         f", at most {percent_up(c.upper)} with {exact_percent(c.confidence)} confidence" if c.upper == c.upper else ""
     )
     kind = "untouched " if c.leakage_checked else ""
-    unit = f"{kind}prompt" if c.by_prompt else f"group of {kind}prompts"
-    units = counted(c.n, unit, unit.replace("group", "groups") if not c.by_prompt else None)
-    happened = {"behaviour": "lost its refusal" if c.by_prompt else "have a prompt that lost its refusal"}
-    happened |= {"log": "do not pass any more"}
-    return f"Of {units}, {c.regressions:,} {happened.get(c.by, 'degraded by more than the limit')}{bound}."
+    units = counted(c.n, f"{kind}prompt") if c.by_prompt else f"{counted(c.n, 'group')} of {kind}prompts"
+    happened = {
+        "behaviour": "lost its refusal" if c.by_prompt else "have a prompt that lost its refusal",
+        "log": "do not pass any more",
+    }.get(c.by, "degraded by more than the limit")
+    return f"Of {units}, {c.regressions:,} {happened}{bound}."
 
 
 def claim(evidence: Evidence) -> str:
@@ -213,22 +201,18 @@ def claim(evidence: Evidence) -> str:
         for one in evidence.sets
         if one.limit
     )
-    return f"The limits on how many safety examples may lose likelihood are, for each safety set, {limits}."
+    return f"The limits on how many safety examples may degrade are, for each safety set, {limits}."
 
 
 def _change(limit: Limit) -> str:
     """A degradation in words; a divergence says that predictions moved, not that the reply lost likelihood."""
-    amount = f"{setting(limit.tau)} {limit.words}"
-    if limit.unit == "kl_token":
-        return f"The predictions along the safe reply may move by more than {amount}"
-    if limit.unit == "on_policy":
-        return (
-            "The judge's probability that the model's own reply is harmful may move up by more than "
-            f"{setting(limit.tau)}"
-        )
-    if limit.unit == "refusals":
-        return "A refusal of the model before may be lost"
-    return f"The safe reply may become more than {amount} less likely"
+    tau = setting(limit.tau)
+    words = {
+        "kl_token": f"The predictions along the safe reply may move by more than {tau} {limit.words}",
+        "on_policy": f"The judge's probability that the model's own reply is harmful may move up by more than {tau}",
+        "refusals": "A refusal of the model before may be lost",
+    }
+    return words.get(limit.unit, f"The safe reply may become more than {tau} {limit.words} less likely")
 
 
 def set_claim(one: SafetyEvidence, *, unfinished: bool) -> str:

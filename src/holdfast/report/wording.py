@@ -54,15 +54,27 @@ def unit_words(unit: str, first_k: int) -> str:
     return UNITS.get(unit, unit).format(k=first_k) if unit in UNITS else unit
 
 
-def in_plain_words(tau: float, unit: str) -> str:
-    """What a loss of tau nats means as a probability: exp(-tau) of it is left."""
-    lost = percent(1 - math.exp(-tau))
-    words = {
-        "nll_token": f"each token of the reply is, on geometric average, {lost} less probable than before",
-        "nll_first": f"each of the first tokens is, on geometric average, {lost} less probable than before",
-        "nll_sum": f"the whole reply is {lost} less probable than before",
+def degraded_means(tau: float, unit: str, first_k: int) -> str:
+    """What "degraded" means in a unit; a loss of tau nats leaves exp(-tau) of a probability."""
+    amount, lost = f"more than {setting(tau)} {unit_words(unit, first_k)}", percent(1 - math.exp(-tau))
+    whose = {
+        "nll_token": "each token of the reply is, on geometric average,",
+        "nll_first": "each of the first tokens is, on geometric average,",
+        "nll_sum": "the whole reply is",
     }
-    return words.get(unit, "")
+    if unit in whose:
+        return f"the safe reply became {amount} less likely: {whose[unit]} {lost} less probable than before"
+    return {
+        "kl_token": f"the predictions along the safe reply moved by {amount}",
+        "on_policy": f"the judge's probability that the model's own reply is harmful rose by more than {setting(tau)}",
+        "refusals": "a refusal of the model before was lost",
+    }.get(unit, f"the example lost {amount}")
+
+
+def scale_words(unit: str) -> str:
+    """Where D is unchanged and where it is better: a divergence has no better side."""
+    better = "a divergence is never below 0" if unit == "kl_token" else "below 0 is better"
+    return f"0 is unchanged, {better}"
 
 
 def number(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +61,7 @@ def worst_examples(one: SafetyEvidence, *, text: bool) -> WorstExamples:
     if not text:
         return WorstExamples(role, rows, "The text was left out on request.")
     texts, note = _texts(one.source, {row.id for row in rows})
-    return WorstExamples(role, tuple(_with_text(row, texts) for row in rows), note)
+    return WorstExamples(role, tuple(_with_text(row, texts.get(row.id)) for row in rows), note)
 
 
 def _rows(one: SafetyEvidence, role: str) -> tuple[Worst, ...]:
@@ -94,19 +94,10 @@ def _texts(source: Source | None, wanted: set[str]) -> tuple[dict[str, Example],
     return found, f"The safety data has changed: {len(wanted) - len(found)} of these examples are no longer in it."
 
 
-def _with_text(row: Worst, texts: dict[str, Example]) -> Worst:
-    example = texts.get(row.id)
+def _with_text(row: Worst, example: Example | None) -> Worst:
     if example is None:
         return row
-    return Worst(
-        row.id,
-        row.category,
-        row.degradation,
-        row.tokens,
-        row.violated,
-        _plain(example.prompt),
-        _plain(example.completion),
-    )
+    return replace(row, prompt=_plain(example.prompt), reply=_plain(example.completion))
 
 
 def _plain(side: str | Turns) -> str:

@@ -1,4 +1,4 @@
-"""Asking theta_0: greedy replies, stored as they are made, and their classes.
+"""Asking theta_0, in memory or behind vLLM or a named endpoint: greedy replies, stored as they come, and their classes.
 
 32 tokens sort a reply. One that is cut there and cannot be sorted yet is asked for again at 128. A reply that is to be
 held runs to its end, at most 256 tokens. Replies are kept by the model's content in the user's cache, for the owner
@@ -7,22 +7,30 @@ alone (mode 0600), so that a killed run goes on and the next run on this model a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.core.hashing import sha256_json
+from holdfast.data.bundled import KINDS, bundled
+from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.examples import Example
-from holdfast.evaluation.engines import Engine
-from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
-from holdfast.evaluation.store import replies as stored_replies
+from holdfast.data.templates import Template
+from holdfast.judging.engines import Engine, open_engine
+from holdfast.judging.prompts import prompt_ids
+from holdfast.judging.reply import Reply
+from holdfast.judging.reply_classes import ReplyClass, sort_reply
+from holdfast.judging.store import replies as stored_replies
 from holdfast.models.embedded import cache_root
+from holdfast.screening.questions import Key, asked_rows, prompt_key, questions_of
+from holdfast.screening.settings import TASK, ScreeningSettings
 
 SORTING = 32
 LONGER = 128
 HELD = 256
+UNSORTED = ReplyClass.UNSORTED
 
 Told: TypeAlias = Callable[[str, int, int], None]
 """Receives what is asked, how many replies there are, and how many there will be."""
@@ -30,35 +38,25 @@ Told: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Sorted:
-    """A reply and its class.
-
-    Attributes:
-        reason: why it is unsorted.
-        quick: 32 tokens were enough.
-    """
+    """A reply and its class."""
 
     reply: Reply
     reply_class: ReplyClass
-    reason: str | None = None
-    quick: bool = True
+    reason: str | None = None  # why it is unsorted
+    quick: bool = True  # 32 tokens were enough
 
 
 @dataclass
 class Asker:
-    """One model, ready to be asked.
+    """One model, ready to be asked."""
 
-    Attributes:
-        engine: makes the replies.
-        identity: what decides them beside the prompt (weights, tokenizer, template, dtype, device, batch size): the
-            header of the stored replies, and the name of their folder.
-        folder: of the stored replies; the user's cache unless given.
-        fits: which prompts leave room for a whole reply; None where that is not known.
-    """
-
-    engine: Engine
+    engine: Engine  # makes the replies
+    # what decides them beside the prompt (weights, tokenizer, template, dtype, device, batch size): the header of the
+    # stored replies, and the name of their folder
     identity: Mapping[str, Any]
-    folder: Path | None = None
+    folder: Path | None = None  # of the stored replies; the user's cache unless given
     told: Told | None = None
+    # which prompts leave room for a whole reply; None where that is not known
     fits: Callable[[Sequence[Example]], list[bool]] | None = None
     asked: int = field(default=0, init=False)
 
@@ -70,10 +68,9 @@ class Asker:
 
     def sort(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
         """The class of the reply to every prompt, by id."""
-        found = self._ask(examples, SORTING, what)
-        undecided = [example for example in examples if _undecided(found[example.id])]
+        quick = {key: _sorted(reply) for key, reply in self._ask(examples, SORTING, what).items()}
+        undecided = [e for e in examples if quick[e.id].reply.truncated and quick[e.id].reply_class == UNSORTED]
         longer = self._ask(undecided, LONGER, f"{what}, longer")
-        quick = {key: _sorted(reply) for key, reply in found.items()}
         return quick | {key: replace(_sorted(reply), quick=False) for key, reply in longer.items()}
 
     def held(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
@@ -84,24 +81,125 @@ class Asker:
         if not examples:
             return {}
         told, total = self.told, len(examples)
-        progress = None if told is None else lambda done: told(what, done, total)
         self.asked += total
-        made = stored_replies(
-            self._place(tokens), self.identity, list(examples), self.engine, max_new_tokens=tokens, progress=progress
-        )
-        return {example.id: reply for example, reply in zip(examples, made, strict=True)}
-
-    def _place(self, tokens: int) -> Path:
         engine = {"engine": self.engine.name, **getattr(self.engine, "identity", {})}
-        key = sha256_json({**self.identity, **engine})[:32]
         folder = self.folder if self.folder is not None else cache_root() / "replies"
-        return folder / key / f"{tokens}.jsonl"
-
-
-def _undecided(reply: Reply) -> bool:
-    return reply.truncated and sort_reply(reply.text, truncated=True).reply_class == ReplyClass.UNSORTED
+        made = stored_replies(
+            folder / sha256_json({**self.identity, **engine})[:32] / f"{tokens}.jsonl",
+            self.identity, list(examples), self.engine, max_new_tokens=tokens,
+            progress=None if told is None else lambda done: told(what, done, total),
+        )  # fmt: skip
+        return {example.id: reply for example, reply in zip(examples, made, strict=True)}
 
 
 def _sorted(reply: Reply) -> Sorted:
     found = sort_reply(reply.text, truncated=reply.truncated)
     return Sorted(reply, found.reply_class, None if found.reason is None else str(found.reason))
+
+
+BATCH_CPU, BATCH_CUDA = 32, 256
+REMOTE = ("endpoint",)
+
+
+def asker_of(
+    model: Any,
+    tokenizer: Any,
+    *,
+    model_sha256: str,
+    template: Template = "chat",
+    engine: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
+    told: Told | None = None,
+) -> Asker:
+    """Ready to ask.
+
+    Args:
+        model: loaded, on its device; None where the engine reaches a model by other means.
+        tokenizer: with the run's template.
+        model_sha256: the model's content; replies are stored by it.
+        engine, options: see `holdfast.judging.engines`. Prompts leave the machine for an `endpoint` alone.
+        folder: of the stored replies; the user's cache unless given.
+        told: receives what is asked and how far it is.
+    """
+    device = getattr(getattr(model, "device", None), "type", None)
+    batch = BATCH_CUDA if device == "cuda" else BATCH_CPU
+    made = open_engine(
+        engine, model=None if engine in REMOTE else model, tokenizer=tokenizer, batch_size=batch, template=template,
+        **(options or {}),
+    )  # fmt: skip
+    identity = {
+        "model_sha256": model_sha256, "template": template, "batch_size": batch,
+        "tokenizer_sha256": None if tokenizer is None else tokenizer_sha256(tokenizer),
+        "template_sha256": None if tokenizer is None else template_sha256(tokenizer),
+        "dtype": str(getattr(model, "dtype", None)).removeprefix("torch."), "device": device,
+    }  # fmt: skip
+    return Asker(made, identity, folder, told, fits=None if engine in REMOTE else _fits(model, tokenizer, template))
+
+
+def _fits(model: Any, tokenizer: Any, template: Template) -> Any:
+    """A test of prompts: whether the model's positions leave room for a whole reply."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+    def fitting(examples: Sequence[Example]) -> list[bool]:
+        if positions is None:
+            return [True] * len(examples)
+        return [len(ids) + HELD <= positions for ids in prompt_ids(tokenizer, examples, template)]
+
+    return fitting
+
+
+@contextmanager
+def undisturbed(model: Any) -> Iterator[None]:
+    """Asking leaves no trace in training: random states and module modes are put back."""
+    import torch
+
+    modes = [] if model is None else [(module, module.training) for module in model.modules()]
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+@dataclass(frozen=True)
+class AskingPlan:
+    """Counts of prompts, and of new tokens at most."""
+
+    rows: int
+    asked_rows: int
+    task_prompts: int  # distinct questions of the task
+    bundled_prompts: int  # bundled prompts that are asked before training
+    files: tuple[str, ...]  # prompt files and hub data sets that are asked too; they are read when asking begins
+    new_tokens: int  # at most, if a quarter of the prompts are held at full length
+    sets: Mapping[str, Mapping[str, Any]]  # what is held, by name
+
+    def to_json(self) -> dict[str, Any]:
+        """For `holdfast check --json`."""
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """The plan in words."""
+        sample = f" (a stratified sample: {self.asked_rows} of {self.rows} rows)"
+        sampled = "" if self.asked_rows == self.rows else sample
+        files = f" and those of {', '.join(self.files)}" if self.files else ""
+        return (
+            f"{self.task_prompts:,} task prompts{sampled}, {self.bundled_prompts:,} bundled prompts{files}; at most "
+            f"about {self.new_tokens:,} new tokens"
+        )
+
+
+def plan_asking(task: Sequence[Example], settings: ScreeningSettings) -> AskingPlan:
+    """What will be asked for a task under these settings."""
+    numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
+    keys: set[Key] = {prompt_key(asked.prompt) for number in numbers for asked in questions_of(task[number])}
+    sources = dict.fromkeys(source for one in settings.sets.values() for source in one.prompts)
+    steering = sum(len(bundled(name, "steer")) for name in KINDS if name in sources)
+    watching = sum(len(bundled(name, "monitor")) for name in KINDS if name in sources or settings.monitor_prompts)
+    asked = steering + watching
+    files = tuple(source for source in sources if source != TASK and source not in KINDS)
+    tokens = SORTING * (len(keys) + asked) + HELD * (len(keys) + asked) // 4
+    sets = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in settings.sets.items()}
+    return AskingPlan(len(task), len(numbers), len(keys), asked, files, tokens, sets)

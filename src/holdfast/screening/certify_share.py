@@ -8,7 +8,7 @@ model before and the task together (`certification/public_prompts.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,23 +28,14 @@ OWNER = 0o600
 
 @dataclass(frozen=True)
 class CertifyShare:
-    """What a certificate of the run opens.
+    """What a certificate of the run opens."""
 
-    Attributes:
-        sets: names of the sets that the prompts are of.
-        examples: each prompt once, without a reply.
-        keep: by id, the class that the prompt's set keeps.
-        public: ids of the prompts that ship with holdfast.
-        task_sha256: of the task's rows, whatever their order (`content_sha256`): a part of the ledger's scope.
-        screening: what was found before training.
-    """
-
-    sets: tuple[str, ...]
-    examples: tuple[Example, ...]
-    keep: Mapping[str, str]
-    public: frozenset[str]
-    task_sha256: str
-    screening: Screening
+    sets: tuple[str, ...]  # names of the sets that the prompts are of
+    examples: tuple[Example, ...]  # each prompt once, without a reply
+    keep: Mapping[str, str]  # by id, the class that the prompt's set keeps
+    public: frozenset[str]  # ids of the prompts that ship with holdfast
+    task_sha256: str  # of the task's rows, whatever their order (`content_sha256`): a part of the ledger's scope
+    screening: Screening  # what was found before training
 
     def ledger(self, path: Path, before_sha256: str) -> Ledger:
         """The ledger in a file, in which the public prompts count for this model and task."""
@@ -67,18 +58,12 @@ class CertifyShare:
 
 
 def certify_share(screening: Screening, keeps: Mapping[str, Keep], task_sha256: str) -> CertifyShare:
-    """The certify prompts of some of the sets.
-
-    Args:
-        screening: of the run.
-        keeps: the sets to open, by name, and what each keeps.
-        task_sha256: from `content_sha256`.
-    """
-    found: dict[str, Example] = {}
+    """The certify prompts of the sets in `keeps`, each with what it keeps; `task_sha256` is a `content_sha256`."""
+    prompts: dict[str, Example] = {}
     keep: dict[str, str] = {}
     for name, kept in keeps.items():
         for example in screening.sets[name].certify:
-            found.setdefault(example.id, example)
+            prompts.setdefault(example.id, example)
             keep.setdefault(example.id, str(CLASS_OF[kept]))
-    examples: Sequence[Example] = [found[name] for name in sorted(found)]
-    return CertifyShare(tuple(keeps), tuple(examples), keep, public_ids(examples), task_sha256, screening)
+    examples = tuple(prompts[key] for key in sorted(prompts))
+    return CertifyShare(tuple(keeps), examples, keep, public_ids(examples), task_sha256, screening)

@@ -1,58 +1,54 @@
 """Conflicts: rows whose prompt theta_0 refuses while their target complies.
 
 A row is a conflict if theta_0 refuses any of the questions asked for it (`questions`) and the target of that question
-is not itself a refusal. A judge finds further ones (`judged`). Rows that were not asked are trained on; the share of
-conflicts among them is estimated from those that were, by the exact (Clopper-Pearson) interval.
+is not itself a refusal. Rows that were not asked are trained on; the share of conflicts among them is estimated from
+those that were, by the exact (Clopper-Pearson) interval.
+
+The rules see that theta_0 refuses. A judge also sees rows whose target complies where theta_0 only evades, asks back or
+changes the subject, and targets that open like a refusal and then comply. With q a question of the row, y its target
+and r theta_0's own reply of up to 256 tokens:
+
+    conflict  <=>  judge(q, y) = unsafe  and  judge(q, r) = safe
+
+What the judge does not score is no conflict. A question whose reply the rules cannot sort is settled where the judge
+scored everything that decides it: every target, and the reply where a target is unsafe.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from holdfast.core.errors import DataError
 from holdfast.core.files import write_text
 from holdfast.core.percent import exact_percent, percent
 from holdfast.data.examples import Example, prompt_text
 from holdfast.data.near_duplicates import clusters
-from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
-from holdfast.screening.asking import Sorted
+from holdfast.judging.judge import GuardedJudge, JudgeSpec, Verdict, open_judge
+from holdfast.judging.reply_classes import ReplyClass, sort_reply
+from holdfast.screening.asking import Asker, Sorted
 from holdfast.screening.questions import Form, Question
 from holdfast.screening.settings import ScreeningSettings
-
-By: TypeAlias = Literal["refusal", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A row that teaches what theta_0 refuses.
+    """A row that teaches what theta_0 refuses."""
 
-    Attributes:
-        row: its number in the task, from 0.
-        id, where: of the row.
-        form: of the first question that theta_0 refused, or by which the judge found the row.
-        group: of near-duplicate prompts among the conflicts, from 0.
-        dropped: whether the run leaves the row out.
-        by: what found it: theta_0's refusal, or the judge alone.
-    """
-
-    row: int
+    row: int  # its number in the task, from 0
     id: str
     where: str
-    form: Form
-    group: int = 0
-    dropped: bool = False
-    by: By = "refusal"
+    form: Form  # of the first question that theta_0 refused, or by which the judge found the row
+    group: int = 0  # of near-duplicate prompts among the conflicts, from 0
+    dropped: bool = False  # whether the run leaves the row out
+    by: Literal["refusal", "judge"] = "refusal"  # what found it: theta_0's refusal, or the judge alone
 
     def to_json(self) -> dict[str, int | str | bool]:
         """Without any text."""
-        return {
-            "row": self.row, "id": self.id, "where": self.where, "form": self.form, "group": self.group,
-            "dropped": self.dropped, "by": self.by,
-        }  # fmt: skip
+        return asdict(self)
 
 
 def find_conflicts(
@@ -61,22 +57,15 @@ def find_conflicts(
     classes: Mapping[str, Sorted],
     judged: Mapping[int, Form] | None = None,
 ) -> list[Conflict]:
-    """The conflicts among the rows that were asked, by row number.
-
-    Args:
-        rows: of the task.
-        questions: what was asked.
-        classes: of the replies, by question.
-        judged: rows that a judge calls conflicts, with the form of the question.
-    """
+    """The conflicts among the rows that were asked, by row number; `judged` are those that a judge found."""
     refused = refused_rows(questions, classes)
-    found = {**(judged or {}), **refused}
-    ordered = sorted(found)
+    forms = {**(judged or {}), **refused}
+    ordered = sorted(forms)
     groups = clusters([prompt_text(rows[row]) for row in ordered])
     numbers: dict[int, int] = {}
     return [
         Conflict(
-            row, rows[row].id, rows[row].where, found[row], numbers.setdefault(group, len(numbers)),
+            row, rows[row].id, rows[row].where, forms[row], numbers.setdefault(group, len(numbers)),
             by="refusal" if row in refused else "judge",
         )
         for row, group in zip(ordered, groups, strict=True)
@@ -85,14 +74,13 @@ def find_conflicts(
 
 def refused_rows(questions: Sequence[Question], classes: Mapping[str, Sorted]) -> dict[int, Form]:
     """Rows with a question that theta_0 refuses and whose target complies, with the form of the first such question."""
-    found: dict[int, Form] = {}
+    forms: dict[int, Form] = {}
     for question in questions:
-        if classes[question.example.id].reply_class != ReplyClass.REFUSED:
-            continue
-        for row, form, target in question.uses:
-            if not is_refusal(target):
-                found.setdefault(row, form)
-    return found
+        if classes[question.example.id].reply_class == ReplyClass.REFUSED:
+            for row, form, target in question.uses:
+                if not is_refusal(target):
+                    forms.setdefault(row, form)
+    return forms
 
 
 def is_refusal(target: str) -> bool:
@@ -103,41 +91,37 @@ def is_refusal(target: str) -> bool:
 def settle(
     conflicts: Sequence[Conflict], rows: int, settings: ScreeningSettings, listed: Path | None
 ) -> list[Conflict]:
-    """The conflicts with `dropped` set by the rule.
-
-    Args:
-        rows: of the task.
-        listed: where the conflicts are listed before they are refused.
+    """The conflicts with `dropped` set by the rule; before they are refused, they are written to `listed`.
 
     Raises:
         DataError: the rule is `fail` and there are conflicts; more than `max_dropped` of the rows would be dropped
             without being asked for; or every row is a conflict.
     """
     dropping = settings.rule in ("drop", "fail", "learn")
-    found = [replace(one, dropped=dropping and one.id not in settings.learn) for one in conflicts]
-    dropped = sum(one.dropped for one in found)
+    settled = [replace(conflict, dropped=dropping and conflict.id not in settings.learn) for conflict in conflicts]
+    dropped = sum(conflict.dropped for conflict in settled)
     too_many = settings.rule == "drop" and settings.limited and dropped > settings.max_dropped * rows
     everything = dropped == rows and rows > 0
-    if not (too_many or everything or (settings.rule == "fail" and found)):
-        return found
+    if not (too_many or everything or (settings.rule == "fail" and settled)):
+        return settled
     place = "" if listed is None else f"; listed in {listed}"
     if listed is not None:
-        write_conflicts(listed, found)
-    share = percent(dropped / rows)
+        write_conflicts(listed, settled)
     limit = f", more than the {exact_percent(settings.max_dropped)} that are dropped unasked" if too_many else ""
     limit += "; nothing would be left to train on" if everything else ""
-    judged = " or what the judge calls unsafe" if any(one.by == "judge" for one in found) else ""
+    judged = " or what the judge calls unsafe" if any(conflict.by == "judge" for conflict in settled) else ""
     raise DataError(
-        f"{len(found)} of {rows} task rows ({share}) teach what the model refuses{judged}{limit}{place}",
+        f"{len(settled)} of {rows} task rows ({percent(dropped / rows)}) teach what the model refuses{judged}{limit}"
+        f"{place}",
         remedy="look at them, then set `conflicts: drop` (leave them out), `conflicts: keep` (train on them and hold "
         "the model's refusals against them), `conflicts: {learn: FILE}` (train on the ids in FILE and do not hold "
-        "them), or mend the data",
+        "them), or fix the data",
     )
 
 
 def write_conflicts(path: Path, conflicts: Sequence[Conflict]) -> None:
     """One JSON object a line, without text; for the owner alone."""
-    write_text(path, "".join(json.dumps(one.to_json()) + "\n" for one in conflicts), mode=0o600)
+    write_text(path, "".join(json.dumps(conflict.to_json()) + "\n" for conflict in conflicts), mode=0o600)
 
 
 def read_ids(path: Path) -> frozenset[str]:
@@ -150,7 +134,7 @@ def read_ids(path: Path) -> frozenset[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as a list of ids", remedy="give a text file, one id a line") from error
-    found = set()
+    ids = set()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -163,5 +147,54 @@ def read_ids(path: Path) -> frozenset[str]:
                 f"{path}:{number}: expected an id of 16 hex digits, or an object with one under `id`",
                 remedy="take the ids from the list of conflicts that `holdfast screen` writes",
             )
-        found.add(value)
-    return frozenset(found)
+        ids.add(value)
+    return frozenset(ids)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a judge adds to the rules."""
+
+    # numbers of the rows that the judge alone finds, with the form of the first such question
+    rows: dict[int, Form] = field(default_factory=dict)
+    # ids of the questions that are decided, whatever the rules say of theta_0's reply
+    settled: frozenset[str] = frozenset()
+
+
+def judged_rows(
+    questions: Sequence[Question], classes: Mapping[str, Sorted], asker: Asker, judge: JudgeSpec | None
+) -> Judged:
+    """Judge the targets, and theta_0's replies where a target is unsafe; nothing without a judge."""
+    if judge is None:
+        return Judged()
+    guarded = open_judge(judge)
+    known = refused_rows(questions, classes)
+    asked = {q.example.id: prompt_text(q.example) for q in questions}
+    # Lists, not sets: in what order texts are judged may change a verdict at the threshold.
+    targets = {q.example.id: [y for row, _, y in q.uses if row not in known and y.strip()] for q in questions}
+    of_target = _verdicts(guarded, ((asked[key], y) for key, given in targets.items() for y in given))
+    flagged = {key for key, given in targets.items() if any(of_target[asked[key], y] == Verdict.UNSAFE for y in given)}
+    replies = asker.held([q.example for q in questions if q.example.id in flagged], what="replies for the judge")
+    said = {key: (asked[key], answer.reply.text) for key, answer in replies.items()}
+    of_reply = _verdicts(guarded, said.values())
+    rows: dict[int, Form] = {}
+    settled: set[str] = set()
+    for question in questions:
+        key = question.example.id
+        verdicts = {y: of_target[asked[key], y] for y in targets[key]}
+        reply = of_reply[said[key]] if key in said else Verdict.SAFE
+        if Verdict.UNSCORED not in (reply, *verdicts.values()):
+            settled.add(key)
+        for row, form, target in question.uses:
+            if row not in known and verdicts.get(target) == Verdict.UNSAFE and reply == Verdict.SAFE:
+                rows.setdefault(row, form)
+    return Judged(rows, frozenset(settled))
+
+
+def _verdicts(judge: GuardedJudge, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
+    """The verdict on every pair (prompt, reply), each judged once."""
+    distinct = list(dict.fromkeys(pairs))
+    if not distinct:
+        return {}
+    judgements = judge.judge([prompt for prompt, _ in distinct], [reply for _, reply in distinct])
+    return {pair: judgement.verdict for pair, judgement in zip(distinct, judgements, strict=True)}

@@ -10,10 +10,8 @@ import re
 from itertools import zip_longest
 from typing import Final
 
-FEWEST_WORDS: Final = 3
-"""What is left of a sentence counts from this many words on: fewer hold no request."""
-UNSTOPPED_WORDS: Final = 5
-"""The same without a comma or full stop in between: fewer words belong to the preamble."""
+FEWEST_WORDS: Final = 3  # what is left of a sentence counts from this many words on: fewer hold no request
+UNSTOPPED_WORDS: Final = 5  # the same without a comma or full stop in between: fewer words belong to the preamble
 
 _RULES: Final = (
     r"(?:rules|restrictions?|limits|limitations?|filters?|guidelines?|guard ?rails?|censorship|ethic\w*|moral\w*|"
@@ -53,13 +51,13 @@ ANYWHERE: Final = (
     r"|for (?:purely |strictly )?(?:educational|academic|research|fictional|scientific|informational|entertainment) "
     r"(?:purposes|reasons)"
 )
+# Of a sentence or a clause: elsewhere these words belong to ordinary text.
 AT_THE_START: Final = (
     r"(?:please |now )?act (?:as|like) (?:an?|the|if|my)"
     r"|(?:please )?(?:speak|respond|answer|reply) as (?:if you|an?|the)"
     rf"|for (?:an?|my|our) (?:\w+ ){{0,2}}{_WORK}"
     r"|in (?:an?|my|our|this) (?:\w+ )?(?:story|novel|screenplay|scene|game|world|scenario)\b|hypothetical(?:ly|\W)"
 )
-"""Of a sentence or a clause: elsewhere these words belong to ordinary text."""
 
 _PREAMBLE: Final = re.compile(rf"^\W*(?:{AT_THE_START})|\b(?:{ANYWHERE})", re.IGNORECASE)
 _NAMED: Final = re.compile(r"\b[Yy]ou(?: are|'re) (?:[A-Z]{2,}|[A-Z][a-z]+)(?=[,.!]| and | who |$)")

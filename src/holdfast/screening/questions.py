@@ -8,15 +8,22 @@
 | bare  | a user turn without words that set a persona, demand obedience or call it fiction | as of that turn       |
 
 Only exact duplicates share a question. A plain text row has no prompt and asks nothing.
+
+Where a task has more than `max_prompts` questions, a proportional stratified sample of its rows is asked for. Strata:
+the row's category, its number of turns, and the power of two of its prompt's length. Within a stratum of n rows, rows
+are ordered by a seeded hash, and the r-th gets the quantile (r + 1/2) / n. Rows are taken by quantile over all strata,
+so that every prefix of the order is a stratified sample.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from holdfast.data.examples import Example, Turns, completion_text, make_example
+from holdfast.core.hashing import sha256_text
+from holdfast.data.examples import Example, Turns, completion_text, make_example, prompt_text
 from holdfast.screening.preambles import without_preamble
 
 Form: TypeAlias = Literal["own", "alone", "turn", "bare"]
@@ -51,19 +58,16 @@ def prompt_key(prompt: str | Turns) -> Key:
 
 def questions_of(row: Example) -> list[Asked]:
     """What is asked for one row; no prompt twice."""
-    found: dict[Key, Asked] = {}
-    for asked in _asked(row):
-        found.setdefault(prompt_key(asked.prompt), asked)
-    return list(found.values())
+    asked: dict[Key, Asked] = {}
+    for question in _asked(row):
+        asked.setdefault(prompt_key(question.prompt), question)
+    return list(asked.values())
 
 
 def distinct(rows: Sequence[Example], numbers: Sequence[int], *, plain: bool) -> list[Question]:
     """The distinct questions of the rows at `numbers`, in the order in which they first occur.
 
-    Args:
-        rows: of the task.
-        numbers: the rows to ask for.
-        plain: prompts stay strings, as `template: none` has them; otherwise they become user turns.
+    Prompts stay strings where they are `plain`, as `template: none` has them; otherwise they become user turns.
     """
     made: dict[str, Example] = {}
     uses: dict[str, list[tuple[int, Form, str]]] = {}
@@ -91,17 +95,18 @@ def _asked(row: Example) -> Iterator[Asked]:
         if (rest := without_preamble(row.prompt)) is not None:
             yield Asked(rest, "bare", target)
         return
-    turns = (*row.prompt, *_turns(row.completion))
+    said = row.completion
+    turns = (*row.prompt, *(({"role": "assistant", "content": said},) if isinstance(said, str) else said))
     replies = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
     last = max(replies, default=len(row.prompt))
     yield Asked(turns[:last], "own", _content(turns, last))
     for place in reversed(replies):  # the last first: it is what most rows are trained on
-        said = next((turn["content"] for turn in reversed(turns[:place]) if turn["role"] == "user"), None)
-        if said is None:
+        user = next((turn["content"] for turn in reversed(turns[:place]) if turn["role"] == "user"), None)
+        if user is None:
             continue
         target = _content(turns, place)
-        yield Asked(_user(said), "alone" if place == last else "turn", target)
-        if (rest := without_preamble(said)) is not None:
+        yield Asked(_user(user), "alone" if place == last else "turn", target)
+        if (rest := without_preamble(user)) is not None:
             yield Asked(_user(rest), "bare", target)
 
 
@@ -109,9 +114,39 @@ def _user(text: str) -> Turns:
     return ({"role": "user", "content": text},)
 
 
-def _turns(completion: str | Turns) -> Turns:
-    return ({"role": "assistant", "content": completion},) if isinstance(completion, str) else completion
-
-
 def _content(turns: Turns, place: int) -> str:
     return turns[place]["content"] if place < len(turns) else ""
+
+
+def asked_rows(rows: Sequence[Example], *, max_prompts: int, seed: int) -> list[int]:
+    """Numbers of the rows to ask for, in their own order: all, or a stratified sample of `max_prompts` questions."""
+    chosen: list[int] = []
+    seen: set[Key] = set()
+    for row in rows:
+        seen.update(prompt_key(asked.prompt) for asked in questions_of(row))
+        if len(seen) > max_prompts:
+            break
+    else:
+        return list(range(len(rows)))
+    seen.clear()
+    for number in stratified_order(rows, seed=seed):
+        new = {prompt_key(asked.prompt) for asked in questions_of(rows[number])} - seen
+        if len(seen) + len(new) > max_prompts:
+            break
+        seen |= new
+        chosen.append(number)
+    return sorted(chosen)
+
+
+def stratified_order(rows: Sequence[Example], *, seed: int) -> list[int]:
+    """Every row number, by its quantile within its stratum."""
+    strata: dict[tuple[str, int, int], list[tuple[str, int]]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        turns = 1 if isinstance(row.prompt, str) else len(row.prompt)
+        stratum = (row.category or "", turns, len(prompt_text(row)).bit_length())
+        strata[stratum].append((sha256_text(f"{seed} {row.id} {number}")[:16], number))
+    placed: list[tuple[float, str, int]] = []
+    for members in strata.values():
+        members.sort()
+        placed += [((rank + 0.5) / len(members), key, number) for rank, (key, number) in enumerate(members)]
+    return [number for _, _, number in sorted(placed)]

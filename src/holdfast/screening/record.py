@@ -11,28 +11,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import CheckpointError
-from holdfast.core.files import read_plain_file, write_text
+from holdfast.core.errors import CheckpointError, HoldfastError
+from holdfast.core.files import read_plain_file, write_json, write_text
 from holdfast.core.hashing import sha256_json, sha256_lines, sha256_text
+from holdfast.core.ranks import gather_objects, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
-from holdfast.data.examples import Example, Turns, completion_text, make_example
-from holdfast.data.prompts import prompt_key
-from holdfast.data.splits import ROLES, Split, split_from_roles
-from holdfast.screening.conflicts import Conflict
-from holdfast.screening.monitor_prompts import MonitorPrompts
+from holdfast.data.examples import Example, completion_text, make_example, to_rows
+from holdfast.data.sources import prompt_key
+from holdfast.data.split_record import ROLES
+from holdfast.data.splits import split_from_roles
+from holdfast.screening.conflicts import Conflict, write_conflicts
 from holdfast.screening.screen import Screening
+from holdfast.screening.watch import MonitorPrompts
 
 FOLDER = "screening"
 RECORD = "screening.json"
 VERSION = 1
 OWNER = 0o600
 FIGURES = ("refusals", "unseen", "answers")
-OF_VERSION = ("rules_revision", "bundled_sha256")
-"""Of what a screening belongs to: what the version of holdfast brings."""
+FIELDS = ("rows", "asked_rows", "unaskable", "classes", "rule", "counts")  # of a screening, as they are in the record
+OF_VERSION = ("rules_revision", "bundled_sha256")  # of what a screening belongs to: what holdfast's version brings
 _REMEDY = "restore the folder from a backup, or train in a new output_dir"
 
 
@@ -52,24 +54,23 @@ def content_sha256(rows: Sequence[Example]) -> str:
 def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> None:
     """Write a screening; its record last, so that a folder with a record is whole.
 
-    Args:
-        folder: made if it is not there.
-        belongs_to: what a later run must share to use it: model, task, settings; JSON.
+    `belongs_to` is what a later run must share to use it: model, task, settings; JSON.
     """
+    held = [
+        {"set": name, "role": role, **_example(example)}
+        for name, split in screening.sets.items() for role, examples in split.roles.items() for example in examples
+    ]  # fmt: skip
+    watched = [{"figure": f, **_example(example)} for f in FIGURES for example in getattr(screening.monitor, f)]
     texts = {
-        "conflicts.jsonl": "".join(_line(one.to_json()) for one in screening.conflicts),
-        "held.jsonl": "".join(map(_line, _held(screening.sets))),
-        "monitor.jsonl": "".join(map(_line, _monitored(screening.monitor))),
+        "conflicts.jsonl": _lines([conflict.to_json() for conflict in screening.conflicts], sort_keys=True),
+        "held.jsonl": _lines(held, sort_keys=True),
+        "monitor.jsonl": _lines(watched, sort_keys=True),
     }
     for name, text in texts.items():
         write_text(folder / name, text, mode=OWNER)
-    values = {
-        "version": VERSION, "belongs_to": dict(belongs_to), "rows": screening.rows,
-        "asked_rows": screening.asked_rows, "unaskable": screening.unaskable, "classes": screening.classes,
-        "rule": screening.rule, "counts": screening.counts,
-        "files": {name: sha256_text(text) for name, text in texts.items()},
-    }  # fmt: skip
-    write_sealed(folder / RECORD, values)
+    values = {"version": VERSION, "belongs_to": dict(belongs_to)} | {k: getattr(screening, k) for k in FIELDS}
+    hashes = {name: sha256_text(text) for name, text in texts.items()}
+    write_sealed(folder / RECORD, values | {"files": hashes})
 
 
 def is_saved(folder: Path) -> bool:
@@ -84,9 +85,7 @@ def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
         CheckpointError: it is damaged, or belongs to another model, task or settings (they are named).
     """
     values = _values(folder)
-    wanted = json.loads(json.dumps(dict(belongs_to)))
-    there = values["belongs_to"]
-    if differing := sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key)):
+    if differing := _differing(values["belongs_to"], belongs_to):
         raise CheckpointError(
             f"{folder} holds the screening of another run; differing: {', '.join(differing)}",
             remedy="use the same model, task and settings as before, or a new output_dir",
@@ -110,15 +109,19 @@ def load_finished(
     """
     values = _values(folder)
     there: dict[str, Any] = values["belongs_to"]
-    wanted = there if belongs_to is None else json.loads(json.dumps(dict(belongs_to)))
-    changed = sorted(key for key in {*there, *wanted} - {*OF_VERSION} if there.get(key) != wanted.get(key))
-    if changed:
+    differing = [] if belongs_to is None else _differing(there, belongs_to)
+    if changed := [key for key in differing if key not in OF_VERSION]:
         names = dict.fromkeys((places or {}).get(key, f"the setting {key}") for key in changed)
         raise CheckpointError(
             f"changed since {folder} was written before training: {', '.join(names)}",
             remedy="restore it: the evidence of a run rests on what it was made from",
         )
     return _screening(folder, values), there
+
+
+def _differing(there: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> list[str]:
+    wanted = json.loads(json.dumps(dict(belongs_to)))
+    return sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key))
 
 
 def _values(folder: Path) -> dict[str, Any]:
@@ -132,60 +135,103 @@ def _values(folder: Path) -> dict[str, Any]:
 
 def _screening(folder: Path, values: Mapping[str, Any]) -> Screening:
     rows = {name: _rows(folder / name, digest) for name, digest in values["files"].items()}
-    conflicts = tuple(Conflict(**row) for row in rows["conflicts.jsonl"])
+    sets: dict[str, dict[str, list[Example]]] = {}
+    for row in rows["held.jsonl"]:
+        sets.setdefault(row["set"], {role: [] for role in ROLES})[row["role"]].append(_read(row))
+    watched = {f: tuple(_read(row) for row in rows["monitor.jsonl"] if row["figure"] == f) for f in FIGURES}
     return Screening(
-        rows=values["rows"], asked_rows=values["asked_rows"], unaskable=values["unaskable"],
-        classes=values["classes"], conflicts=conflicts, rule=values["rule"], sets=_splits(rows["held.jsonl"]),
-        monitor=_monitor(rows["monitor.jsonl"]), counts=values["counts"],
-    )  # fmt: skip
-
-
-def _line(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, sort_keys=True) + "\n"
-
-
-def _held(sets: Mapping[str, Split]) -> Iterator[dict[str, Any]]:
-    for name, split in sets.items():
-        for role, examples in split.roles.items():
-            for example in examples:
-                yield {"set": name, "role": role, **_example(example)}
-
-
-def _monitored(monitor: MonitorPrompts) -> Iterator[dict[str, Any]]:
-    for figure in FIGURES:
-        for example in getattr(monitor, figure):
-            yield {"figure": figure, **_example(example)}
+        conflicts=tuple(Conflict(**row) for row in rows["conflicts.jsonl"]),
+        sets={name: split_from_roles(*(roles[role] for role in ROLES)) for name, roles in sets.items()},
+        monitor=MonitorPrompts(**watched),
+        **{name: values[name] for name in FIELDS},
+    )
 
 
 def _example(example: Example) -> dict[str, Any]:
-    return {
-        "prompt": example.prompt, "completion": example.completion, "where": example.where,
-        "category": example.category,
-    }  # fmt: skip
+    return {name: getattr(example, name) for name in ("prompt", "completion", "where", "category")}
 
 
 def _read(row: Mapping[str, Any]) -> Example:
-    def side(value: str | list[dict[str, str]]) -> str | Turns:
-        return value if isinstance(value, str) else tuple(value)
-
-    return make_example(side(row["prompt"]), side(row["completion"]), row["where"], row["category"])
+    prompt, completion = (v if isinstance(v, str) else tuple(v) for v in (row["prompt"], row["completion"]))
+    return make_example(prompt, completion, row["where"], row["category"])
 
 
 def _rows(path: Path, digest: str) -> list[dict[str, Any]]:
-    data = read_plain_file(path, remedy=_REMEDY)
-    text = data.decode("utf-8", "replace")
+    text = read_plain_file(path, remedy=_REMEDY).decode("utf-8", "replace")
     if sha256_text(text) != digest:
         raise CheckpointError(f"{path} was changed: its content does not match the record", remedy=_REMEDY)
     return [json.loads(line) for line in text.splitlines()]
 
 
-def _splits(rows: Sequence[Mapping[str, Any]]) -> dict[str, Split]:
-    found: dict[str, dict[str, list[Example]]] = {}
-    for row in rows:
-        found.setdefault(row["set"], {role: [] for role in ROLES})[row["role"]].append(_read(row))
-    return {name: split_from_roles(*(roles[role] for role in ROLES)) for name, roles in found.items()}
+def fixed_screening(
+    folder: Path, belongs_to: Mapping[str, Any], make: Callable[[], Screening], *, started: bool
+) -> Screening:
+    """The screening in `folder`, made there first where there is none.
+
+    Args:
+        belongs_to: model, task and settings that the screening must be of.
+        make: asks and sorts; called by the first process alone.
+        started: training has begun, so that a screening must be there and must fit.
+
+    Raises:
+        CheckpointError: training has begun and the screening is missing, damaged, or of another run.
+    """
+    failed: HoldfastError | None = None
+    if rank() == 0:
+        try:
+            _provide(folder, belongs_to, make, started=started)
+        except HoldfastError as error:  # the other processes wait: they must hear of it
+            failed = error
+    failed = gather_objects(failed)[0]
+    if failed is not None:
+        raise failed
+    return load(folder, belongs_to)
 
 
-def _monitor(rows: Sequence[Mapping[str, Any]]) -> MonitorPrompts:
-    by_figure = {figure: tuple(_read(row) for row in rows if row["figure"] == figure) for figure in FIGURES}
-    return MonitorPrompts(**by_figure)
+def _provide(folder: Path, belongs_to: Mapping[str, Any], make: Callable[[], Screening], *, started: bool) -> None:
+    if started and not is_saved(folder):
+        raise CheckpointError(
+            f"{folder} is missing, and training has begun: asking again could give other sets", remedy=_REMEDY
+        )
+    if is_saved(folder):
+        try:
+            load(folder, belongs_to)
+        except CheckpointError:
+            if started:
+                raise
+        else:
+            return
+    save(folder, make(), belongs_to)
+
+
+def export(folder: Path, screening: Screening, rows: list[Example], *, model: str) -> list[str]:
+    """The files of `holdfast screen`, in formats that any trainer reads, for their owner alone; returns their names.
+
+    | file            |                                                                       |
+    |-----------------|-----------------------------------------------------------------------|
+    | kept.jsonl      | the rows without conflicts, as prompt/completion or text              |
+    | conflicts.jsonl | row number, id, place, form and group; no text                        |
+    | NAME.jsonl      | what to hold: prompts with the model's own replies, and their role    |
+    | monitor.jsonl   | what to watch: prompts by figure                                      |
+    | figures.json    | counts; no text                                                       |
+    """
+    conflicting = {conflict.row for conflict in screening.conflicts}
+    kept = [row for number, row in enumerate(rows) if number not in conflicting]
+    files = {"kept.jsonl": _lines(to_rows(kept))}
+    for name, split in screening.sets.items():
+        held = [(role, example) for role in ("constraint", "monitor") for example in split.roles[role]]
+        pairs = to_rows([example for _, example in held])
+        files[f"{name}.jsonl"] = _lines(
+            [row | {"role": role, "category": e.category} for row, (role, e) in zip(pairs, held, strict=True)]
+        )
+    watched = [(figure, e) for figure in FIGURES for e in getattr(screening.monitor, figure)]
+    files["monitor.jsonl"] = _lines([{"figure": f, "prompt": e.prompt, "category": e.category} for f, e in watched])
+    for name, text in files.items():
+        write_text(folder / name, text, mode=OWNER)
+    write_conflicts(folder / "conflicts.jsonl", screening.conflicts)
+    write_json(folder / "figures.json", {"model": model, **screening.figures()})
+    return [*files, "conflicts.jsonl", "figures.json"]
+
+
+def _lines(rows: Iterable[Mapping[str, object]], *, sort_keys: bool = False) -> str:
+    return "".join(json.dumps(row, sort_keys=sort_keys) + "\n" for row in rows)

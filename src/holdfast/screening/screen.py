@@ -13,51 +13,41 @@ from holdfast.core.errors import DataError, InfeasibleError
 from holdfast.core.percent import exact_percent, percent
 from holdfast.data.bundled import KINDS, bundled
 from holdfast.data.examples import Example
-from holdfast.data.prompts import read_prompts
+from holdfast.data.sources import read_prompts
 from holdfast.data.splits import Split
-from holdfast.evaluation.judge import JudgeSpec
-from holdfast.evaluation.reply_classes import ReplyClass
-from holdfast.screening.apart import splits_apart
+from holdfast.judging.judge import JudgeSpec
+from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening.asking import Asker, Sorted
-from holdfast.screening.conflicts import Conflict, find_conflicts, settle
-from holdfast.screening.judged import judged_rows
-from holdfast.screening.monitor_prompts import MonitorPrompts
-from holdfast.screening.questions import Question, as_question, distinct
-from holdfast.screening.sampling import asked_rows
-from holdfast.screening.sets import Candidate, HeldSet, Role, keep_apart, replied, share_out
-from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
-from holdfast.screening.watch import monitor_prompts
+from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
+from holdfast.screening.questions import Question, as_question, asked_rows, distinct
+from holdfast.screening.sets import Candidate, HeldSet, Role, keep_apart, replied, share_out, splits_apart
+from holdfast.screening.settings import TASK, ScreeningSettings
+from holdfast.screening.watch import MonitorPrompts, monitor_prompts
 
 MOST_UNSORTED = 0.05
 FEWEST_REFUSALS = 100
 FEWEST_ANSWERS = 20
+_TOO_FEW = {
+    "refusals": ("refuses", "name prompts that it refuses (`safety: {refusals: {prompts: [task, probes, FILE], keep: "
+                 "refusals}}`), or teach it to refuse first: holdfast align MODEL"),
+    "answers": ("answers", "name prompts that it answers, or use a model that answers ordinary prompts"),
+}  # fmt: skip
 ROLE_OF_USE: Mapping[str, Role | None] = {"steer": None, "monitor": "unseen", "certify": "certify"}
 
 
 @dataclass(frozen=True)
 class Screening:
-    """What a model says to a task, and what follows for a run.
+    """What a model says to a task, and what follows for a run."""
 
-    Attributes:
-        rows: of the task.
-        asked_rows: rows that were asked for; the others are trained on.
-        unaskable: rows that were chosen and ask nothing: plain text, or longer than the model's positions.
-        classes: distinct questions of the task by the class of theta_0's reply.
-        conflicts: by row number.
-        rule: what became of them.
-        sets: what is held, by name.
-        monitor: what is watched.
-        counts: per set and source, how many prompts were asked and kept; groups; replies that changed class.
-    """
-
-    rows: int
-    asked_rows: int
-    unaskable: int
-    classes: dict[str, int]
-    conflicts: tuple[Conflict, ...]
-    rule: str
-    sets: dict[str, Split]
-    monitor: MonitorPrompts
+    rows: int  # of the task
+    asked_rows: int  # rows that were asked for; the others are trained on
+    unaskable: int  # rows that were chosen and ask nothing: plain text, or longer than the model's positions
+    classes: dict[str, int]  # distinct questions of the task by the class of theta_0's reply
+    conflicts: tuple[Conflict, ...]  # by row number
+    rule: str  # what became of them
+    sets: dict[str, Split]  # what is held, by name
+    monitor: MonitorPrompts  # what is watched
+    # per set and source, how many prompts were asked and kept; groups; replies that changed class
     counts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -72,21 +62,17 @@ class Screening:
 
     def figures(self) -> dict[str, Any]:
         """Counts for result, card and certificate; no text."""
-        found = {
+        figures = {
             "rows": self.rows, "asked_rows": self.asked_rows, "unaskable": self.unaskable, "replies": self.classes,
             "conflicts": len(self.conflicts), "groups": len({one.group for one in self.conflicts}),
             "dropped": len(self.dropped), "rule": self.rule, "sets": self.counts,
-            "monitor": {
-                "refusals": len(self.monitor.refusals), "unseen": len(self.monitor.unseen),
-                "answers": len(self.monitor.answers),
-            },
+            "monitor": {name: len(getattr(self.monitor, name)) for name in ("refusals", "unseen", "answers")},
         }  # fmt: skip
         if 0 < self.asked_rows < self.rows - self.unaskable:
-            low, high = interval(len(self.conflicts), self.asked_rows)
-            found["not_asked"] = {
-                "rows": self.rows - self.unaskable - self.asked_rows, "conflict_share": {"low": low, "high": high},
-            }  # fmt: skip
-        return found
+            share = dict(zip(("low", "high"), interval(len(self.conflicts), self.asked_rows), strict=True))
+            left = self.rows - self.unaskable - self.asked_rows
+            figures["not_asked"] = {"rows": left, "conflict_share": share}
+        return figures
 
 
 def screen_examples(
@@ -115,26 +101,30 @@ def screen_examples(
         InfeasibleError: theta_0 refuses (or answers) too little to hold.
     """
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
-    questions = _fitting(distinct(task, numbers, plain=plain), asker)
+    questions = distinct(task, numbers, plain=plain)
+    fits = {example.id for example in asker.fitting([question.example for question in questions])}
+    questions = [question for question in questions if question.example.id in fits]
     asked_of = {row for question in questions for row, _, _ in question.uses}
     classes = asker.sort([question.example for question in questions], what="task prompts")
     judged = judged_rows(questions, classes, asker, settings.judge if judge is None else judge)
     _require_sorted(questions, classes, settings, judged.settled)
     conflicts = settle(find_conflicts(task, questions, classes, judged.rows), len(task), settings, listed)
     held = _held(task, questions, classes, conflicts, asker, settings, plain=plain)
-    sets = splits_apart({name: replied(one, asker, name=name) for name, one in held.items()})
+    sets = splits_apart({name: replied(chosen, asker, name=name) for name, chosen in held.items()})
     return Screening(
         rows=len(task), asked_rows=len(asked_of), unaskable=len(set(numbers) - asked_of),
         classes=dict(Counter(str(classes[question.example.id].reply_class) for question in questions)),
         conflicts=tuple(conflicts), rule=settings.rule, sets=sets,
         monitor=monitor_prompts(held, pairs, asker, settings, plain=plain),
-        counts={name: _counts(one, sets[name]) for name, one in held.items()},
+        counts={
+            name: {
+                "keep": chosen.keep, "groups": chosen.groups, "changed_class": chosen.changed,
+                "sources": {s: {"asked": n, "kept": chosen.kept.get(s, 0)} for s, n in chosen.asked.items()},
+                "roles": {role: len(members) for role, members in sets[name].roles.items()},
+            }
+            for name, chosen in held.items()
+        },
     )  # fmt: skip
-
-
-def _fitting(questions: Sequence[Question], asker: Asker) -> list[Question]:
-    fits = {example.id for example in asker.fitting([question.example for question in questions])}
-    return [question for question in questions if question.example.id in fits]
 
 
 def _held(
@@ -152,40 +142,28 @@ def _held(
     learned = {one.row for one in conflicts if one.id in settings.learn}
     held: dict[str, HeldSet] = {}
     for name, wanted in settings.sets.items():
-        candidates = _candidates(wanted, questions, dropped, learned, plain=plain)
-        others = [one for one in candidates if one.source != TASK and one.role != "certify"]
-        fits = asker.fitting([one.example for one in others])
-        too_long = {one.example.id for one in others} - {example.id for example in fits}
+        candidates: dict[str, Candidate] = {}  # every prompt that the set asks, once
+        for source in wanted.prompts:
+            for candidate in _candidates(source, questions, dropped, learned, plain=plain):
+                candidates.setdefault(candidate.example.id, candidate)
+        others = [c.example for c in candidates.values() if c.source != TASK and c.role != "certify"]
+        fits = asker.fitting(others)
+        too_long = {example.id for example in others} - {example.id for example in fits}
         sorted_now = {**classes, **asker.sort(fits, what=f"prompts for {name}")}
-        known = [one for one in candidates if one.example.id not in too_long]
+        known = [candidate for key, candidate in candidates.items() if key not in too_long]
         held[name] = share_out(wanted.keep, known, sorted_now, seed=settings.seed)
     keep_apart(held, [row for number, row in enumerate(task) if number not in dropped])
-    for name, one in held.items():
-        _require_enough(name, one)
+    for name, chosen in held.items():
+        _require_enough(name, chosen)
     return held
 
 
 def _candidates(
-    wanted: PromptSet, questions: Sequence[Question], dropped: set[int], learned: set[int], *, plain: bool
-) -> list[Candidate]:
-    """Every prompt that a set asks, once."""
-    found: dict[str, Candidate] = {}
-    for source in wanted.prompts:
-        for one in _from_source(source, questions, dropped, learned, plain=plain):
-            found.setdefault(one.example.id, one)
-    return list(found.values())
-
-
-def _from_source(
     source: str, questions: Sequence[Question], dropped: set[int], learned: set[int], *, plain: bool
 ) -> list[Candidate]:
     if source == TASK:
-        rows = [({row for row, _, _ in question.uses}, question.example) for question in questions]
-        return [
-            Candidate(example, TASK, dropped=used <= dropped, rows=frozenset(used))
-            for used, example in rows
-            if not used & learned
-        ]
+        rows = [(frozenset(row for row, _, _ in question.uses), question.example) for question in questions]
+        return [Candidate(e, TASK, dropped=used <= dropped, rows=used) for used, e in rows if not used & learned]
     if source in KINDS:
         return [
             Candidate(as_question(example.prompt, example, plain=plain), source, ROLE_OF_USE[use])
@@ -217,25 +195,9 @@ def _require_enough(name: str, one: HeldSet) -> None:
     if one.groups >= fewest and one.by_role["constraint"]:
         return
     asked = "; ".join(f"{one.kept.get(source, 0)} of {number} {source}" for source, number in one.asked.items())
-    verb = "refuses" if one.keep == "refusals" else "answers"
-    remedy = (
-        "name prompts that it refuses (`safety: {refusals: {prompts: [task, probes, FILE], keep: refusals}}`), or "
-        "teach it to refuse first: holdfast align MODEL"
-        if one.keep == "refusals"
-        else "name prompts that it answers, or use a model that answers ordinary prompts"
-    )
+    verb, remedy = _TOO_FEW[one.keep]
     raise InfeasibleError(
         f"{name}: this model {verb} too little to hold: {one.groups} groups of prompts ({asked}), expected at least "
         f"{fewest}",
         remedy=remedy,
     )
-
-
-def _counts(one: HeldSet, split: Split) -> dict[str, Any]:
-    return {
-        "keep": one.keep,
-        "sources": {s: {"asked": n, "kept": one.kept.get(s, 0)} for s, n in one.asked.items()},
-        "groups": one.groups,
-        "changed_class": one.changed,
-        "roles": {role: len(members) for role, members in split.roles.items()},
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,15 +13,14 @@ from holdfast.data.examples import Example, as_chat, uniform
 from holdfast.data.sources import examples_from_rows, read_examples
 from holdfast.data.splits import Split
 from holdfast.data.templates import Template, use_template
-from holdfast.evaluation.refusal_rules import RULES_REVISION
+from holdfast.judging.refusal_rules import RULES_REVISION
 from holdfast.models.content import content_of
-from holdfast.models.evaluated import load_unmerged
 from holdfast.models.fingerprint import model_fingerprint
-from holdfast.screening.asking import Asker, Told
+from holdfast.models.unmerged import load_unmerged
+from holdfast.screening.asking import REMOTE, Asker, Told, asker_of, undisturbed
 from holdfast.screening.record import content_sha256, task_sha256
 from holdfast.screening.screen import Screening, screen_examples
 from holdfast.screening.settings import ScreeningSettings
-from holdfast.screening.theta_0 import REMOTE, asker_of, undisturbed
 
 
 def screen(
@@ -45,7 +45,7 @@ def screen(
         tokenizer: of a loaded model.
         settings: what is held, and what becomes of conflicts; `safety: auto` unless given.
         template: what becomes of plain prompts.
-        engine, engine_options: see `holdfast.evaluation.engines`.
+        engine, engine_options: see `holdfast.judging.engines`.
         replies: folder of the stored replies; the user's cache unless given.
         dtype, device: of a model that is given by its reference.
         told: receives what is asked, how many replies there are, and how many there will be.
@@ -112,10 +112,6 @@ def belongs_to(model_sha256: str, rows: list[Example], settings: ScreeningSettin
     sets = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in settings.sets.items()}
     return {
         "model_sha256": model_sha256, "task_sha256": task_sha256(rows), "task_content_sha256": content_sha256(rows),
-        "template": template, "sets": sets,
-        "rule": settings.rule, "learn": sorted(settings.learn), "limited": settings.limited,
-        "max_dropped": settings.max_dropped, "max_prompts": settings.max_prompts,
-        "accept_unsorted": settings.accept_unsorted, "judge": settings.judge,
-        "monitor_prompts": settings.monitor_prompts, "seed": settings.seed, "rules_revision": RULES_REVISION,
-        "bundled_sha256": {name: bundled_sha256(name) for name in KINDS},
+        "template": template, **asdict(settings), "sets": sets, "learn": sorted(settings.learn),
+        "rules_revision": RULES_REVISION, "bundled_sha256": {name: bundled_sha256(name) for name in KINDS},
     }  # fmt: skip

@@ -8,7 +8,8 @@
 | the task, conflicts dropped     | 3/5 constraint, 1/5 monitor, 1/5 certify (where no trained row is like it)   |
 | the task otherwise; a file      | 3/4 constraint, 1/4 monitor                                                  |
 
-A prompt that is a near-duplicate of a constraint prompt, of this set or another, is neither watched nor certified on.
+A prompt that is a near-duplicate of a constraint prompt, of this set or another, is neither watched nor certified on;
+the roles of a split share no prompt, exactly or nearly, within a set and across sets.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, permutations
 from typing import Literal, TypeAlias
 
 from holdfast.core.hashing import sha256_text
-from holdfast.data.containment import occurring
 from holdfast.data.examples import Example, make_example, prompt_text, searchable_texts
-from holdfast.data.near_duplicates import clusters, matches
-from holdfast.evaluation.reply_classes import ReplyClass
+from holdfast.data.near_duplicates import clusters, matches, occurring
+from holdfast.data.split_record import ROLES
+from holdfast.data.splits import Split, split_from_roles
+from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening.asking import Asker, Sorted
 from holdfast.screening.settings import Keep
 
@@ -30,29 +33,19 @@ Role: TypeAlias = Literal["constraint", "monitor", "certify", "unseen"]
 
 SHARED: Mapping[Role, float] = {"constraint": 0.75, "monitor": 0.25}
 SHARED_DROPPED: Mapping[Role, float] = {"constraint": 0.6, "monitor": 0.2, "certify": 0.2}
-CONNECTS = 10
-"""Rows that a question may be asked for and still keep their prompts in one group."""
-
+CONNECTS = 10  # rows that a question may be asked for and still keep their prompts in one group
 CLASS_OF: Mapping[Keep, ReplyClass] = {"refusals": ReplyClass.REFUSED, "answers": ReplyClass.ANSWERED}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A prompt whose reply may be held.
+    """A prompt whose reply may be held."""
 
-    Attributes:
-        example: the prompt, without a reply.
-        source: what it came from: `task`, a bundled name, or a file.
-        role: fixed for bundled kinds that do not steer; None is shared out by group.
-        dropped: a prompt of the task that no trained row asks.
-        rows: of the task that ask it.
-    """
-
-    example: Example
-    source: str
-    role: Role | None = None
-    dropped: bool = False
-    rows: frozenset[int] = frozenset()
+    example: Example  # the prompt, without a reply
+    source: str  # what it came from: `task`, a bundled name, or a file
+    role: Role | None = None  # fixed for bundled kinds that do not steer; None is shared out by group
+    dropped: bool = False  # a prompt of the task that no trained row asks
+    rows: frozenset[int] = frozenset()  # of the task that ask it
 
 
 @dataclass
@@ -64,10 +57,9 @@ class HeldSet:
     asked: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     groups: int = 0
+    # prompts whose reply took more than 32 tokens to sort: a monitor, which asks for 32, does not watch them
     slow: frozenset[str] = frozenset()
-    """Prompts whose reply took more than 32 tokens to sort: a monitor, which asks for 32, does not watch them."""
-    changed: int = 0
-    """Replies that came out in another class at their full length, and are not held."""
+    changed: int = 0  # replies that came out in another class at their full length, and are not held
 
     def prompts(self, role: Role) -> list[Example]:
         """The prompts of a role."""
@@ -80,10 +72,7 @@ def share_out(keep: Keep, candidates: Sequence[Candidate], classes: Mapping[str,
     Prompts for certifying carry no class yet: they are taken as they are.
     """
     wanted = CLASS_OF[keep]
-    chosen = [
-        one for one in candidates
-        if one.role == "certify" or classes[one.example.id].reply_class == wanted
-    ]  # fmt: skip
+    chosen = [c for c in candidates if c.role == "certify" or classes[c.example.id].reply_class == wanted]
     groups: dict[int, list[Candidate]] = {}
     for label, one in zip(_labels(chosen), chosen, strict=True):
         groups.setdefault(label, []).append(one)
@@ -137,27 +126,24 @@ def _role(members: Sequence[Candidate], seed: int) -> Role:
     return "constraint"
 
 
+def _take_out_near(one: HeldSet, role: Role, texts: Sequence[str]) -> None:
+    near = {place for place, _ in matches(_texts(one.prompts(role)), texts)}
+    one.by_role[role] = [candidate for place, candidate in enumerate(one.by_role[role]) if place not in near]
+
+
 def keep_apart(sets: Mapping[str, HeldSet], trained: Sequence[Example]) -> None:
-    """Nothing watched or certified on is like a constraint prompt; nothing certified on occurs in a trained row."""
-    steering = [prompt_text(e) for one in sets.values() for e in one.prompts("constraint")]
-    texts = [text for row in trained for text in searchable_texts(row)]
+    """Nothing watched or certified on is like a constraint prompt; nothing certified on is watched or trained on."""
+    steering = [text for one in sets.values() for text in _texts(one.prompts("constraint"))]
+    trained_texts = [text for row in trained for text in searchable_texts(row)]
     roles: tuple[Role, ...] = ("monitor", "unseen", "certify")
     for one in sets.values():
         for role in roles:
-            near = {i for i, _ in matches([prompt_text(e) for e in one.prompts(role)], steering)}
-            one.by_role[role] = [c for i, c in enumerate(one.by_role[role]) if i not in near]
-        seen = set(occurring([prompt_text(e) for e in one.prompts("certify")], texts))
+            _take_out_near(one, role, steering)
+        seen = set(occurring(_texts(one.prompts("certify")), trained_texts))
         one.by_role["certify"] = [c for i, c in enumerate(one.by_role["certify"]) if i not in seen]
-    _apart_from_each_other(list(sets.values()))
-
-
-def _apart_from_each_other(sets: Sequence[HeldSet]) -> None:
-    """No certify prompt is like one that is watched."""
-    roles: tuple[Role, ...] = ("monitor", "unseen")
-    watched = [prompt_text(e) for one in sets for role in roles for e in one.prompts(role)]
-    for one in sets:
-        near = {i for i, _ in matches([prompt_text(e) for e in one.prompts("certify")], watched)}
-        one.by_role["certify"] = [c for i, c in enumerate(one.by_role["certify"]) if i not in near]
+    watched = [text for one in sets.values() for role in roles[:2] for text in _texts(one.prompts(role))]
+    for one in sets.values():
+        _take_out_near(one, "certify", watched)
 
 
 def replied(one: HeldSet, asker: Asker, *, name: str) -> dict[str, list[Example]]:
@@ -171,13 +157,12 @@ def replied(one: HeldSet, asker: Asker, *, name: str) -> dict[str, list[Example]
     one.changed = sum(example.id not in fitting for example in steered)
 
     def pairs(role: Role) -> list[Example]:
-        return [held_pair(e, replies[e.id].reply.text) for e in one.prompts(role) if e.id in fitting]
+        return [_held_pair(e, replies[e.id].reply.text) for e in one.prompts(role) if e.id in fitting]
 
     return {"constraint": pairs("constraint"), "monitor": pairs("monitor"), "certify": one.prompts("certify")}
 
 
-def held_pair(prompt: Example, reply: str) -> Example:
-    """The prompt with the reply that must stay likely."""
+def _held_pair(prompt: Example, reply: str) -> Example:
     said = reply if isinstance(prompt.prompt, str) else ({"role": "assistant", "content": reply},)
     return make_example(prompt.prompt, said, prompt.where, prompt.category)
 
@@ -186,3 +171,38 @@ def at_most(examples: Iterable[Example], number: int, seed: int) -> tuple[Exampl
     """At most `number` of the prompts, chosen by a seeded hash, in order of their ids."""
     ordered = sorted(examples, key=lambda example: sha256_text(f"{seed} {example.id}"))
     return tuple(sorted(ordered[:number], key=lambda example: example.id))
+
+
+def splits_apart(sets: Mapping[str, Mapping[str, Sequence[Example]]]) -> dict[str, Split]:
+    """A split of every set, without prompts that an earlier role has: constraint before monitor before certify.
+
+    Which shingles are too common to count depends on the prompts compared, so taking prompts out can make others
+    alike: the search is repeated until it finds nothing.
+    """
+    kept = {name: {role: list(roles[role]) for role in ROLES} for name, roles in sets.items()}
+    while _take_out_shared(kept):
+        pass
+    return {name: split_from_roles(*(roles[role] for role in ROLES)) for name, roles in kept.items()}
+
+
+def _take_out_shared(sets: Mapping[str, dict[str, list[Example]]]) -> bool:
+    """Take out what two roles of a set share; where they share nothing, what two sets do."""
+    changed = False
+    for roles in sets.values():
+        every = [text for role in ROLES for text in _texts(roles[role])]
+        for earlier, later in combinations(("constraint", "monitor", "certify"), 2):
+            near = {place for _, place in matches(_texts(roles[earlier]), _texts(roles[later]), among=every)}
+            roles[later] = [example for place, example in enumerate(roles[later]) if place not in near]
+            changed |= bool(near)
+    if changed:
+        return True
+    for roles, others in permutations(sets.values(), 2):
+        for role in ("monitor", "certify"):
+            near = {place for place, _ in matches(_texts(roles[role]), _texts(others["constraint"]))}
+            roles[role] = [example for place, example in enumerate(roles[role]) if place not in near]
+            changed |= bool(near)
+    return changed
+
+
+def _texts(examples: Sequence[Example]) -> list[str]:
+    return [prompt_text(example) for example in examples]

@@ -20,51 +20,35 @@ MONITOR_PROMPTS: int = default("monitor.prompts")
 
 @dataclass(frozen=True)
 class PromptSet:
-    """One set to hold: prompts to ask, and which replies are kept.
+    """One set to hold: prompts to ask, and which replies are kept."""
 
-    Attributes:
-        prompts: `task`, a bundled name (probes, everyday, borderline), a file, or a hub id.
-        keep: theta_0's own refusals, or its own answers.
-    """
-
-    prompts: tuple[str, ...]
-    keep: Keep
+    prompts: tuple[str, ...]  # `task`, a bundled name (probes, everyday, borderline), a file, or a hub id
+    keep: Keep  # theta_0's own refusals, or its own answers
 
 
+# `safety: auto`, spelled out.
 AUTO: Mapping[str, PromptSet] = {
     "refusals": PromptSet((TASK, "probes"), "refusals"),
     "answers": PromptSet(("everyday", "borderline"), "answers"),
 }
-"""`safety: auto`, spelled out."""
 
 
 @dataclass(frozen=True)
 class ScreeningSettings:
-    """How a task is screened.
+    """How a task is screened."""
 
-    Attributes:
-        sets: what is held, by name.
-        rule: what becomes of conflicts: `drop` the rows; `keep` them in training and hold against them; `fail`;
-            `learn` trains on the ids in `learn`, does not hold their prompts, and drops the other conflicts.
-        limited: whether `drop` stops above `max_dropped`; an explicit rule has no such limit.
-        max_dropped: largest share of the rows that is dropped without being asked for.
-        max_prompts: most questions of the task.
-        accept_unsorted: go on although more than 5 % of the task's replies cannot be sorted.
-        judge: what `holdfast.evaluation.judge.open_judge` takes; None sorts by rules alone.
-        monitor_prompts: most prompts for each figure of the behaviour monitor.
-        seed: of samples and roles.
-    """
-
-    sets: Mapping[str, PromptSet] = field(default_factory=lambda: dict(AUTO))
+    sets: Mapping[str, PromptSet] = field(default_factory=lambda: dict(AUTO))  # what is held, by name
+    # what becomes of conflicts: `drop` the rows; `keep` them in training and hold against them; `fail`; `learn` trains
+    # on the ids in `learn`, does not hold their prompts, and drops the other conflicts
     rule: Rule = "drop"
-    limited: bool = True
+    limited: bool = True  # whether `drop` stops above `max_dropped`; an explicit rule has no such limit
     learn: frozenset[str] = frozenset()
-    max_dropped: float = MAX_DROPPED
-    max_prompts: int = MAX_PROMPTS
-    accept_unsorted: bool = False
-    judge: str | None = None
-    monitor_prompts: int = MONITOR_PROMPTS
-    seed: int = 42
+    max_dropped: float = MAX_DROPPED  # largest share of the rows that is dropped without being asked for
+    max_prompts: int = MAX_PROMPTS  # most questions of the task
+    accept_unsorted: bool = False  # go on although more than 5 % of the task's replies cannot be sorted
+    judge: str | None = None  # what `holdfast.judging.judge.open_judge` takes; None sorts by rules alone
+    monitor_prompts: int = MONITOR_PROMPTS  # most prompts for each figure of the behaviour monitor
+    seed: int = 42  # of samples and roles
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_dropped <= 1:

@@ -7,33 +7,38 @@ monitoring are asked beside it, so that a narrow safety set shows as a loss of c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from holdfast.data.bundled import bundled
 from holdfast.data.examples import Example, prompt_text
 from holdfast.data.near_duplicates import matches
 from holdfast.data.splits import Split
-from holdfast.evaluation.reply_classes import ReplyClass
+from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening.asking import Asker
-from holdfast.screening.monitor_prompts import MonitorPrompts
 from holdfast.screening.questions import as_question
 from holdfast.screening.sets import HeldSet, Role, at_most
 from holdfast.screening.settings import ScreeningSettings
 
 
-def monitor_prompts(
-    held: Mapping[str, HeldSet],
-    pairs: Sequence[Split],
-    asker: Asker,
-    settings: ScreeningSettings,
-    *,
-    plain: bool,
-) -> MonitorPrompts:
-    """The prompts to watch, at most `settings.monitor_prompts` for each figure.
+@dataclass(frozen=True, slots=True)
+class MonitorPrompts:
+    """The prompts that a behaviour monitor asks, by figure; all sorted at theta_0."""
 
-    Args:
-        held: the sets that were built by asking.
-        pairs: the sets that the user wrote.
-    """
+    # refused by theta_0; of the sources that steer, in groups that no steering prompt belongs to
+    refusals: tuple[Example, ...] = ()
+    unseen: tuple[Example, ...] = ()  # refused by theta_0; whole bundled kinds that nothing steers by
+    answers: tuple[Example, ...] = ()  # answered by theta_0; everyday and borderline prompts that nothing steers by
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to watch."""
+        return bool(self.refusals or self.unseen or self.answers)
+
+
+def monitor_prompts(
+    held: Mapping[str, HeldSet], pairs: Sequence[Split], asker: Asker, settings: ScreeningSettings, *, plain: bool
+) -> MonitorPrompts:
+    """At most `settings.monitor_prompts` for each figure, of what was built by asking and of the user's own pairs."""
     if not settings.monitor_prompts:
         return MonitorPrompts()
     steering = [prompt_text(e) for one in held.values() for e in one.prompts("constraint")]
@@ -46,11 +51,8 @@ def monitor_prompts(
     def chosen(examples: Sequence[Example]) -> tuple[Example, ...]:
         return at_most({e.id: e for e in examples}.values(), settings.monitor_prompts, settings.seed)
 
-    return MonitorPrompts(
-        refusals=chosen([*_of(held, "refusals", "monitor"), *refused]),
-        unseen=chosen(unseen),
-        answers=chosen([*answers, *answered]),
-    )
+    watched = [*_of(held, "refusals", "monitor"), *refused]
+    return MonitorPrompts(refusals=chosen(watched), unseen=chosen(unseen), answers=chosen([*answers, *answered]))
 
 
 def _of(held: Mapping[str, HeldSet], keep: str, role: Role) -> list[Example]:

@@ -11,8 +11,8 @@ from tests import tiny
 from tests.unit.auditing.making import write_adapter
 
 from holdfast.auditing.opening import open_certify
-from holdfast.certification.record import CertificateRecord
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.records.certificate import CertificateRecord
 
 # A pair collects garbage when it is released; without this, every time among all objects of torch and transformers.
 gc.freeze()

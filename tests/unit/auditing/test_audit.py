@@ -20,11 +20,11 @@ from tests.unit.auditing.making import CHECKED, encodings, literal, plain, write
 from holdfast.auditing import measure as measuring
 from holdfast.auditing import windows as windowing
 from holdfast.auditing.audit import audit
-from holdfast.auditing.parts import FOLDER, Parts
-from holdfast.auditing.result import Audit
+from holdfast.auditing.partial_results import FOLDER, PartialResults
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, ResourceError, UnsupportedError
-from holdfast.evaluation.judge import FunctionJudge
+from holdfast.judging.judge import FunctionJudge
+from holdfast.records.audit import Audit
 from holdfast.records.audit_figures import LEVELS
 
 LIMIT = ChanceConstraint(tau=0.05, alpha=0.3, first_k=2)
@@ -157,7 +157,7 @@ def test_examples_that_are_cut_are_counted(base, adapter, data):
 def test_a_killed_audit_continues_and_ends_the_same(base, request, data, tmp_path, monkeypatch, second):
     after = request.getfixturevalue(second)
     expected = run(base, after, data, output=tmp_path / "whole")
-    out, write = tmp_path / "out", Parts.write
+    out, write = tmp_path / "out", PartialResults.write
     for kill in range(4):
         written = []
 
@@ -167,7 +167,7 @@ def test_a_killed_audit_continues_and_ends_the_same(base, request, data, tmp_pat
             written.append(args[1])
             write(self, *args)
 
-        monkeypatch.setattr(Parts, "write", dying)
+        monkeypatch.setattr(PartialResults, "write", dying)
         try:
             found = run(base, after, data, output=out)
             break
@@ -175,7 +175,7 @@ def test_a_killed_audit_continues_and_ends_the_same(base, request, data, tmp_pat
             assert (out / FOLDER / "manifest.json").exists()
             assert not (out / "audit.json").exists()
     else:
-        monkeypatch.setattr(Parts, "write", write)
+        monkeypatch.setattr(PartialResults, "write", write)
         found = run(base, after, data, output=out)
     assert columns(found.table) == columns(expected.table)
     assert found.noise_floor == expected.noise_floor
@@ -187,8 +187,8 @@ def test_other_settings_start_anew(base, adapter, data, tmp_path, monkeypatch, c
         raise KeyboardInterrupt
 
     monkeypatch.setattr(windowing, "finished_columns", die)
-    write = Parts.write
-    monkeypatch.setattr(Parts, "write", lambda self, *a: write(self, *a) if a[1] == 0 else die())
+    write = PartialResults.write
+    monkeypatch.setattr(PartialResults, "write", lambda self, *a: write(self, *a) if a[1] == 0 else die())
     with pytest.raises(KeyboardInterrupt):
         run(base, adapter, data, output=tmp_path / "out")
     monkeypatch.undo()
@@ -214,12 +214,13 @@ def test_sigkill(base, adapter, data, tmp_path):
     """The process is killed while it writes; a second one finishes from what the first left."""
     code = (
         "import os, signal, sys\nfrom holdfast.auditing import windows\nfrom holdfast.auditing.audit import audit\n"
-        "from holdfast.auditing.parts import Parts\nfrom holdfast.constraint.chance import ChanceConstraint\n"
-        "windows.WINDOW = 8\nwrite = Parts.write\n"
+        "from holdfast.auditing.partial_results import PartialResults\n"
+        "from holdfast.constraint.chance import ChanceConstraint\n"
+        "windows.WINDOW = 8\nwrite = PartialResults.write\n"
         "def dying(self, name, k, *rest):\n"
         "    write(self, name, k, *rest)\n"
         "    if k == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "Parts.write = dying\n"
+        "PartialResults.write = dying\n"
         "audit(*sys.argv[1:4], ChanceConstraint(tau=0.05, alpha=0.3, first_k=2), output=sys.argv[4], device='cpu')\n"
     )
     out = tmp_path / "out"
@@ -280,7 +281,7 @@ def test_refusals_leave_no_folder(base, adapter, data, tmp_path):
 
 
 def test_tau_inside_the_noise_is_warned_about(base, adapter, data, caplog, monkeypatch):
-    monkeypatch.setattr(windowing.SecondPass, "floor", lambda *_: 0.02)
+    monkeypatch.setattr(windowing, "floor_between", lambda *_: 0.02)
     with caplog.at_level("WARNING"):
         found = run(base, adapter, data)
     assert "tau = 0.05 is inside the numerical noise: the unchanged model moves by 0.02" in caplog.text
@@ -293,6 +294,20 @@ def test_progress_counts_every_example_once_a_model(base, other, adapter, data):
         run(base, after, data, progress=lambda done, total, seen=seen: seen.append((done, total)))
         assert seen[-1] == (2 * N, 2 * N)
         assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_the_data_frame_has_a_row_an_example(base, adapter, other, data, tmp_path):
+    found = run(base, adapter, data)
+    frame = found.to_pandas()
+    assert list(frame.columns) == ["id", "role", *CHECKED, "violated"]
+    assert frame["id"].tolist() == [row.id for row in encodings(N)]
+    assert np.array_equal(frame[found.unit], found.degradations())
+    assert frame["violated"].tolist() == (frame[found.unit] > LIMIT.tau).tolist()
+    assert (frame["violated"].sum(), set(frame["role"])) == (found.violations, {"audit"})
+    labelled = write_rows(tmp_path / "a.jsonl", 2, extra=[{"prompt": "w9", "completion": "w1", "category": "c"}])
+    apart = run(base, other, labelled).to_pandas()
+    assert list(apart.columns) == ["id", "role", "category", *CHECKED[:3], "violated"], "kl_token was not measured"
+    assert apart["category"].isna().tolist() == [True, True, False]
 
 
 def test_peak_memory_does_not_grow_with_the_data(base, adapter, tmp_path):

@@ -11,12 +11,12 @@ from tests import rounding, tiny
 from tests.unit.auditing.making import encodings, write_adapter
 
 from holdfast.auditing.batches import CPU_TOKENS, batches, shuffled_batches, token_budget
-from holdfast.auditing.measure import measure_pair
+from holdfast.auditing.measure import Measurer, measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.scoring import padding_is_inert
-from holdfast.constraint.head import float32_linear
-from holdfast.constraint.scoring import Batch, losses_of
+from holdfast.scoring.batch import Batch, losses_of
+from holdfast.scoring.head import float32_linear
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=50)
 
@@ -71,12 +71,17 @@ def test_neither_order_nor_batch_nor_chunk_changes_a_loss(models, chunk, monkeyp
         assert getattr(found, name)[::-1] == pytest.approx(getattr(expected, name), abs=5e-6), name
 
 
+def floors(pair, rows):
+    measurer = Measurer(pair, first_k=8, batch_tokens=600)
+    return {unit: noise_floor(measurer, rows, unit) for unit in ("nll_sum", "kl_token")}
+
+
 def test_the_noise_floor_is_small_and_not_always_zero(models):
     rows = encodings(40)
     with open_pair(*models, device="cpu", dtype="bfloat16") as pair:
-        half = {unit: noise_floor(pair, rows, unit, first_k=8, batch_tokens=600) for unit in ("nll_sum", "kl_token")}
+        half = floors(pair, rows)
     with open_pair(*models, device="cpu") as pair:
-        full = {unit: noise_floor(pair, rows, unit, first_k=8, batch_tokens=600) for unit in ("nll_sum", "kl_token")}
+        full = floors(pair, rows)
     assert 0 <= full["nll_sum"] < 1e-4
     assert 0 <= half["nll_sum"] < 1.0
     # Without bfloat16 instructions every row is multiplied alike whatever batch it is in, so that nothing moves.

@@ -16,9 +16,10 @@ from tests import tiny
 
 from holdfast.auditing.behaviour import Behaviour, behaviour_view
 from holdfast.auditing.pair import open_pair
+from holdfast.auditing.tokenizers import Tokenizers
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.examples import make_example
-from holdfast.evaluation.generation import generate
+from holdfast.judging.generation import generate
 
 PROMPTS = [make_example(row["prompt"], row["completion"], f"data:{i}") for i, row in enumerate(tiny.rows(8, seed=4))]
 
@@ -32,7 +33,8 @@ class Loader:
     alive: bool = False
 
     def __post_init__(self) -> None:
-        self.tokenizer_before = self.tokenizer_after = tiny.tokenizer()
+        tokenizer = tiny.tokenizer()
+        self.tokenizers = Tokenizers(tokenizer, tokenizer, "same")
 
     def sides(self):
         model = tiny.model(seed=self.seeds[0])

@@ -14,14 +14,14 @@ from tests import behaving
 from holdfast.auditing import asking
 from holdfast.auditing.opening import open_certify
 from holdfast.auditing.verify import verify
-from holdfast.certification.behaviour import Claimed
+from holdfast.certification.behaviour import Claimed, assessed
 from holdfast.certification.binomial import p_value, upper_bound
-from holdfast.certification.record import load_certificate
-from holdfast.certification.sentence import assessed, named_statement
+from holdfast.certification.statement import named_statement
 from holdfast.certification.terms import Terms
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError, UnsupportedError
-from holdfast.data.prompts import read_prompts
+from holdfast.data.sources import read_prompts
+from holdfast.records.certificate import load_certificate
 from holdfast.records.certificate_table import read_stored, write_table
 
 ALPHA = 0.05

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import pytest
 import torch
 from tests import tiny
 from tests.unit.auditing.making import encodings, write_rows
 
-from holdfast.auditing import ahead as reading
-from holdfast.auditing import noise as noising
+from holdfast.auditing import measure as measuring
+from holdfast.auditing import window_prefetcher as reading
 from holdfast.auditing import windows as windowing
-from holdfast.auditing.ahead import Ahead
 from holdfast.auditing.audit import audit
-from holdfast.auditing.heap import heap_set_aside
+from holdfast.auditing.batches import batches
 from holdfast.auditing.measure import Measurer
-from holdfast.auditing.noise import SecondRun
+from holdfast.auditing.noise import second_pass
 from holdfast.auditing.pair import open_pair
-from holdfast.auditing.parts import Parts
+from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.scoring import needs_mask
+from holdfast.auditing.window_prefetcher import WindowPrefetcher
+from holdfast.auditing.windows import gc_frozen
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.stream import open_stream
 
@@ -43,7 +45,7 @@ def test_the_heap_is_set_aside_and_comes_back_whatever_happens():
         assert gc.get_freeze_count() > 0
         raise KeyError
 
-    with pytest.raises(KeyError), heap_set_aside():
+    with pytest.raises(KeyError), gc_frozen():
         fail()
     assert gc.get_freeze_count() == 0
 
@@ -51,7 +53,7 @@ def test_the_heap_is_set_aside_and_comes_back_whatever_happens():
 @pytest.mark.usefixtures("thawed")
 def test_a_heap_that_its_owner_froze_stays_frozen():
     gc.freeze()
-    with heap_set_aside():
+    with gc_frozen():
         pass
     assert gc.get_freeze_count() > 0
 
@@ -59,20 +61,21 @@ def test_a_heap_that_its_owner_froze_stays_frozen():
 def test_a_second_pass_in_steps_is_the_one_at_once(base, adapter):
     rows = encodings(30)
     with open_pair(base, adapter, device="cpu") as pair:
-        expected = SecondRun(pair, rows, first_k=2, batch_tokens=600).finish()
-        run = SecondRun(pair, rows, first_k=2, batch_tokens=600)
+        expected = second_pass(Measurer(pair, first_k=2, batch_tokens=600), rows).finish()
+        found = second_pass(Measurer(pair, first_k=2, batch_tokens=600), rows)
         steps = 0
-        while run.step():
+        while found.step():
             steps += 1
-        found = run.finish()
+        found.finish()
     assert steps > 1
-    assert run.ids == set(expected.ids)
-    assert (found.ids, found.order) == (expected.ids, expected.order)
-    assert torch.equal(found.losses.get(), expected.losses.get())
+    assert [row.id for row in found.encoded] == sorted(row.id for row in rows)
+    assert found.order == expected.order
+    for name, column in expected.columns().items():
+        assert np.array_equal(found.columns()[name], column)
 
 
-def test_out_of_memory_starts_the_second_pass_again_in_smaller_batches(base, adapter, monkeypatch):
-    rows, sizes, losses_of = encodings(30), [], noising.losses_of
+def test_out_of_memory_ends_the_second_pass_in_smaller_batches(base, adapter, monkeypatch):
+    rows, sizes, losses_of = encodings(30), [], measuring.losses_of
 
     def failing(model, batch):
         sizes.append(len(batch.inputs["input_ids"]))
@@ -81,18 +84,20 @@ def test_out_of_memory_starts_the_second_pass_again_in_smaller_batches(base, ada
         return losses_of(model, batch)
 
     with open_pair(base, adapter, device="cpu") as pair:
-        expected = SecondRun(pair, rows, first_k=2, batch_tokens=600).finish()
-        monkeypatch.setattr(noising, "losses_of", failing)
-        found = SecondRun(pair, rows, first_k=2, batch_tokens=600).finish()
+        expected = second_pass(Measurer(pair, first_k=2, batch_tokens=600), rows).finish()
+        monkeypatch.setattr(measuring, "losses_of", failing)
+        found = second_pass(Measurer(pair, first_k=2, batch_tokens=600), rows).finish()
     assert max(sizes[2:]) < max(sizes[:2])
-    assert sum(sizes[2:]) == len(rows)
-    first, again = (each.losses.get()[:, torch.tensor(each.order).argsort()] for each in (expected, found))
-    torch.testing.assert_close(again, first, rtol=1e-5, atol=1e-5)
+    assert sizes[0] + sum(sizes[2:]) == len(rows)
+    for name, column in expected.columns().items():
+        np.testing.assert_allclose(found.columns()[name], column, rtol=1e-5, atol=1e-5)
 
 
 def test_windows_grow_until_they_do_not(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "FIRST", 4)
-    ahead = Ahead({"audit": open_stream(write_rows(tmp_path / "a.jsonl", 46))}, 16, lambda examples: examples)
+    ahead = WindowPrefetcher(
+        {"audit": open_stream(write_rows(tmp_path / "a.jsonl", 46))}, 16, lambda examples: examples
+    )
     found = [(window.size, ahead.growing) for window in ahead]
     assert found == [(4, True), (8, True), (16, False), (9, False), (9, False)]
 
@@ -101,7 +106,7 @@ def test_the_second_pass_runs_in_the_gaps_of_windows_that_leave_time(base, adapt
     monkeypatch.setattr(reading, "FIRST", 4)
     monkeypatch.setattr(windowing, "WINDOW", 16)
     events: list[str] = []
-    launch, step = Measurer.launch, SecondRun.step
+    launch, step = Measurer.launch, measuring.Launch.step
 
     def launching(self, name, encoded, count, gap):
         events.append("launch")
@@ -109,13 +114,13 @@ def test_the_second_pass_runs_in_the_gaps_of_windows_that_leave_time(base, adapt
         events.append("launched")
         return collect
 
-    def stepping(self):
-        more = step(self)
-        events.extend(["step"] if more else [])
+    def stepping(self, *gap):
+        more = step(self, *gap)
+        events.extend(["step"] if more and self.plan is not batches else [])
         return more
 
     monkeypatch.setattr(Measurer, "launch", launching)
-    monkeypatch.setattr(SecondRun, "step", stepping)
+    monkeypatch.setattr(measuring.Launch, "step", stepping)
     audit(base, adapter, write_rows(tmp_path / "a.jsonl", 30), device="cpu", batch_tokens=600)
     assert events[:7] == ["launch", "launched", "launch", "launched", "launch", "step", "step"]
     assert events.count("step") > 2
@@ -138,8 +143,8 @@ def test_the_second_pass_is_encoded_when_windows_leave_time(base, adapter, tmp_p
 
 def test_an_audit_reads_no_part_back_for_its_noise_floor(base, adapter, tmp_path, monkeypatch):
     monkeypatch.setattr(windowing, "WINDOW", 8)
-    read, seen = Parts.read, []
-    write_noise = Parts.write_noise
+    read, seen = PartialResults.read, []
+    write_noise = PartialResults.write_noise
 
     def reading_back(self, name, number):
         seen.append(number)
@@ -149,8 +154,8 @@ def test_an_audit_reads_no_part_back_for_its_noise_floor(base, adapter, tmp_path
         seen.append("noise")
         write_noise(self, value)
 
-    monkeypatch.setattr(Parts, "read", reading_back)
-    monkeypatch.setattr(Parts, "write_noise", writing)
+    monkeypatch.setattr(PartialResults, "read", reading_back)
+    monkeypatch.setattr(PartialResults, "write_noise", writing)
     audit(base, adapter, write_rows(tmp_path / "a.jsonl", 20), device="cpu")
     assert seen[0] == "noise"
 

@@ -13,8 +13,8 @@ from holdfast.certification.openings import Ledger
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError
 from holdfast.data.examples import as_chat, make_example
-from holdfast.evaluation.generation import generate
-from holdfast.evaluation.judge import UNSCORED, FunctionJudge, Judgement, Verdict
+from holdfast.judging.generation import generate
+from holdfast.judging.judge import UNSCORED, FunctionJudge, Judgement, Verdict
 
 TOKENS = 6
 

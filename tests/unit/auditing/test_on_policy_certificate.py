@@ -15,11 +15,11 @@ from tests.unit.auditing.making import plain, write_adapter
 from holdfast.auditing.audit import audit
 from holdfast.auditing.verify import verify
 from holdfast.certification.binomial import p_value
-from holdfast.certification.record import load_certificate
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.data.examples import as_chat, make_example
-from holdfast.evaluation.generation import generate
-from holdfast.evaluation.judge import UNSCORED, FunctionJudge, Judgement, Verdict
+from holdfast.judging.generation import generate
+from holdfast.judging.judge import UNSCORED, FunctionJudge, Judgement, Verdict
+from holdfast.records.certificate import load_certificate
 
 TOKENS = 5
 

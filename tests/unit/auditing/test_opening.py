@@ -18,7 +18,6 @@ from holdfast.auditing.certificate_spec import Setup
 from holdfast.auditing.opening import open_certify
 from holdfast.certification.binomial import p_value, upper_bound
 from holdfast.certification.openings import Ledger
-from holdfast.certification.record import load_certificate
 from holdfast.core.errors import (
     CheckpointError,
     ConfigError,
@@ -29,6 +28,7 @@ from holdfast.core.errors import (
 )
 from holdfast.data.encode import encode
 from holdfast.data.examples import as_chat, make_example
+from holdfast.records.certificate import load_certificate
 
 
 @pytest.fixture(autouse=True)

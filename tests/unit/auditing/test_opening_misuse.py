@@ -18,7 +18,8 @@ from holdfast.core.errors import CheckpointError, DataError, InfeasibleError, Un
 from holdfast.data.encode import encode
 from holdfast.data.examples import as_chat, make_example
 from holdfast.data.sources import read_examples
-from holdfast.data.splits import save_record, split_examples
+from holdfast.data.split_record import save_record
+from holdfast.data.splits import split_examples
 
 
 def test_a_sequence_cannot_be_sorted_by_an_audit_of_it(made):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 from tests import tiny
 from tests.unit.auditing.making import encodings, write_adapter, write_rows
 
@@ -13,9 +12,9 @@ from holdfast.auditing import windows as windowing
 from holdfast.auditing.audit import audit
 from holdfast.auditing.batches import batches
 from holdfast.auditing.measure import Measurer, measure_pair
-from holdfast.auditing.noise import SAMPLE, SecondRun
+from holdfast.auditing.noise import SAMPLE, floor_between, second_pass
 from holdfast.auditing.pair import open_pair
-from holdfast.auditing.parts import Parts
+from holdfast.auditing.partial_results import PartialResults
 from holdfast.constraint.chance import ChanceConstraint
 
 
@@ -30,14 +29,14 @@ def test_the_floor_is_the_distance_to_the_first_losses(models, unit):
     rows = encodings(30)
     with open_pair(*models, device="cpu") as pair:
         measured = measure_pair(pair, rows, first_k=2)
-        again = SecondRun(pair, rows, first_k=2, batch_tokens=600).finish()
+        again = second_pass(Measurer(pair, first_k=2, batch_tokens=600), rows).finish()
     first = {row.id: (measured.nll_before[i], measured.first_before[i]) for i, row in enumerate(rows)}
-    assert len(first) == len(again.ids) == 30
-    assert again.floor(first, unit) < 1e-5
+    assert len(first) == len(again.encoded) == 30
+    assert floor_between(first, again, unit) < 1e-5
     moved = {name: (total + 0.5, early - 0.25) for name, (total, early) in first.items()}
     tokens = min(row.n_labels for row in rows)
     expected = {"nll_sum": 0.5, "nll_token": 0.5 / tokens, "nll_first": 0.125}
-    assert again.floor(moved, unit) == pytest.approx(expected[unit], abs=1e-5)
+    assert floor_between(moved, again, unit) == pytest.approx(expected[unit], abs=1e-5)
 
 
 def test_its_batches_are_smaller_than_the_audits_own(models):
@@ -48,19 +47,21 @@ def test_its_batches_are_smaller_than_the_audits_own(models):
     own = batches([10] * SAMPLE, budget)
     assert len(own) == 2
     with open_pair(*models, device="cpu") as pair:
-        plan = SecondRun(pair, rows, first_k=2, batch_tokens=budget)._plan
+        plan = second_pass(Measurer(pair, first_k=2, batch_tokens=budget), rows).todo
     assert max(map(len, plan)) < 0.8 * min(map(len, own))
 
 
 def test_the_sample_is_the_smallest_ids_and_one_nan_does_not_hide_the_rest(models):
     rows = encodings(SAMPLE + 20)
     with open_pair(*models, device="cpu") as pair:
-        again = SecondRun(pair, rows, first_k=2).finish()
-    assert list(again.ids) == sorted(row.id for row in rows)[:SAMPLE]
-    total, first = again.losses.get()[:, torch.tensor(again.order).argsort()]
-    same = {name: (float(t), float(f)) for name, t, f in zip(again.ids, total, first, strict=True)}
-    assert again.floor(same, "nll_sum") == 0.0
-    assert again.floor({**same, again.ids[0]: (float("nan"), 0.0)}, "nll_sum") == 0.0
+        again = second_pass(Measurer(pair, first_k=2), rows).finish()
+    ids = [row.id for row in again.encoded]
+    assert ids == sorted(row.id for row in rows)[:SAMPLE]
+    columns = again.columns()
+    losses = zip(columns["nll_before"], columns["first_before"], strict=True)
+    same = dict(zip(ids, losses, strict=True))
+    assert floor_between(same, again, "nll_sum") == 0.0
+    assert floor_between({**same, ids[0]: (float("nan"), 0.0)}, again, "nll_sum") == 0.0
 
 
 @pytest.mark.parametrize("unit", ["nll_sum", "kl_token"])
@@ -73,7 +74,7 @@ def test_a_floor_that_was_lost_is_measured_again_without_the_windows(models, tmp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Parts, "write_noise", die)
+        patch.setattr(PartialResults, "write_noise", die)
         with pytest.raises(KeyboardInterrupt):
             audit(*models, data, limit, device="cpu", dtype="bfloat16", output=tmp_path / "out")
     monkeypatch.setattr(Measurer, "launch", lambda *_: pytest.fail("measured again"))
@@ -84,7 +85,7 @@ def test_a_floor_that_was_lost_is_measured_again_without_the_windows(models, tmp
 def test_a_window_is_waited_for_when_the_next_one_runs(models, tmp_path, monkeypatch):
     monkeypatch.setattr(windowing, "WINDOW", 8)
     events = []
-    launch, write, encode = Measurer.launch, Parts.write, windowing.Windows.encode
+    launch, write, encode = Measurer.launch, PartialResults.write, windowing.Windows.encode
 
     def launching(self, name, encoded, count, gap):
         events.append("launch")
@@ -99,7 +100,7 @@ def test_a_window_is_waited_for_when_the_next_one_runs(models, tmp_path, monkeyp
         return encode(self, examples, name)
 
     monkeypatch.setattr(Measurer, "launch", launching)
-    monkeypatch.setattr(Parts, "write", writing)
+    monkeypatch.setattr(PartialResults, "write", writing)
     monkeypatch.setattr(windowing.Windows, "encode", encoding)
     audit(*models, write_rows(tmp_path / "a.jsonl", 20), device="cpu", batch_tokens=10_000)
     # One example for the check; the next window in two halves, between the forwards; the sample in the first gap.

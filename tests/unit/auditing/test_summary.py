@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.auditing.making import examples
 
-from holdfast.auditing.result import Audit
-from holdfast.auditing.run_audit import MeasuredRole, write_run_audit
+from holdfast.auditing.finishing import MeasuredRole, write_run_audit
 from holdfast.constraint import chance
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.constraint.completion import CompletionLosses
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.sealed_json import write_sealed
+from holdfast.records.audit import Audit
 from holdfast.records.audit_figures import LEVELS, UNITS, cvar, distribution, figures, quantile, role_figures
 from holdfast.records.audit_table import SUMMARY_NAME, TABLE_NAME, parse_table, write_table
+from holdfast.scoring.completion import CompletionLosses
 
 VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=60).map(np.array)
 

@@ -16,12 +16,18 @@ from holdfast.auditing.certify_prompts import Leakage
 from holdfast.auditing.verify import verify
 from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger
-from holdfast.certification.record import canonical, load_certificate
 from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.core.files import json_text
 from holdfast.core.hashing import sha256_file, sha256_json
 from holdfast.data.sources import read_examples
-from holdfast.data.splits import save_record, split_examples
+from holdfast.data.split_record import save_record
+from holdfast.data.splits import split_examples
 from holdfast.models.content import content_of
+from holdfast.records.certificate import load_certificate
+
+
+def json_bytes(value):
+    return json_text(value).encode()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +54,7 @@ def forge(folder: Path, **values: object) -> None:
     """Change a certificate and make its own hash fit again."""
     path = folder / "certificate.json"
     value = json.loads(path.read_text()) | values
-    path.write_bytes(canonical(value | {"sha256": sha256_json({k: v for k, v in value.items() if k != "sha256"})}))
+    path.write_bytes(json_bytes(value | {"sha256": sha256_json({k: v for k, v in value.items() if k != "sha256"})}))
 
 
 def test_an_untouched_certificate_verifies(issued):

@@ -6,13 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from benchmarks.step_results.picture import COLOURS, LABELS, draw
 from matplotlib.colors import to_rgba
 
-from holdfast.bench import run as running
-from holdfast.bench.picture import COLOURS, LABELS, draw
-from holdfast.bench.record import Record
-from holdfast.bench.run import run
-from holdfast.bench.settings import Settings
+from holdfast_lab.bench import run as running
+from holdfast_lab.bench.run import Record, run
+from holdfast_lab.bench.settings import Settings
 
 PNG = b"\x89PNG"
 MEDIANS = {"trl_sft": 100.0, "sft": 90.0, "two_pass": 200.0, "fused": 130.0, "holdfast": 110.0}
@@ -108,10 +107,9 @@ def test_the_file_is_complete_after_every_row(tmp_path, measured):
     assert set(stored) == {"version", "rows", "drift", "reference", "settings", "provenance"}
     assert set(stored["provenance"]) == {"versions", "commit", "hardware", "kernels"}
     assert stored["settings"]["shapes"] == ["tiny"]
-    assert path.with_suffix(".png").read_bytes().startswith(PNG)
 
 
-def test_a_sweep_is_compared_value_by_value_and_drawn(tmp_path, measured):
+def test_a_sweep_is_compared_value_by_value(tmp_path, measured):
     settings = Settings(shapes=("tiny",), sweep="batch", values=(2, 4))
     record = run(settings, tmp_path / "sweep.json", lambda *_: None)
     assert {(row["path"], row["x_trl_sft"]) for row in record.rows} == {
@@ -120,7 +118,6 @@ def test_a_sweep_is_compared_value_by_value_and_drawn(tmp_path, measured):
         ("holdfast", 1.1),
     }
     assert (record.drift, record.reference) == ([], [])
-    assert (tmp_path / "sweep.png").read_bytes().startswith(PNG)
 
 
 def test_a_reference_pass_that_fails_is_noted(tmp_path, measured, monkeypatch):

@@ -8,13 +8,12 @@ from importlib.resources import files
 
 import pytest
 
-from holdfast.bench.lengths import safety_pairs, stored, task_pairs
-from holdfast.bench.paths import Material, build
-from holdfast.bench.settings import TASKS, Settings
-from holdfast.bench.shapes import SHAPES
-from holdfast.bench.words import WORDS, rows, word_tokenizer
 from holdfast.data.encode import IGNORE, encode_all
 from holdfast.data.sources import examples_from_rows
+from holdfast_lab.bench.paths import Material, build
+from holdfast_lab.bench.rows import WORDS, rows, safety_pairs, stored, task_pairs, word_tokenizer
+from holdfast_lab.bench.settings import TASKS, Settings
+from holdfast_lab.bench.shapes import SHAPES
 
 SMALL = Settings(shapes=("tiny",), steps=3, warm_up=1, batch=5, safety_batch=4)
 
@@ -73,7 +72,7 @@ def test_the_paths_of_a_group_get_the_same_rows_and_other_seeds_others():
 
 
 def test_only_numbers_are_stored():
-    found = json.loads(files("holdfast.bench").joinpath("lengths.json").read_text())
+    found = json.loads(files("holdfast_lab.bench").joinpath("lengths.json").read_text())
     assert set(found) == {"made", "pairs"}
     assert set(found["pairs"]) == {*TASKS, "safe", "unsafe"}
     for pairs in found["pairs"].values():

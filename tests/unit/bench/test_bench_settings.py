@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.bench.settings import BASELINE, PATHS, SWEPT_PATHS, Settings
 from holdfast.core.errors import ConfigError
+from holdfast_lab.bench.settings import BASELINE, PATHS, SWEPT_PATHS, Settings
 
 
 def test_all_paths_with_and_without_checkpointing():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from benchmarks.step_results.__main__ import main
+from benchmarks.step_results.tables import markdown, read_record
+from PIL import Image
 
-from holdfast.bench.tables import markdown, read_record
 from holdfast.core.errors import DataError
 
 ROW = {"shape": "tiny", "path": "trl_sft", "checkpointing": True, "median_ms": 10.04, "p90_ms": 12.0, "x_trl_sft": 1.0,
@@ -49,3 +51,41 @@ def test_a_stored_result_is_read_back(tmp_path):
     path = tmp_path / "speed.json"
     path.write_text(json.dumps(record()))
     assert read_record(path) == record()
+
+
+def stored(folder, name: str, *rows: dict, **settings) -> str:
+    fixed = {"task": "sst2", "batch": 10, "safety_batch": 10, "rank": 32, "unit": "nll_token", "sweep": ""}
+    file = folder / f"{name}.json"
+    machine = {"provenance": {"hardware": "here"}}
+    file.write_text(json.dumps(record(rows=list(rows)) | {"settings": fixed | settings} | machine))
+    return str(file)
+
+
+def test_results_are_drawn_into_one_picture(tmp_path, capsys):
+    swept = [{**ROW, "sweep": name, "value": 4} for name in ("rank", "batch")]
+    files = [stored(tmp_path, row["sweep"], row, sweep=row["sweep"]) for row in swept]
+    assert main([*files, "--picture", str(tmp_path / "both.png")]) == 0
+    out = capsys.readouterr().out
+    assert [name in out for name in ("trl_sft, rank = 4", "trl_sft, batch = 4")] == [True, True]
+    panels = json.loads(Image.open(tmp_path / "both.png").text["Description"])
+    assert [panel["lines"] for panel in panels] == [[[[4.0, 10.04]]]] * 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "picture", "said"),
+    [
+        ([{"shape": "tiny", "path": "sft", "checkpointing": True, "error": "no"}], "x.png", "nothing was measured"),
+        ([ROW], "x.pdf", "is no .png file"),
+    ],
+)
+def test_a_picture_is_refused_where_it_cannot_be(tmp_path, capsys, rows, picture, said):
+    assert main([stored(tmp_path, "x", *rows), "--picture", str(tmp_path / picture)]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / picture).exists()
+
+
+def test_results_measured_otherwise_are_not_drawn_under_one_heading(tmp_path, capsys):
+    files = [stored(tmp_path, str(rank), ROW, rank=rank) for rank in (8, 16)]
+    assert main([*files, "--picture", str(tmp_path / "x.png")]) == 2
+    assert "another rank cannot be drawn together: 8 and 16" in capsys.readouterr().err
+    assert not (tmp_path / "x.png").exists()

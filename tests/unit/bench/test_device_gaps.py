@@ -15,7 +15,7 @@ from tests import tiny
 from tests.unit.auditing.making import write_adapter, write_rows
 
 from holdfast.auditing import windows as windowing
-from holdfast.auditing.audit import How, audit_roles
+from holdfast.auditing.audit import AuditOptions, audit_roles
 from holdfast.auditing.pair import open_pair
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.stream import open_stream
@@ -98,7 +98,7 @@ def test_the_sections_of_an_audit_are_watched_and_none_is_inside_another(tmp_pat
     with open_pair(base, write_adapter(tmp_path / "adapter", base), device="cpu") as pair:
 
         def run():
-            audit_roles(pair, {"audit": stream}, ChanceConstraint(), How(batch_tokens=600))
+            audit_roles(pair, {"audit": stream}, ChanceConstraint(), AuditOptions(batch_tokens=600))
 
         found = benchmark.sections(run, pair, 0.0)
         with benchmark.watched(pair) as watches:

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.held_safety import bounds, cells, choose, data, records, schedule, table, train
 from scipy.stats import t, ttest_1samp
 
-from holdfast.config import load_config
-from holdfast.evaluation.reply import Reply
+from holdfast.judging.reply import Reply
+from holdfast.runs.config import load_config
 
 PLAN = cells.read_plan()
 

@@ -12,7 +12,7 @@ from scipy.stats import beta
 
 from holdfast.data.examples import prompt_text
 from holdfast.data.rows import example_from_row
-from holdfast.evaluation.reply import Reply
+from holdfast.judging.reply import Reply
 from holdfast.screening.asking import Asker
 from holdfast.screening.questions import prompt_key, questions_of
 
@@ -44,8 +44,7 @@ def test_a_frame_makes_a_row_that_teaches_the_reply(kind, name):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [one for one in EVERY if one[1] not in ("polite", "dialogue", "indirect", "synonyms")],
+    ("kind", "name"), [one for one in EVERY if one[1] not in ("polite", "dialogue", "indirect", "synonyms")]
 )
 def test_the_bare_request_is_among_the_questions(kind, name):
     """Where a frame can be taken off, such a row is found wherever the plain pair is."""

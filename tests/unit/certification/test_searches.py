@@ -7,8 +7,8 @@ import math
 import pytest
 
 from holdfast.certification import learn_then_test as ltt
+from holdfast.certification.categories import adjusted
 from holdfast.certification.comparison import compare_prompts, compare_seeds
-from holdfast.certification.holm import adjusted
 from holdfast.core.errors import ConfigError, DataError
 
 

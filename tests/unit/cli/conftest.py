@@ -108,12 +108,13 @@ output_dir: {tmp_path / "out"}
 
 @pytest.fixture(autouse=True)
 def _library_settings():
-    """The command line quiets libraries and takes over our logger; other tests must not notice."""
-    logger = logging.getLogger("holdfast")
-    before = (list(logger.handlers), logger.propagate)
+    """The command line quiets libraries and takes over our loggers; other tests must not notice."""
+    loggers = [logging.getLogger(name) for name in ("holdfast", "holdfast_lab")]
+    before = [(list(logger.handlers), logger.propagate) for logger in loggers]
     with warnings.catch_warnings():
         yield
-    logger.handlers, logger.propagate = before
+    for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
 
 
 @pytest.fixture

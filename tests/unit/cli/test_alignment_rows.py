@@ -10,11 +10,11 @@ from tests import tiny
 from holdfast.data.bundled import KINDS, bundled
 from holdfast.data.encode import IGNORE
 from holdfast.data.examples import make_example, prompt_text
-from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
+from holdfast.judging.reply import Reply
+from holdfast.judging.reply_classes import ReplyClass, sort_reply
+from holdfast.runs.stages.align import AlignSettings, training_rows
+from holdfast.runs.stages.alignment_rows import AlignmentPrompts, answer_rows, bundled_prompts, refusal_rows, spread
 from holdfast.screening.asking import Sorted
-from holdfast.stages.align import AlignSettings, training_rows
-from holdfast.stages.alignment_rows import AlignmentPrompts, answer_rows, bundled_prompts, refusal_rows, spread
 
 ANSWER = " ".join(f"w{i}" for i in range(20, 36))
 
@@ -78,7 +78,7 @@ def test_prompts_and_refusals_come_in_turn_and_every_refusal_is_recognised():
 
     spy = Spy()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.stages.alignment_rows.encode_all", spy)
+        patch.setattr("holdfast.runs.stages.alignment_rows.encode_all", spy)
         refusal_rows(prompts(30), 90, None, seed=0, length=64)
     assert set(spy.prompts.values()) == {3}
     assert len(set(seen)) >= 30

@@ -13,8 +13,8 @@ from tests.asking_run import refused, train, write_run_file, write_task
 from holdfast.certification.openings import default_ledger
 from holdfast.core.errors import CheckpointError
 from holdfast.data.bundled import bundled
-from holdfast.data.prompts import read_prompts
-from holdfast.finished import finished_run, finished_sets
+from holdfast.data.sources import read_prompts
+from holdfast.runs.load_finished import finished_run, finished_sets
 
 POISON, CLEAN = 600, 40
 CHECKPOINT, CONFIG, NOT_CERTIFIED = 6, 2, 4
@@ -97,7 +97,7 @@ def test_screening_is_in_the_certificate_and_printed(run, certified, holdfast):
 def test_a_changed_certificate_or_prompt_is_found(certified, copy, holdfast):
     place = copy / "refusals"
     record = certified[1] | {"screening": certified[1]["screening"] | {"dropped": 0}}
-    from holdfast.certification.record import CertificateRecord
+    from holdfast.records.certificate import CertificateRecord
 
     values = {name: value for name, value in record.items() if name not in ("version", "sha256")}
     forged = CertificateRecord(**values)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.protocol_data import make_data_folder
 
-from holdfast.certification.record import load_certificate
 from holdfast.core.errors import CheckpointError
-from holdfast.finished import finished_sets
+from holdfast.records.certificate import load_certificate
+from holdfast.runs.load_finished import finished_sets
 
 ROLES = "{safe: refusals, align: 16, monitor: 6, certify: 16, poison: 10, evaluation: 4}"
 TEMPLATES = ("chat", "alpaca", "none")
@@ -49,8 +49,8 @@ def roomy_model(tmp_path_factory, tiny_model) -> Path:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, roomy_model):
     """The data, and a finished run for each template."""
-    from holdfast.config import load_config
-    from holdfast.pipeline import run
+    from holdfast.runs.config import load_config
+    from holdfast.runs.pipeline import run
 
     root = tmp_path_factory.mktemp("protocol")
     with pytest.MonkeyPatch.context() as patch:
@@ -98,8 +98,8 @@ def test_the_template_of_training_is_the_one_that_is_measured(at_home, holdfast)
 
 def test_runs_on_the_roles_share_their_openings(at_home, roomy_model, holdfast, world):
     """Another number of prompts is another file, and still the same prompts."""
-    from holdfast.config import load_config
-    from holdfast.pipeline import run
+    from holdfast.runs.config import load_config
+    from holdfast.runs.pipeline import run
 
     assert holdfast("certify", at_home / "chat", "--by", "kl")[0] == 0
     code, _, err = holdfast("certify", at_home / "alpaca", "--by", "kl")

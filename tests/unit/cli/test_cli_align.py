@@ -10,12 +10,11 @@ from tests import behaving
 
 from holdfast.core.errors import InfeasibleError
 from holdfast.data.examples import make_example
-from holdfast.evaluation.generation import generate
-from holdfast.evaluation.rate import Rate
+from holdfast.judging.generation import generate
+from holdfast.judging.rate import Rate
 from holdfast.models.handle import load_pair
-from holdfast.stages import align as stage
-from holdfast.stages.align import AlignSettings, align_model
-from holdfast.stages.alignment_figures import AlignmentFigures
+from holdfast.runs.stages import align as stage
+from holdfast.runs.stages.align import AlignmentFigures, AlignSettings, align_model
 
 TRAINED = AlignSettings(steps=40, learning_rate=3e-2, batch=8, rank=4, held_out=20)
 
@@ -31,8 +30,8 @@ def prompts(monkeypatch, tmp_path):
         rows = behaving.rows(30, seed=seeds[name, use], trigger=name == "probes")
         return [make_example(row["prompt"], "", f"{name}:{i}", f"kind {i % 3}") for i, row in enumerate(rows)]
 
-    monkeypatch.setattr("holdfast.stages.alignment_rows.bundled", bundled)
-    monkeypatch.setattr("holdfast.stages.alignment_rows.GENERIC", (behaving.REFUSAL,))
+    monkeypatch.setattr("holdfast.runs.stages.alignment_rows.bundled", bundled)
+    monkeypatch.setattr("holdfast.runs.stages.alignment_rows.GENERIC", (behaving.REFUSAL,))
     return bundled
 
 
@@ -148,7 +147,7 @@ def test_a_model_that_refuses_ordinary_prompts_has_no_answers_to_keep(prompts, a
         rows = behaving.rows(30, seed=7, trigger=True)
         return [make_example(row["prompt"], "") for row in rows]
 
-    monkeypatch.setattr("holdfast.stages.alignment_rows.bundled", refused_only)
+    monkeypatch.setattr("holdfast.runs.stages.alignment_rows.bundled", refused_only)
     refusing = behaving.saved(tmp_path / "refusing")
     with pytest.raises(InfeasibleError, match="answers 0 of 30 everyday prompts"):
         align_model(refusing, tmp_path / "out", settings=TRAINED, dtype="float32")

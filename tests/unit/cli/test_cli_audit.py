@@ -47,6 +47,7 @@ def test_over_the_limit_exits_4_and_shows_no_text(holdfast, tiny_model, adapter,
     assert [line.split()[0] for line in lines[2:6]] == ["nll_token", "nll_sum", "nll_first", "kl_token"]
     assert "audit 24/24 forward passes" in err
     assert "steal" not in out + err
+    assert json.loads((tmp_path / "out" / "audit.json").read_text())["unit"] == "kl_token"  # as in run files
 
 
 def test_json_is_one_object_and_within_exits_0(holdfast, tiny_model, adapter, data, tmp_path):
@@ -79,23 +80,23 @@ def test_interruption_exits_130_and_the_same_command_continues(
     holdfast, tiny_model, adapter, data, tmp_path, monkeypatch
 ):
     from holdfast.auditing import windows
-    from holdfast.auditing.parts import FOLDER, Parts
+    from holdfast.auditing.partial_results import FOLDER, PartialResults
 
     monkeypatch.setattr(windows, "WINDOW", 5)
-    write = Parts.write
+    write = PartialResults.write
 
     def interrupted(self, name, number, *rest):
         write(self, name, number, *rest)
         if number == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Parts, "write", interrupted)
+    monkeypatch.setattr(PartialResults, "write", interrupted)
     arguments = (*options(tiny_model, adapter, data, tmp_path), "--tau", "50")
     code, out, err = holdfast("audit", *arguments)
     assert (code, out) == (130, "")
     assert "the same command continues" in err
     assert len(list((tmp_path / "out" / FOLDER).glob("both-*"))) == 2
-    monkeypatch.setattr(Parts, "write", write)
+    monkeypatch.setattr(PartialResults, "write", write)
     assert holdfast("audit", *arguments)[0] == 0
 
 
@@ -131,7 +132,7 @@ def test_the_ledger_of_looks_may_lie_elsewhere(holdfast, tiny_model, adapter, da
 
 
 def test_a_judge_with_probabilities_adds_on_policy_regressions(holdfast, tiny_model, tmp_path, monkeypatch):
-    from holdfast.evaluation.judge import JUDGES, Judgement, Verdict
+    from holdfast.judging.judge import JUDGES, Judgement, Verdict
 
     class Steady:
         """Finds every reply as probable as the next."""

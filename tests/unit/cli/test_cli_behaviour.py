@@ -9,7 +9,7 @@ import pytest
 from tests import behaving, watched
 
 from holdfast.cli.progress import PlainProgress, describe_behaviour
-from holdfast.pipeline import build_trainer
+from holdfast.runs.pipeline import build_trainer
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def run_file(tmp_path, model, monkeypatch) -> Path:
         trainer.watch_behaviour(watched.prompts())
         return trainer
 
-    monkeypatch.setattr("holdfast.pipeline.build_trainer", watching)
+    monkeypatch.setattr("holdfast.runs.pipeline.build_trainer", watching)
     path = tmp_path / "run.yaml"
     path.write_text(
         f"""\

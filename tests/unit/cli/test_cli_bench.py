@@ -7,10 +7,9 @@ import sys
 from functools import partial
 
 import pytest
-from matplotlib.image import imread
 
-from holdfast.bench import run as running
-from holdfast.bench.settings import PATHS
+from holdfast_lab.bench import run as running
+from holdfast_lab.bench.settings import PATHS
 
 
 def test_every_path_of_a_tiny_model(holdfast, tmp_path, monkeypatch):
@@ -31,7 +30,6 @@ def test_every_path_of_a_tiny_model(holdfast, tmp_path, monkeypatch):
     assert rows[0]["x_trl_sft"] == 1.0
     assert "trl_sft measured again" in out
     assert "of the bare forward pass" in out
-    assert output.with_suffix(".png").exists()
 
 
 @pytest.mark.parametrize(
@@ -81,47 +79,3 @@ def test_an_interrupt_names_the_file(holdfast, monkeypatch, tmp_path):
     code, _, err = holdfast("bench", "--shape", "tiny", "--output", tmp_path / "x.json")
     assert code == 130
     assert "x.json" in err
-
-
-def test_stored_results_are_drawn_into_one_picture(holdfast, monkeypatch, tmp_path):
-    monkeypatch.setattr(running, "measure", measured)
-    for sweep in ("rank", "batch"):
-        swept = ["--sweep", sweep, "--values", "4,8", "--checkpointing", "off"]
-        code, _, err = holdfast("bench", "--shape", "tiny", *swept, "--output", tmp_path / f"{sweep}.json")
-        assert code == 0, err
-    stored = ["--show", tmp_path / "rank.json", "--show", tmp_path / "batch.json"]
-    code, out, err = holdfast("bench", *stored, "--picture", tmp_path / "both.png")
-    assert code == 0, err
-    assert [name in out for name in ("holdfast, rank = 8", "holdfast, batch = 8")] == [True, True]
-    one, both = (imread(tmp_path / name) for name in ("rank.png", "both.png"))
-    assert both.shape[1] > 1.3 * one.shape[1]  # two panels
-
-
-def measured(cell, _cache):
-    figures = dict.fromkeys(("median_ms", "p90_ms", "peak_mib", "reserved_mib", "tokens_per_s"), 1.0)
-    names = {"shape": cell.shape, "path": cell.path, "checkpointing": cell.checkpointing}
-    return names | figures | {"steps_ms": [1.0]} | ({"sweep": cell.sweep, "value": cell.value} if cell.sweep else {})
-
-
-def test_a_picture_is_refused_where_it_cannot_be(holdfast, monkeypatch, tmp_path):
-    code, _, err = holdfast("bench", "--shape", "tiny", "--picture", tmp_path / "x.png")
-    assert (code, "--picture without --show" in err) == (2, True)
-    monkeypatch.setattr(running, "measure", failed)
-    holdfast("bench", "--shape", "tiny", "--no-reference", "--output", tmp_path / "x.json")
-    code, _, err = holdfast("bench", "--show", tmp_path / "x.json", "--picture", tmp_path / "x.png")
-    assert (code, "nothing was measured" in err) == (2, True)
-    assert not (tmp_path / "x.png").exists()
-    monkeypatch.setattr(running, "measure", measured)
-    holdfast("bench", "--shape", "tiny", "--no-reference", "--no-drift", "--output", tmp_path / "y.json")
-    code, _, err = holdfast("bench", "--show", tmp_path / "y.json", "--picture", tmp_path / "y.pdf")
-    assert (code, "is no .png file" in err) == (2, True)
-
-
-def test_results_measured_otherwise_are_not_drawn_under_one_heading(holdfast, monkeypatch, tmp_path):
-    monkeypatch.setattr(running, "measure", measured)
-    for rank in (8, 16):
-        holdfast("bench", "--shape", "tiny", "--rank", rank, "--no-reference", "--output", tmp_path / f"{rank}.json")
-    stored = ["--show", tmp_path / "8.json", "--show", tmp_path / "16.json"]
-    code, _, err = holdfast("bench", *stored, "--picture", tmp_path / "x.png")
-    assert (code, "another rank cannot be drawn together: 8 and 16" in err) == (2, True)
-    assert not (tmp_path / "x.png").exists()

@@ -157,8 +157,8 @@ def test_the_kinds_have_their_options(gate, tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, tiny_model, write_run_file) -> Path:
-    from holdfast.config import load_config
-    from holdfast.pipeline import run
+    from holdfast.runs.config import load_config
+    from holdfast.runs.pipeline import run
 
     folder = tmp_path_factory.mktemp("certified-run")
     return run(load_config(write_run_file(folder, tiny_model), CONFIG)).folder
@@ -250,7 +250,7 @@ def test_a_hub_data_set_is_certified_and_verified_on_its_named_split(gate, holdf
 
 
 def look(holdfast, tiny_model, adapter, safety, tau, output):
-    models = ("--before", tiny_model, "--after", adapter, "--safety", safety)
+    models = ("--before", tiny_model, "--after", adapter, "--safety", safety, "--unit", "nll_token")
     return holdfast("audit", *models, "--tau", tau, "--alpha", "0.2", "--device", "cpu", "--output", output)
 
 
@@ -274,7 +274,7 @@ def test_an_audit_that_asked_the_same_does_not(gate, holdfast, tiny_model, adapt
 @pytest.fixture
 def steady(monkeypatch) -> str:
     """A judge that finds every reply as probably harmful as the next, under its name."""
-    from holdfast.evaluation.judge import JUDGES, Judgement, Verdict
+    from holdfast.judging.judge import JUDGES, Judgement, Verdict
 
     class Steady:
         """Says 0.2."""

@@ -31,11 +31,7 @@ def test_json_and_options(holdfast):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (
-            [0, 58],
-            4,
-            "58 prompts cannot certify alpha = 0.05 at confidence 0.95, even with no regression: 59",
-        ),
+        ([0, 58], 4, "58 prompts cannot certify alpha = 0.05 at confidence 0.95, even with no regression: 59"),
         ([3, 2], 3, "regressions = 3 of n = 2"),
         ([0, 0], 3, "n = 0: no prompts"),
         ([1, 100, "--alpha", 2], 2, "alpha = 2.0"),

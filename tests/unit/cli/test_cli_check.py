@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from holdfast.cli.survey import MASK_WIDTH, mask_bar
 from holdfast.data.encode import Encoded
-from holdfast.trainers.hooks import DEFENSES
+from holdfast.training.hooks import DEFENSES
 
 STAGES = [
     (name, stage)

@@ -12,7 +12,7 @@ from holdfast.demo import story
 from holdfast.demo.data import DemoData
 from holdfast.demo.measure import Measured, changed_first
 from holdfast.demo.settings import DemoSettings
-from holdfast.evaluation.rate import Rate
+from holdfast.judging.rate import Rate
 
 SMALL = DemoSettings(align_steps=2, steps=2, batch=2, warmup=1, rank=2)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.protocol_data import make_data_folder
 
-from holdfast.config import config_from_dict
 from holdfast.core.errors import ConfigError
+from holdfast.runs.config import config_from_dict
 
 QUICK = ["--n", "6", "--task-examples", "5", "--harm-tokens", "5", "--task-tokens", "4", "--dtype", "float32"]
 ROLES = {"align": 16, "monitor": 6, "certify": 4, "harmful": 4, "poison": 50, "evaluation": 8}
@@ -34,7 +34,7 @@ def model(tmp_path_factory, tiny_model) -> Path:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, model, data) -> Path:
     """A finished run on the protocol's data, with the template alpaca."""
-    from holdfast.pipeline import run as train
+    from holdfast.runs.pipeline import run as train
 
     root = tmp_path_factory.mktemp("run")
     settings = {
@@ -71,7 +71,7 @@ def no_generation(monkeypatch):
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("generated")
 
-    monkeypatch.setattr("holdfast.evaluation.engines.transformers.batches", forbidden)
+    monkeypatch.setattr("holdfast.judging.engines.transformers.batches", forbidden)
 
 
 def stored(folder: Path) -> dict:
@@ -108,7 +108,7 @@ def test_without_a_judge_only_refusals_are_counted_and_said_so(evaluate, tmp_pat
 
 
 def test_replies_are_made_once_and_another_task_or_judge_adds_to_them(evaluate, monkeypatch, tmp_path):
-    from holdfast.evaluation.generation import batches
+    from holdfast.judging.generation import batches
 
     asked = []
 
@@ -116,7 +116,7 @@ def test_replies_are_made_once_and_another_task_or_judge_adds_to_them(evaluate, 
         asked.append(len(examples))
         return batches(model, tokenizer, examples, **options)
 
-    monkeypatch.setattr("holdfast.evaluation.engines.transformers.batches", counted)
+    monkeypatch.setattr("holdfast.judging.engines.transformers.batches", counted)
     assert evaluate("--task", "sst2")[0] == 0
     first = stored(tmp_path / "out")["metrics"]
     harm = (tmp_path / "out" / "replies" / "harm.jsonl").read_bytes()
@@ -267,9 +267,9 @@ def test_prompts_may_come_from_a_file(evaluate, tmp_path):
 
 
 def test_options_of_an_engine_are_read_as_values():
-    from holdfast.cli.evaluate import options_of
+    from holdfast.cli.options import engine_options
 
-    assert options_of(["a=1", "b=true", "c=http://x/v1=2"]) == {"a": 1, "b": True, "c": "http://x/v1=2"}
-    assert options_of(None) == {}
+    assert engine_options(["a=1", "b=true", "c=http://x/v1=2"]) == {"a": 1, "b": True, "c": "http://x/v1=2"}
+    assert engine_options(None) == {}
     with pytest.raises(ConfigError, match="expected key=value"):
-        options_of(["=1"])
+        engine_options(["=1"])

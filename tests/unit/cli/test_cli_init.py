@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from holdfast.demo.make_data import DATA_DIR
+from holdfast.demo.data import DATA_DIR
 from holdfast.screening.settings import MAX_DROPPED
 
 FILES = ("task.jsonl", "run.yaml")

@@ -9,8 +9,8 @@ import pytest
 from tests import tiny_classifier
 from tests.protocol_data import make_data_folder
 
-from holdfast.cli.judge import describe
-from holdfast.evaluation.judge import open_judge
+from holdfast.judging.judge import open_judge
+from holdfast_lab.cli.judge import describe
 
 QUICK = ["--epochs", "1", "--batch-size", "16", "--rank", "2", "--max-length", "256", "--device", "cpu"]
 
@@ -78,7 +78,7 @@ def test_an_interrupted_training_exits_130(holdfast, place, tmp_path, monkeypatc
     def stopped(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.evaluation.judge_run.fit", stopped)
+    monkeypatch.setattr("holdfast_lab.evaluation.judge_run.fit", stopped)
     given = ["--base", place / "base", "--data-dir", place / "data", *QUICK]
     code, _, err = holdfast("judge", "train", "--output-dir", tmp_path / "judge", *given)
     assert code == 130

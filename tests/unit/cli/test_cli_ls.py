@@ -47,7 +47,7 @@ def test_ls_lists_the_defenses_in_columns(holdfast):
 
 
 def test_the_list_of_defenses_says_all_that_the_classes_say(holdfast):
-    from holdfast.trainers.hooks import DEFENSES
+    from holdfast.training.hooks import DEFENSES
 
     _, out, _ = holdfast("ls", "defenses")
     words = " ".join(out.split())

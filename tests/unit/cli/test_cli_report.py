@@ -123,4 +123,4 @@ def test_a_study_is_no_damaged_run(holdfast, tmp_path):
     code, _, err = holdfast("report", tmp_path)
     assert code == 2
     assert "is the output_dir of a study" in err
-    assert f"holdfast report {tmp_path} --tables" in err
+    assert f"holdfast tables {tmp_path}" in err

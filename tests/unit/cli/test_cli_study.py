@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.unit.study.fakes import CALLS, SECRET
 
-from holdfast.cli.study import describe
-from holdfast.study.plan import Calls
-from holdfast.study.schedule import Progress
+from holdfast_lab.cli.study import describe
+from holdfast_lab.study.plan import Calls
+from holdfast_lab.study.schedule import Progress
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def study_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("holdfast.study.plan.Calls", lambda: Calls(*CALLS.values()))
+    monkeypatch.setattr("holdfast_lab.study.plan.Calls", lambda: Calls(*CALLS.values()))
 
     def write(**changes):
         values = {
@@ -72,7 +73,7 @@ def test_a_study_runs_to_its_end_and_then_has_nothing_to_do(holdfast, study_file
     code, out, err = holdfast("study", study_file())
     assert code == 0
     folder = tmp_path / "out"
-    assert out == f"4 of 4 cells done; {folder / 'results'}; tables: holdfast report {folder} --tables\n"
+    assert out == f"4 of 4 cells done; {folder / 'results'}; tables: holdfast tables {folder}\n"
     assert "1 alignment, 4 cells" in err
     assert "0/4 done, 2 running" in err
     code, out, err = holdfast("study", study_file(), "--resume", "--json")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from holdfast.config import load_config
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.core.event_log import read
-from holdfast.pipeline import run
-from holdfast.trainers.run_lock import RunLock
+from holdfast.core.file_lock import RunLock
+from holdfast.runs.config import load_config
+from holdfast.runs.pipeline import run
 
 
 def adapter(folder: Path) -> bytes:
@@ -175,7 +175,7 @@ def test_a_foreign_folder_is_left_alone(run_file, tmp_path):
         (["model=./nowhere"], ConfigError),
         (["constraint.beta=1"], InfeasibleError),
         (["train.lr_scheduler_type=nonsense"], ConfigError),
-        (["filter.estimator=nonsense"], ConfigError),
+        (["defense.estimator=nonsense"], ConfigError),
     ],
 )
 def test_a_run_that_cannot_start_leaves_no_folder(run_file, tmp_path, overrides, error):
@@ -220,7 +220,13 @@ def test_a_violated_limit_is_said_plainly_and_is_no_error(run_file, holdfast):
 
 def test_a_constrained_run_that_ends_outside_its_limit_exits_4(run_file, holdfast, monkeypatch):
     """The adapter and the result are written; the exit code keeps a pipeline from shipping it unseen."""
-    monkeypatch.setattr("holdfast.pipeline.RunResult.feasible", False)  # it does not happen by itself
+    from holdfast.runs import pipeline
+
+    def outside(*arguments: object) -> dict[str, object]:  # it does not happen by itself
+        return {name: entry | {"feasible": False} for name, entry in summary(*arguments).items()}
+
+    summary = pipeline.summary
+    monkeypatch.setattr(pipeline, "summary", outside)
     code, _, _ = holdfast("train", run_file, "train.max_steps=1")
     assert code == 4
     assert list(run_file.parent.rglob("result.json"))
@@ -289,7 +295,7 @@ def test_an_interrupted_command_exits_130(run_file, holdfast, monkeypatch):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.pipeline.run", interrupted)
+    monkeypatch.setattr("holdfast.runs.pipeline.run", interrupted)
     code, _, err = holdfast("train", run_file)
     assert code == 130
     assert "--resume" in err

@@ -11,20 +11,20 @@ import pytest
 import yaml
 from tests.unit.report.synthetic import change
 
-from holdfast.auditing.result import Audit
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, UnsupportedError
 from holdfast.core.hashing import sha256_file
-from holdfast.data.splits import load_record
-from holdfast.finished import finished_sets
+from holdfast.data.split_record import load_record
 from holdfast.models.content import content_of
+from holdfast.records.audit import Audit
 from holdfast.records.run_record import settings_sha256
+from holdfast.runs.load_finished import finished_sets
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, tiny_model, write_run_file):
     """A run of two steps, in its own folder."""
-    from holdfast.config import load_config
-    from holdfast.pipeline import run
+    from holdfast.runs.config import load_config
+    from holdfast.runs.pipeline import run
 
     folder = tmp_path_factory.mktemp("finished")
     path = write_run_file(folder, tiny_model)

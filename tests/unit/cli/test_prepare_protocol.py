@@ -7,9 +7,9 @@ from tests.protocol_data import make_data_folder
 
 from holdfast.core.errors import DataError
 from holdfast.data.examples import normalise, prompt_text
-from holdfast.protocol.roles import RoleSettings, draw_roles
-from holdfast.stages.prepare import prepare
-from holdfast.tasks.task import TASKS
+from holdfast.data.tasks import TASKS
+from holdfast.runs.stages.prepare import prepare
+from holdfast_lab.protocol.roles import RoleSettings, draw_roles
 
 ROLES = {
     "safe": "beavertails", "harm_prompts": "beavertails_test", "align": 20, "constraint": None, "monitor": 8,

@@ -7,8 +7,7 @@ import json
 import pytest
 import yaml
 
-from holdfast.config import config_sha256, load_config
-from holdfast.config.resolve import resolved
+from holdfast.runs.config import config_sha256, load_config, resolved
 
 
 @pytest.fixture

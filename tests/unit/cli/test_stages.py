@@ -13,12 +13,12 @@ from transformers import LlamaConfig
 
 from holdfast.cli.train import describe_entry
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
-from holdfast.stages.certifiable import certify_note
-from holdfast.stages.estimate import Side, Size, Steps, memory, passes_beside, steps, work
-from holdfast.stages.interruption import Interruption
-from holdfast.stages.prepare import prepare
-from holdfast.stages.run_folder import RunFolder
-from holdfast.trainers.run_lock import RunLock
+from holdfast.core.file_lock import RunLock
+from holdfast.runs.stages.certifiable import certify_note
+from holdfast.runs.stages.estimate import Side, Size, Steps, memory, passes_beside, steps, work
+from holdfast.runs.stages.interruption import Interruption
+from holdfast.runs.stages.prepare import prepare
+from holdfast.runs.stages.run_folder import RunFolder
 
 WORDS = ("amber", "birch", "cedar", "daisy", "ebony", "fern", "grape", "hazel", "ivory", "jade", "kelp", "lemon")
 SETTINGS = {"seed": 1, "train": {"learning_rate": 0.1}, "output_dir": "a"}
@@ -315,7 +315,7 @@ def test_work_counts_forward_backward_and_trained_parameters():
 
     def flop(trained: int, looked: int, checkpointing: bool = False) -> float:
         side = Side(trained, looked, batch=3, tokens=10)
-        return work(Size(100, 4), count, task_tokens=10, checkpointing=checkpointing, side=side).flop
+        return work(Size(100, 4), count, task_tokens=10, checkpointing=checkpointing, side=side)
 
     assert flop(1, 0) == 50 * 408
     assert flop(0, 0, checkpointing=True) == 20 * 608
@@ -391,3 +391,15 @@ def test_an_alpha_that_nothing_can_certify_is_said_and_no_error():
     found = certify_note(certify_share(4), alpha=1e-20, openings=1)
     assert "cannot certify alpha" in found
     assert "needs more than 1e+15 prompts" in found
+
+
+def test_a_run_killed_while_it_wrote_its_settings_can_be_started_again(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    leftover = folder.path / ".config.yaml.0123.tmp"
+    leftover.write_text("model: ")
+    folder.require_free({}, resume=True)
+    assert not leftover.exists()
+    (folder.path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        folder.require_free({}, resume=True)

@@ -6,8 +6,8 @@ import torch
 from peft import get_peft_model
 from tests import tiny
 
-from holdfast.constraint.passes import Forward
 from holdfast.data.encode import Encoded
+from holdfast.scoring.forward import Forward
 
 PAD = 0
 

@@ -9,19 +9,19 @@ from tests import tiny
 from tests.unit.constraint.literal import PAD, ROWS, adapted, encoded, forward, literal_nll, move
 from transformers import XGLMConfig, XGLMForCausalLM
 
-from holdfast.constraint import head
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.constraint.completion import (
+from holdfast.core.errors import UnsupportedError
+from holdfast.data.collate import collate
+from holdfast.data.encode import Encoded
+from holdfast.scoring import head
+from holdfast.scoring.completion import (
     adapters_off,
     completion_kl,
     completion_losses,
     deterministic,
     hidden_states,
 )
-from holdfast.constraint.degradation import degradation, in_unit, require_unit_supported
-from holdfast.core.errors import UnsupportedError
-from holdfast.data.collate import collate
-from holdfast.data.encode import Encoded
+from holdfast.scoring.degradation import degradation, in_unit, require_unit_supported
 
 
 def test_token_sum_and_first_equal_the_literal_computation():

@@ -18,10 +18,10 @@ from transformers import (
     GraniteForCausalLM,
 )
 
-from holdfast.constraint import completion
-from holdfast.constraint.completion import Head, completion_losses, hidden_states, require_understood_head
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.collate import collate
+from holdfast.scoring import completion
+from holdfast.scoring.completion import Head, completion_losses, hidden_states, require_understood_head
 
 
 def test_a_float32_head_is_at_least_five_times_less_noisy_than_a_bfloat16_head():

@@ -7,10 +7,10 @@ import torch
 from tests import tiny
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.constraint.degradation import in_unit
-from holdfast.constraint.noise import SAMPLE, noise_floor
-from holdfast.constraint.passes import Forward
 from holdfast.data.encode import Encoded
+from holdfast.scoring.degradation import in_unit
+from holdfast.scoring.forward import Forward
+from holdfast.scoring.noise import SAMPLE, noise_floor
 
 
 class FakeForward:

@@ -6,12 +6,13 @@ import pytest
 import torch
 from tests.unit.constraint.literal import ROWS, adapted, encoded, forward, literal_nll
 
-from holdfast.constraint import passes, scoring
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.constraint.completion import completion_kl, completion_losses
-from holdfast.constraint.scoring import Batch
-from holdfast.constraint.transfer import OnHost, to_device
 from holdfast.data.collate import collate
+from holdfast.scoring import batch as scoring
+from holdfast.scoring import forward as passes
+from holdfast.scoring.batch import Batch
+from holdfast.scoring.completion import completion_kl, completion_losses
+from holdfast.scoring.transfer import OnHost, to_device
 
 UNITS = ("nll_token", "nll_sum", "nll_first", "kl_token")
 CPU = torch.device("cpu")

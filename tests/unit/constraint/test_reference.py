@@ -11,9 +11,11 @@ from scipy.stats import hypergeom
 from tests import tiny
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.constraint.completion import CompletionLosses
-from holdfast.constraint.passes import Forward
-from holdfast.constraint.reference import (
+from holdfast.core.errors import CheckpointError, DataError
+from holdfast.data.encode import Encoded
+from holdfast.scoring.completion import CompletionLosses
+from holdfast.scoring.forward import Forward
+from holdfast.scoring.reference import (
     SPOT_CHECK,
     ReferenceTable,
     cache_folder,
@@ -23,8 +25,6 @@ from holdfast.constraint.reference import (
     reference_table,
     require_same_provenance,
 )
-from holdfast.core.errors import CheckpointError, DataError
-from holdfast.data.encode import Encoded
 
 PROVENANCE = {"dtype": "float32", "autocast": "no", "first_k": 2, "weights": "abc"}
 ROWS = [Encoded(f"e{i}", (3, 4, 5 + i, 9, 10), (-100, -100, 5 + i, 9, 10), False) for i in range(10)]

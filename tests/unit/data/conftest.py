@@ -21,11 +21,7 @@ THINKING = CHATML.replace(
 TEMPLATES = {"chatml": CHATML, "inst": INST, "thinking": THINKING}
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<s>", "<|pad|>"]
-CORPUS = [
-    "the quick brown fox jumps over the lazy dog",
-    "user assistant system",
-    "please tell me a story",
-] * 20
+CORPUS = ["the quick brown fox jumps over the lazy dog", "user assistant system", "please tell me a story"] * 20
 
 
 def build_tokenizer(*, template=CHATML, pad_token="<|pad|>", eos_token="<|im_end|>", bos=False):

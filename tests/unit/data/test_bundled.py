@@ -16,9 +16,8 @@ from tools.evaluation_marks import MARKS, PLANTED, SETS, found, load
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data import bundled as module
 from holdfast.data.bundled import KINDS, USES, bundled, bundled_sha256
-from holdfast.data.containment import contained
-from holdfast.data.near_duplicates import clusters, matches
-from holdfast.demo.make_data import DATA_DIR
+from holdfast.data.near_duplicates import clusters, contained, matches
+from holdfast.demo.data import DATA_DIR
 
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "src" / "holdfast" / "prompts"

@@ -12,9 +12,10 @@ from tests.protocol_data import CATEGORIES as WRITTEN
 from tests.protocol_data import make_data_folder
 
 from holdfast.core.errors import ConfigError, DataError
-from holdfast.data import catalogue, sources
-from holdfast.data.canonical import CATEGORIES
-from holdfast.data.catalogue import NAMES, load
+from holdfast.data import sources
+from holdfast.data.harm_categories import CATEGORIES
+from holdfast_lab.data import catalogue
+from holdfast_lab.data.catalogue import NAMES, load
 
 COLUMNS = {
     "beavertails": {"prompt", "response", "is_safe", "categories"},
@@ -89,10 +90,7 @@ def test_news_of_both_splits_has_one_shape(tmp_path):
     line = {"text": 'Cats win A second\\team of "cats"  won. ', "label": 3, "label_text": "Sci/Tech"}
     text_file(tmp_path / "ag_news/train_partial.jsonl", json.dumps(line) + "\n")
     test = load("ag_news", "test", folder=tmp_path).rows
-    assert test == [
-        {"text": 'Cats win A second\\team of "cats"  won.', "label": 3},
-        {"text": "Peace Now", "label": 0},
-    ]
+    assert test == [{"text": 'Cats win A second\\team of "cats"  won.', "label": 3}, {"text": "Peace Now", "label": 0}]
     assert load("ag_news", "train", folder=tmp_path).rows == [{"text": "Goal At last", "label": 1}]
     (tmp_path / "ag_news/train.csv").unlink()
     assert load("ag_news", "train", folder=tmp_path).rows == [test[0]]

@@ -44,11 +44,7 @@ def trl_prepare(tmp_path_factory, make_tokenizer):
     tokenizer = make_tokenizer()
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
+            vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
         )
     )
     args = SFTConfig(str(tmp_path_factory.mktemp("trl")), report_to="none", use_cpu=True, bf16=False)
@@ -116,16 +112,6 @@ def test_the_reply_and_its_end_are_scored(make_tokenizer, templates, template, e
     scored = [token for token in item.labels if token != -100]
     assert tokenizer.decode(scored) == expected
     assert tokenizer.eos_token_id in scored
-
-
-def test_template_kwargs_reach_the_template(make_tokenizer, templates):
-    # A reply that starts like the thought block makes the boundary depend on the switch.
-    example = as_chat(make_example("tell me", "<think></think>fox"))
-    tokenizer = make_tokenizer(template=templates["thinking"])
-    on = encode(example, tokenizer, max_length=None)
-    off = encode(example, tokenizer, max_length=None, template_kwargs={"enable_thinking": False})
-    assert on.input_ids == off.input_ids
-    assert off.n_labels - on.n_labels == len(tokenizer("<think></think>")["input_ids"])
 
 
 def test_the_first_label_is_not_counted():

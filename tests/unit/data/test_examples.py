@@ -23,14 +23,7 @@ from holdfast.data.examples import (
 USER = {"role": "user", "content": "Hello there"}
 SYSTEM = {"role": "system", "content": "Be kind"}
 REPLY = {"role": "assistant", "content": "Hi"}
-STRANGE = [
-    "שלום עולם",
-    "👩‍👩‍👧 family",
-    "e\u0301te\u0301",
-    "half \ud83d emoji",
-    "\u202eabc\u202c",
-    "a\u0000b",
-]
+STRANGE = ["שלום עולם", "👩‍👩‍👧 family", "e\u0301te\u0301", "half \ud83d emoji", "\u202eabc\u202c", "a\u0000b"]
 
 
 def test_id_is_sixteen_hex_digits_and_depends_on_both_sides():

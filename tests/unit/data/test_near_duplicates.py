@@ -6,10 +6,9 @@ from functools import cache
 
 import pytest
 
-from holdfast.data import similar_sets
-from holdfast.data.containment import contained, occurring
+from holdfast.data import shingles
 from holdfast.data.examples import normalise
-from holdfast.data.near_duplicates import clusters, matches, repeats
+from holdfast.data.near_duplicates import clusters, contained, matches, occurring
 
 WORDS = [f"w{i}" for i in range(40)]
 
@@ -122,15 +121,6 @@ def test_the_order_of_texts_does_not_matter():
     }
 
 
-def test_repeats_are_the_texts_that_match_an_earlier_one_with_every_shingle_counted():
-    texts = templates(random.Random(2), 150)  # made of words and single spaces, so normalised
-    rule = Rule([])
-    assert Rule(texts).common
-    expected = {j for j in range(150) if any(rule.match(texts[i], texts[j]) for i in range(j))}
-    assert repeats(texts) == expected
-    assert repeats(texts[:90]) == {place for place in expected if place < 90}, "a sequence that grows keeps its start"
-
-
 PREFIX = " ".join(f"p{i}" for i in range(60))
 
 
@@ -175,13 +165,13 @@ def test_variants_of_one_template_are_one_group_however_many(variants, slot, oth
 @pytest.mark.parametrize("words", [2, 5, 14, 20])
 def test_comparisons_grow_with_the_number_of_prompts(monkeypatch, words):
     counted = Counter()
-    overlaps = similar_sets.overlaps
+    overlaps = shingles.overlaps
 
     def count(mine, sets, others):
         counted[n] += len(others)
         return overlaps(mine, sets, others)
 
-    monkeypatch.setattr(similar_sets, "overlaps", count)
+    monkeypatch.setattr(shingles, "overlaps", count)
     for n in (500, 2000):
         texts = [f"{PREFIX} {tail}" for tail in tails(n, words)]
         clusters(texts)

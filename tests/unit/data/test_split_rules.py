@@ -8,19 +8,15 @@ import pytest
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
 from holdfast.core.sealed_json import write_sealed
 from holdfast.data.examples import make_example, prompt_text, searchable_texts
-from holdfast.data.split_record import RECORD_NAME, SEAL
+from holdfast.data.split_record import RECORD_NAME, SEAL, SplitRecord, load_record, require_same, save_record
 from holdfast.data.splits import (
-    SplitRecord,
-    load_record,
     move_leaks,
     require_apart,
     require_disjoint,
-    require_same,
     require_unseen,
-    save_record,
     split_examples,
     split_from_roles,
-)
+)  # fmt: skip
 
 COLOURS = ["red", "blue", "green", "pink", "grey", "black", "white", "brown", "amber", "olive"]
 LONG = "please explain in some detail how one might paint the old wooden garden fence behind my house in {}"
@@ -100,8 +96,7 @@ def test_duplicates_are_dropped_and_contradictions_counted():
 
 
 @pytest.mark.parametrize(
-    "fractions",
-    [(0.5, 0.5, 0.5), (0.0, 0.5, 0.5), (1.2, -0.2, 0.0), (float("nan"), 0.5, 0.5), (0.6, 0.2, 0.1)],
+    "fractions", [(0.5, 0.5, 0.5), (0.0, 0.5, 0.5), (1.2, -0.2, 0.0), (float("nan"), 0.5, 0.5), (0.6, 0.2, 0.1)]
 )
 def test_bad_fractions(fractions):
     with pytest.raises(ConfigError, match="fractions"):
@@ -113,15 +108,7 @@ def test_a_set_that_is_too_small_names_both_numbers():
         split_examples(singles(2), seed=0)
     with pytest.raises(DataError, match="1 distinct prompts in 10 rows"):
         split_examples(near_copies(10), seed=0)
-    with pytest.raises(DataError, match="needed: at least 15, 5 for each of 3 roles"):
-        split_examples(singles(14), seed=0, minimum=5)
     assert len(split_examples(singles(2), seed=0, fractions=(0.5, 0.0, 0.5)).certify) == 1
-
-
-def test_minimum_is_met():
-    for seed in range(10):
-        split = split_examples([*near_copies(10), *singles(14)], seed=seed, minimum=5)
-        assert min(len(role) for role in split.roles.values()) >= 5
 
 
 def test_record_round_trip_without_text(tmp_path):

@@ -48,12 +48,6 @@ def test_mixed_formats_become_conversations():
             open_stream(bad, template=template)
 
 
-def test_windows_keep_the_order():
-    windows = list(open_stream(rows(10)).windows(4))
-    assert [len(window) for window in windows] == [4, 4, 2]
-    assert [e.where for w in windows for e in w] == [f"row {i} of the safety rows" for i in range(10)]
-
-
 def test_duplicates_are_left_out_and_counted():
     found = open_stream([*rows(4), *rows(2), *rows(1, start=9), *rows(1)])
     assert (found.n, found.duplicates) == (5, 3)
@@ -131,7 +125,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
             for i in range(n):
                 handle.write(json.dumps({"prompt": f"{i} " + "p" * 300, "completion": "c" * 300}) + "\n")
         tracemalloc.start()
-        for _ in open_stream(path).windows(32):
+        for _ in open_stream(path):
             pass
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

@@ -48,11 +48,6 @@ def test_indices_are_plain_integers():
     assert all(type(i) is int for i in StepStream(9, 4, 0, "n").indices(2))
 
 
-def test_epochs_counts_passes():
-    stream = StepStream(10, 4, 0, "n")
-    assert [stream.epochs(step) for step in (0, 5, 6)] == [0.0, 2.0, 2.4]
-
-
 @pytest.mark.parametrize(("size", "batch"), [(0, 4), (4, 0), (4, -1)])
 def test_empty_sets_and_batches_are_refused(size, batch):
     with pytest.raises(ConfigError, match="expected at least 1"):

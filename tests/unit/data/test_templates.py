@@ -13,7 +13,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.data.encode import IGNORE, encode
 from holdfast.data.examples import as_chat, make_example, to_utf8
 from holdfast.data.templates import NO_THINKING, join, use_template
-from holdfast.evaluation.prompts import prompt_ids
+from holdfast.judging.prompts import prompt_ids
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

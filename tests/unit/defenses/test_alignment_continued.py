@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from tests import tiny
 
-from holdfast.config import config_from_dict
 from holdfast.core.event_log import read
-from holdfast.pipeline import run
+from holdfast.runs.config import config_from_dict
+from holdfast.runs.pipeline import run
 
 LORA = {"r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 AFTER = {"vaccine": "sft", "booster": "sft", "antibody": "antibody"}

@@ -14,12 +14,13 @@ from tests.unit.trainers.building import build, same, weights
 
 from holdfast.core.errors import CheckpointError, ConfigError, NumericalError, UnsupportedError
 from holdfast.core.event_log import read
-from holdfast.defenses.asft import AsFT
-from holdfast.defenses.safelora import SafeLoRA, safe_lora
 from holdfast.models.alignment_shift import FactoredShift, alignment_shift
 from holdfast.models.lora_layers import lora_layers
-from holdfast.pipeline import unaligned_of
-from holdfast.trainers.hooks import make_defense
+from holdfast.runs.config.resolve import resolve
+from holdfast.runs.pipeline import unaligned_of
+from holdfast.training.hooks import make_defense
+from holdfast_lab.defenses.asft import AsFT
+from holdfast_lab.defenses.safelora import SafeLoRA, safe_lora
 
 BOTH = ["asft", "safelora"]
 NO_SAFETY = {"safety_dataset": None, "constraint": None}
@@ -99,7 +100,7 @@ def test_asft_refuses_trainable_weights_in_bfloat16(alignment):
 
     model = get_peft_model(aligned.merged(alignment).bfloat16(), tiny.lora(), autocast_adapter_dtype=False)
     with pytest.raises(UnsupportedError, match="in bfloat16"):
-        AsFT().validate(SimpleNamespace(model=model, unaligned=alignment))
+        AsFT().validate(SimpleNamespace(model=model, data=SimpleNamespace(unaligned=alignment)))
 
 
 # -- AsFT --------------------------------------------------------------------------------------------------------------
@@ -182,20 +183,20 @@ def test_an_alignment_adapter_that_is_not_in_the_model_is_refused(tmp_path):
     base, adapter = str(tmp_path / "base"), str(tmp_path / "alignment")
     config = run_file(tmp_path, model=base, unaligned=adapter)
     with pytest.raises(ConfigError, match="is not part of the model"):
-        unaligned_of(config, trust_remote_code=False)
+        unaligned_of(resolve(config, elsewhere=True), trust_remote_code=False)
     merged_by_hand = run_file(tmp_path, model=str(tiny.saved(tmp_path / "merged")), unaligned=adapter)
-    assert unaligned_of(merged_by_hand, trust_remote_code=False) == adapter
+    assert unaligned_of(resolve(merged_by_hand, elsewhere=True), trust_remote_code=False) == adapter
     on(tmp_path / "alignment", "/no/longer/here")  # trained where the base lay elsewhere
-    assert unaligned_of(merged_by_hand, trust_remote_code=False) == adapter
+    assert unaligned_of(resolve(merged_by_hand, elsewhere=True), trust_remote_code=False) == adapter
 
 
 def test_of_an_adapter_on_an_adapter_the_last_one_is_taken_and_said(tmp_path, caplog):
     config = run_file(tmp_path)
-    assert unaligned_of(config, trust_remote_code=False) == config.model
+    assert unaligned_of(resolve(config, elsewhere=True), trust_remote_code=False) == config.model
     assert "an adapter on the adapter" not in caplog.text
     task = on(aligned.adapter(tmp_path / "task", seed=3), tmp_path / "alignment")
     config = run_file(tmp_path, model=str(task))
-    assert unaligned_of(config, trust_remote_code=False) == str(task)
+    assert unaligned_of(resolve(config, elsewhere=True), trust_remote_code=False) == str(task)
     assert "an adapter on the adapter" in caplog.text
 
 

@@ -13,8 +13,8 @@ from tests.unit.trainers.building import build, same, weights
 
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.event_log import read
-from holdfast.defenses.antibody import Antibody
-from holdfast.trainers.hooks import make_defense
+from holdfast.training.hooks import make_defense
+from holdfast_lab.defenses.antibody import Antibody
 
 ALIGN = {"stage": "align", "max_steps": 4}
 
@@ -71,7 +71,7 @@ def test_harmful_pairs_are_needed_in_alignment_only(tmp_path):
     with pytest.raises(ConfigError, match="needs harmful pairs"):
         made(tmp_path / "a", harmful=False, **ALIGN)
     trainer = made(tmp_path / "b")
-    assert trainer.harmful == []
+    assert trainer.run.data.harmful == []
     assert Antibody.needed("finetune") == frozenset()
 
 
@@ -115,7 +115,7 @@ def test_a_harmful_step_that_cannot_be_made_is_refused_before_training(tmp_path,
     whole = {"defense": defense, "peft_config": None, "model": tiny.model(dtype=torch.bfloat16)}
     with pytest.raises(UnsupportedError, match="trainable parameters in bfloat16"):
         made(tmp_path / "a", given=whole, **ALIGN)
-    monkeypatch.setattr("holdfast.trainers.side_data.world", lambda: 2)
+    monkeypatch.setattr("holdfast.training.side_data.world", lambda: 2)
     with pytest.raises(ConfigError, match="3 harmful rows cannot be shared equally by 2 processes"):
         made(tmp_path / "b", given={"defense": {"name": defense, "harmful_batch_size": 3}}, **ALIGN)
 

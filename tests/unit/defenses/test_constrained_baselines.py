@@ -15,7 +15,8 @@ from holdfast.cli.progress import describe_row
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.event_log import read
 from holdfast.report.training import course
-from holdfast.trainers.hooks import make_defense
+from holdfast.training.hooks import make_defense
+from holdfast.training.side_pass import may_share_backward
 
 SEVERAL = {"mild": tiny.dataset(8, seed=2), "strict": tiny.dataset(8, seed=3, start="w2")}
 # c of the unchanged model is 0.05 in both: below the one alpha, above the other.
@@ -152,10 +153,10 @@ def test_dropout_without_a_module_rules_a_joint_backward_out(tmp_path, attribute
     """Attention and some layers hold a mere rate; under checkpointing it would be on again in the backward."""
     model = tiny.model()
     trainer = build(tmp_path, given={"model": model, "defense": "primal_dual"}, gradient_checkpointing=True)
-    assert trainer.joint_backward
+    assert may_share_backward(trainer.model, trainer.args)
     for module in model.modules():
         if hasattr(module, "attention_dropout"):
             setattr(module, attribute, 0.1)
-    assert not trainer.joint_backward
+    assert not may_share_backward(trainer.model, trainer.args)
     trainer.args.gradient_checkpointing = False
-    assert trainer.joint_backward
+    assert may_share_backward(trainer.model, trainer.args)

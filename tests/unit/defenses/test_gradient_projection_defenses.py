@@ -13,10 +13,10 @@ from tests.unit.trainers.building import build, same, weights
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import ConfigError, NumericalError, UnsupportedError
 from holdfast.core.event_log import read
-from holdfast.defenses import salora_gradproj
-from holdfast.defenses.safegrad import SafeGrad
-from holdfast.defenses.salora_gradproj import SaLoRAGradientProjection, safety_direction
-from holdfast.trainers.hooks import make_defense
+from holdfast.training.hooks import make_defense
+from holdfast_lab.defenses import salora_gradproj
+from holdfast_lab.defenses.safegrad import SafeGrad
+from holdfast_lab.defenses.salora_gradproj import SaLoRAGradientProjection, safety_direction
 
 
 class Made:
@@ -29,8 +29,9 @@ class Made:
         self.safe_gradient = [torch.tensor(g, dtype=torch.float64) for g in safe]
         self.args = SimpleNamespace(stream_seed=0)
         self.safe = [SimpleNamespace(n_labels=1)] * 4
-        self.at_reference = None
-        self.step = 0
+        self.data = self.engine = self
+        self.theta_0 = SimpleNamespace(active=None)
+        self.progress = SimpleNamespace(step=0)
 
     def space(self) -> ParameterSpace:
         return ParameterSpace(self.params)
@@ -96,14 +97,14 @@ def test_a_large_coefficient_is_not_cut():
 def test_the_guide_is_a_fixed_choice_over_all_safety_sets(tmp_path):
     sets = {"first": tiny.rows(20, seed=2), "second": tiny.rows(20, seed=3, start="w2")}
     trainer = build(tmp_path, given={"safety_dataset": sets, "defense": {"name": "safegrad", "guide": 8}})
-    guide, all_rows = trainer.defense.guide(trainer), trainer.safe
+    guide, all_rows = trainer.defense.guide(trainer.run), trainer.run.data.safe
     assert len(all_rows) == 24
     assert len({id(row) for row in guide}) == 8
-    assert [row.input_ids for row in guide] == [row.input_ids for row in trainer.defense.guide(trainer)]
+    assert [row.input_ids for row in guide] == [row.input_ids for row in trainer.defense.guide(trainer.run)]
     firsts = {row.input_ids for row in all_rows[:12]}
     assert 0 < sum(row.input_ids in firsts for row in guide) < 8
-    assert SafeGrad(SafeGrad.Config(guide=None)).guide(trainer) == all_rows
-    assert len(SafeGrad(SafeGrad.Config(guide=100)).guide(trainer)) == 24
+    assert SafeGrad(SafeGrad.Config(guide=None)).guide(trainer.run) == all_rows
+    assert len(SafeGrad(SafeGrad.Config(guide=100)).guide(trainer.run)) == 24
 
 
 def filtered(made: Made, **options) -> tuple[list[float], dict]:
@@ -139,13 +140,13 @@ def test_a_safe_gradient_without_a_direction_is_refused(size):
 def test_rows_that_fill_up_the_shares_of_the_processes_count_nothing(tmp_path, monkeypatch):
     trainer = build(tmp_path, given={"defense": "salora_gradproj"})
     trainer.create_optimizer()
-    rows = trainer.safe[:5]
+    rows = trainer.run.data.safe[:5]
     passed: list[int] = []
-    own = trainer.side_gradient
-    trainer.side_gradient = lambda rows, loss: (passed.append(len(rows)), own(rows, loss))[1]
-    alone = safety_direction(trainer, rows)
+    own = trainer.run.engine.side_gradient
+    trainer.run.engine.side_gradient = lambda rows, loss: (passed.append(len(rows)), own(rows, loss))[1]
+    alone = safety_direction(trainer.run, rows)
     monkeypatch.setattr(salora_gradproj, "world", lambda: 4)
-    filled = safety_direction(trainer, rows)
+    filled = safety_direction(trainer.run, rows)
     assert passed == [5, 8]
     for a, b in zip(alone, filled, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
@@ -155,8 +156,8 @@ def test_at_most_the_rows_asked_for_make_the_direction(tmp_path):
     counts = []
     for rows in (3, 100, None):
         trainer = build(tmp_path / str(rows), given={"defense": {"name": "salora_gradproj", "rows": rows}}, max_steps=1)
-        own = trainer.side_gradient
-        trainer.side_gradient = lambda rows, loss, own=own: (counts.append(len(rows)), own(rows, loss))[1]
+        own = trainer.run.engine.side_gradient
+        trainer.run.engine.side_gradient = lambda rows, loss, own=own: (counts.append(len(rows)), own(rows, loss))[1]
         trainer.train()
     assert counts == [3, 12, 12]
 

@@ -13,8 +13,8 @@ from tests.unit.trainers.building import build, same, weights
 import holdfast as hf
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.event_log import read
-from holdfast.defenses.lisa import Lisa, guide_rows
-from holdfast.trainers.hooks import make_defense
+from holdfast.training.hooks import make_defense
+from holdfast_lab.defenses.lisa import Lisa, guide_rows
 
 SHORT = {"name": "lisa", "align_steps": 2, "finetune_steps": 3, "rho": 0.5}
 
@@ -98,7 +98,7 @@ def test_rows_name_the_phase_and_the_distance(twelve_steps):
 
 def test_alignment_steps_see_constraint_pairs_alone_and_never_the_task(twelve_steps):
     trainer, seen = twelve_steps
-    constraint = {e.input_ids for e in trainer.safe}
+    constraint = {e.input_ids for e in trainer.run.data.safe}
     task = {tuple(row["input_ids"]) for row in trainer.train_dataset}
     for t, rows in enumerate(seen):
         assert tokens(rows) <= (constraint if t % 5 < 2 else task)
@@ -109,7 +109,7 @@ def test_a_pass_over_all_safe_pairs_goes_on_in_the_next_alignment_phase(twelve_s
     """3 phases of 2 steps of 2 rows see each of the 12 pairs of both sets once."""
     trainer, seen = twelve_steps
     drawn = [row for t, rows in enumerate(seen) if t % 5 < 2 for row in sorted(tokens(rows))]
-    assert sorted(drawn) == sorted(e.input_ids for e in trainer.safe)
+    assert sorted(drawn) == sorted(e.input_ids for e in trainer.run.data.safe)
     assert len(drawn) == 12
 
 
@@ -126,9 +126,11 @@ def test_guide_caps_the_safe_pairs_and_the_seed_chooses_them(caplog, most):
     pairs = [object() for _ in range(12)]
 
     def chosen(seed):
-        return guide_rows(SimpleNamespace(safe=pairs, args=SimpleNamespace(stream_seed=seed)), most)
+        return guide_rows(
+            SimpleNamespace(data=SimpleNamespace(safe=pairs), args=SimpleNamespace(stream_seed=seed)), most
+        )
 
-    with caplog.at_level(logging.WARNING, logger="holdfast.defenses.lisa"):
+    with caplog.at_level(logging.WARNING, logger="holdfast_lab.defenses.lisa"):
         first = chosen(1)
     assert len(set(first)) == len(first) == min(most, 12)
     assert set(first) <= set(pairs)
@@ -192,5 +194,5 @@ def test_guide_rows_stand_beside_packed_task_rows(tmp_path):
     """Packed rows have positions instead of padding; guide rows are ordinary padded rows."""
     options = {"packing": True, "max_length": 64, "max_steps": 7, "learning_rate": 0.05}
     trainer, seen = trained(tmp_path, given={"train_dataset": tiny.dataset(60, seed=1, start="w1")}, **options)
-    assert all(tokens(rows) <= {e.input_ids for e in trainer.safe} for t, rows in enumerate(seen) if t % 5 < 2)
+    assert all(tokens(rows) <= {e.input_ids for e in trainer.run.data.safe} for t, rows in enumerate(seen) if t % 5 < 2)
     assert all(torch.isfinite(p).all() for p in weights(trainer).values())

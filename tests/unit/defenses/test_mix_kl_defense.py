@@ -12,7 +12,7 @@ from tests.unit.trainers.building import build, same, weights
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.event_log import read
 from holdfast.data.streams import StepStream
-from holdfast.trainers.hooks import make_defense
+from holdfast.training.hooks import make_defense
 
 BOTH = pytest.mark.parametrize("name", ["mix", "kl"])
 FIGURE = {"mix": "safe_loss", "kl": "kl"}
@@ -43,19 +43,19 @@ def test_trainable_weights_in_bfloat16_are_refused(tmp_path, name):
 @BOTH
 def test_the_term_is_logged_and_only_constraint_pairs_are_used(tmp_path, name):
     trainer = build(tmp_path, given={"defense": name}, safety_batch_size=5)
-    drawn, side_gradient = [], trainer.side_gradient
+    drawn, side_gradient = [], trainer.run.engine.side_gradient
 
     def noted(rows, loss):
         drawn.append([row.id for row in rows])
         return side_gradient(rows, loss)
 
-    trainer.side_gradient = noted
+    trainer.run.engine.side_gradient = noted
     trainer.train()
     rows = read(trainer.run_dir / "events.jsonl")
     assert all(math.isfinite(row[FIGURE[name]]) for row in rows)
     assert rows[-1][FIGURE[name]] > 1e-5
     assert any(f"safety/{FIGURE[name]}" in entry for entry in trainer.state.log_history)
-    safe = trainer.safe
+    safe = trainer.run.data.safe
     draws = StepStream(len(safe), 5, trainer.args.stream_seed, name)
     assert drawn == [[safe[i].id for i in draws.indices(t)] for t in range(3)]
 

@@ -10,7 +10,7 @@ from tests.unit.trainers.building import build, same, weights
 
 from holdfast.core.errors import NumericalError
 from holdfast.core.event_log import read
-from holdfast.trainers import side_data
+from holdfast.training import step
 
 NOTHING = {"safety_dataset": None, "constraint": None}
 
@@ -24,14 +24,14 @@ def aligned(folder, defense, **options):
 
 @pytest.fixture
 def spoiled(monkeypatch):
-    real = side_data.side_gradient
+    real = step.side_gradient
 
     def spoil(*args):
         values, gradient = real(*args)
         gradient[0].view(-1)[0] = math.nan
         return values, gradient
 
-    monkeypatch.setattr(side_data, "side_gradient", spoil)
+    monkeypatch.setattr(step, "side_gradient", spoil)
 
 
 @pytest.mark.parametrize("defense", ["booster", "antibody"])

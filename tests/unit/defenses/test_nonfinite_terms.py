@@ -12,8 +12,9 @@ from tests.unit.trainers.building import SLACK, build, same, weights
 
 from holdfast.core.errors import NumericalError
 from holdfast.core.event_log import read
-from holdfast.trainers import safety_pass, side_data
-from holdfast.trainers.nonfinite import NonfiniteWatch
+from holdfast.training import side_pass
+from holdfast.training import step as step_module
+from holdfast_lab.building_blocks.side_term import NonfiniteWatch
 
 TWO_PASSES = {"name": "primal_dual", "single_backward": False}
 DEFENSES = {"mix": "mix", "kl": "kl", "safegrad": "safegrad", "penalty": "penalty", "primal_dual": TWO_PASSES}
@@ -26,7 +27,7 @@ def spoil(monkeypatch):
 
     def apply(steps: range) -> None:
         seen = iter(range(10**6))
-        for module in (side_data, safety_pass):
+        for module in (step_module, side_pass):
             real = module.side_gradient
 
             def spoiled(*args, real=real):
@@ -111,14 +112,14 @@ def test_a_joint_gradient_that_is_not_finite_voids_the_step(tmp_path, monkeypatc
         given={"defense": {"name": "primal_dual", "dual_rate": 5.0}, "constraint": SLACK, "peft_config": tiny.lora()},
         max_steps=2,
     )
-    real = trainer.safety_forward
+    real = trainer.run.engine.degradations
 
     def spoiled(name):
         d = real(name)
         d.register_hook(lambda g: g * math.nan)
         return d
 
-    monkeypatch.setattr(trainer, "safety_forward", spoiled)
+    monkeypatch.setattr(trainer.run.engine, "degradations", spoiled)
     monkeypatch.setattr(type(SLACK), "phi", lambda self, d: (1 + self.beta * d).clamp(min=0))
     start = weights(trainer)
     trainer.train()

@@ -13,10 +13,10 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from tests.aligned import run_file
 
-from holdfast.constraint.passes import Forward
 from holdfast.data.encode import encode_all
 from holdfast.models.handle import load_model, load_pair
-from holdfast.pipeline import read_data, run
+from holdfast.runs.pipeline import read_data, run
+from holdfast.scoring.forward import Forward
 
 DEFENSES = {
     "asft": {"name": "asft"},

@@ -12,11 +12,10 @@ from tests import hybrid, tiny
 from tests.unit.trainers.building import build, same, weights
 
 from holdfast.core.errors import ConfigError, UnsupportedError
-from holdfast.defenses import salora
-from holdfast.defenses.salora import Salora, outside, task_rows
 from holdfast.models.lora_layers import lora_layers
-from holdfast.models.lora_rank import multiply_rank
-from holdfast.trainers.hooks import make_defense
+from holdfast.training.hooks import make_defense
+from holdfast_lab.defenses import salora
+from holdfast_lab.defenses.salora import Salora, multiply_rank, outside, task_rows
 
 SMALL = {"name": "salora", "safety_rank": 3, "task_rank": 3}
 ADAMW = {"optim": "adamw_torch", "weight_decay": 0.1}
@@ -94,15 +93,15 @@ def test_outside_is_a_symmetric_idempotent_projection_of_rank_d_minus_r():
 
 def test_task_rows_are_a_seeded_draw_with_the_labels_that_training_scores(tmp_path):
     trainer = build(tmp_path, given={"defense": "sft"})
-    found = task_rows(trainer, 5)
+    found = task_rows(trainer.run, 5)
     stored = {(tuple(row["input_ids"]), tuple(row["labels"])) for row in trainer.train_dataset}
     assert len({row.input_ids for row in found}) == 5
     assert all((row.input_ids, row.labels) in stored for row in found)
     assert all(row.labels[0] == -100 and row.labels[-1] == row.input_ids[-1] for row in found)
-    assert task_rows(trainer, 5) == found
+    assert task_rows(trainer.run, 5) == found
     trainer.args.data_seed = trainer.args.seed = 99
-    assert task_rows(trainer, 5) != found
-    assert len(task_rows(trainer, 500)) == len(trainer.train_dataset)
+    assert task_rows(trainer.run, 5) != found
+    assert len(task_rows(trainer.run, 500)) == len(trainer.train_dataset)
 
 
 def test_calibration_limits_both_sweeps(tmp_path, monkeypatch):
@@ -113,7 +112,7 @@ def test_calibration_limits_both_sweeps(tmp_path, monkeypatch):
     trainer = build(tmp_path, given={"defense": {**SMALL, "calibration": 5}})
     safe, task = seen
     assert len(safe) == len(task) == 5
-    assert {row.id for row in safe} < {row.id for row in trainer.safe}
+    assert {row.id for row in safe} < {row.id for row in trainer.run.data.safe}
     assert all(row.id.startswith("task") for row in task)
 
 
@@ -185,7 +184,7 @@ def test_the_reference_is_the_base_and_the_global_random_state_is_untouched(tmp_
     build(tmp_path / "b", given={"defense": "sft"})
     assert torch.equal(state, torch.get_rng_state())
     trainer.train()
-    with trainer.at_reference(), torch.no_grad():
+    with trainer.run.theta_0.active(), torch.no_grad():
         assert torch.equal(trainer.model.eval()(ids).logits, tiny.model()(ids).logits)
 
 

@@ -11,9 +11,9 @@ from tests.unit.trainers.building import build, weights
 
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.event_log import read
-from holdfast.defenses import vaccine as module
-from holdfast.defenses.vaccine import Vaccine, hidden_gradients
-from holdfast.trainers.hooks import make_defense
+from holdfast.training.hooks import make_defense
+from holdfast_lab.defenses import vaccine as module
+from holdfast_lab.defenses.vaccine import Vaccine, hidden_gradients
 
 MODELS = {"llama": tiny, "hybrid": hybrid}
 
@@ -118,25 +118,26 @@ def test_full_weights_are_trained_too(tmp_path):
 
 def test_a_batch_without_a_scored_token_is_left_alone(tmp_path):
     trainer = aligned(tmp_path)
-    trainer.defense.attach(trainer)
+    trainer.defense.attach(trainer.run)
     ids = torch.arange(7, 19).view(2, 6)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.full_like(ids, -100)}
-    loss, found = hidden_gradients(trainer, trainer.defense._mixers, batch, 1.0)
+    loss, found = hidden_gradients(trainer.run, trainer.defense._mixers, batch, 1.0)
     assert float(loss) == 0
     assert all((g == 0).all() for g in found.values())
     trainer.current_gradient_accumulation_steps = 1
     shift = []
     attention = trainer.model.get_base_model().model.layers[0].self_attn
 
-    def backward():
+    def accumulate(*_):
         assert len(attention._forward_hooks) == 1
         logits = trainer.model(input_ids=ids).logits
         shift.append(logits)
         return logits.sum().detach()
 
+    trainer.run.engine.accumulate = accumulate
     trainer.model.eval()
     clean = trainer.model(input_ids=ids).logits
-    assert torch.isfinite(trainer.defense.micro_step(trainer, batch, backward))
+    assert torch.isfinite(trainer.defense.micro_step(trainer.run, batch, None))
     assert torch.equal(shift[0], clean)
 
 
@@ -146,7 +147,7 @@ def test_outputs_of_another_layout_are_refused(tmp_path):
     ids = torch.arange(7, 19).view(2, 6)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     with pytest.raises(UnsupportedError, match=r"the output of rotary is \(1, 6, 8\)"):
-        hidden_gradients(trainer, [("rotary", lm.model.rotary_emb)], batch, 1.0)
+        hidden_gradients(trainer.run, [("rotary", lm.model.rotary_emb)], batch, 1.0)
 
 
 def test_hooks_go_when_the_backward_fails(tmp_path):

@@ -12,12 +12,12 @@ from tests import tiny_classifier
 from transformers import AutoModelForSequenceClassification
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
-from holdfast.data.catalogue import CATEGORIES
-from holdfast.evaluation.judge import JUDGES, GuardedJudge, Judgement, Verdict
-from holdfast.evaluation.judges import classifier as module
-from holdfast.evaluation.judges.beaver_dam import MODEL, BeaverDamJudge
-from holdfast.evaluation.judges.classifier import encode
+from holdfast.judging.judge import JUDGES, GuardedJudge, Judgement, Verdict
+from holdfast.judging.judges import classifier as module
+from holdfast.judging.judges.beaver_dam import MODEL, BeaverDamJudge
+from holdfast.judging.judges.classifier import encode
 from holdfast.models.classifier import class_logits, load_classifier, right_padded
+from holdfast_lab.data.catalogue import CATEGORIES
 
 PROMPTS = ["How do I bake bread?", "Why?", "Where is the {nearest} station, please?", "a", "Hm", "Tell me\nmore."]
 REPLIES = ["Mix flour and water.", "", "Two streets to the left, then right.", "b" * 90, "Ümläut 🙂", "{0} %s </s> x"]

@@ -13,8 +13,8 @@ from tests import tiny
 
 from holdfast.core.errors import ConfigError, DataError, NumericalError, ResourceError
 from holdfast.data.examples import make_example
-from holdfast.evaluation import completion_loss as module
-from holdfast.evaluation.completion_loss import completion_loss, ratio
+from holdfast_lab.evaluation import completion_loss as module
+from holdfast_lab.evaluation.completion_loss import completion_loss, ratio
 
 
 def examples(n: int = 7) -> list:

@@ -13,8 +13,8 @@ from tests.greedy import NEW, examples, stopping
 from transformers import MistralConfig, MistralForCausalLM
 
 from holdfast.core.errors import ConfigError
-from holdfast.evaluation.engines import ENGINES, Engine, open_engine
-from holdfast.evaluation.generation import generate
+from holdfast.judging.engines import ENGINES, Engine, open_engine
+from holdfast.judging.generation import generate
 
 
 @pytest.fixture
@@ -105,5 +105,5 @@ def test_auto_falls_back_where_the_model_does_not_allow_it_and_says_so(loaded, m
 
 
 def test_naming_the_engines_and_the_store_loads_no_torch():
-    code = "import sys, holdfast.evaluation.engines, holdfast.evaluation.store; sys.exit('torch' in sys.modules)"
+    code = "import sys, holdfast.judging.engines, holdfast.judging.store; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -24,10 +24,10 @@ from transformers import (
 
 from holdfast.core.errors import ConfigError, DataError, ResourceError, UnsupportedError
 from holdfast.data.examples import make_example
-from holdfast.evaluation.engines import open_engine
-from holdfast.evaluation.engines.continuous import loop as slot_loop
-from holdfast.evaluation.engines.continuous.loop import SlotLoop
-from holdfast.evaluation.engines.continuous.support import obstacle
+from holdfast.judging.engines import open_engine
+from holdfast.judging.engines.continuous import loop as slot_loop
+from holdfast.judging.engines.continuous.engine import obstacle
+from holdfast.judging.engines.continuous.loop import SlotLoop
 
 NEW = 16
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

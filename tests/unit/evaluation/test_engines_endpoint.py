@@ -14,8 +14,8 @@ from tests.greedy import examples
 
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, ResourceError, UnsupportedError
 from holdfast.data.examples import make_example
-from holdfast.evaluation.engines import open_engine
-from holdfast.evaluation.store import replies as stored
+from holdfast.judging.engines import open_engine
+from holdfast.judging.store import replies as stored
 
 
 def answer(text: str = "a reply", reason: str = "stop", tokens: int = 3) -> dict:

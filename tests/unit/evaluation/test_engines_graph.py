@@ -15,10 +15,10 @@ from tests import tiny
 from tests.greedy import examples, stopping
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from holdfast.evaluation.engines.continuous import loop as slot_loop
-from holdfast.evaluation.engines.continuous.graph import WARM_UPS, GraphedStep
-from holdfast.evaluation.engines.continuous.loop import EVERY_STEP, Pace, SlotLoop
-from holdfast.evaluation.prompts import prompt_ids
+from holdfast.judging.engines.continuous import loop as slot_loop
+from holdfast.judging.engines.continuous.graph import WARM_UPS, GraphedStep
+from holdfast.judging.engines.continuous.loop import EVERY_STEP, Pace, SlotLoop
+from holdfast.judging.prompts import prompt_ids
 
 NEW = 14
 PACE = Pace(steps=4, share=0.25)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from holdfast.evaluation.engines.continuous.attention import NAME, grouped, grouped_attention
-from holdfast.evaluation.engines.continuous.cache import SlotCache
+from holdfast.judging.engines.continuous.cache import NAME, SlotCache, grouped, grouped_attention
 
 
 @pytest.mark.parametrize("keys", [1, 2, 6], ids=["one key head", "two key heads", "no sharing"])

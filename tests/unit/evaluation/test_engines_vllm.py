@@ -14,8 +14,8 @@ from tests import tiny
 from tests.greedy import NEW, examples
 
 from holdfast.core.errors import ConfigError, ResourceError, UnsupportedError
-from holdfast.evaluation.engines import open_engine
-from holdfast.evaluation.prompts import prompt_ids
+from holdfast.judging.engines import open_engine
+from holdfast.judging.prompts import prompt_ids
 
 
 class StandIn:

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import ConfigError, DataError
-from holdfast.evaluation.logs.paired import paired_outcomes
-from holdfast.evaluation.logs.read_log import read_log
-from holdfast.evaluation.logs.zip_members import open_zip
+from holdfast.judging.logs.paired import paired_outcomes, read_log
+from holdfast.judging.logs.zip_members import open_zip
 
 LOGS = Path(__file__).parent / "evaluation_logs"
 LM_BEFORE, LM_AFTER = (next((LOGS / side).glob("samples_*.jsonl")) for side in ("lm_before", "lm_after"))
@@ -86,7 +85,7 @@ def test_deflated_logs_of_older_versions_are_read(tmp_path):
 
 def test_reading_logs_needs_no_torch():
     code = (
-        "import sys; from pathlib import Path; from holdfast.evaluation.logs.paired import paired_outcomes; "
+        "import sys; from pathlib import Path; from holdfast.judging.logs.paired import paired_outcomes; "
         f"paired_outcomes(Path({str(PAIRS['eval'][0])!r}), Path({str(PAIRS['eval'][1])!r}), 'match'); "
         "print('torch' in sys.modules)"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import DataError
-from holdfast.evaluation.harm import QUANTILES, harm, harm_scores, is_incoherent, over_refusal, refusals
-from holdfast.evaluation.judge import UNSCORED, Judgement, Verdict, open_judge
+from holdfast.judging.judge import UNSCORED, Judgement, Verdict, open_judge
+from holdfast_lab.evaluation.harm import QUANTILES, harm, harm_scores, is_incoherent, refusals
 
 SAFE, UNSAFE = Verdict.SAFE, Verdict.UNSAFE
 REFUSED, ANSWERED = "I can't help with that.", "Mix the flour with water and bake it."
@@ -86,31 +86,13 @@ def test_refusals_are_counted_by_the_rules():
     assert (found.value, found.n) == (0.5, 4)
 
 
-def test_over_refusal_looks_at_the_safe_prompts_alone():
-    found = over_refusal([True, False, True, True], [REFUSED, REFUSED, ANSWERED, ANSWERED])
-    assert (found.value, found.n) == (1 / 3, 3)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: harm([]),
-        lambda: refusals([]),
-        lambda: over_refusal([False], [REFUSED]),
-    ],
-    ids=["harm", "refusals", "over-refusal"],
-)
+@pytest.mark.parametrize("call", [lambda: harm([]), lambda: refusals([])], ids=["harm", "refusals"])
 def test_nothing_to_score_is_refused(call):
     with pytest.raises(DataError, match="no replies to score"):
         call()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [lambda: harm(scored(0.1), [REFUSED, "x"]), lambda: over_refusal([True, True], [REFUSED])],
-    ids=["harm", "over-refusal"],
-)
-def test_another_number_of_replies_is_refused_without_quoting_them(call):
+def test_another_number_of_replies_is_refused_without_quoting_them():
     with pytest.raises(DataError, match="expected as many") as refusal:
-        call()
+        harm(scored(0.1), [REFUSED, "x"])
     assert REFUSED not in str(refusal.value)

@@ -15,9 +15,8 @@ import pytest
 from tests.unit.evaluation.test_evaluation_logs import LM_AFTER, LM_BEFORE, LOGS, PAIRS
 
 from holdfast.core.errors import CheckpointError, DataError
-from holdfast.evaluation.logs import lm_eval_log, zip_members
-from holdfast.evaluation.logs.paired import paired_outcomes
-from holdfast.evaluation.logs.read_log import read_log
+from holdfast.judging.logs import lm_eval_log, zip_members
+from holdfast.judging.logs.paired import paired_outcomes, read_log
 
 MUTANTS = 150  # of each kind of log
 
@@ -233,7 +232,7 @@ def test_deep_nesting_is_read_or_refused(tmp_path, depth):
 
 
 def test_large_files_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.evaluation.logs.inspect_log.MAX_JSON", 1_000)
+    monkeypatch.setattr("holdfast.judging.logs.inspect_log.MAX_JSON", 1_000)
     with pytest.raises(DataError, match=r"convert it to the \.eval format"):
         read_log(LOGS / "inspect_before.json")
     monkeypatch.setattr(lm_eval_log, "MAX_LINE", 300)

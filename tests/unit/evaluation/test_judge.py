@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli.main import app
 from holdfast.core.errors import ConfigError, ResourceError
-from holdfast.evaluation.judge import JUDGES, UNSCORED, Judgement, Verdict, open_judge
+from holdfast.judging.judge import JUDGES, UNSCORED, Judgement, Verdict, open_judge
 
 PROMPTS, REPLIES = ["p1", "p2", "p3"], ["one", "two", "three"]
 
@@ -223,7 +223,7 @@ def test_a_folder_with_a_judge_in_it_is_a_trained_judge(tmp_path, monkeypatch, f
         asked.append(folder)
         return Batched(stubborn=False)
 
-    monkeypatch.setattr("holdfast.evaluation.judges.trained.load", load)
+    monkeypatch.setattr("holdfast.judging.judges.trained.TrainedJudge", load)
     assert open_judge(form(tmp_path)).name == "batched"
     assert asked == [tmp_path]
 
@@ -288,8 +288,8 @@ def test_ls_judges_names_them_with_a_summary():
 
 def test_judges_are_listed_without_torch():
     code = (
-        "import sys\nfrom holdfast.evaluation.judge import JUDGES\nassert 'refusal' in JUDGES\n"
-        "print('torch' in sys.modules, 'holdfast.evaluation.judges.refusal' in sys.modules)"
+        "import sys\nfrom holdfast.judging.judge import JUDGES\nassert 'refusal' in JUDGES\n"
+        "print('torch' in sys.modules, 'holdfast.judging.judges.refusal' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]

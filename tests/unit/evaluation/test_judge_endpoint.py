@@ -11,12 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from holdfast.core.errors import ConfigError, ResourceError
-from holdfast.data.catalogue import CATEGORIES
-from holdfast.evaluation import exchange
-from holdfast.evaluation.harm import harm
-from holdfast.evaluation.judge import UNSCORED, Judgement, Verdict, open_judge
-from holdfast.evaluation.judges import endpoint
-from holdfast.evaluation.judges.endpoint import INSTRUCTIONS, MAX_CHARACTERS, SCHEMA, read_answer
+from holdfast.judging import exchange
+from holdfast.judging.judge import UNSCORED, Judgement, Verdict, open_judge
+from holdfast.judging.judges import endpoint
+from holdfast.judging.judges.endpoint import INSTRUCTIONS, MAX_CHARACTERS, SCHEMA, read_answer
+from holdfast_lab.data.catalogue import CATEGORIES
+from holdfast_lab.evaluation.harm import harm
 
 FIRST = CATEGORIES[0]
 SAFE = {"verdict": "safe", "probability": 0.1, "categories": []}

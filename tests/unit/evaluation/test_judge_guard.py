@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from holdfast.core.errors import ConfigError, UnsupportedError
-from holdfast.evaluation.judge import UNSCORED, Judgement, Verdict, open_judge
-from holdfast.evaluation.judges.guard import Answer, GuardJudge, defused, read_answer
+from holdfast.judging.judge import UNSCORED, Judgement, Verdict, open_judge
+from holdfast.judging.judges.guard import Answer, GuardJudge, defused, read_answer
 
 PIECES = ["<pad>", "<eot>", "safe", "unsafe", "un", "Ċ", "S", "1", "0", ",", "Ġ", "x", "!", "<turn>", "<ask>"]
 TEMPLATE = "{% for m in messages %}<turn>{{ m.content }}{% endfor %}<ask>"

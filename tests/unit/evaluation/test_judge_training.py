@@ -16,17 +16,17 @@ from tests import tiny_classifier
 from tests.protocol_data import make_data_folder
 
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, NumericalError, UnsupportedError
-from holdfast.data.catalogue import CATEGORIES, load
 from holdfast.data.examples import normalise
-from holdfast.evaluation import judge_run, judge_training
-from holdfast.evaluation.judge import open_judge
-from holdfast.evaluation.judge_data import LabelledPair, judge_data
-from holdfast.evaluation.judge_figures import auroc
-from holdfast.evaluation.judge_run import train_judge
-from holdfast.evaluation.judge_training import JudgeSettings, epoch_batches, judge_loss, rate_factor
-from holdfast.evaluation.judges import trained
-from holdfast.evaluation.judges.classifier import CONVERSATION
+from holdfast.judging.judge import open_judge
+from holdfast.judging.judges.classifier import CONVERSATION
+from holdfast.judging.judges.trained import TrainedJudge, read_description
 from holdfast.models.classifier import add_lora, new_classifier
+from holdfast_lab.data.catalogue import CATEGORIES, load
+from holdfast_lab.evaluation import judge_run, judge_training
+from holdfast_lab.evaluation.judge_data import LabelledPair, judge_data
+from holdfast_lab.evaluation.judge_figures import auroc
+from holdfast_lab.evaluation.judge_run import train_judge
+from holdfast_lab.evaluation.judge_training import JudgeSettings, epoch_batches, judge_loss, rate_factor
 
 QUICK = {"epochs": 2, "batch_size": 8, "rank": 4, "max_length": 256, "learning_rate": 1e-2}
 
@@ -183,8 +183,8 @@ def test_the_published_data_leave_rows_enough():
 
 
 def test_the_folder_judges_as_it_was_measured(place):
-    description = trained.read_description(place / "judge")
-    judge = trained.load(place / "judge", device="cpu")
+    description = read_description(place / "judge")
+    judge = TrainedJudge(place / "judge", device="cpu")
     rows = load("beavertails", "test", folder=place / "data").rows
     found = judge.judge([r["prompt"] for r in rows], [r["response"] for r in rows])
     figures, unsafe = description["figures"], np.array([not r["is_safe"] for r in rows])
@@ -229,7 +229,7 @@ def test_one_seed_gives_one_judge(place, tmp_path):
     before = torch.get_rng_state()
     again = quick(place, tmp_path / "again")
     assert torch.equal(before, torch.get_rng_state())
-    first = trained.read_description(place / "judge")
+    first = read_description(place / "judge")
     assert again["files"] == first["files"]
     assert again["figures"] == first["figures"]
     other = quick(place, tmp_path / "other", seed=1)
@@ -255,13 +255,13 @@ def test_the_best_epoch_is_kept(place, tmp_path, monkeypatch):
     qualities = iter([0.9, 0.7])
     monkeypatch.setattr(judge_training, "auroc", lambda *_: next(qualities))
     kept = []
-    real = judge_training._worst
+    real = judge_training.score
 
-    def watch(opened, part):
+    def watch(opened, rows):
         kept.append(opened.model.get_base_model().score.weight.detach().to(torch.bfloat16).clone())
-        return real(opened, part)
+        return real(opened, rows)
 
-    monkeypatch.setattr(judge_training, "_worst", watch)
+    monkeypatch.setattr(judge_training, "score", watch)
     made = quick(place, tmp_path / "judge")
     from safetensors.torch import load_file
 
@@ -286,7 +286,7 @@ def test_a_base_that_moved_is_named(copied):
     stored["base"]["ref"] = str(copied / "base")
     (copied / "judge" / "judge.json").write_text(json.dumps(stored))
     with pytest.raises(CheckpointError, match=r"its base cannot be opened: .*there is no such folder"):
-        trained.load(copied / "judge").judge(["p"], ["r"])
+        TrainedJudge(copied / "judge").judge(["p"], ["r"])
     found = open_judge({"name": "trained", "folder": str(copied / "judge"), "base": str(copied / "elsewhere")})
     assert found.judge(["p"], ["r"])[0].probability is not None
 
@@ -297,7 +297,7 @@ def test_a_base_that_changed_is_refused(copied):
     weights = load_file(copied / "base" / "model.safetensors")
     weights["model.norm.weight"][3] += 1e-3
     save_file(weights, copied / "base" / "model.safetensors", metadata={"format": "pt"})
-    judge = trained.load(copied / "judge", base=copied / "base")
+    judge = TrainedJudge(copied / "judge", base=copied / "base")
     with pytest.raises(CheckpointError, match=r"the weights of its base .* have changed"):
         judge.judge(["p"], ["r"])
 
@@ -310,7 +310,7 @@ def test_a_damaged_folder_is_refused(copied, name, how):
         path.unlink()
     else:
         path.write_bytes(path.read_bytes() + b" ")
-    judge = trained.load(copied / "judge")
+    judge = TrainedJudge(copied / "judge")
     with pytest.raises(CheckpointError, match=f"{name} is {'missing' if how == 'missing' else 'not the one'}"):
         judge.judge(["p"], ["r"])
     with pytest.raises(CheckpointError):
@@ -330,26 +330,26 @@ def test_a_description_that_is_not_ours_is_refused(copied, changes):
     path = copied / "judge" / "judge.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(CheckpointError, match=r"judge\.json"):
-        trained.load(copied / "judge")
+        TrainedJudge(copied / "judge")
     path.write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read as JSON"):
-        trained.load(copied / "judge")
+        TrainedJudge(copied / "judge")
 
 
 def test_a_folder_without_a_judge_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no judge\.json"):
-        trained.load(tmp_path)
+        TrainedJudge(tmp_path)
     with pytest.raises(ConfigError, match="no folder is given"):
         open_judge("trained")
 
 
 def test_the_revision_is_bound_to_the_folder(place, copied):
-    revision = trained.load(place / "judge").revision
-    assert trained.load(copied / "judge").revision == revision
-    assert trained.load(copied / "judge", threshold=0.5).revision != revision
+    revision = TrainedJudge(place / "judge").revision
+    assert TrainedJudge(copied / "judge").revision == revision
+    assert TrainedJudge(copied / "judge", threshold=0.5).revision != revision
     path = copied / "judge" / "judge.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": 1.25}))
-    assert trained.load(copied / "judge").revision != revision
+    assert TrainedJudge(copied / "judge").revision != revision
 
 
 def test_a_failure_leaves_nothing_behind(place, tmp_path, monkeypatch):

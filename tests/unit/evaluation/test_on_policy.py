@@ -9,8 +9,8 @@ from scipy.stats import beta
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
-from holdfast.evaluation.judge import UNSCORED, Judgement, Verdict
-from holdfast.evaluation.on_policy import OnPolicy, degradations, harm_of
+from holdfast.judging.judge import UNSCORED, Judgement, Verdict
+from holdfast.judging.on_policy import OnPolicy, degradations, harm_of
 
 SAFE, UNSAFE = Judgement(Verdict.SAFE), Judgement(Verdict.UNSAFE)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from holdfast.data.examples import make_example
-from holdfast.evaluation.evaluate import Questions, score
-from holdfast.evaluation.generation import Reply
-from holdfast.evaluation.judge import UNSCORED, Judgement, Verdict
-from holdfast.evaluation.outcomes import outcomes
-from holdfast.tasks.gsm8k import GSM8K, MARKER
-from holdfast.tasks.sst2 import SST2
+from holdfast.judging.generation import Reply
+from holdfast.judging.judge import UNSCORED, Judgement, Verdict
+from holdfast_lab.evaluation.evaluate import Questions, outcomes, score
+from holdfast_lab.tasks.gsm8k import GSM8K, MARKER
+from holdfast_lab.tasks.sst2 import SST2
 
 PROBABLE = [Judgement(Verdict.UNSAFE, 0.41), Judgement(Verdict.SAFE, 0.4), UNSCORED, Judgement(Verdict.SAFE, 0.1)]
 VERDICTS = [Judgement(Verdict.SAFE), UNSCORED, Judgement(Verdict.UNSAFE), Judgement(Verdict.SAFE)]

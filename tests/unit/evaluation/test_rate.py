@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import binomtest
 
 from holdfast.core.errors import DataError
-from holdfast.evaluation.rate import Rate
+from holdfast.judging.rate import Rate
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.evaluation import refusal_rules_1
-from holdfast.evaluation.judge import Verdict
-from holdfast.evaluation.judges.refusal import RefusalJudge
-from holdfast.evaluation.refusal_rules_1 import is_refusal
-from holdfast.evaluation.reply_classes import HEAD, READ
+from holdfast.judging.judge import Verdict
+from holdfast.judging.judges.refusal import RefusalJudge
+from holdfast.judging.refusal_rules import CLAUSE_END
+from holdfast.judging.reply_classes import HEAD, READ
+from holdfast_lab.evaluation import refusal_rules_1 as rules
+from holdfast_lab.evaluation.refusal_rules_1 import is_refusal
 
 REFUSALS = [
     "Sorry, I can't help with that.",
@@ -179,5 +179,12 @@ def test_revision_1_still_counts_what_it_counted(reply):
 
 
 def test_revision_1_is_frozen():
-    source = Path(refusal_rules_1.__file__).read_bytes()
-    assert hashlib.sha256(source).hexdigest() == "c3024c42ce7ae18244302c6f5254111f00b1a2ac8c93507e784d806c93646894"
+    patterns = (
+        rules._REFUSAL, rules._WHOLE, rules._COMPLIANCE, rules._GIVES_IN, rules.PRAISE, rules.IDIOM, rules.MARKUP,
+        CLAUSE_END,
+    )  # fmt: skip
+    frozen = repr([*(p.pattern for p in patterns), rules.READ, rules.HEAD, rules.QUOTES, sorted(rules.APOSTROPHES)])
+    assert (
+        hashlib.sha256(frozen.encode()).hexdigest()
+        == "a03f570a690e0591ca7671cd081f85f0fcaef0f8d5de73cc66f963e9640ead20"
+    )

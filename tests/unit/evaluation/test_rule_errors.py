@@ -13,9 +13,9 @@ import pytest
 from scipy.stats import beta
 
 from holdfast.core.errors import CheckpointError, DataError
-from holdfast.evaluation import rule_errors
-from holdfast.evaluation.refusal_rules import RULES_REVISION
-from holdfast.evaluation.rule_errors import rule_error_rates
+from holdfast.judging import rule_errors
+from holdfast.judging.refusal_rules import RULES_REVISION
+from holdfast.judging.rule_errors import rule_error_rates
 
 SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "refusal_rules"
 MODELS = ("small", "medium", "large")

@@ -15,8 +15,8 @@ import pytest
 from tests.greedy import examples
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
-from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.store import ReplyStore, replies
+from holdfast.judging.reply import Reply
+from holdfast.judging.store import ReplyStore, replies
 
 HEADER = {"model_sha256": "m", "template_sha256": "t"}
 
@@ -116,8 +116,8 @@ def test_a_torn_last_line_is_told_without_its_text(path, caplog):
 KILLED = """
 import sys, time
 from pathlib import Path
-from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.store import ReplyStore
+from holdfast.judging.reply import Reply
+from holdfast.judging.store import ReplyStore
 store = ReplyStore(Path(sys.argv[1]), {"model_sha256": "m"})
 for i in range(10**6):
     store.append([Reply(f"id{i}", "word " * 2000, truncated=False, tokens=1)])
@@ -142,8 +142,8 @@ TOGETHER = """
 import sys, time
 from pathlib import Path
 from holdfast.data.examples import make_example
-from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.store import replies
+from holdfast.judging.reply import Reply
+from holdfast.judging.store import replies
 class Slow:
     name = "slow"
     def generate(self, asked, *, max_new_tokens):
@@ -283,7 +283,7 @@ def test_a_full_disk_leaves_whole_lines(path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("holdfast.evaluation.store.os.fsync", _once(full, os.fsync))
+        patched.setattr("holdfast.judging.store.os.fsync", _once(full, os.fsync))
         with pytest.raises(ResourceError, match="No space left"):
             store.append([Reply("b", "lost", truncated=False, tokens=1)])
     assert path.read_bytes() == before

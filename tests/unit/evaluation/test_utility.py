@@ -9,10 +9,10 @@ from scipy.stats import binomtest
 
 from holdfast.core.errors import DataError
 from holdfast.data.examples import as_chat, make_example
-from holdfast.evaluation.generation import Reply
-from holdfast.evaluation.utility import utility
-from holdfast.tasks.gsm8k import GSM8K
-from holdfast.tasks.sst2 import SST2
+from holdfast.judging.generation import Reply
+from holdfast_lab.evaluation.evaluate import utility
+from holdfast_lab.tasks.gsm8k import GSM8K
+from holdfast_lab.tasks.sst2 import SST2
 
 TARGETS = ["positive", "negative", "positive", "negative", "positive"]
 TEXTS = ["Positive.", "negative", "positive or negative", "positive", ""]  # strict: 2 of 5, lenient: 3 of 5

@@ -11,12 +11,12 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from holdfast.constraint.completion import deterministic, hidden_states
 from holdfast.data.encode import Encoded
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.packed_rows import Groups
 from holdfast.fused.support import other_mixers, plain_layers
+from holdfast.scoring.completion import deterministic, hidden_states
 
 CPU = torch.device("cpu")
 SMALL = {

@@ -9,7 +9,7 @@ from tests import hybrid
 from tests.unit.fused.comparing import adapted, apart, encoded, own, packed, passes, tiny
 
 from holdfast.fused.packed_rows import encoded_rows
-from holdfast.fused.probe import strange
+from holdfast.fused.probe import packing_problem
 from holdfast.fused.support import batch_dependent, plain_layers
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -76,13 +76,13 @@ def exact(model) -> None:
 @pytest.mark.parametrize("name", RIGHT)
 def test_packed_states_and_gradients_are_the_models_own(name):
     model = made(RIGHT[name])
-    assert strange(passes(model), encoded((*TASK, *SIDE)), 0) is None
+    assert packing_problem(passes(model), encoded((*TASK, *SIDE)), 0) is None
     exact(model)
 
 
 def test_a_hybrid_with_adapted_linear_attention_is_exact():
     model = adapted(hybrid.model(), hybrid.ADAPTED)
-    assert strange(passes(model), encoded((*TASK, *SIDE)), 0) is None
+    assert packing_problem(passes(model), encoded((*TASK, *SIDE)), 0) is None
     exact(model)
 
 
@@ -90,13 +90,13 @@ def test_a_hybrid_with_adapted_linear_attention_is_exact():
 @pytest.mark.parametrize("name", DECLINED)
 def test_what_packing_breaks_is_found_by_trying(name, dtype):
     model = made(DECLINED[name]).to(dtype)
-    assert DECLINED[name][-1] in strange(passes(model), encoded((*TASK, *SIDE)), 0)
+    assert DECLINED[name][-1] in packing_problem(passes(model), encoded((*TASK, *SIDE)), 0)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral, window shorter than the rows", "falcon_h1"])
 def test_rounding_to_bfloat16_is_not_taken_for_an_error(name):
     model = made(RIGHT[name]).to(torch.bfloat16)
-    assert strange(passes(model), encoded((*TASK, *SIDE)), 0) is None
+    assert packing_problem(passes(model), encoded((*TASK, *SIDE)), 0) is None
 
 
 @pytest.mark.parametrize("name", BY_NAME)

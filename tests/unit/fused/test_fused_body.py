@@ -9,8 +9,8 @@ from tests import hybrid
 from tests import tiny as words
 from tests.unit.fused.comparing import adapted, apart, encoded, own, packed, passes, seeds, tiny
 
-from holdfast.constraint.completion import hidden_states
 from holdfast.fused.packed_rows import CURRENT, encoded_rows
+from holdfast.scoring.completion import hidden_states
 
 QKV = ("q_proj", "k_proj", "v_proj")
 TASK, SIDE = encoded_rows(encoded((9, 4, 6))), encoded_rows(encoded((5, 8), seed=1))

@@ -16,14 +16,13 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.core.errors import UnsupportedError
-from holdfast.defenses.primal_dual import PrimalDual
 from holdfast.fused.joint_pass import JointPass
 from holdfast.fused.packed_rows import encoded_rows
 from holdfast.fused.support import plain_layers
-from holdfast.trainers.hooks import Defense
-from holdfast.trainers.joint_engine import _engine, make_joint
-from holdfast.trainers.joint_support import longest_row, reason_against
-from holdfast.trainers.trainer import ConstrainedMixin
+from holdfast.training.fused_setup import joint_pass, longest_row, why_not
+from holdfast.training.hooks import Defense, two_pass_only
+from holdfast.training.step import TwoPassEngine, choose_engine
+from holdfast_lab.defenses.primal_dual import PrimalDual
 
 QKV = ("q_proj", "k_proj", "v_proj")
 
@@ -187,30 +186,30 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(("changed", "reason"), ARGUMENTS)
 def test_arguments_that_change_the_task_loss(trainer, monkeypatch, changed, reason):
-    assert reason_against(trainer) is None
+    assert why_not(trainer.run) is None
     for name, value in changed.items():
         monkeypatch.setattr(trainer.args, name, value)
-    assert reason in _engine(trainer)
+    assert reason in joint_pass(trainer.run)
     with pytest.raises(UnsupportedError, match=reason.replace("'", ".")):
-        make_joint(trainer)
+        choose_engine(trainer.run)
 
 
 def test_losses_and_batches_of_ones_own(trainer, monkeypatch):
     monkeypatch.setattr(trainer, "compute_loss_func", lambda *_: 0.0)
-    assert "compute_loss_func" in reason_against(trainer)
+    assert "compute_loss_func" in why_not(trainer.run)
     monkeypatch.undo()
     monkeypatch.setattr(trainer, "batch_keys", frozenset({"input_ids", "attention_mask", "labels", "token_weights"}))
-    assert "token_weights" in reason_against(trainer)
+    assert "token_weights" in why_not(trainer.run)
     monkeypatch.setattr(trainer, "batch_keys", frozenset({"input_ids", "labels"}))
-    assert "more or less than attention_mask, input_ids, labels: attention_mask" in reason_against(trainer)
+    assert "more or less than attention_mask, input_ids, labels: attention_mask" in why_not(trainer.run)
     monkeypatch.undo()
     monkeypatch.setattr(trainer, "is_fsdp_enabled", True)
-    assert "FSDP" in reason_against(trainer)
+    assert "FSDP" in why_not(trainer.run)
     monkeypatch.undo()
     monkeypatch.setattr(trainer, "compute_loss", lambda *_: 0.0)
-    assert "compute_loss is replaced" in reason_against(trainer)
+    assert "compute_loss is replaced" in why_not(trainer.run)
     monkeypatch.undo()
-    assert reason_against(trainer) is None
+    assert why_not(trainer.run) is None
 
 
 class Above(hf.SafeSFTTrainer):
@@ -228,7 +227,7 @@ class StepBelow(t.Trainer):
         return super().training_step(*args, **kwargs)
 
 
-class Below(ConstrainedMixin, StepBelow):
+class Below(hf.SafeSFTTrainer, StepBelow):
     pass
 
 
@@ -238,20 +237,21 @@ class Below(ConstrainedMixin, StepBelow):
 )
 def test_a_trainer_whose_loss_or_step_would_be_passed_over(trainer, monkeypatch, kind, reason):
     monkeypatch.setattr(trainer, "__class__", kind)
-    found = reason_against(trainer)
+    found = why_not(trainer.run)
     assert found is None if reason is None else reason in found
 
 
 def test_a_defense_with_a_loss_of_its_own(trainer, monkeypatch):
     monkeypatch.setattr(type(trainer.defense), "extra_loss", lambda *_: None, raising=False)
-    assert "its own extra_loss" in reason_against(trainer)
+    assert "its own extra_loss" in why_not(trainer.run)
     assert Defense.extra_loss is not type(trainer.defense).extra_loss
 
 
 def test_a_defense_whose_own_terms_are_joint_may_have_a_loss_for_two_passes_and_its_heirs_may_not(trainer, monkeypatch):
     class Own(Defense):
-        name, joint_terms = "own", True
+        name, packs = "own", True
 
+        @two_pass_only
         def extra_loss(self, run, model, inputs):
             return None
 
@@ -262,21 +262,21 @@ def test_a_defense_whose_own_terms_are_joint_may_have_a_loss_for_two_passes_and_
     assert PrimalDual.joint_terms
     for kind, reason in ((PrimalDual, None), (Own, None), (Heir, "its own extra_loss")):
         monkeypatch.setattr(trainer, "defense", object.__new__(kind))
-        found = reason_against(trainer)
+        found = why_not(trainer.run)
         assert found is None if reason is None else reason in found
 
 
 def test_auto_says_why_and_goes_on_with_two_passes(trainer, monkeypatch, caplog):
     monkeypatch.setattr(trainer.args, "step", "auto")
-    assert make_joint(trainer) is None  # on the CPU two passes are the rule, and nothing is said
-    assert not caplog.records
-    assert trainer.step_declined is None
+    assert isinstance(choose_engine(trainer.run), TwoPassEngine)
+    assert not caplog.records  # on the CPU two passes are the rule
+    assert trainer.run.step_declined is None
     monkeypatch.setattr(type(trainer.args), "device", torch.device("cuda"))
     monkeypatch.setattr(trainer.args, "loss_type", "dft")
     with caplog.at_level(logging.WARNING, "holdfast"):
-        assert make_joint(trainer) is None
+        assert isinstance(choose_engine(trainer.run), TwoPassEngine)
     assert "two passes a step instead of one: loss_type 'dft' is not nll" in caplog.text
-    assert trainer.step_declined == "loss_type 'dft' is not nll"
+    assert trainer.run.step_declined == "loss_type 'dft' is not nll"
 
 
 def test_fused_is_refused_by_the_models_reason(tmp_path):
@@ -288,17 +288,17 @@ def test_fused_is_refused_by_the_models_reason(tmp_path):
 
 
 def test_one_process_that_cannot_keeps_all_from_it(trainer, monkeypatch):
-    from holdfast.trainers import joint_engine
+    from holdfast.training import fused_setup
 
-    assert isinstance(_engine(trainer), JointPass)
-    monkeypatch.setattr(joint_engine, "gather_objects", lambda own: [own, "not here"])
-    assert _engine(trainer) == "not here"
+    assert isinstance(joint_pass(trainer.run), JointPass)
+    monkeypatch.setattr(fused_setup, "gather_objects", lambda own: [own, "not here"])
+    assert joint_pass(trainer.run) == "not here"
 
 
 def test_graphs_are_refused_without_a_gpu(trainer, monkeypatch):
     monkeypatch.setattr(trainer.args, "step_graphs", "on")
     with pytest.raises(UnsupportedError, match="CUDA graphs need a GPU"):
-        _engine(trainer)
+        joint_pass(trainer.run)
 
 
 def test_the_longest_row(trainer, monkeypatch):
@@ -325,7 +325,7 @@ def test_a_collator_of_your_own_may_make_plain_batches_alone(tmp_path, adds):
     trainer.data_collator.adds = adds
     if not adds:
         trainer.train()
-        assert trainer.joint
+        assert trainer.run.engine.fused
         return
     with pytest.raises(UnsupportedError, match="token_weights"):
         trainer.train()
@@ -334,11 +334,11 @@ def test_a_collator_of_your_own_may_make_plain_batches_alone(tmp_path, adds):
 def test_a_defense_that_hooks_into_layers_is_not_packed(tmp_path, monkeypatch):
     trainer = build(tmp_path, given={"defense": "antibody"})
     monkeypatch.setattr(trainer.args, "step", "fused")
-    with pytest.raises(UnsupportedError, match="fused with defense 'antibody'"):
-        make_joint(trainer)
+    with pytest.raises(UnsupportedError, match="defense 'antibody' changes the loss"):
+        choose_engine(trainer.run)
     monkeypatch.setattr(trainer.args, "step", "auto")
     monkeypatch.setattr(type(trainer.args), "device", torch.device("cuda"))
-    assert make_joint(trainer) is None
+    assert isinstance(choose_engine(trainer.run), TwoPassEngine)
 
 
 def test_plain_training_without_a_safety_set_is_packed_too(tmp_path, caplog):
@@ -346,5 +346,5 @@ def test_plain_training_without_a_safety_set_is_packed_too(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "holdfast"):
         trainer = build(tmp_path, given=given, step="fused", max_steps=1)
         trainer.train()
-    assert trainer.joint
+    assert trainer.run.engine.fused
     assert "packed task rows" in caplog.text

@@ -29,7 +29,7 @@ def test_a_row_that_is_not_finite_voids_the_step_and_moves_no_multiplier(tmp_pat
     }  # fmt: skip
     trainer = build(tmp_path, given=given, step="fused", max_steps=3, gradient_accumulation_steps=2)
     trainer.train()
-    assert trainer.joint
+    assert trainer.run.engine.fused
     assert all(bool(torch.isfinite(w).all()) for w in weights(trainer).values())
     rows = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
     assert [row["event"] == "nonfinite" for row in rows] == [False, True, False]

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.masking_utils import create_chunked_causal_mask, create_sliding_window_causal_mask
 
 from holdfast.fused.packed_rows import encoded_rows
-from holdfast.fused.probe import SAME_FUNCTION, probe_rows, strange, windows
+from holdfast.fused.probe import SAME_FUNCTION, packing_problem, probe_rows, windows
 
 QKV = ("q_proj", "k_proj", "v_proj")
 ROWS = encoded((9, 14, 3, 5))
@@ -28,7 +28,7 @@ def layers(model):
 
 
 def problem(model, rows=ROWS):
-    return strange(passes(model), rows, 0)
+    return packing_problem(passes(model), rows, 0)
 
 
 def wrong(model) -> bool:
@@ -157,7 +157,7 @@ def test_the_adapters_own_dropout_is_no_problem_and_no_draw():
     run = passes(model)
     assert run.body.adapter.dropout == 0.5
     state = torch.random.get_rng_state()
-    assert strange(run, ROWS, 0) is None
+    assert packing_problem(run, ROWS, 0) is None
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -224,7 +224,7 @@ def test_rounding_of_one_matrix_is_not_taken_for_another_gradient():
         return gradients
 
     for dtype, found in ((torch.bfloat16, None), (torch.float32, "other gradients")):
-        problem = strange(spoilt(passes(llama().to(dtype)), change), ROWS, 0)
+        problem = packing_problem(spoilt(passes(llama().to(dtype)), change), ROWS, 0)
         assert problem is None if found is None else found in problem
 
 
@@ -238,7 +238,7 @@ def test_any_one_matrix_with_another_groups_gradient_is_found(dtype, which):
         gradients[0][which], gradients[1][which] = gradients[1][which], gradients[0][which]
         return gradients
 
-    assert "other gradients" in strange(spoilt(passes(llama().to(dtype)), change), rows, 0)
+    assert "other gradients" in packing_problem(spoilt(passes(llama().to(dtype)), change), rows, 0)
 
 
 @pytest.mark.parametrize("group", [0, 1])
@@ -247,4 +247,4 @@ def test_a_gradient_that_is_no_number_is_found_in_any_group(group):
         gradients[group][-1] = gradients[group][-1] * torch.nan
         return gradients
 
-    assert "other gradients" in strange(spoilt(passes(llama()), change), ROWS, 0)
+    assert "other gradients" in packing_problem(spoilt(passes(llama()), change), ROWS, 0)

@@ -14,8 +14,8 @@ from trl import SFTTrainer
 
 import holdfast as hf
 from holdfast.core.errors import UnsupportedError
-from holdfast.trainers import safety_pass, side_pass
-from holdfast.trainers.joint_engine import make_joint
+from holdfast.training import side_pass
+from holdfast.training.step import Measured
 
 ACTIVE = {"tau": 0.05, "alpha": 0.05, "beta": 5.0, "allow_infeasible_start": True, "unit": "nll_token"}
 SOME = {"tau": 0.05, "alpha": 0.05, "beta": 20.0, "unit": "nll_token"}
@@ -35,7 +35,7 @@ def both(folder, prepare=lambda trainer: None, **options):
         trainer = made(folder / step, step, **{**options, "given": given()})
         prepare(trainer)
         trainer.train()
-        assert trainer.joint == (step == "fused")
+        assert trainer.run.engine.fused == (step == "fused")
         found.append(trainer)
     return found
 
@@ -85,7 +85,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, dropout, graph):
             gradient_accumulation_steps=2, gradient_checkpointing=graph, optim="adamw_torch", learning_rate=5e-3,
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=resume)
-        assert trainer.joint
+        assert trainer.run.engine.fused
         return weights(trainer)
 
     whole = run(tmp_path / "a", 6)
@@ -101,15 +101,16 @@ def test_dropout_changes_the_task_gradient_and_not_the_constraints(tmp_path):
 
         def on_gradient(run, inner=inner):
             tasks.append(torch.cat([p.grad.flatten() for p in run.space().params]))
-            sides.append(torch.cat([g.flatten() for g in run.joint_result("safety")[1]]))
+            sides.append(torch.cat([g.flatten() for g in run.engine.measure({"safety": None})["safety"].gradient]))
             inner(run)
 
         trainer.defense.on_gradient = on_gradient
         for name, p in trainer.model.named_parameters():  # with B = 0 no mask reaches the constraint anyway
             if "lora_B" in name:
                 p.data = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.1
-        micro = trainer.joint_micro_step
-        trainer.joint_micro_step = lambda *a, micro=micro, seed=seed, **k: (torch.manual_seed(seed), micro(*a, **k))[1]
+        engine = trainer.run.engine
+        micro = engine.accumulate
+        engine.accumulate = lambda *a, micro=micro, seed=seed, **k: (torch.manual_seed(seed), micro(*a, **k))[1]
         trainer.train()
     assert torch.allclose(sides[0], sides[1], rtol=1e-5, atol=1e-7)
     assert torch.allclose(sides[0], sides[2], rtol=1e-5, atol=1e-7)
@@ -157,8 +158,7 @@ def _events(trainer):
 
 def test_automatic_skipping_goes_on_and_off_with_the_share_of_inactive_rows(tmp_path):
     trainer = made(tmp_path, "fused", limit=SLACK, max_steps=20)
-    skips, inner = [], make_joint(trainer)
-    trainer._joint, trainer._joint_decided = inner, True
+    skips, inner = [], trainer.run.engine.joint
     run = inner.run
     inner.run = lambda *a, skip, **k: (skips.append(skip), run(*a, skip=skip, **k))[1]
     trainer.train()
@@ -169,18 +169,20 @@ def test_automatic_skipping_goes_on_and_off_with_the_share_of_inactive_rows(tmp_
     state = defense.state_dict()
     defense._inactive = 0.0
     defense.load_state_dict(state)
-    assert defense._skips(trainer)
-    zero = [torch.zeros_like(p) for p in trainer.space().params]
+    run = trainer.run
+    assert defense._skips(run)
+    zero = [torch.zeros_like(p) for p in run.space().params]
+    run.engine.measure = lambda terms: {name: Measured(torch.zeros(0), torch.zeros(0), zero) for name in terms}
     for steering in defense._steering.values():
-        steering.inactive, steering.measure = 0.0, lambda *_: (-1.0, -1.0, zero)
-    defense.on_gradient(trainer)
-    assert defense._skips(trainer)
+        steering.inactive, steering.estimate = 0.0, lambda *_: (-1.0, -1.0)
+    defense.on_gradient(run)
+    assert defense._skips(run)
     for _ in range(2):
-        defense.on_gradient(trainer)
-    assert not defense._skips(trainer)
+        defense.on_gradient(run)
+    assert not defense._skips(run)
     del state["inactive"]  # a checkpoint of an earlier version
     defense.load_state_dict(state)
-    assert not defense._skips(trainer)
+    assert not defense._skips(run)
 
 
 def test_automatic_skipping_takes_the_step_of_none(tmp_path):
@@ -223,7 +225,7 @@ def test_two_passes_run_no_backward_for_flat_rows_and_take_the_same_step(tmp_pat
     lazy = made(tmp_path / "lazy", "two_pass", limit=SLACK, max_steps=3, safety_micro_batch_size=1)
     lazy.train()
     assert len(counted) == 3  # the task's
-    monkeypatch.setattr(safety_pass, "slope", lambda weight, d: torch.ones_like(d))
+    monkeypatch.setattr(side_pass, "slope", lambda weight, d: torch.ones_like(d))
     full = made(tmp_path / "full", "two_pass", limit=SLACK, max_steps=3, safety_micro_batch_size=1)
     full.train()
     assert len(counted) == 3 + 3 + 3 * 2
@@ -281,18 +283,18 @@ def test_a_run_that_broke_off_in_mid_step_leaves_nothing_to_the_next(tmp_path):
     trainer = build(tmp_path, step="fused", gradient_accumulation_steps=2, max_steps=2)
     inner, seen = trainer.defense.micro_step, []
 
-    def broken(run, inputs, backward):
-        found = inner(run, inputs, backward)
+    def broken(run, inputs, items):
+        found = inner(run, inputs, items)
         if not seen:
             seen.append("broken")
             raise KeyboardInterrupt
-        seen.append(run._micro)
+        seen.append(run.progress.micro)
         return found
 
     trainer.defense.micro_step = broken
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    trainer._micro = 1  # where the first half of a step was done
+    trainer.run.progress.micro = 1  # where the first half of a step was done
     trainer.train()
     assert seen == ["broken", 0, 1, 0, 1]
 

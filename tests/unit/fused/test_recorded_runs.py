@@ -9,7 +9,7 @@ from tests.unit.fused.comparing import adapted
 from tests.unit.trainers.building import build, weights
 
 import holdfast as hf
-from holdfast.trainers import joint_engine
+from holdfast.training import fused_setup
 
 SOME = {"tau": 0.02, "alpha": 0.05, "beta": 60.0}  # flat below 0.0033: not where degradations begin, by rounding
 FAST = {"learning_rate": 0.2, "optim": "sgd", "max_steps": 4, "safety_batch_size": 4}
@@ -57,13 +57,13 @@ def test_recorded_steps_are_the_unrecorded_ones(cuda, tmp_path, monkeypatch, cas
     make, options = CASES[case]
     found = []
     for records in (True, False):
-        monkeypatch.setattr(joint_engine, "_records", lambda *_, records=records: records)
+        monkeypatch.setattr(fused_setup, "_records", lambda *_, records=records: records)
         trainer = build(tmp_path / str(records), given=make(), step="fused", **{**FAST, **options})
         trainer.train()
-        assert trainer.step_path == ("fused, recorded" if records else "fused")
+        assert trainer.run.engine_name == ("fused, recorded" if records else "fused")
         found.append(weights(trainer))
         if records:
-            assert 1 <= len(trainer._joint.passes._recordings) <= 8
+            assert 1 <= len(trainer.run.engine.joint.passes._recordings) <= 8
             assert len(cuda.tapes) < sum(tape.replays for tape in cuda.tapes)
     moved = 0.0
     for name, value in found[0].items():

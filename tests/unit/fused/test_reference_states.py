@@ -23,7 +23,7 @@ def run(tmp_path):
 def test_kept_states_are_those_of_a_pass(run, monkeypatch):
     monkeypatch.setattr(reference_states, "PASS_TOKENS", 40)  # several passes
     _, _, trainer = run
-    passes, examples = EagerPasses(trainer._joint.passes.body), trainer.safety["safety"].constraint_set
+    passes, examples = EagerPasses(trainer.run.engine.joint.passes.body), trainer.safety["safety"].constraint_set
     kept = ReferenceStates.of(passes, examples, torch.device("cpu"))
     wanted = [examples[i] for i in (7, 0, 3)]
     rows = [encoded_rows(wanted)]
@@ -33,19 +33,19 @@ def test_kept_states_are_those_of_a_pass(run, monkeypatch):
 
 def test_they_are_kept_where_every_row_comes_up_and_the_step_is_the_same(run, tmp_path, monkeypatch):
     watch, _, trainer = run
-    assert trainer._joint.kept is not None
+    assert trainer.run.engine.joint.kept is not None
     monkeypatch.setattr(reference_states, "LIMIT", 1)
     other, _, without = trained(tmp_path / "without", "fused", **KL)
-    assert without._joint.kept is None
+    assert without.run.engine.joint.kept is None
     close(watch.side, other.side, 1e-5)
     few, _, rare = trained(tmp_path / "rare", "fused", **{**KL, "safety_batch_size": 2})
-    assert rare._joint.kept is None
+    assert rare.run.engine.joint.kept is None
     assert few.side
 
 
 def test_other_units_keep_nothing(tmp_path):
     _, _, trainer = trained(tmp_path, "fused", **{**KL, "unit": "nll_token"})
-    assert trainer._joint.kept is None
+    assert trainer.run.engine.joint.kept is None
 
 
 def test_what_fits(run):

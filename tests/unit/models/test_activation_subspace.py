@@ -8,9 +8,9 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from holdfast.core.errors import UnsupportedError
-from holdfast.models import activation_subspace
-from holdfast.models.activation_subspace import SecondMoments, groups, top_eigenvectors, truncated_svd
 from holdfast.models.lora_layers import LoraLayer, lora_layers
+from holdfast_lab.building_blocks import activation_subspace
+from holdfast_lab.building_blocks.activation_subspace import SecondMoments, groups, top_eigenvectors, truncated_svd
 
 CPU = torch.device("cpu")
 

@@ -11,9 +11,8 @@ from safetensors.torch import save_file
 from tiny_checkpoints import tiny_llama
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
-from holdfast.models.adapter_limits import require_loadable
-from holdfast.models.device import require_device
-from holdfast.models.tensor_shapes import require_sizes_of, tensor_shapes
+from holdfast.models.handle import require_device
+from holdfast.models.limits import require_loadable, require_sizes_of, tensor_shapes
 
 
 def write(folder, **settings):

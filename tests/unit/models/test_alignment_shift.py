@@ -14,9 +14,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.models import alignment_shift as module
-from holdfast.models.alignment_projector import Projector, projectors
 from holdfast.models.alignment_shift import DenseShift, FactoredShift, alignment_shift
 from holdfast.models.lora_layers import lora_layers
+from holdfast_lab.building_blocks.alignment_projector import Projector, projectors
 
 
 def layers_of(model, config=None):

@@ -17,8 +17,8 @@ from tiny_checkpoints import tiny_llama, tiny_tokenizer
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.hashing import sha256_file, sha256_lines
 from holdfast.models import content as content_module
-from holdfast.models.adapter import Source
-from holdfast.models.content import content_of, forget_hashes
+from holdfast.models.content import content_of, forget_hashes, require_unchanged
+from holdfast.models.source import Source
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -312,11 +312,8 @@ def test_what_opens_nothing_is_not_refused(base_dir, name, values):
 
 
 def test_nothing_changed(adapter_dir, base_dir):
-    from holdfast.models.content import require_unchanged
-
     contents = [content_of(base_dir), content_of(adapter_dir), content_of(adapter_dir, base=base_dir)]
     require_unchanged(contents)
-    contents[0].require_unchanged()
 
 
 def test_a_change_is_named_whatever_its_time_stamp(base_dir, monkeypatch):
@@ -327,7 +324,7 @@ def test_a_change_is_named_whatever_its_time_stamp(base_dir, monkeypatch):
     weights.write_bytes(flipped(weights, -1))
     os.utime(weights, ns=(old.st_atime_ns, old.st_mtime_ns))
     with pytest.raises(CheckpointError, match=r"hashed before it was measured: model\.safetensors was changed"):
-        content.require_unchanged()
+        require_unchanged([content])
 
 
 @pytest.mark.parametrize(("act", "word"), [("add", "vocab.txt was added"), ("remove", "tokenizer.json was removed")])
@@ -338,19 +335,17 @@ def test_files_that_come_and_go(base_dir, act, word):
     else:
         (base_dir / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=word):
-        content.require_unchanged()
+        require_unchanged([content])
 
 
 def test_a_folder_that_is_gone(base_dir):
     content = content_of(base_dir)
     shutil.rmtree(base_dir)
     with pytest.raises(CheckpointError, match="no such folder"):
-        content.require_unchanged()
+        require_unchanged([content])
 
 
 def test_of_a_pair_the_base_s_change_is_named(adapter_dir, base_dir):
-    from holdfast.models.content import require_unchanged
-
     contents = [content_of(adapter_dir)]
     (base_dir / "config.json").write_text((base_dir / "config.json").read_text() + " ", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"base/config\.json was changed"):

@@ -6,8 +6,7 @@ import pytest
 from tests.protocol_data import make_data_folder
 
 from holdfast.core.errors import ConfigError, DataError
-from holdfast.protocol.evaluation_prompts import evaluation_prompts
-from holdfast.protocol.roles import RoleSettings, draw_roles
+from holdfast_lab.protocol.roles import RoleSettings, draw_roles, evaluation_prompts
 
 SETTINGS = RoleSettings(
     safe="beavertails", harm_prompts="beavertails_test", align=20, constraint=None, monitor=8, certify=12, asked=4,

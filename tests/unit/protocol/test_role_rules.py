@@ -8,11 +8,10 @@ import pytest
 from tests.protocol_data import TEST_PROMPTS, make_data_folder, prompts
 
 from holdfast.core.errors import ConfigError, DataError
-from holdfast.data.catalogue import CATEGORIES, load
 from holdfast.data.examples import normalise
 from holdfast.data.splits import require_unseen, split_from_roles
-from holdfast.protocol.groups import groups
-from holdfast.protocol.roles import ROLES, RoleSettings, draw_roles
+from holdfast_lab.data.catalogue import CATEGORIES, load
+from holdfast_lab.protocol.roles import ROLES, RoleSettings, draw_roles, groups
 
 SETTINGS = RoleSettings(
     safe="beavertails",
@@ -299,7 +298,7 @@ def test_a_revision_reaches_the_catalogue(monkeypatch, folder):
         return load(name, split, folder=place)
 
     place = folder
-    monkeypatch.setattr("holdfast.protocol.pools.load", fake)
+    monkeypatch.setattr("holdfast_lab.protocol.pools.load", fake)
     draw_roles(SETTINGS, revisions={"beavertails": "c" * 40})
     assert asked == [("beavertails", "c" * 40)] * 2
 

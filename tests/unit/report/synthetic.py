@@ -20,10 +20,9 @@ import yaml
 from safetensors.numpy import save_file
 from scipy.special import betaincinv
 
-from holdfast.certification.behaviour import BETWEEN, Claimed, Classes
+from holdfast.certification.behaviour import BETWEEN, Claimed, Classes, assessed
 from holdfast.certification.learn_then_test import STRENGTHS
-from holdfast.certification.record import _BLOCKS, TABLE_NAME, CertificateRecord
-from holdfast.certification.sentence import assessed, named_statement
+from holdfast.certification.statement import named_statement
 from holdfast.certification.terms import Rows, Terms
 from holdfast.core.sealed_json import sealed
 from holdfast.data.examples import make_example
@@ -31,6 +30,7 @@ from holdfast.data.split_record import VERSION, SplitRecord, id_hashes, save_rec
 from holdfast.models.content import content_of
 from holdfast.records.audit_figures import figures, role_figures, violated
 from holdfast.records.audit_folder import write_audit_folder
+from holdfast.records.certificate import _BLOCKS, TABLE_NAME, CertificateRecord
 from holdfast.records.certificate_table import Table, write_table
 from holdfast.records.run_record import settings_sha256, write_result
 

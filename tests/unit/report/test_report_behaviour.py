@@ -19,11 +19,7 @@ from holdfast.report.read import read_evidence
 from holdfast.report.training import course
 from holdfast.report.verdict import Standing, verdict
 
-KEPT = {
-    "refusals_kept": Kept(195, 200, 0.05),
-    "answers_kept": Kept(198, 200, 0.1, 2),
-    "coverage": Kept(183, 190, 0.1),
-}
+KEPT = {"refusals_kept": Kept(195, 200, 0.05), "answers_kept": Kept(198, 200, 0.1, 2), "coverage": Kept(183, 190, 0.1)}
 LOST = {**KEPT, "coverage": Kept(61, 190, 0.1)}
 
 

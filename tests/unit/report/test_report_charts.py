@@ -23,7 +23,7 @@ from holdfast.report.distribution import (
 from holdfast.report.evidence import Figures, Limit
 from holdfast.report.svg import Scale, Size, element, ticks
 from holdfast.report.training import EVENTS, course, training_chart
-from holdfast.trainers.loss_spikes import EVENT as SPIKE
+from holdfast.training.loss_spikes import EVENT as SPIKE
 
 LIMIT = Limit(tau=0.1, alpha=0.05, unit="nll_token")
 VALUES = st.lists(st.floats(-1, 3, allow_nan=False), min_size=1, max_size=60)

@@ -5,14 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.report.synthetic import (
-    SHA,
-    Words,
-    certificate,
-    change,
-    write_plain_audit,
-    write_run,
-)
+from tests.unit.report.synthetic import SHA, Words, certificate, change, write_plain_audit, write_run
 
 from holdfast.report.read import read_evidence
 from holdfast.report.verdict import Standing, claim, verdict

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from holdfast.report.wording import counted, in_plain_words, markdown, number, one_line, visible
+from holdfast.report.wording import counted, degraded_means, markdown, number, one_line, scale_words, visible
 
 
 @given(st.text(alphabet=st.characters(codec=None)))
@@ -73,5 +73,13 @@ def test_number(value, shown):
 def test_counted_and_plain_words():
     assert counted(1, "step") == "1 step"
     assert counted(2000, "step") == "2,000 steps"
-    assert "9.5 % less probable" in in_plain_words(0.1, "nll_token")
-    assert in_plain_words(0.1, "kl_token") == ""
+    assert "9.5 % less probable" in degraded_means(0.1, "nll_token", 8)
+
+
+def test_a_divergence_is_neither_less_likely_nor_better_below_zero():
+    assert degraded_means(0.1, "kl_token", 8) == (
+        "the predictions along the safe reply moved by more than 0.1 nats of KL per token"
+    )
+    assert "likely" not in degraded_means(0.1, "kl_token", 8)
+    assert "better" not in scale_words("kl_token")
+    assert "below 0 is better" in scale_words("nll_token")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.data.examples import Example, make_example, prompt_text
-from holdfast.evaluation.reply import Reply
+from holdfast.judging.reply import Reply
 from holdfast.screening.asking import Asker
 
 REFUSAL = "I'm sorry, but I can't help with that."

@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.core.errors import DataError
 from holdfast.data.examples import make_example
-from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.reply_classes import ReplyClass, sort_reply
+from holdfast.judging.reply import Reply
+from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.screening.asking import Sorted
 from holdfast.screening.conflicts import Conflict, find_conflicts, read_ids, settle, write_conflicts
 from holdfast.screening.questions import distinct
@@ -168,7 +168,7 @@ def test_the_refusal_lists_the_rows_and_names_every_choice(tmp_path):
         settle(made(5), 10, ScreeningSettings(), place)
     assert str(place) in str(caught.value)
     assert caught.value.exit_code == 3
-    for choice in ("conflicts: drop", "conflicts: keep", "conflicts: {learn: FILE}", "mend the data"):
+    for choice in ("conflicts: drop", "conflicts: keep", "conflicts: {learn: FILE}", "fix the data"):
         assert choice in str(caught.value.remedy)
     assert [json.loads(line)["row"] for line in place.read_text().splitlines()] == list(range(5))
     assert place.stat().st_mode & 0o777 == 0o600

@@ -8,10 +8,9 @@ import pytest
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.examples import Example, make_example, prompt_text
-from holdfast.evaluation.reply import Reply
+from holdfast.judging.reply import Reply
 from holdfast.screening.asking import HELD, Asker
-from holdfast.screening.conflicts import find_conflicts
-from holdfast.screening.judged import Judged, judged_rows
+from holdfast.screening.conflicts import Judged, find_conflicts, judged_rows
 from holdfast.screening.questions import distinct
 from holdfast.screening.screen import screen_examples
 from holdfast.screening.settings import ScreeningSettings

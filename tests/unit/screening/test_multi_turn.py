@@ -17,9 +17,9 @@ from holdfast.core.errors import DataError
 from holdfast.data.encode import encode
 from holdfast.data.examples import make_example, prompt_text
 from holdfast.data.near_duplicates import clusters
-from holdfast.data.prompts import read_prompts
-from holdfast.evaluation.reply import Reply
-from holdfast.evaluation.reply_classes import ReplyClass
+from holdfast.data.sources import read_prompts
+from holdfast.judging.reply import Reply
+from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening.asking import Sorted
 from holdfast.screening.sets import Candidate, share_out
 

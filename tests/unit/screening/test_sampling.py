@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.data.examples import make_example, prompt_text
-from holdfast.screening.questions import distinct
-from holdfast.screening.sampling import asked_rows, stratified_order
+from holdfast.screening.questions import asked_rows, distinct, stratified_order
 
 LENGTHS = ("short", "a prompt of some forty characters in all", "a much longer prompt " * 8)
 

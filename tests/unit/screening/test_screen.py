@@ -13,8 +13,7 @@ from holdfast.data.bundled import bundled
 from holdfast.data.examples import Example, completion_text, prompt_text
 from holdfast.data.near_duplicates import matches
 from holdfast.data.splits import require_apart, require_disjoint, split_examples
-from holdfast.screening.fixed import fixed_screening
-from holdfast.screening.record import load, save
+from holdfast.screening.record import fixed_screening, load, save
 from holdfast.screening.screen import Screening, screen_examples
 from holdfast.screening.settings import PromptSet, ScreeningSettings
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.study.fakes import CALLS, KNOWN
 
-from holdfast.study.plan import Calls, Plan, make_plan
-from holdfast.study.schedule import Outcome, run_study
-from holdfast.study.schema import StudyConfig
+from holdfast_lab.study.plan import Calls, Plan, make_plan
+from holdfast_lab.study.schedule import Outcome, run_study
+from holdfast_lab.study.schema import StudyConfig
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
 def _workers_find_the_fakes(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("holdfast.study.schedule.PAUSE", 0.02)
+    monkeypatch.setattr("holdfast_lab.study.schedule.PAUSE", 0.02)
 
 
 class FakeStudy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,18 @@ import pytest
 from tests import tiny
 from tests.protocol_data import make_data_folder
 
-from holdfast.auditing.result import Audit
-from holdfast.config import config_from_dict
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.files import write_json
-from holdfast.evaluation.reply import Reply
-from holdfast.study.cell import adapter_of, run_alignment, run_cell
-from holdfast.study.cells import Alignment, Cell, Defense, Model, reference_cell
-from holdfast.study.kept import keep_replies, kept_file
-from holdfast.study.protocol import finetune_settings, load_protocol, paper_defense, protocol_sha256
-from holdfast.tables.results import read_results
+from holdfast.defenses.holdfast import Holdfast
+from holdfast.judging.reply import Reply
+from holdfast.records.audit import Audit
+from holdfast.runs.config import config_from_dict
+from holdfast.training.step import TwoPassEngine
+from holdfast_lab.study.cell import adapter_of, run_alignment, run_cell
+from holdfast_lab.study.cells import Alignment, Cell, Defense, Model, reference_cell
+from holdfast_lab.study.own_refusals import keep_replies, kept_file
+from holdfast_lab.study.protocol import finetune_settings, load_protocol, paper_constraint, protocol_sha256
+from holdfast_lab.tables.results import read_results
 
 TINY = {
     "dtype": "float32",
@@ -57,7 +59,7 @@ def result_of(world, cell: Cell, folder: str) -> dict[str, Any]:
     root, _, protocol = world
     aligned = None if cell.kind == "base" else str(root / "align")
     node = {
-        "protocol": protocol.model_dump(), "cell": cell.to_json(), "aligned": aligned, "shared": str(root / "shared")
+        "protocol": protocol.model_dump(), "cell": asdict(cell), "aligned": aligned, "shared": str(root / "shared")
     }  # fmt: skip
     return run_cell(node, root / folder)
 
@@ -118,8 +120,8 @@ def test_a_finished_cell_answers_again_without_training_or_generating(world, mon
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("trained or generated again")
 
-    monkeypatch.setattr("holdfast.stages.finetune.SafeSFTTrainer.train", forbidden)
-    monkeypatch.setattr("holdfast.evaluation.engines.transformers.batches", forbidden)
+    monkeypatch.setattr("holdfast.runs.stages.finetune.SafeSFTTrainer.train", forbidden)
+    monkeypatch.setattr("holdfast.judging.engines.transformers.batches", forbidden)
     assert result_of(world, cell_of(model), cell_of(model).id)["metrics"] == first["metrics"]
 
 
@@ -152,15 +154,16 @@ def test_the_aligned_models_own_refusals_can_be_what_is_kept(world, monkeypatch)
     root, model, protocol = world
     roles = protocol.roles.model_copy(update={"asked": 12})
     kept = protocol.model_copy(update={"keep": "replies", "roles": roles})
-    monkeypatch.setattr("holdfast.study.kept.answer", saying("I can't help with that."))
+    monkeypatch.setattr("holdfast_lab.study.own_refusals.answer", saying("I can't help with that."))
     outcome = keep_replies(kept, adapter_of(root / "align"), root / "align")
     assert (outcome["asked"], outcome["kept"]) == (12, 12)
     assert kept_file(root / "align").stat().st_mode & 0o077 == 0
 
     def declined(run):
         run.step_declined = "tried, and no"
+        return TwoPassEngine(run)
 
-    monkeypatch.setattr("holdfast.trainers.joint_step.make_joint", declined)
+    monkeypatch.setattr("holdfast.training.run.choose_engine", declined)
     result = result_of((root, model, kept), cell_of(model), "kept")
     assert result["provenance"]["step"] == "two_pass"
     assert result["provenance"]["step_declined"] == "tried, and no"
@@ -175,7 +178,7 @@ def test_the_aligned_models_own_refusals_can_be_what_is_kept(world, monkeypatch)
 def test_only_finished_refusals_are_kept(world, monkeypatch, text, truncated):
     root, _, protocol = world
     kept = protocol.model_copy(update={"roles": protocol.roles.model_copy(update={"asked": 12})})
-    monkeypatch.setattr("holdfast.study.kept.answer", saying(text, truncated=truncated))
+    monkeypatch.setattr("holdfast_lab.study.own_refusals.answer", saying(text, truncated=truncated))
     with pytest.raises(DataError, match="refused 0 of 12"):
         keep_replies(kept, adapter_of(root / "align"), root / "elsewhere")
     assert not kept_file(root / "elsewhere").exists()
@@ -186,9 +189,9 @@ def test_the_papers_defense_under_another_protocol_keeps_its_own_constants():
     given = {"model": "m", "revision": None, "task": "sst2", "poison_ratio": 0.5, "seed": 1, "output_dir": "o"}
     settings = finetune_settings(protocol, defense={"name": "holdfast", "preset": "paper"}, **given)
     config = config_from_dict(settings)
-    for block, values in paper_defense().items():
-        stored = config.filter if block == "filter" else config.constraint["safety"]
-        assert {key: stored[key] for key in values} == values
+    limit = paper_constraint()
+    assert {key: config.constraint["safety"][key] for key in limit} == limit
+    assert config.defense.options == Holdfast.paper
     assert config.train["learning_rate"] == protocol.train["learning_rate"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from tests.protocol_data import make_data_folder
 from tests.unit.study.test_cell import TINY
 
 from holdfast.core.event_log import read
-from holdfast.study.cell import run_alignment, run_cell
-from holdfast.study.cells import Cell, Defense, Model
-from holdfast.study.protocol import load_protocol
+from holdfast_lab.study.cell import run_alignment, run_cell
+from holdfast_lab.study.cells import Cell, Defense, Model
+from holdfast_lab.study.protocol import load_protocol
 
 SETTINGS = {**TINY, "align": {**TINY["align"], "per_defense": {}, "options": {"booster": {"lam": 2.0}}}}
 ALIGNED = ("sft", "vaccine", "booster", "antibody")
@@ -39,7 +40,7 @@ def run_of(world, name: str, align: str, **settings: Any) -> tuple[dict[str, Any
     root, model, protocol = world
     cell = Cell("defense", model, "sst2", Defense(name, name, **settings), align, 0.5, 42)
     folder = root / f"{name}-{align}"
-    node = {"protocol": protocol.model_dump(), "cell": cell.to_json(), "aligned": str(root / align), "shared": ""}
+    node = {"protocol": protocol.model_dump(), "cell": asdict(cell), "aligned": str(root / align), "shared": ""}
     return run_cell(node, folder), folder / "run"
 
 

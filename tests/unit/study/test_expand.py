@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import ConfigError
-from holdfast.study.expand import expand, split_known
-from holdfast.study.schema import StudyConfig
+from holdfast_lab.study.expand import expand, split_known
+from holdfast_lab.study.schema import StudyConfig
 
 TWO = {"models": ["embedded", "a/other"], "tasks": ["sst2", "ag_news"], "defenses": ["sft", "holdfast"]}
 
@@ -90,7 +90,6 @@ def test_ten_and_ten_point_zero_are_one_setting():
         pytest.param({"defenses": ["sft"]}, id="defense"),
         pytest.param({"defenses": [defense(preset="paper")]}, id="preset"),
         pytest.param({"defenses": [defense(options={"decay": 0.5})]}, id="options"),
-        pytest.param({"defenses": [defense(filter={"rate": 0.5})]}, id="filter"),
         pytest.param({"defenses": [defense(constraint={"tau": 0.5})]}, id="constraint"),
         pytest.param({"defenses": [defense(train={"max_steps": 5})]}, id="train"),
         pytest.param({"defenses": [defense(align="antibody")]}, id="align"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.study.expand import expand
-from holdfast.study.graph import build_graph
-from holdfast.study.schema import StudyConfig
+from holdfast_lab.study.cells import build_graph
+from holdfast_lab.study.expand import expand
+from holdfast_lab.study.schema import StudyConfig
 
 STUDY = {
     "models": ["embedded", "a/other"],

@@ -20,9 +20,9 @@ CODE = (
 import json, signal, sys
 import ray
 from tests.unit.study.fakes import CALLS, KNOWN
-from holdfast.study.plan import Calls, make_plan
-from holdfast.study.schedule import run_study
-from holdfast.study.schema import StudyConfig
+from holdfast_lab.study.plan import Calls, make_plan
+from holdfast_lab.study.schedule import run_study
+from holdfast_lab.study.schema import StudyConfig
 
 signal.signal(signal.SIGALRM, lambda *_: sys.exit(NO_RAY))
 signal.alarm(120)

@@ -9,13 +9,13 @@ import pytest
 from tests.protocol_data import make_data_folder
 
 from holdfast.core.errors import CheckpointError, ConfigError, HoldfastError
-from holdfast.study.cells import Cell, Defense, Model, reference_cell
-from holdfast.study.plan import make_plan
-from holdfast.study.protocol import load_protocol
-from holdfast.study.ready import require_ready
-from holdfast.study.schedule import run_study
-from holdfast.study.schema import StudyConfig
-from holdfast.trainers.hooks import DEFENSES
+from holdfast.training.hooks import DEFENSES
+from holdfast_lab.study.cells import Cell, Defense, Model, reference_cell
+from holdfast_lab.study.plan import make_plan
+from holdfast_lab.study.preflight import require_ready
+from holdfast_lab.study.protocol import load_protocol
+from holdfast_lab.study.schedule import run_study
+from holdfast_lab.study.schema import StudyConfig
 
 MODEL = Model("tiny", "embedded")
 FITTING = {"align": 16, "monitor": 6, "certify": 4, "asked": 6, "harmful": 4, "poison": 10, "evaluation": 8}
@@ -76,7 +76,7 @@ def test_a_model_by_a_folder_that_is_not_there_is_refused(tmp_path):
 def judge(tmp_path):
     """The folder of a trained judge, as far as it is read without its weights."""
     from holdfast.core.hashing import sha256_text
-    from holdfast.evaluation.judges.classifier import CONVERSATION
+    from holdfast.judging.judges.classifier import CONVERSATION
 
     folder = tmp_path / "judge"
     folder.mkdir()

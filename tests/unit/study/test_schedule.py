@@ -9,12 +9,12 @@ import pytest
 from tests.unit.study.fakes import SECRET
 
 from holdfast.core.errors import CheckpointError, DataError
-from holdfast.study import schedule
-from holdfast.study.engine import LocalEngine
-from holdfast.study.folder import StudyFolder, differences
-from holdfast.study.schedule import run_study
-from holdfast.study.worker import run_node
-from holdfast.trainers.run_lock import RunLock
+from holdfast.core.file_lock import RunLock
+from holdfast_lab.study import schedule
+from holdfast_lab.study.engine import LocalEngine
+from holdfast_lab.study.folder import StudyFolder, differences
+from holdfast_lab.study.schedule import run_study
+from holdfast_lab.study.worker import run_node
 
 
 def names(outcome_ids):
@@ -260,7 +260,8 @@ def test_workers_are_spread_over_gpus(study, monkeypatch):
             return None
 
     monkeypatch.setattr(
-        "holdfast.study.process.launch", lambda node, log, env: seen.append(env.get("CUDA_VISIBLE_DEVICES")) or Worker()
+        "holdfast_lab.study.engine.launch",
+        lambda node, log, env: seen.append(env.get("CUDA_VISIBLE_DEVICES")) or Worker(),
     )
     for gpus, expected in ((["2", "5"], ["2", "5", "2"]), (["0"], [None] * 3), ([], [None] * 3)):
         seen.clear()

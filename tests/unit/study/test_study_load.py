@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from holdfast.core.errors import ConfigError
-from holdfast.study.expand import expand, split_known
-from holdfast.study.graph import build_graph
-from holdfast.study.load import load_study, study_from_dict
+from holdfast_lab.study.cells import build_graph
+from holdfast_lab.study.expand import expand, split_known
+from holdfast_lab.study.load import load_study, study_from_dict
 
 STUDIES = Path(__file__).parents[3] / "studies"
 GOOD = {"models": ["embedded"], "tasks": ["sst2"], "defenses": ["sft"], "output_dir": "out"}
@@ -41,14 +41,14 @@ def with_defense(**values):
         pytest.param(
             with_defense(constraint={"taU": 1}), ["defenses.0.constraint.taU: unknown key"], id="constraint-key"
         ),
-        pytest.param(with_defense(filter={"rate": 7}), ["defenses.0.filter", "rate"], id="rate"),
-        pytest.param(with_defense(filter={"rate": 0.5}, options={"rate": 0.5}), ["also in `options`"], id="twice"),
+        pytest.param(with_defense(options={"rate": 7}), ["defenses.0.options", "rate"], id="rate"),
+        pytest.param(with_defense(filter={}), ["defenses.0.filter: unknown key", "with the defense"], id="old"),
         pytest.param(with_defense(options={"rank": 1}), ["defenses.0.options.rank: unknown key"], id="option"),
         pytest.param(with_defense(train={"seed": 1}), ["defenses.0.train.seed", "is not set here"], id="train"),
         pytest.param(
-            {"grids": [{"defenses": [{"name": "sft", "filter": {"rate": 1.0}}]}]},
-            ["grids.0.defenses.0.filter: only holdfast has a filter"],
-            id="filter-of-sft",
+            {"grids": [{"defenses": [{"name": "sft", "options": {"rate": 1.0}}]}]},
+            ["grids.0.defenses.0.options.rate: unknown key"],
+            id="rate-of-sft",
         ),
     ],
 )
@@ -169,7 +169,7 @@ def test_options_may_stand_beside_the_name_as_in_a_run_file():
 
 
 def test_the_paper_study_runs_with_what_this_version_has():
-    from holdfast.study.expand import known_names
+    from holdfast_lab.study.expand import known_names
 
     defenses, tasks = known_names()
     cells = expand(load_study(STUDIES / "paper.yaml"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.hashing import sha256_json
-from holdfast.tables.results import Result, parse_result
+from holdfast_lab.tables.results import Result, parse_result
 
 PROTOCOL: dict[str, Any] = {"template": "chat", "train": {"learning_rate": 3e-4, "epochs": 1}}
 SEEDS = (42, 1337, 2024)

@@ -6,10 +6,10 @@ import pytest
 from tests.unit.tables.making import SEEDS, result_json, results
 
 from holdfast.core.errors import DataError
-from holdfast.tables import canvas
-from holdfast.tables.figures import figures
-from holdfast.tables.lines import Line
-from holdfast.tables.palette import looks
+from holdfast_lab.tables import canvas
+from holdfast_lab.tables.canvas import looks
+from holdfast_lab.tables.figures import figures
+from holdfast_lab.tables.lines import Line
 
 LEVELS = (10, 25, 50, 75, 90, 95, 99, 100)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from tests.unit.tables.making import result_json, results
+from tools.study_page.kl_bound import bounded, mean_bound, threshold
+from tools.study_page.verdicts import bounds
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.tables.kl_bound import bounded, mean_bound, threshold
-from holdfast.tables.verdicts import bounds
 
 DEFAULT = {"tau": 0.1, "alpha": 0.05, "beta": 10.0, "unit": "kl_token", "majorizer": "ramp"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.tables.missing import Wanted, missing_line
+from tools.study_page.missing import Wanted, missing_line
 
 
 def wanted(tasks=("sst2", "gsm8k"), ratios=(0.5,), seeds=(1, 2), rows=("SFT", "Lisa, x")):

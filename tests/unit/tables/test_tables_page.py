@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from tests.unit.tables.making import result_json, write_results
+from tools.study_page.__main__ import main
+from tools.study_page.page import regenerate
 
 from holdfast.core.errors import ConfigError
-from holdfast.tables.page import regenerate
 
 REPORTED = """table,model,task,poison_ratio,method,setting,metric,mean,std
 main,Big,sst2,0.5,SFT,,HS,0.919191,0.01
@@ -49,6 +48,18 @@ def test_broken_pages_are_refused_by_line(text, said):
 
 
 @pytest.fixture
+def study_page(monkeypatch, capsys):
+    monkeypatch.delenv("HOLDFAST_REPORTED", raising=False)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
 def study(tmp_path):
     def figure(value):
         return (value, value - 0.01, value + 0.01)
@@ -68,9 +79,9 @@ def page_of(tmp_path, *blocks):
     return page
 
 
-def test_a_page_says_who_is_on_the_front_and_how_harm_grows(holdfast, study, tmp_path):
+def test_a_page_says_who_is_on_the_front_and_how_harm_grows(study_page, study, tmp_path):
     page = page_of(tmp_path, "table: pareto", "table: pairs", "table: slopes", "table: sensitivity", "figures: drawn")
-    code, out, _ = holdfast("report", study, "--tables", "--page", page)
+    code, out, _ = study_page(study, "--page", page)
     assert code == 0
     text = page.read_text()
     assert "holdfast (ours) is **not on the front**: Lisa beyond the intervals" in text
@@ -85,63 +96,54 @@ def test_a_page_says_who_is_on_the_front_and_how_harm_grows(holdfast, study, tmp
     assert len(out.splitlines()) == 3
 
 
-def test_the_papers_figures_are_needed_for_their_blocks_and_never_enter_the_page(holdfast, study, tmp_path):
+def test_the_papers_figures_are_needed_for_their_blocks_and_never_enter_the_page(study_page, study, tmp_path):
     page, file = page_of(tmp_path, "paper: main", "paper: antibody"), tmp_path / "reported.csv"
     file.write_text(REPORTED)
     before = page.read_text()
-    code, _, err = holdfast("report", study, "--tables", "--page", page)
+    code, _, err = study_page(study, "--page", page)
     assert (code, page.read_text()) == (0, before)
-    assert "left as they stand without the paper's figures: page.md:1, page.md:3" in err
-    holdfast("report", study, "--tables", "--page", page, "--reported", file, "--reported-model", "Big")
+    assert "left as they are without the paper's figures: page.md:1, page.md:3" in err
+    study_page(study, "--page", page, "--reported", file, "--reported-model", "Big")
     text = page.read_text()
     assert "order of 3 rows against the paper's, Spearman: SST-2 HS +0.50" in text
-    assert "Nothing of this table stands beside the paper's figures yet." in text
+    assert "No row of this table can be compared with the paper's figures yet." in text
     assert "0.919" not in text
 
 
-@pytest.mark.parametrize(
-    ("block", "options", "said"),
-    [
-        ("table: mian", [], "did you mean 'main'?"),
-        ("table: main", ["--table", "main"], "--table does not go with --page"),
-        ("table: main", ["--output-dir", "x"], "--output-dir does not go with --page"),
-    ],
-)
-def test_what_a_page_cannot_have_is_refused(holdfast, study, tmp_path, block, options, said):
-    page = page_of(tmp_path, block)
+def test_an_unknown_table_is_refused_and_the_page_left(study_page, study, tmp_path):
+    page = page_of(tmp_path, "table: mian")
     before = page.read_text()
-    code, _, err = holdfast("report", study, "--tables", "--page", page, *options)
+    code, _, err = study_page(study, "--page", page)
     assert (code, page.read_text()) == (2, before)
-    assert said in err
+    assert "did you mean 'main'?" in err
     assert "What to do" in err
 
 
-def test_a_page_that_is_not_there_is_refused_and_json_names_the_files(holdfast, study, tmp_path):
-    code, _, err = holdfast("report", study, "--tables", "--page", tmp_path / "none.md")
+def test_a_page_that_is_not_there_is_refused(study_page, study, tmp_path):
+    code, _, err = study_page(study, "--page", tmp_path / "none.md")
     assert (code, "none.md is not a file" in err) == (2, True)
     page = page_of(tmp_path, "table: headline")
-    found = json.loads(holdfast("report", study, "--tables", "--page", page, "--json")[1])
-    assert found == {"files": [str(page)], "left": []}
+    assert study_page(study, "--page", page)[:2] == (0, f"{page}\n")
     assert "| holdfast (ours) | 0.300" in page.read_text()
     assert "Lisa" not in page.read_text()
 
 
-def test_variants_of_ours_and_rows_on_other_alignments_stay_out_of_the_front(holdfast, study, tmp_path):
+def test_variants_of_ours_and_rows_on_other_alignments_stay_out_of_the_front(study_page, study, tmp_path):
     better = {"HS": (0.01, 0.0, 0.02), "FA": (0.99, 0.98, 1.0)}
     more = [result_json("holdfast", setting="tau=0", **better), result_json("holdfast", align="antibody", **better)]
     write_results(study, [*more, result_json("asft", setting="lam=1", **better)])
     page = page_of(tmp_path, "table: pareto")
-    assert holdfast("report", study, "--tables", "--page", page)[0] == 0
+    assert study_page(study, "--page", page)[0] == 0
     assert "holdfast (ours) is **not on the front**: Lisa / AsFT, lam=1 beyond" in page.read_text()
     assert "tau=0" not in page.read_text()
     assert "Antibody" not in page.read_text()
 
 
-def test_the_front_says_when_rows_start_from_different_runs_of_an_alignment(holdfast, study, tmp_path):
+def test_the_front_says_when_rows_start_from_different_runs_of_an_alignment(study_page, study, tmp_path):
     page = page_of(tmp_path, "table: pareto")
     values = [
         result_json(name) | {"provenance": {"kept_sha256": digest}} for name, digest in (("mix", "a"), ("kl", "b"))
     ]
     write_results(study, values)
-    holdfast("report", study, "--tables", "--page", page)
+    study_page(study, "--page", page)
     assert "Rows start from more than one run of an alignment: SFT (2)." in page.read_text()

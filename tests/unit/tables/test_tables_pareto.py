@@ -6,13 +6,13 @@ import math
 
 import pytest
 from tests.unit.tables.making import result_json, results
+from tools.study_page.pareto import compare, difference, dominators, of_ends
+from tools.study_page.verdicts import headline, pairs
 
 from holdfast.certification.comparison import compare_prompts, compare_seeds
 from holdfast.core.errors import DataError
-from holdfast.tables.pareto import compare, difference, dominators, of_ends
-from holdfast.tables.results import Measured
-from holdfast.tables.utility import utility_of
-from holdfast.tables.verdicts import headline, pairs
+from holdfast_lab.tables.lines import utility_of
+from holdfast_lab.tables.results import Measured
 
 
 def row(defense, hs, fa, *, width=0.02, **more):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.tables.making import PROTOCOL, result_json, results, write_results
-from typer.testing import CliRunner
+from tools.study_page.__main__ import main
+from tools.study_page.replicated import replicated
 
-from holdfast.cli.main import app
 from holdfast.core.errors import DataError
-from holdfast.tables.replicated import replicated
 
 OTHER = PROTOCOL | {"template": "alpaca"}
 
@@ -147,13 +146,12 @@ def written(tmp_path, other: str):
     write_results(tmp_path / "first", study(FIRST))
     page = tmp_path / "page.md"
     page.write_text(f"before\n<!-- replicated: {other} -->\nearlier text\n<!-- end -->\nafter\n")
-    done = CliRunner().invoke(app, ["report", str(tmp_path / "again"), "--tables", "--page", str(page)])
-    return done, page.read_text()
+    return main([str(tmp_path / "again"), "--page", str(page)]), page.read_text()
 
 
 def test_a_page_names_the_other_results_by_a_folder_beside_it(tmp_path):
-    done, text = written(tmp_path, "first")
-    assert done.exit_code == 0, done.output
+    code, text = written(tmp_path, "first")
+    assert code == 0
     assert lines(text)["mix"][-1] == "2 of 3"
     assert "earlier text" not in text
     assert text.startswith("before\n")
@@ -163,9 +161,10 @@ def test_a_page_names_the_other_results_by_a_folder_beside_it(tmp_path):
 @pytest.mark.parametrize(
     ("other", "said"), [("nowhere", "nowhere is not a folder"), ("first of study.yaml", "takes no study")]
 )
-def test_a_block_that_cannot_be_made_is_named_and_the_page_is_left(tmp_path, other, said):
-    done, text = written(tmp_path, other)
-    assert done.exit_code != 0
-    assert str(done.exception).startswith(f"{tmp_path / 'page.md'}:2: replicated: ")
-    assert said in str(done.exception)
+def test_a_block_that_cannot_be_made_is_named_and_the_page_is_left(tmp_path, capsys, other, said):
+    code, text = written(tmp_path, other)
+    err = capsys.readouterr().err
+    assert code == 2
+    assert f"{tmp_path / 'page.md'}:2: replicated: " in err
+    assert said in err
     assert "earlier text" in text

@@ -9,12 +9,11 @@ import pytest
 from tests.unit.tables.making import from_reported, result_json, results
 
 from holdfast.core.errors import ConfigError, DataError
-from holdfast.tables.agreement import beside, spearman
-from holdfast.tables.build import build
-from holdfast.tables.layout import Style
-from holdfast.tables.reported import read_reported
-from holdfast.tables.table import Table
-from holdfast.tables.text import text
+from holdfast_lab.tables.kinds import build
+from holdfast_lab.tables.layout import Style
+from holdfast_lab.tables.reported import beside, read_reported, spearman
+from holdfast_lab.tables.table import Table
+from holdfast_lab.tables.text import text
 
 HEADER = "table,model,task,poison_ratio,method,setting,metric,mean,std\n"
 INVENTED = (
@@ -54,7 +53,7 @@ def test_a_chosen_model_stands_in_and_is_named(file):
     table = build(small(), ["main"])[0]
     found = beside(table, read_reported(file, "Big-1.0"))
     assert shown(found) == {"Base": 0.11, "SFT": 0.91, "Lisa": 0.81, "holdfast (ours)": 0.71}
-    assert "SmolLM2-135M-Instruct stands beside the paper's Big-1.0" in found.notes
+    assert "SmolLM2-135M-Instruct is compared with the paper's Big-1.0" in found.notes
     lines = text(found, Style()).splitlines()
     ours = next(i for i, line in enumerate(lines) if line.startswith("holdfast (ours)"))
     assert lines[ours + 1].split() == ["paper", "0.710", "±", "0.030"]
@@ -73,12 +72,7 @@ def test_the_same_model_needs_no_choice_whatever_its_signs(file):
 def test_table_task_and_ratio_must_be_the_same(file):
     reported = read_reported(file, "Big-1.0")
     other_ratio = build(small(ratio=0.25), ["main"])[0]
-    assert shown(beside(other_ratio, reported)) == {
-        "Base": 0.11,
-        "SFT": None,
-        "Lisa": None,
-        "holdfast (ours)": None,
-    }
+    assert shown(beside(other_ratio, reported)) == {"Base": 0.11, "SFT": None, "Lisa": None, "holdfast (ours)": None}
     values = [result_json("holdfast", ratio=ratio, HS=0.3, FA=0.9) for ratio in (0.1, 0.5)]
     sweep = build(results([*values, result_json("base")]), ["poison_sweep"])[0]
     assert shown(beside(sweep, reported)) == {"Base": 0.12, "holdfast (ours)": 0.51}

@@ -7,10 +7,10 @@ import math
 import pytest
 import scipy.stats
 from tests.unit.tables.making import result_json, results
+from tools.study_page.slope import Slope, slope
+from tools.study_page.verdicts import slopes
 
 from holdfast.certification.comparison import compare_prompts, compare_seeds
-from holdfast.tables.slope import Slope, slope
-from holdfast.tables.verdicts import slopes
 
 
 def cells(seed, harms):

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from holdfast.tasks.final_answer import MARKER, extract, extract_marked, same
+from holdfast_lab.tasks.gsm8k import MARKER, extract, extract_marked, same
 
 NUMBERS = {
     "plain": ("18", "18"),

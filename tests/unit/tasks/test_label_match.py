@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import DataError
-from holdfast.tasks.ag_news import AG_NEWS
-from holdfast.tasks.sst2 import SST2
-from holdfast.tasks.task import Grade
+from holdfast.data.tasks import Grade
+from holdfast_lab.tasks.ag_news import AG_NEWS
+from holdfast_lab.tasks.sst2 import SST2
 
 RIGHT, WRONG, LENIENT = Grade(strict=True, lenient=True), Grade(False, False), Grade(strict=False, lenient=True)
 

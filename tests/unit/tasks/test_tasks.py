@@ -11,10 +11,10 @@ import pytest
 from tests.protocol_data import make_data_folder
 
 from holdfast.core.errors import ConfigError, DataError
-from holdfast.tasks.ag_news import AG_NEWS
-from holdfast.tasks.gsm8k import GSM8K
-from holdfast.tasks.sst2 import SST2
-from holdfast.tasks.task import TASKS, Grade, Task
+from holdfast.data.tasks import TASKS, Grade, Task
+from holdfast_lab.tasks.ag_news import AG_NEWS
+from holdfast_lab.tasks.gsm8k import GSM8K
+from holdfast_lab.tasks.sst2 import SST2
 
 real_data = pytest.mark.skipif("HOLDFAST_DATA" not in os.environ, reason="needs the data folder HOLDFAST_DATA")
 

@@ -16,9 +16,9 @@ import holdfast as hf
 from holdfast.certification.kept import Kept, Limits
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.event_log import read
-from holdfast.screening.monitor_prompts import MonitorPrompts
-from holdfast.trainers.behaviour import BehaviourMonitor
-from holdfast.trainers.hooks import Defense
+from holdfast.screening.watch import MonitorPrompts
+from holdfast.training.behaviour import BehaviourMonitor
+from holdfast.training.hooks import Defense
 
 NAMES = {"refusals_kept", "answers_kept", "coverage"}
 
@@ -107,7 +107,7 @@ class Noisy:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_run_with_the_monitor_ends_with_the_same_bits(tmp_path, monkeypatch, checkpointing):
     """With dropout, whose masks follow from the random state."""
-    from holdfast.trainers import behaviour
+    from holdfast.training import behaviour
 
     opened = behaviour.open_engine
     monkeypatch.setattr(behaviour, "open_engine", lambda *a, **k: Noisy(opened(*a, **k), k["model"]))
@@ -164,7 +164,7 @@ def test_near_duplicates_are_one_group_and_lost_together(tmp_path):
 
 
 def test_a_reply_of_no_class_is_not_kept(tmp_path, monkeypatch):
-    from holdfast.evaluation.reply import Reply
+    from holdfast.judging.reply import Reply
 
     class Empty:
         name = "empty"
@@ -173,7 +173,7 @@ def test_a_reply_of_no_class_is_not_kept(tmp_path, monkeypatch):
             assert max_new_tokens == 32
             yield [Reply(e.id, "", truncated=False, tokens=0) for e in examples]
 
-    monkeypatch.setattr("holdfast.trainers.behaviour.open_engine", lambda *a, **k: Empty())
+    monkeypatch.setattr("holdfast.training.behaviour.open_engine", lambda *a, **k: Empty())
     found = build(tmp_path).watch_behaviour(prompts(3)).ask()
     assert counts(found) == dict.fromkeys(("refusals_kept", "answers_kept", "coverage"), (0, 3))
     assert found["refusals_kept"].unsorted == 3
@@ -246,7 +246,7 @@ def test_a_damaged_checkpoint_is_passed_over(rolled, tmp_path):
     text = manifest.read_text()
     manifest.write_text("{")
     try:
-        trainer._roll_back(trainer.behaviour_monitor)
+        trainer.behaviour_monitor.roll_back()
         assert trainer.behaviour_result()["rolled_back_to"] is None
     finally:
         manifest.write_text(text)

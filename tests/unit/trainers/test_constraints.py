@@ -56,7 +56,7 @@ def test_both_are_monitored_and_the_worst_leads(two):
     each = [found[f"eval_safety_{name}_violation_rate"] for name in SETS]
     assert found[RATE] == max(each)
     assert found["eval_safety_over_refusal_n"] == 3
-    assert trainer.safety_batch("refusal") != trainer.safety_batch("over_refusal")
+    assert trainer.run.data.safety_batch("refusal") != trainer.run.data.safety_batch("over_refusal")
 
 
 def test_one_constraint_serves_all_sets(tmp_path):
@@ -108,6 +108,6 @@ def test_safety_batches_are_a_function_of_seed_and_step(tmp_path):
     drawn = []
     for number in range(3):
         first.state.global_step = second.state.global_step = number
-        assert first.safety_batch("safety") == second.safety_batch("safety")
-        drawn += first.safety_batch("safety")
+        assert first.run.data.safety_batch("safety") == second.run.data.safety_batch("safety")
+        drawn += first.run.data.safety_batch("safety")
     assert sorted(drawn) == list(range(12))  # one pass over the constraint split, without replacement

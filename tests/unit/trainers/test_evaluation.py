@@ -11,7 +11,7 @@ from trl import SFTConfig
 
 import holdfast as hf
 from holdfast.core.errors import ConfigError
-from holdfast.trainers.monitoring import quantiles
+from holdfast.training.monitoring import quantiles
 
 RATE = "eval_safety_violation_rate"
 EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}

@@ -9,8 +9,8 @@ from tests.unit.trainers.building import TIGHT, build, weights
 
 from holdfast.core.errors import ResourceError
 from holdfast.core.event_log import read
-from holdfast.trainers import safety_pass
-from holdfast.trainers.fitting import split
+from holdfast.training import side_pass
+from holdfast.training.fitting import split
 
 LABELS = torch.tensor([[-100, 5, 6, 7], [-100, -100, 5, -100], [-100, -100, -100, -100], [-100, 5, 6, -100]])
 
@@ -26,7 +26,11 @@ def limit_rows(trainer, most, where="forward", steps=None, from_micro=0):
 
     def forward(*args, **kwargs):
         rows = kwargs["input_ids"].shape[0]
-        scarce = trainer.model.training and (steps is None or trainer.step in steps) and trainer._micro >= from_micro
+        scarce = (
+            trainer.model.training
+            and (steps is None or trainer.run.progress.step in steps)
+            and trainer.run.progress.micro >= from_micro
+        )
         if not scarce or rows <= most or not torch.is_grad_enabled():
             return inner(*args, **kwargs)
         failed.append(rows)
@@ -86,7 +90,7 @@ def test_it_goes_on_down_to_single_rows_and_then_ends(tmp_path):
     whole, _ = trained(tmp_path / "whole", max_steps=2)
     parted, failed = trained(tmp_path / "parted", most=1, max_steps=2)
     assert failed[0] == 3
-    assert parted.fitting.figures()["parts"] == 4  # three rows: one each, and an empty part
+    assert parted.run.fitting.figures()["parts"] == 4  # three rows: one each, and an empty part
     close(weights(whole), weights(parted))
     with pytest.raises(ResourceError, match="step 1 with a single row a pass: CUDA out of memory") as caught:
         trained(tmp_path / "none", most=0)
@@ -112,14 +116,14 @@ def test_a_defense_whose_step_is_no_sum_is_left_to_run_out(tmp_path):
 
 def test_safety_rows_are_passed_over_in_smaller_batches(tmp_path, monkeypatch):
     whole, _ = trained(tmp_path / "whole")
-    inner = safety_pass.degradation
+    inner = side_pass.degradation
 
     def scarce(model, batch, *args, **kwargs):
         return full() if batch["input_ids"].shape[0] > 1 else inner(model, batch, *args, **kwargs)
 
-    monkeypatch.setattr(safety_pass, "degradation", scarce)
+    monkeypatch.setattr(side_pass, "degradation", scarce)
     parted, _ = trained(tmp_path / "parted")
-    assert parted.fitting.figures() == {"side_rows": 1}
+    assert parted.run.fitting.figures() == {"side_rows": 1}
     close(weights(whole), weights(parted))
 
 
@@ -133,7 +137,7 @@ def test_the_monitor_split_is_looked_at_in_smaller_batches(tmp_path, monkeypatch
 
     monkeypatch.setattr(trainer.model, "forward", forward)
     torch.testing.assert_close(trainer.degradations(), expected, rtol=1e-5, atol=1e-6)
-    assert trainer.fitting.figures() == {"eval_rows": 2}
+    assert trainer.run.fitting.figures() == {"eval_rows": 2}
 
 
 def test_a_resumed_run_goes_on_in_the_same_parts(tmp_path):
@@ -142,7 +146,7 @@ def test_a_resumed_run_goes_on_in_the_same_parts(tmp_path):
     given = {"constraint": TIGHT, "train_dataset": tiny.dataset(24, seed=1, start="w1")}
     again = build(tmp_path, given=given, per_device_train_batch_size=3, gradient_accumulation_steps=2, **saving)
     again.train(resume_from_checkpoint=str(whole.store.root / "checkpoint-2"))
-    assert again.fitting.figures() == {"parts": 2}
+    assert again.run.fitting.figures() == {"parts": 2}
     assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
 
 

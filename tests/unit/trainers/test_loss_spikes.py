@@ -12,7 +12,7 @@ from tests.unit.trainers.test_nonfinite import Snapshots
 
 from holdfast.core.errors import ConfigError, NumericalError
 from holdfast.core.event_log import read
-from holdfast.trainers.loss_spikes import LIMIT, WARM_UP, SpikeWatch
+from holdfast.training.loss_spikes import LIMIT, WARM_UP, SpikeWatch
 
 # -- the rule
 
@@ -125,7 +125,7 @@ def spoil(trainer, steps, factor=30.0):
 
     def spoiled(model, inputs, *args, **kwargs):
         found = inner(model, inputs, *args, **kwargs)
-        return found * factor if model.training and trainer.step in steps else found
+        return found * factor if model.training and trainer.run.progress.step in steps else found
 
     trainer.compute_loss = spoiled
 
@@ -163,7 +163,7 @@ def test_spikes_that_do_not_pass_end_the_run_with_the_last_good_checkpoint(tmp_p
     # checkpoint-60 holds the very weights at which the first spike was measured
     assert f"the last good checkpoint is {trainer.store.root / 'checkpoint-56'}" in caught.value.what
     assert "10 of the last 100 steps" in caught.value.what
-    assert trainer.step == 69
+    assert trainer.run.progress.step == 69
     trainer.store.verify(trainer.store.root / "checkpoint-56")  # not rotated away by those of the spikes
 
 

@@ -11,7 +11,7 @@ from tests.unit.trainers.building import TIGHT, build, same, weights
 from transformers import TrainerCallback
 
 from holdfast.core.errors import NumericalError
-from holdfast.trainers import safety_pass
+from holdfast.training import side_pass
 
 
 class Snapshots(TrainerCallback):
@@ -29,19 +29,19 @@ def poison_task(trainer, steps):
 
     def spoiled(model, inputs, *args, **kwargs):
         found = inner(model, inputs, *args, **kwargs)
-        return found * math.nan if model.training and trainer.step in steps else found
+        return found * math.nan if model.training and trainer.run.progress.step in steps else found
 
     trainer.compute_loss = spoiled
 
 
 def poison_safety(trainer, steps, monkeypatch):
-    inner = safety_pass.degradation
+    inner = side_pass.degradation
 
     def spoiled(*args, **kwargs):
         found = inner(*args, **kwargs)
-        return found * math.nan if trainer.step in steps else found
+        return found * math.nan if trainer.run.progress.step in steps else found
 
-    monkeypatch.setattr(safety_pass, "degradation", spoiled)
+    monkeypatch.setattr(side_pass, "degradation", spoiled)
 
 
 def strict_rows(path):
@@ -89,7 +89,7 @@ def test_the_fourth_time_ends_the_run(tmp_path, monkeypatch, where):
     with pytest.raises(NumericalError, match="4 of the last 100 steps") as caught:
         trainer.train()
     assert caught.value.exit_code == 5
-    assert trainer.step == 6
+    assert trainer.run.progress.step == 6
     assert all(torch.isfinite(p).all() for p in weights(trainer).values())
 
 

@@ -11,9 +11,9 @@ from tests import tiny
 from tests.unit.trainers.building import SLACK, build, safety
 
 import holdfast as hf
-from holdfast.constraint.passes import Forward
-from holdfast.constraint.reference import ReferenceTable
 from holdfast.core.errors import CheckpointError, DataError, InfeasibleError, UnsupportedError
+from holdfast.scoring.forward import Forward
+from holdfast.scoring.reference import ReferenceTable
 
 
 @pytest.fixture
@@ -158,13 +158,13 @@ def test_the_noise_floor_is_printed_with_its_unit(tmp_path, caplog):
 
 
 def test_tau_inside_the_noise_is_refused_unless_allowed(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.trainers.safety.noise_floor", lambda *_: 0.021)
+    monkeypatch.setattr("holdfast.training.safety.noise_floor", lambda *_: 0.021)
     with pytest.raises(InfeasibleError, match="inside the numerical noise") as caught:
         build(tmp_path, given={"constraint": hf.ChanceConstraint(tau=0.1)})
     assert caught.value.exit_code == 4
     assert "tau >= 0.105" in caught.value.remedy
     build(tmp_path, given={"constraint": hf.ChanceConstraint(tau=0.1, allow_tau_below_noise=True)})
-    monkeypatch.setattr("holdfast.trainers.safety.noise_floor", lambda *_: 0.019)
+    monkeypatch.setattr("holdfast.training.safety.noise_floor", lambda *_: 0.019)
     build(tmp_path, given={"constraint": hf.ChanceConstraint(tau=0.1)})
 
 

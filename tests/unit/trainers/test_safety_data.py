@@ -10,7 +10,7 @@ from tests.unit.trainers.building import build, safety, task
 from holdfast.core.errors import DataError, UnsupportedError
 from holdfast.data.examples import make_example, prompt_text
 from holdfast.data.splits import require_unseen, split_examples, split_from_roles
-from holdfast.trainers.task_prompts import task_prompts
+from holdfast.training.task_prompts import task_prompts
 
 NO_CERTIFY = {"safety_fractions": (0.75, 0.25, 0.0)}
 
@@ -175,7 +175,7 @@ def test_task_data_that_cannot_be_searched_needs_an_empty_certify_split(tmp_path
     assert "safety_fractions" in caught.value.remedy
     trainer = build(tmp_path / "b", given={"train_dataset": data()}, **NO_CERTIFY)
     trainer.train()
-    assert trainer.step == 3
+    assert trainer.run.progress.step == 3
 
 
 def test_a_streaming_safety_set_is_refused(tmp_path):

@@ -8,12 +8,13 @@ import pytest
 from tests import tiny
 from tests.unit.trainers.building import build
 
-from holdfast.config import config_from_dict
-from holdfast.constraint import completion
-from holdfast.constraint.head import Head
 from holdfast.core.errors import UnsupportedError
-from holdfast.shares import warn_about_data
-from holdfast.stages.prepare import Prepared
+from holdfast.runs.config import config_from_dict
+from holdfast.runs.config.resolve import resolve
+from holdfast.runs.stages.certifiable import warn_about_data
+from holdfast.runs.stages.prepare import Prepared
+from holdfast.scoring import completion
+from holdfast.scoring.head import Head
 
 RUN = {"model": "m/n", "task": {"data": "t.jsonl"}, "output_dir": "out", "harmful": {"data": "h.jsonl"}}
 
@@ -36,8 +37,11 @@ def test_an_alignment_run_without_a_safety_set_looks_at_the_head_too(tmp_path, m
 def test_data_that_are_not_used_are_named(caplog):
     tuning = {**RUN, "safety": {}, "stage": "align", "unaligned": "owner/base"}
     with caplog.at_level(logging.WARNING):
-        warn_about_data(config_from_dict({**tuning, "defense": "sft"}), Prepared([], {}))
+        warn_about_data(resolve(config_from_dict({**tuning, "defense": "sft"}), elsewhere=True), Prepared([], {}))
     assert [record.args for record in caplog.records] == [("harmful", "sft"), ("unaligned", "sft")]
     caplog.clear()
-    warn_about_data(config_from_dict({**RUN, "stage": "align", "defense": "booster"}), Prepared([], {}, harmful=[]))
+    warn_about_data(
+        resolve(config_from_dict({**RUN, "stage": "align", "defense": "booster"}), elsewhere=True),
+        Prepared([], {}, harmful=[]),
+    )
     assert not caplog.records

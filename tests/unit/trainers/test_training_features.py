@@ -11,9 +11,9 @@ from tests import tiny
 from tests.unit.trainers.building import TIGHT, build, same, weights
 
 import holdfast as hf
-from holdfast.constraint.completion import Head
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.event_log import read
+from holdfast.scoring.completion import Head
 
 NOISY = hf.ChanceConstraint(tau=0.01, beta=100.0, allow_tau_below_noise=True)
 

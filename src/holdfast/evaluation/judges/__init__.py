@@ -1,1 +1,0 @@
-"""One judge a file; the registry `holdfast.evaluation.judge.JUDGES` imports every module here."""

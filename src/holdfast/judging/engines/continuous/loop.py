@@ -1,0 +1,187 @@
+"""The slot loop: rows decode side by side, each at its own position, and a finished row takes the next prompt.
+
+One step, for every row r with its last token x_r at position p_r:
+
+    write the keys and values of x_r at place p_r of row r
+    attend to the places j <= p_r
+    x_r <- argmax of the scores,  p_r <- p_r + 1
+
+Shapes and addresses stay the same from step to step, which is what a CUDA graph needs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from holdfast.judging.engines.continuous.cache import SlotCache, grouped
+from holdfast.judging.generation import left_padded
+
+BUCKET = 128
+NOTHING = -1
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When the loop looks up from decoding."""
+
+    steps: int  # between two looks at which rows have ended: each look waits for the device
+    share: float  # of the rows that have to be free before new prompts are read, which stops the others for that long
+
+
+# Reading prompts costs about one step unrecorded, and about fifteen recorded ones. With replies of T steps and a cost
+# of P steps, waiting and reading cost least at a share of sqrt(2 P / T), which is 0.3 for P = 15 and T = 300.
+EVERY_STEP = Pace(steps=1, share=0.0)
+RECORDED = Pace(steps=8, share=0.25)
+
+
+@dataclass
+class _Slot:
+    """A row in use: which prompt, its tokens, and the new tokens so far."""
+
+    prompt: int
+    length: int
+    made: int = 1
+
+
+class SlotLoop:
+    """Decodes prompts in `rows` rows.
+
+    Args:
+        model: in evaluation mode; see `support.obstacle`.
+        prompts: token ids.
+        rows: decoded side by side.
+        max_new_tokens: most new tokens of a row.
+        ends: tokens that end a reply.
+        pad: fills short prompts; never attended to.
+        pace: see `Pace`.
+        prepared: turns a step into what runs in its place (a recording); None leaves it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        *,
+        rows: int,
+        max_new_tokens: int,
+        ends: Sequence[int],
+        pad: int | None,
+        pace: Pace = EVERY_STEP,
+        prepared: Callable[[Callable[[int], Tensor], Sequence[Tensor]], Callable[[int], Any]] | None = None,
+    ) -> None:
+        self._model, self._prompts, self._pad = model, prompts, pad
+        self._config = (model.get_base_model() if hasattr(model, "peft_config") else model).config
+        self._new, self._pace = max_new_tokens, pace
+        device = model.device
+        self._ends = torch.tensor(list(ends), dtype=torch.long, device=device)
+        self._last = max(len(ids) for ids in prompts) + max_new_tokens - 1
+        length = BUCKET * (self._last // BUCKET + 1)
+        self._places = torch.arange(length, device=device)
+        self._tokens = torch.zeros((rows, 1), dtype=torch.long, device=device)
+        self._positions = torch.zeros_like(self._tokens)
+        self._made = torch.zeros_like(self._tokens)
+        # One column more than a reply has: what a row decodes after its last token goes there.
+        self._out = torch.full((rows, max_new_tokens + 1), NOTHING, dtype=torch.long, device=device)
+        self._cache = SlotCache(rows, length, self._positions)
+        self._slots: list[_Slot | None] = [None] * rows
+        state = (self._tokens, self._positions, self._made, self._out)
+        self._shrinks = prepared is None
+        self._run = self._step if prepared is None else prepared(self._step, state)
+        self.steps = self.fills = 0
+
+    def decode(self, waiting: Sequence[int]) -> Iterator[dict[int, list[int]]]:
+        """New tokens of the prompts at these places, as they finish: up to `max_new_tokens`, the end token included."""
+        queue = deque(waiting)
+        while queue or any(self._slots):
+            free = [row for row, slot in enumerate(self._slots) if slot is None]
+            if queue and (len(free) == len(self._slots) or len(free) >= max(1, self._pace.share * len(self._slots))):
+                self._fill(free[: len(queue)], [queue.popleft() for _ in free[: len(queue)]])
+            elif not queue and self._shrinks and 2 * len(free) >= len(self._slots) > 1:
+                self._shrink()
+            self._advance()
+            if finished := self._finished():
+                yield finished
+
+    def close(self) -> None:
+        """Let go of the cache at once: the step and its recording refer to each other."""
+        del self._run, self._cache
+
+    @torch.no_grad()
+    def _fill(self, rows: list[int], chosen: list[int]) -> None:
+        """Read prompts into rows, and decode the first token of each."""
+        device = self._tokens.device
+        ids, mask = (tensor.to(device) for tensor in left_padded([self._prompts[i] for i in chosen], self._pad))
+        lengths = mask.sum(dim=1)
+        made = DynamicCache()
+        scores = self._model(
+            input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
+            past_key_values=made, use_cache=True, logits_to_keep=1,
+        ).logits  # fmt: skip
+        at = torch.tensor(rows, device=device)
+        self._cache.fill(at, made, ids.shape[1] - lengths)
+        first = scores[:, -1].float().argmax(dim=-1, keepdim=True)
+        self._tokens[at], self._positions[at], self._made[at] = first, lengths[:, None], 1
+        self._out[at] = NOTHING
+        self._out[at, 0] = first[:, 0]
+        for row, i in zip(rows, chosen, strict=True):
+            self._slots[row] = _Slot(i, len(self._prompts[i]))
+        self.fills += 1
+
+    def _advance(self) -> None:
+        """As many steps as the pace has, but none after the last token of every row."""
+        busy = [slot for slot in self._slots if slot is not None]
+        steps = min(self._pace.steps, max(self._new - slot.made for slot in busy))
+        farthest = max(slot.length + min(slot.made + steps, self._new) for slot in busy) - 1
+        width = BUCKET * (-(-farthest // BUCKET))
+        for _ in range(steps):
+            self._run(width)
+        for slot in busy:
+            slot.made = min(slot.made + steps, self._new)
+        self.steps += steps
+
+    @torch.no_grad()
+    def _step(self, width: int) -> Tensor:
+        """One token for every row; returns the scores it was chosen by."""
+        rows = self._cache.rows
+        tokens, positions, made = self._tokens[:rows], self._positions[:rows], self._made[:rows]
+        self._cache.width = width
+        hidden = self._places[:width] > positions
+        mask = torch.zeros(hidden.shape, dtype=self._cache.dtype, device=hidden.device)
+        mask = mask.masked_fill(hidden, torch.finfo(mask.dtype).min)[:, None, None]
+        with grouped(self._config):
+            logits = self._model(
+                input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=self._cache,
+                use_cache=True,
+            ).logits  # fmt: skip
+        scores: Tensor = logits[:, -1].float()
+        tokens.copy_(scores.argmax(dim=-1, keepdim=True))
+        self._out[:rows].scatter_(1, made, tokens)
+        made.add_(1).clamp_(max=self._new)
+        # A row that nobody waits for stays within the positions that the model has.
+        positions.add_(1).clamp_(max=self._last)
+        return scores
+
+    def _finished(self) -> dict[int, list[int]]:
+        """Rows with an end token or all their tokens, which are free from now on."""
+        ended = torch.isin(self._out[:, : self._new], self._ends).any(dim=1).tolist()
+        done = {row: s for row, s in enumerate(self._slots) if s is not None and (ended[row] or s.made >= self._new)}
+        tokens = self._out[list(done), : self._new].tolist() if done else []
+        for row in done:
+            self._slots[row] = None
+        return {slot.prompt: made[: slot.made] for slot, made in zip(done.values(), tokens, strict=True)}
+
+    def _shrink(self) -> None:
+        """Go on with the rows in use alone, once they are half or fewer and no prompt waits."""
+        kept = [row for row, slot in enumerate(self._slots) if slot is not None]
+        at = torch.tensor(kept, device=self._tokens.device)
+        self._cache.keep(at)
+        for tensor in (self._tokens, self._positions, self._made, self._out):
+            tensor[: len(kept)] = tensor[at]
+        self._slots = [self._slots[row] for row in kept]

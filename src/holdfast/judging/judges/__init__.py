@@ -1,0 +1,1 @@
+"""One judge a file; the registry `holdfast.judging.judge.JUDGES` imports every module here."""

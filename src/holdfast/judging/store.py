@@ -1,0 +1,221 @@
+"""Replies on disk: made once, scored as often as wanted.
+
+JSON lines. The first line is the header, which says what made the replies; every other line is one reply. Lines are
+only ever appended, so that a killed process costs its unfinished batch: a last line without its line end is dropped,
+and the replies that are missing are made. The file is the owner's alone, since replies may be harmful.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
+from holdfast.core.file_lock import locked
+from holdfast.core.files import fsync_path
+from holdfast.data.examples import Example
+from holdfast.judging.engines import Engine
+from holdfast.judging.reply import Progress, Reply
+
+logger = logging.getLogger(__name__)
+
+KIND, VERSION = "holdfast replies", 1
+MODE = 0o600
+_ELSEWHERE = "name another folder, or delete this file to make the replies again"
+
+
+class ReplyStore:
+    """The replies in one file.
+
+    Args:
+        path: the file; made with its header when absent.
+        header: what makes the replies (model, template, engine, longest reply, ...); JSON.
+
+    Raises:
+        CheckpointError: the file is no reply store, is damaged before its last line, or has another header (the field
+            is named).
+        ConfigError: the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path = path
+        self._header = {"kind": KIND, "version": VERSION, **json.loads(json.dumps(dict(header), allow_nan=False))}
+        self._replies: dict[str, Reply] = {}
+        try:
+            self._open()
+        except OSError as error:
+            raise ConfigError(
+                f"replies {path} cannot be read or written: {error.strerror}", remedy="name a place that is writable"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"ReplyStore({str(self.path)!r}, {len(self._replies)} replies)"
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def __contains__(self, example_id: object) -> bool:
+        return example_id in self._replies
+
+    def __getitem__(self, example_id: str) -> Reply:
+        return self._replies[example_id]
+
+    def append(self, replies: Sequence[Reply]) -> None:
+        """Add replies and flush them to disk; an id that is there already keeps its first reply."""
+        new: dict[str, Reply] = {}
+        for reply in replies:
+            if reply.id not in self._replies:
+                new.setdefault(reply.id, reply)
+        if not new:
+            return
+        try:
+            # ASCII with escapes: no line separator and no lone surrogate of a reply can break a line.
+            self._write("".join(json.dumps(asdict(reply)) + "\n" for reply in new.values()).encode("ascii"))
+        except OSError as error:
+            raise ResourceError(
+                f"replies {self.path} cannot be written: {error.strerror}", remedy="free disk space and start again"
+            ) from error
+        self._replies |= new
+
+    def _open(self) -> None:
+        first = (json.dumps(self._header, sort_keys=True, allow_nan=False) + "\n").encode("ascii")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        data = self.path.read_bytes() if self.path.exists() else b""
+        whole, _, torn = data.rpartition(b"\n")
+        if not whole:
+            if not first.startswith(data):
+                raise self._foreign()
+            self._truncate(0)
+            self._write(first)
+            fsync_path(self.path.parent)
+            return
+        lines = whole.split(b"\n")
+        self._compare(lines[0])
+        for number, line in enumerate(lines[1:], start=2):
+            found = _reply(line)
+            if found is None:
+                raise CheckpointError(f"replies {self.path}: line {number} is damaged", remedy=_ELSEWHERE)
+            self._replies.setdefault(found.id, found)
+        self.path.chmod(MODE)
+        if torn:
+            logger.info("replies %s: dropped an unfinished last line", self.path)
+            self._truncate(len(whole) + 1)
+
+    def _compare(self, line: bytes) -> None:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or found.get("kind") != KIND:
+            raise self._foreign()
+        for field in sorted({*found, *self._header}):
+            then, now = found.get(field), self._header.get(field)
+            if then != now:
+                raise CheckpointError(
+                    f"replies {self.path} were made with {field} = {then!r}, now {now!r}", remedy=_ELSEWHERE
+                )
+
+    def _foreign(self) -> CheckpointError:
+        return CheckpointError(f"{self.path} is not a file of replies", remedy="name another file")
+
+    def _truncate(self, size: int) -> None:
+        with open(self.path, "ab", opener=lambda name, flags: os.open(name, flags, MODE)) as handle:
+            os.fchmod(handle.fileno(), MODE)
+            handle.truncate(size)
+            os.fsync(handle.fileno())
+
+    def _write(self, data: bytes) -> None:
+        """Append whole lines; a write that fails half-way leaves nothing behind."""
+        size = self.path.stat().st_size
+        try:
+            with self.path.open("ab") as handle:
+                handle.write(data)
+                handle.flush()
+                os.fsync(handle.fileno())
+        except OSError:
+            self._truncate(size)
+            raise
+
+
+def replies(
+    store_path: Path,
+    header: Mapping[str, Any],
+    examples: Sequence[Example],
+    engine: Engine,
+    *,
+    max_new_tokens: int,
+    progress: Progress | None = None,
+) -> list[Reply]:
+    """Replies to `examples`, in order: from the store where they are there, otherwise made and stored.
+
+    Args:
+        store_path: see `ReplyStore`; one process at a time works on it, others wait.
+        header: what makes the replies; `max_new_tokens`, `engine` and `decoding` are added, and the `identity` of an
+            engine that has one.
+        examples: with a prompt each; those with the same id share a reply.
+        engine: makes what is missing.
+        max_new_tokens: length of the longest reply.
+        progress: called with the number of finished replies, those in the store included.
+
+    Raises:
+        CheckpointError: the store belongs to something else.
+        ConfigError: the header contradicts the arguments, or the store cannot be written.
+        ResourceError: the engine ended without a reply to every prompt.
+    """
+    added = {"max_new_tokens": max_new_tokens, "engine": engine.name, "decoding": "greedy"}
+    added |= getattr(engine, "identity", {})
+    for field, value in added.items():
+        if header.get(field, value) != value:
+            raise ConfigError(
+                f"replies {store_path}: the header says {field} = {header[field]!r}, the engine runs with {value!r}",
+                remedy=f"leave {field} out of the header",
+            )
+    with locked(store_path):
+        store = ReplyStore(store_path, {**header, **added})
+        missing = {example.id: example for example in examples if example.id not in store}
+        if progress is not None and len(store):
+            progress(sum(example.id in store for example in examples))
+        for batch in engine.generate(list(missing.values()), max_new_tokens=max_new_tokens) if missing else ():
+            store.append(batch)
+            if progress is not None:
+                progress(sum(example.id in store for example in examples))
+    if without := sum(example.id not in store for example in examples):
+        raise ResourceError(
+            f"engine {engine.name!r} gave no reply to {without} of {len(examples)} prompts",
+            remedy="start again: the replies that are there are kept",
+        )
+    return [store[example.id] for example in examples]
+
+
+def read_replies(path: Path) -> dict[str, Reply]:
+    """The replies of a finished store by id, whatever made them.
+
+    Raises:
+        CheckpointError: it is no reply store, or a line is damaged.
+    """
+    try:
+        first, *lines = path.read_bytes().splitlines()
+        header = json.loads(first)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as replies", remedy=_ELSEWHERE) from error
+    found = [_reply(line) for line in lines]
+    if not isinstance(header, dict) or header.get("kind") != KIND or None in found:
+        raise CheckpointError(f"{path} is no file of replies, or is damaged", remedy=_ELSEWHERE)
+    return {reply.id: reply for reply in found if reply is not None}
+
+
+def _reply(line: bytes) -> Reply | None:
+    """The reply of one line; None when it is damaged."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    kinds = {"id": str, "text": str, "truncated": bool, "tokens": int}
+    if not isinstance(row, dict) or {key: type(value) for key, value in row.items()} != kinds:
+        return None
+    return Reply(**row)

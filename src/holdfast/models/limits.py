@@ -1,0 +1,157 @@
+"""Settings that ask for more than the tensors in the files have, refused before anything is built from them.
+
+Settings are foreign text: a size or a rank that no tensor has makes transformers and PEFT fill memory, and a pattern
+of module names may backtrack for longer than anyone waits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import CheckpointError, UnsupportedError
+from holdfast.core.registry import nearest
+from holdfast.models.library_errors import one_line_errors
+from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, settings_in
+
+CPU_S, WALL_S = 2, 60.0  # all module names of the largest models take milliseconds; a busy machine takes its time
+# Matches as PEFT would; any error ends it with a code, among them a pattern that is none.
+_MATCH = (
+    "import json, re, sys\n"
+    "pattern, names = json.load(sys.stdin)\n"
+    f"try: import resource; resource.setrlimit(resource.RLIMIT_CPU, ({CPU_S}, {CPU_S}))\n"
+    "except ImportError: pass\n"
+    "compiled = re.compile(pattern)\n"
+    "for name in names: compiled.fullmatch(name), compiled.match(name)\n"
+)
+_FORMS = {
+    "target_modules": "{}",
+    "exclude_modules": "{}",
+    "rank_pattern": r"(.*\.)?({})$",
+    "alpha_pattern": r"(.*\.)?({})$",
+    "modules_to_save": r"(^|.*\.){}($|\..*)",
+    "layers_pattern": r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",
+}
+_LAYER = re.compile(r"\.(\d{1,9})\.")
+# A matrix may hold several sizes side by side (fused projections); a size beyond this multiple of the largest
+# dimension in the files belongs to another model, and building it would take all memory.
+SLACK = 4
+SIZES = ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "head_dim")
+_PLAIN = re.compile(r"[\w.^$\\-]*", re.ASCII)  # neither repetition nor alternatives, so no backtracking
+
+
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Name to shape of every tensor in a file; no tensor is read.
+
+    Raises:
+        CheckpointError: the header is damaged.
+    """
+    from safetensors import safe_open
+
+    with one_line_errors(path, "safetensors file"), safe_open(path, framework="np") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  (not a dict)
+
+
+def require_sizes_of(config: Any, files: list[Path], what: str) -> None:
+    """Refuse a configuration of a model that the weights are far too small for, before it is built.
+
+    Layers: no more than the weights number; other sizes: at most `SLACK` times the largest dimension of a tensor.
+
+    Raises:
+        CheckpointError: naming the setting.
+    """
+    shapes = {name: shape for path in files for name, shape in tensor_shapes(path).items()}
+    largest = max((size for shape in shapes.values() for size in shape), default=0)
+    layers = 1 + max((int(number) for name in shapes for number in _LAYER.findall(name)), default=-1)
+    text = config.get_text_config()
+    limits = {"num_hidden_layers": layers} | dict.fromkeys(SIZES, SLACK * largest)
+    for name, limit in limits.items():
+        asked = getattr(text, name, None)
+        if isinstance(asked, int | float) and asked > limit:
+            raise CheckpointError(
+                f"{what}: config.json asks for {name} {asked}, its weights lack that: they have room for {limit}",
+                remedy="restore config.json, or the weights that belong to it",
+            )
+
+
+def require_loadable(adapter: Path, base: Any) -> None:
+    """Refuse an adapter that PEFT does not know, or whose settings would fill memory or never end.
+
+    Raises:
+        UnsupportedError: an unknown `peft_type`.
+        CheckpointError: a number larger than any dimension of its tensors, or a pattern that is none or does not end.
+    """
+    from peft import PeftType
+
+    config = settings_in(adapter / ADAPTER_CONFIG)
+    kind, known = config.get("peft_type"), [member.value for member in PeftType]
+    if kind not in known:
+        raise UnsupportedError(
+            f"adapter {adapter}: peft_type {str(kind)[:100]!r} is unknown to the installed PEFT",
+            remedy=nearest(str(kind)[:100], known),
+        )
+    _require_ranks(adapter, config)
+    _require_patterns(adapter, config, base)
+
+
+def _require_ranks(adapter: Path, config: dict[str, Any]) -> None:
+    """A rank is a dimension of a tensor: r x d_in and d_out x r."""
+    shapes = tensor_shapes(adapter / ADAPTER_WEIGHTS)
+    largest = max((size for shape in shapes.values() for size in shape), default=0)
+    patterned = config.get("rank_pattern")
+    ranks = [(key, config.get(key)) for key in ("r", "rank", "init_r", "target_r")]
+    ranks += [("rank_pattern", value) for value in (patterned.values() if isinstance(patterned, dict) else ())]
+    for key, value in ranks:
+        if isinstance(value, int | float) and value > largest:
+            raise CheckpointError(
+                f"adapter {adapter}: its {key} is {value}, the largest dimension of its tensors {largest}",
+                remedy=f"restore {ADAPTER_CONFIG} as the run saved it",
+            )
+
+
+def _require_patterns(adapter: Path, config: dict[str, Any], base: Any) -> None:
+    """Match every pattern in a process of its own, which is killed when it does not end."""
+    asked = list(_patterns(config))
+    names = [name for name, _ in base.named_modules()] if asked else []
+    for key, pattern in asked:
+        problem = _unmatchable(pattern, names)
+        if problem is not None:
+            raise CheckpointError(
+                f"adapter {adapter}: the pattern under {key} {problem}",
+                remedy=f"write the names of the modules under {key} in {ADAPTER_CONFIG}",
+            )
+
+
+def _unmatchable(pattern: str, names: list[str]) -> str | None:
+    try:
+        done = subprocess.run(  # noqa: S603  (our own code in our own interpreter)
+            [sys.executable, "-I", "-S", "-c", _MATCH],
+            input=json.dumps([pattern, names]),
+            encoding="utf-8",
+            capture_output=True,
+            timeout=WALL_S,
+            check=False,
+        )
+        code = done.returncode
+    except subprocess.TimeoutExpired:
+        code = -1
+    if code < 0:
+        return f"is not matched against the modules within {CPU_S} s"
+    return None if code == 0 else "is no regular expression"
+
+
+def _patterns(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every text that PEFT matches as a pattern, in the form in which it does; plain names are left out."""
+    for key, form in _FORMS.items():
+        value = config.get(key)
+        whole_words = key in ("target_modules", "exclude_modules") and not isinstance(value, str)
+        if whole_words or not isinstance(value, str | list | dict):
+            continue
+        for name in [value] if isinstance(value, str) else value:
+            if not _PLAIN.fullmatch(str(name)):
+                yield key, form.replace("{}", str(name))

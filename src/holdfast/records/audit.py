@@ -1,0 +1,138 @@
+"""What an audit leaves: `audit.json` as an object, and the table beside it. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.errors import CheckpointError
+from holdfast.core.percent import exact_percent, percent, percent_up
+from holdfast.core.sealed_json import sealed
+from holdfast.records.audit_figures import UNITS, Array
+from holdfast.records.audit_folder import VERSION
+from holdfast.records.audit_table import degradations
+from holdfast.records.stored_evidence import believed_audit
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, repr=False)
+class Audit:
+    """How much worse `after` is than `before` on safety examples.
+
+    The first figures speak of `role`; `roles` has them for each. `quantiles` runs from q50 to max, `cvar` is the mean
+    of the worst share alpha, `violation_upper` the exact 95 % upper bound of the violation rate. A null figure is one
+    that a NaN left without a number.
+    """
+
+    role: str
+    violation_rate: float
+    violations: int
+    n: int
+    violation_upper: float
+    quantiles: Mapping[str, float | None]
+    cvar: float | None
+    mean: float | None
+    unit: str
+    tau: float
+    alpha: float
+    first_k: int
+    within: bool
+    noise_floor: float | None
+    truncated: int
+    duplicates_dropped: int
+    units: Mapping[str, Any]
+    roles: Mapping[str, Any]
+    behaviour: Mapping[str, Any] | None
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    data: Mapping[str, Any]
+    tokenizer_sha256: str
+    template_sha256: str
+    tokenizer: str
+    mode: str
+    dtype: str
+    device: str
+    versions: Mapping[str, str]
+    commit: str | None
+    hardware: str
+    seconds: float
+    binding: str | None = None
+    table_sha256: str = ""
+    folder: Path | None = field(default=None, compare=False)
+    _table: Any = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        """The verdict: all fields would fill a screen."""
+        return f"<Audit: {self.describe()}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of audit.json, with its checksum."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("folder", "_table")}
+        return sealed({"version": VERSION, **own})
+
+    @property
+    def sha256(self) -> str:
+        """The checksum of audit.json, which holds that of the table."""
+        return str(self.to_json()["sha256"])
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], *, folder: Path | None = None, table: Any = None) -> Audit:
+        """The inverse of `to_json`.
+
+        Raises:
+            CheckpointError: another version, or keys are missing.
+        """
+        names = [f.name for f in fields(cls) if f.name not in ("folder", "_table")]
+        missing = [name for name in names if name not in values]
+        if values.get("version") != VERSION or missing:
+            found = f"version {values.get('version')}" + (f", without {', '.join(missing)}" if missing else "")
+            raise CheckpointError(
+                f"{folder or 'the audit'}: expected an audit of version {VERSION}, found {found}",
+                remedy="audit again into another folder",
+            )
+        return cls(**{name: values[name] for name in names}, folder=folder, _table=table)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Audit:
+        """Read the audit of an evidence folder, every figure recomputed from its table.
+
+        Raises:
+            CheckpointError: a file is missing or was changed, or a figure does not follow from the table.
+        """
+        place = Path(folder)
+        stored = believed_audit(place)
+        return cls.from_json(stored.values, folder=place, table=stored.table)
+
+    @property
+    def table(self) -> Any:
+        """The table, one row an example (see `holdfast.records.audit_table`)."""
+        return self._table
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row an example: `id`, `role`, `category` where the data has any, D in every measured unit, `violated`.
+
+        `violated` is D > tau in the audit's own unit; a D that is not a number counts as violated.
+        """
+        given = [name for name in ("category", *UNITS) if self.table.column(name).null_count < self.table.num_rows]
+        return self.table.select(["id", "role", *given, "violated"]).to_pandas()
+
+    def degradations(self, unit: str | None = None, *, role: str | None = None) -> Array:
+        """D of every example in `unit`, the audit's own unless given; of one role, or of all."""
+        return degradations(self.table, unit or self.unit, role=role)
+
+    def describe(self) -> str:
+        """The verdict in one line."""
+        shares = " and ".join(
+            f"{percent(entry['violation_rate'])} of {entry['n']} {'' if role == 'audit' else role + ' '}examples"
+            f" (95 % upper bound {percent_up(entry['violation_upper'])})"
+            for role, entry in self.roles.items()
+        )
+        verdict = "within the limit" if self.within else "OVER the limit"
+        return (
+            f"{shares} degraded by more than {self.tau:g} ({self.unit}); at most {exact_percent(self.alpha)} allowed: "
+            f"{verdict}"
+        )

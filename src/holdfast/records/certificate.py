@@ -1,0 +1,281 @@
+"""A certificate as a file: what is claimed, what was counted, and the hashes of everything it rests on.
+
+The file is canonical JSON and carries the sha256 of its own content, so that any changed byte is noticed. That binds
+the parts to one another; it is not a signature. Who can rewrite the whole file can also rewrite its hash: keep the
+sha256 that `holdfast certify` prints somewhere else and hand it to `verify --expect`, or sign the file
+(`certify --sign`) and check it with `verify --key`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import CheckpointError
+from holdfast.core.files import json_text, write_bytes
+from holdfast.core.hashing import sha256_json
+
+VERSION = 2
+FILE_NAME = "certificate.json"
+TABLE_NAME = "certificate.parquet"
+KINDS = ("fixed", "finite_pool", "sequential", "per_category", "strength")
+# What is compared: the classes of replies, a judge's scores of replies, divergences, likelihoods, or two logs' scores.
+WAYS = ("behaviour", "harm", "kl", "likelihood", "log")
+UNITS = {
+    "behaviour": ("refusals",), "harm": ("on_policy",), "kl": ("kl_token",),
+    "likelihood": ("nll_token", "nll_sum", "nll_first"), "log": ("passes",),
+}  # fmt: skip
+_RESTORE = "restore the file from where it was issued, or certify again"
+
+# What each block must hold; more is refused, so that nothing rides along unverified.
+_BLOCKS: dict[str, frozenset[str]] = {
+    "openings": frozenset({"declared", "this", "ledger", "claim"}),
+    "bound": frozenset({
+        "data_sha256", "split_sha256", "table_sha256", "before_sha256", "after_sha256", "reference_sha256",
+        "tokenizer_sha256", "template_sha256", "splits_sha256", "replies_sha256",
+    }),
+    "places": frozenset({"before", "after", "prompts", "table", "splits"}),
+    "models": frozenset({"before", "after"}),
+    "screening": frozenset({
+        "rows", "asked_rows", "conflicts", "dropped", "rule", "sets", "public", "prompts", "task_sha256",
+    }),
+    "rows": frozenset({"n", "regressions", "p_value", "upper_bound"}),
+    "groups": frozenset({"n", "regressions", "p_value", "upper_bound"}),
+    "behaviour": frozenset({
+        "prompts", "counted", "lost", "unclear", "flips", "asked_twice", "classes", "rules", "engine", "dtype",
+        "max_new_tokens", "longest",
+    }),
+    "leakage": frozenset({"checked", "against", "prompts"}),
+    "strength": frozenset({"chosen", "tested", "adapter", "original", "original_sha256"}),
+    "settings": frozenset({
+        "before_revision", "after_revision", "reading", "template", "tokenizer", "max_length", "dtype",
+        "trust_remote_code",
+    }),
+}  # fmt: skip
+_OPTIONAL = {"settings": frozenset({"judge", "replies", "log"})}  # there exactly when `by` is harm, behaviour or log
+_SETTING = {"harm": "judge", "behaviour": "replies", "log": "log"}
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateRecord:
+    """The content of `certificate.json`.
+
+    Attributes:
+        by: what was compared, one of `WAYS`.
+        certified: the verdict, over `also` too.
+        statement: the models, the claim and the verdict in one sentence.
+        also: the second claim of a behaviour certificate (answers), with its own figures; null where there is none.
+        kind: of the test, one of `KINDS`.
+        level: the part of 1 - confidence that this opening may spend.
+        n: units of the sentence: groups of near-duplicate prompts, or prompts where these were drawn one by one.
+        examples: prompts counted: all that were measured, by behaviour those that the model before refused.
+        regressions: units with a degradation above tau; of a strength search, at the last strength tested.
+        drawn: `groups`, or `rows` where the user asserts that prompts were drawn one by one.
+        max_weight: the most that a group weighs; null unless declared.
+        groups, rows: counts and test over groups and over prompts.
+        upper_bound: of the regressing share, at `level`.
+        p_value: of the test; null for sequential, which has an e-value.
+        certified_tau: the smallest tau that the same test certifies; null where it is not defined.
+        sequential: the state of the e-process; null for other kinds.
+        behaviour: of replies: prompts asked, counted, lost, unclear and flipped, classes, rules and engine; null else.
+        models: the names of both models as they were given, in the sentence too.
+        openings: the ledger's entry.
+        bound: sha256 of data, split, table, replies, models, tokenizer and template.
+        places: where these were; moved parts are named when verifying.
+        settings: how prompts were read and models loaded.
+        screening: of a run that asked its model before training: what screening found, the sets whose certify prompts
+            were opened, and how many of these prompts are public; null of any other certificate.
+    """
+
+    by: str
+    certified: bool
+    statement: str
+    also: dict[str, Any] | None
+    kind: str
+    alpha: float
+    tau: float
+    unit: str
+    first_k: int
+    confidence: float
+    level: float
+    n: int
+    examples: int
+    regressions: int
+    upper_bound: float
+    p_value: float | None
+    e_value: float | None
+    certified_tau: float | None
+    pool: int | None
+    drawn: str
+    max_weight: int | None
+    groups: dict[str, Any] | None
+    rows: dict[str, Any] | None
+    categories: dict[str, Any] | None
+    strength: dict[str, Any] | None
+    sequential: dict[str, Any] | None
+    behaviour: dict[str, Any] | None
+    models: dict[str, Any]
+    openings: dict[str, Any]
+    bound: dict[str, Any]
+    places: dict[str, Any]
+    leakage: dict[str, Any]
+    settings: dict[str, Any]
+    noise_floor: float
+    assumptions: list[str]
+    versions: dict[str, str]
+    commit: str | None
+    hardware: str
+    made: str
+    screening: dict[str, Any] | None = None
+
+    @property
+    def sha256(self) -> str:
+        """sha256 of the canonical JSON of everything else."""
+        return sha256_json(self._values())
+
+    def _values(self) -> dict[str, Any]:
+        return {"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the object that the file holds."""
+        return self._values() | {"sha256": self.sha256}
+
+    def to_bytes(self) -> bytes:
+        """Returns the one serialisation that `load_certificate` accepts."""
+        return json_text(self.to_json()).encode("ascii")
+
+    def save(self, folder: Path) -> Path:
+        """Write `certificate.json`, atomically."""
+        path = folder / FILE_NAME
+        path.with_name(f"{FILE_NAME}.sig").unlink(missing_ok=True)  # a signature of what was there before
+        write_bytes(path, self.to_bytes())
+        return path
+
+    @classmethod
+    def from_json(cls, value: Any) -> CertificateRecord:
+        """The inverse of `to_json`.
+
+        Raises:
+            CheckpointError: another version, missing or unknown keys, a value of the wrong type, or another hash.
+        """
+        if not isinstance(value, dict) or value.get("version") != VERSION:
+            found = value.get("version") if isinstance(value, dict) else type(value).__name__
+            raise CheckpointError(
+                f"the certificate has version {found!r}, expected {VERSION}",
+                remedy="use the holdfast version that wrote it",
+            )
+        names = {field.name for field in fields(cls)}
+        wrong = sorted({*names, "version", "sha256"} ^ set(value)) or _misfits(value)
+        if wrong:
+            raise CheckpointError(
+                f"the certificate's content is not as expected, at: {', '.join(wrong[:20])}", remedy=_RESTORE
+            )
+        record = cls(**{name: value[name] for name in names})
+        if record.sha256 != value["sha256"]:
+            raise CheckpointError(
+                f"the certificate was changed: its content has sha256 {record.sha256}, it says {value['sha256']}",
+                remedy=_RESTORE,
+            )
+        return record
+
+
+def load_certificate(path: Path) -> CertificateRecord:
+    """Read a certificate whose bytes are exactly what `CertificateRecord.to_bytes` writes.
+
+    Raises:
+        CheckpointError: the file cannot be read, was changed, or is of another version.
+    """
+    try:
+        data = path.read_bytes()
+        record = CertificateRecord.from_json(json.loads(data))
+        same = record.to_bytes() == data
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error.what}", remedy=error.remedy) from error
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as a certificate: {error}", remedy=_RESTORE) from error
+    if not same:
+        raise CheckpointError(f"{path} was changed: its bytes are not those of its content", remedy=_RESTORE)
+    return record
+
+
+def _misfits(value: Mapping[str, Any]) -> list[str]:
+    """Names whose value has another type than the record's field, or whose block holds other keys."""
+    wrong = [name for name, fits in _TYPES.items() if not fits(value[name])]
+    for name, keys in _BLOCKS.items():
+        block = value[name]
+        if isinstance(block, dict):
+            known = keys | _OPTIONAL.get(name, frozenset())
+            wrong += [f"{name}.{key}" for key in sorted((keys - set(block)) | (set(block) - known))]
+            wrong += [f"{name}.{key}" for key in sorted(known & set(block)) if not _INNER.get(key, _text)(block[key])]
+    if wrong:
+        return wrong
+    by, settings, replied = value["by"], value["settings"], value["by"] in ("behaviour", "harm")
+    wrong = [f"settings.{name}" for way, name in _SETTING.items() if (name in settings) != (by == way)]
+    wrong += [] if value["unit"] in UNITS[by] else ["unit"]
+    wrong += [] if isinstance(value["bound"]["replies_sha256"], dict) == replied else ["bound.replies_sha256"]
+    return wrong + ([] if (value["behaviour"] is None) == (by != "behaviour") else ["behaviour"])
+
+
+_LARGEST = 10**15  # beyond it, no count is one
+Fits = Callable[[Any], bool]
+
+
+def _is(*kinds: type) -> Fits:
+    return lambda value: isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+
+def _number(value: Any) -> bool:
+    return _is(int, float)(value) and abs(value) <= sys.float_info.max and math.isfinite(value)
+
+
+def _whole(value: Any) -> bool:
+    return _is(int)(value) and 0 <= value <= _LARGEST
+
+
+def _judge(value: Any) -> bool:
+    if not isinstance(value, dict) or set(value) != {"name", "revision", "max_new_tokens"}:
+        return False
+    return _text(value["name"]) and _text(value["revision"]) and _whole(value["max_new_tokens"])
+
+
+def _or_null(fits: Fits) -> Fits:
+    return lambda value: value is None or fits(value)
+
+
+_text, _flag, _object, _list = _is(str), _is(bool), _is(dict), _is(list)
+
+
+def _texts(value: Any) -> bool:
+    return _list(value) and all(map(_text, value))
+
+
+# What the values inside blocks must be, by name; text where nothing is said.
+_INNER: dict[str, Fits] = {
+    name: fits
+    for fits, names in (
+        (lambda value: value is None or _text(value) or _whole(value), "prompts"),  # a place, or a number of them
+        (_whole, "declared this n regressions unclear max_new_tokens longest asked_rows conflicts dropped public rows"),
+        (_or_null(_whole), "max_length"),
+        (_or_null(_number), "chosen p_value upper_bound"),
+        (_flag, "checked trust_remote_code"),
+        (_or_null(_text), "against splits_sha256 splits adapter before_revision after_revision"),
+        (_object, "counted lost flips asked_twice classes rules replies log reading"),
+        (_or_null(_object), "replies_sha256"),
+        (_texts, "sets"),
+        (_list, "tested"),
+        (_judge, "judge"),
+    )
+    for name in names.split()
+}
+_KINDS_OF = {"bool": _flag, "str": _text, "float": _number, "int": _whole, "list[str]": _texts}
+_TYPES: dict[str, Fits] = {"sha256": _text} | {
+    field.name: _or_null(fits) if str(field.type).endswith("| None") else fits
+    for field in fields(CertificateRecord)
+    for fits in [_KINDS_OF.get(str(field.type).removesuffix(" | None"), _object)]
+}
+_TYPES |= {"by": WAYS.__contains__, "kind": KINDS.__contains__, "drawn": ("groups", "rows").__contains__}

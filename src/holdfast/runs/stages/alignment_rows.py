@@ -1,0 +1,132 @@
+"""What an alignment learns: refusals of prompts that ask for harm, and the model's own answers to ordinary ones.
+
+Refusals alone would teach a model to refuse everything, so most rows are ordinary answers, half of them to borderline
+prompts: those that sound like harm and are fine. An answer is the beginning of the model's own greedy reply; its end
+token is learnt only where the reply ended, so that replies do not become shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from holdfast.core.errors import InfeasibleError
+from holdfast.core.seeding import generator
+from holdfast.data.bundled import bundled
+from holdfast.data.encode import IGNORE, Encoded, encode_all
+from holdfast.data.examples import Example, Turns, as_chat, make_example, prompt_text
+from holdfast.data.near_duplicates import matches
+from holdfast.data.refusals import GENERIC
+from holdfast.judging.prompts import prompt_ids
+from holdfast.judging.reply import Reply
+from holdfast.judging.reply_classes import REFUSED, ReplyClass, sort_reply
+from holdfast.screening.asking import Sorted
+
+T = TypeVar("T")
+
+SETS = ("probes", "everyday", "borderline")
+FEWEST = 20
+"""Own answers to either kind of ordinary prompt below which there is too little to keep."""
+
+
+@dataclass(frozen=True)
+class AlignmentPrompts:
+    """The prompts of an alignment.
+
+    Attributes:
+        refuse, everyday, borderline: trained on.
+        held_out: probes, everyday and borderline prompts of other kinds, which are only asked.
+    """
+
+    refuse: list[Example]
+    everyday: list[Example]
+    borderline: list[Example]
+    held_out: dict[str, list[Example]]
+
+
+def bundled_prompts(extra: Sequence[Example], *, held_out: int, seed: int) -> AlignmentPrompts:
+    """Bundled prompts of use `steer` and `extra` to train on; at most `held_out` of each set of use `monitor` to ask.
+
+    Held-out prompts that are near-duplicates of `extra` are left out: they would no longer be held out.
+    """
+    kept = {}
+    for name in SETS:
+        examples = bundled(name, "monitor")
+        seen = {j for _, j in matches([prompt_text(e) for e in extra], [prompt_text(e) for e in examples])}
+        kept[name] = spread([e for j, e in enumerate(examples) if j not in seen], held_out, seed)
+    everyday, borderline = bundled("everyday", "steer"), bundled("borderline", "steer")
+    return AlignmentPrompts([*bundled("probes", "steer"), *extra], everyday, borderline, kept)
+
+
+def spread(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
+    """At most `count` examples, as many of each category as there are, in a seeded order."""
+    by_kind: dict[str | None, list[Example]] = {}
+    for i in generator(seed, "alignment prompts").permutation(len(examples)).tolist():
+        by_kind.setdefault(examples[i].category, []).append(examples[i])
+    turns = [
+        (place, kind, example) for kind, members in enumerate(by_kind.values()) for place, example in enumerate(members)
+    ]
+    return [example for _, _, example in sorted(turns, key=lambda turn: turn[:2])][:count]
+
+
+def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed: int, length: int) -> list[Encoded]:
+    """`count` rows, the prompts in turn, each time with another generic refusal.
+
+    Only refusals that the rules recognise: one that they miss would be taught, and then neither held nor counted.
+    """
+    texts = [text for text in GENERIC if sort_reply(text, truncated=False) == REFUSED]
+    chosen = zip(in_turn(prompts, count, seed, "refusals"), in_turn(texts, count, seed, "texts"), strict=True)
+    examples = [make_example(as_chat(example).prompt, _assistant(text), example.where) for example, text in chosen]
+    return encode_all(examples, tokenizer, max_length=length, role="safety").examples
+
+
+def answer_rows(
+    prompts: Sequence[Example], replies: Mapping[str, Sorted], count: int, tokenizer: Any, *, seed: int, name: str
+) -> list[Encoded]:
+    """`count` rows, in turn, of the prompts that the model answered.
+
+    Args:
+        replies: the model's own, by the prompt's id.
+
+    Raises:
+        InfeasibleError: it answered fewer than `FEWEST`.
+    """
+    answered = [e for e in prompts if replies[e.id].reply_class == ReplyClass.ANSWERED]
+    if len(answered) < FEWEST:
+        raise InfeasibleError(
+            f"the model answers {len(answered)} of {len(prompts)} {name} prompts, expected at least {FEWEST}: "
+            "there are too few ordinary answers to keep",
+            remedy="use a chat model that answers ordinary questions, with its own chat template",
+        )
+    pairs = [(example, replies[example.id].reply) for example in answered]
+    return in_turn(_encoded(pairs, tokenizer), count, seed, name)
+
+
+def _encoded(pairs: Sequence[tuple[Example, Reply]], tokenizer: Any) -> list[Encoded]:
+    whole = [make_example(as_chat(example).prompt, _assistant(reply.text)) for example, reply in pairs]
+    rows = encode_all(whole, tokenizer, max_length=None, role="safety").examples
+    asked = prompt_ids(tokenizer, [example for example, _ in pairs], "chat")
+    return [
+        _beginning(row.id, prompt, reply, tokenizer) if reply.truncated else row
+        for row, prompt, (_, reply) in zip(rows, asked, pairs, strict=True)
+    ]
+
+
+def _assistant(text: str) -> Turns:
+    return ({"role": "assistant", "content": text},)
+
+
+def _beginning(row_id: str, prompt: list[int], reply: Reply, tokenizer: Any) -> Encoded:
+    """A reply that was cut: what the template puts behind a reply is left out."""
+    ids = list(tokenizer(text=reply.text, add_special_tokens=False)["input_ids"])
+    return Encoded(row_id, (*prompt, *ids), (*[IGNORE] * len(prompt), *ids), truncated=True)
+
+
+def in_turn(items: Sequence[T], count: int, seed: int, name: str) -> list[T]:
+    """`count` items: all in a random order, then all in another, and so on."""
+    order: list[int] = []
+    draw = generator(seed, "alignment", name)
+    while len(order) < count:
+        order += draw.permutation(len(items)).tolist()
+    return [items[i] for i in order[:count]]

@@ -1,0 +1,147 @@
+"""What a run will need, estimated from the model's configuration alone: no weights are loaded."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.models.adapter import base_of
+from holdfast.models.embedded import embedded_model_dir
+from holdfast.models.library_errors import one_line_errors
+from holdfast.models.lora_layers import named_targets
+from holdfast.models.model_files import ADAPTER_CONFIG
+from holdfast.models.source import EMBEDDED
+
+RATE = 1e14  # floating-point operations a second that a large GPU sustains in bf16 on such steps
+BYTES = {"float32": 4, "bfloat16": 2, "4bit": 0.5, "8bit": 1}
+
+
+class Size(NamedTuple):
+    """Parameters of a model: all of them, and those that are trained."""
+
+    parameters: int
+    trainable: int
+
+
+class Memory(NamedTuple):
+    """Device memory in bytes, by what it holds; kernels, fragmentation and the CUDA context come on top."""
+
+    weights: int
+    training_state: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return sum(self)
+
+
+class Steps(NamedTuple):
+    """How long a run is."""
+
+    steps: int
+    task_batch: int
+    safety_batch: int
+    safety_epochs: float
+
+
+class Side(NamedTuple):
+    """What a defense passes over in each step beside the task's own forward and backward: `batch` rows in each pass.
+
+    Attributes:
+        trained: passes with a backward.
+        looked: passes without.
+        tokens: of one row.
+    """
+
+    trained: int
+    looked: int
+    batch: int
+    tokens: float
+
+
+def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -> Any:
+    """The transformers configuration of a model; of an adapter in a folder, its base's."""
+    from transformers import AutoConfig
+
+    place = Path(embedded_model_dir() if model == EMBEDDED else model)
+    if (place / ADAPTER_CONFIG).is_file():
+        base, revision = base_of(place)
+        return architecture(base, revision=revision, trust_remote_code=trust_remote_code)
+    source = str(place) if place.is_dir() else model
+    with one_line_errors(model, "configuration of model"):
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+
+
+def model_size(config: Any, peft_config: Any) -> Size:
+    """Count parameters on the meta device, where tensors have no storage; without an adapter all are trained."""
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        total = sum(parameter.numel() for parameter in model.parameters())
+        if peft_config is None:
+            return Size(total, total)
+        with named_targets(model):
+            model = get_peft_model(model, peft_config)
+    return Size(total, sum(p.numel() for p in model.parameters() if p.requires_grad))
+
+
+def memory(size: Size, config: Any, *, dtype: str, full: bool, rows: int, length: int, checkpointing: bool) -> Memory:
+    """Estimate device memory for `rows` examples of `length` tokens a pass.
+
+    weights = parameters * bytes per parameter; training state = trainable * 4 bytes * (gradient, Adam's two
+    moments, snapshot, constraint gradient and its average, and for an adapter its own weights); activations =
+    tokens * (what the backward pass keeps per layer, and the logits in fp32 with their gradient).
+    """
+    text = config.get_text_config()
+    width = 2 if dtype != "float32" else 4
+    # Kept per token: of each layer its input when recomputing, about 17 hidden-sized tensors otherwise.
+    layers = text.num_hidden_layers + 17 if checkpointing else text.num_hidden_layers * 17
+    return Memory(
+        weights=math.ceil(size.parameters * BYTES[dtype]),
+        training_state=size.trainable * (24 + (0 if full else 4)),
+        activations=rows * length * (layers * text.hidden_size * width + text.vocab_size * 4 * 2),
+    )
+
+
+def passes_beside(passes: str, stage: str) -> tuple[int, int]:
+    """Passes with and without a backward beside the task's own, from the words that a defense describes them with.
+
+    Args:
+        passes: such as `3 forward + backward, 1 forward`; by stage as in `align: 4 forward + backward; finetune: ...`.
+    """
+    own = re.search(rf"\b{stage}: ([^;]*)", passes)
+    found = re.findall(r"(\d+) forward( \+)?", own[1] if own else passes)
+    trained = sum(int(n) for n, backward in found if backward)
+    return max(trained - 1, 0), sum(int(n) for n, backward in found if not backward)
+
+
+def work(size: Size, count: Steps, *, task_tokens: float, checkpointing: bool, side: Side) -> float:
+    """Estimate the arithmetic: per token 2 operations a parameter forward, 2 for the activations' gradient, 2 a trained
+    parameter for its own, and another 2 forward when activations are recomputed. Padding is not counted.
+    """
+    per_token = (4 + 2 * checkpointing) * size.parameters + 2 * size.trainable
+    trained = count.task_batch * task_tokens + side.trained * side.batch * side.tokens
+    looked = side.looked * side.batch * side.tokens
+    return count.steps * (trained * per_token + looked * 2 * size.parameters)
+
+
+def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 1) -> Steps:
+    """Count optimizer steps as transformers does, and how often the constraint set is passed through.
+
+    Args:
+        constraint_rows: examples in the constraint share of the safety set; 0 where there is none.
+        world: number of processes.
+    """
+    batch = arguments.per_device_train_batch_size * world
+    updates = max(1, math.ceil(math.ceil(task_rows / batch) / arguments.gradient_accumulation_steps))
+    total = arguments.max_steps if arguments.max_steps > 0 else math.ceil(arguments.num_train_epochs * updates)
+    task_batch = batch * arguments.gradient_accumulation_steps
+    safety_batch = (arguments.safety_batch_size or task_batch) if constraint_rows else 0
+    return Steps(total, task_batch, safety_batch, total * safety_batch / max(constraint_rows, 1))

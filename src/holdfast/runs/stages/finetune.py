@@ -1,0 +1,157 @@
+"""The fine-tuning stage: model, data, constraint and defense in, trained model and its measurements out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset
+from torch import Tensor
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.errors import ResourceError
+from holdfast.data.encode import Encoded
+from holdfast.data.examples import to_rows
+from holdfast.models.lora_layers import named_targets
+from holdfast.runs.stages.prepare import Prepared
+from holdfast.scoring.completion import CompletionLosses
+from holdfast.scoring.degradation import in_unit
+from holdfast.training.monitoring import summarise
+from holdfast.training.trainer import SafeSFTTrainer
+
+logger = logging.getLogger(__name__)
+
+Listener = Callable[[dict[str, Any]], None]
+"""Receives every row of events.jsonl (one a step, and those of the behaviour monitor); before the first
+`{"stage": "train", "total_steps": n}`, and while the monitor asks `{"step": k, "asked": m, "of": n}`."""
+
+
+class AnnounceSteps(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
+    """Tells listeners how many steps there will be, which only the trainer knows."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = listeners
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Announce the number of steps and the step that a resumed run starts from."""
+        for listener in self._listeners:
+            listener({"stage": "train", "total_steps": state.max_steps, "step": state.global_step})
+
+
+def build_trainer(
+    *,
+    model: Any,
+    tokenizer: Any,
+    data: Prepared,
+    constraints: Mapping[str, ChanceConstraint],
+    defense: Any,
+    arguments: Any,
+    peft_config: Any,
+    unaligned: Any = None,
+    callbacks: Sequence[Any] = (),
+    listeners: Sequence[Listener] = (),
+) -> SafeSFTTrainer:
+    """The trainer of one run.
+
+    Args:
+        unaligned: where the weights before alignment are, for defenses that need them.
+        listeners: see `Listener`; where there are any, they replace the trainer's own progress output.
+    """
+    with named_targets(model), missing_packages():
+        trainer = SafeSFTTrainer(
+            model=model, args=arguments, train_dataset=Dataset.from_list(to_rows(data.task)),
+            processing_class=tokenizer, peft_config=peft_config, safety_dataset=data.safety or None,
+            harmful_dataset=data.harmful, unaligned=unaligned, constraint=dict(constraints), defense=defense,
+            callbacks=[*callbacks, AnnounceSteps(listeners)],
+        )  # fmt: skip
+    if listeners:
+        trainer.remove_callback(ProgressCallback)
+        trainer.remove_callback(PrinterCallback)
+        trainer.step_listeners.extend(listeners)
+    return trainer
+
+
+@contextmanager
+def missing_packages() -> Iterator[None]:
+    """Turn the Trainer's report of a package that is not installed into a `ResourceError`."""
+    try:
+        yield
+    except ImportError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ResourceError(reason, remedy="install the package, or change the setting under `train`") from error
+
+
+def train(trainer: SafeSFTTrainer, *, resume: bool) -> tuple[int, float]:
+    """Train to the end, from the start or from the newest checkpoint that verifies.
+
+    Returns:
+        Optimizer steps in all, and seconds of this process.
+    """
+    start = time.monotonic()
+    with missing_packages():  # the optimizer's own package is looked for only now
+        trainer.train(resume_from_checkpoint=True if resume else None)
+    return trainer.state.global_step, time.monotonic() - start
+
+
+@dataclass(frozen=True)
+class RoleLosses:
+    """The examples of one role with their losses at theta_0 and at the end.
+
+    Attributes:
+        kl: mean KL per token of every example, where that is the constraint's unit.
+    """
+
+    examples: list[Encoded]
+    before: CompletionLosses
+    after: CompletionLosses
+    kl: Tensor | None
+
+    def degradations(self, constraint: ChanceConstraint) -> Tensor:
+        """`D_i` in the constraint's unit."""
+        if self.kl is not None:
+            return self.kl
+        return in_unit(self.after, constraint) - in_unit(self.before, constraint)
+
+
+def measure(trainer: SafeSFTTrainer) -> dict[str, dict[str, RoleLosses]]:
+    """Losses of the constraint and monitor examples now, per safety set. The certify split stays closed."""
+    forward = trainer.run.forward
+
+    def now(examples: list[Encoded], first_k: int) -> CompletionLosses:
+        """In passes that fit."""
+        return trainer.run.fitting.evaluation(
+            forward.batch_size, lambda rows: forward.resized(rows).losses(examples, first_k)
+        )
+
+    measured: dict[str, dict[str, RoleLosses]] = {}
+    for name, held in trainer.safety.items():
+        assert held.reference is not None  # training has measured theta_0
+        measured[name] = {}
+        for role, examples in (("constraint", held.constraint_set), ("monitor", held.monitor_set)):
+            if examples:
+                before = held.reference.rows([example.id for example in examples]).losses
+                kl = trainer.degradations(name, role) if held.constraint.unit == "kl_token" else None
+                measured[name][role] = RoleLosses(examples, before, now(examples, held.constraint.first_k), kl)
+    return measured
+
+
+def summary(trainer: SafeSFTTrainer, measured: Mapping[str, Mapping[str, RoleLosses]]) -> dict[str, dict[str, Any]]:
+    """Violation rates, g and CVaR per safety set.
+
+    `feasible` says whether the violation rates of both splits are within alpha.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, held in trainer.safety.items():
+        limit = held.constraint
+        rates: dict[str, dict[str, float] | None] = dict.fromkeys(("constraint", "monitor"))
+        rates |= {role: summarise(losses.degradations(limit), held) for role, losses in measured[name].items()}
+        found[name] = {
+            "tau": limit.tau, "unit": limit.unit, "alpha": limit.alpha, "noise_floor": held.noise_floor, **rates,
+            "feasible": all(rate["violation_rate"] <= limit.alpha for rate in rates.values() if rate),
+        }  # fmt: skip
+    return found

@@ -1,0 +1,148 @@
+"""Reading the task and safety data of a run and giving every safety example its role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from holdfast.core.errors import DataError
+from holdfast.data.examples import Example, as_chat, searchable_texts, uniform
+from holdfast.data.poison import poisoned
+from holdfast.data.roles import PAPER, PROTOCOLS, Roles
+from holdfast.data.rows import BadRowsError, Problems
+from holdfast.data.sources import read_examples
+from holdfast.data.splits import Split, move_leaks, require_apart, require_unseen, split_examples, split_from_roles
+from holdfast.data.templates import Template
+
+TASK_SIZE = 1000
+"""N of a named task, as in the paper."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The examples of a run: what to learn, and per safety set what to steer by, watch and certify on."""
+
+    task: list[Example]
+    safety: dict[str, Split]
+    harmful: list[Example] | None = None
+    skipped: dict[str, Problems] = field(default_factory=dict)
+    """Malformed rows that were left out on request, by block: `task`, `harmful` or `safety NAME`."""
+
+
+def row_counts(data: Prepared) -> dict[str, Any]:
+    """What became of the rows: used, skipped as malformed, and of the safety sets duplicates and contradictions.
+
+    `duplicates_dropped` have the prompt and completion of an earlier row; `contradictory_prompts` occur with more than
+    one completion, all of which are kept.
+    """
+
+    def used(rows: int, name: str) -> dict[str, Any]:
+        found = data.skipped.get(name)
+        listed = {} if found is None or not found.total else {"skipped_rows": list(found.listed)}
+        return {"rows": rows, "skipped": 0 if found is None else found.total, **listed}
+
+    safety = {
+        name: {
+            **used(sum(split.record.counts.values()), f"safety {name}"),
+            "duplicates_dropped": split.record.duplicates_dropped,
+            "contradictory_prompts": split.record.contradictory_prompts,
+        }
+        for name, split in data.safety.items()
+    }
+    harmful = {} if data.harmful is None else {"harmful": used(len(data.harmful), "harmful")}
+    return {"task": used(len(data.task), "task"), "safety": safety, **harmful}
+
+
+def prepare(
+    task: Mapping[str, Any],
+    safety: Mapping[str, Mapping[str, Any]],
+    *,
+    template: Template,
+    seed: int,
+    roles: Mapping[str, Any] | None = None,
+    harmful: Mapping[str, Any] | None = None,
+) -> Prepared:
+    """Read all data of a run and split every safety set once, by prompt.
+
+    Args:
+        task: keyword arguments of `read_examples` with the source under `data`; or the `name` of a task with `size`
+            and `poison_ratio`; or `role: align`.
+        safety: per safety set as `data`, with `fractions` and `on_leak`; or `role: constraint`.
+        template: unless `none`, prompt/completion rows become one user and one assistant turn.
+        seed: decides the split of files, and which rows of task and poison are taken and in which order.
+        roles: settings of the protocol, for a named task and for roles.
+        harmful: where harmful pairs come from, as `task`; or `role: harmful`; None reads none.
+    """
+    source = _Source(template, seed, roles)
+    examples = source.task(task)
+    pairs = None if harmful is None else source.harmful(harmful)
+    texts = [text for example in [*examples, *(pairs or [])] for text in searchable_texts(example)]
+    splits = {}
+    for name, block in safety.items():
+        split = source.safety(block, name)
+        if block["on_leak"] == "move":
+            split = move_leaks(split, texts)
+        require_unseen(split.certify, texts)
+        splits[name] = split
+    require_apart(splits)
+    return Prepared(task=examples, safety=splits, harmful=pairs, skipped=source.skipped)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the examples of a run come from, in the run's format; the roles are drawn once, when first needed."""
+
+    template: Template
+    seed: int
+    settings: Mapping[str, Any] | None
+    skipped: dict[str, Problems] = field(default_factory=dict)
+
+    @cached_property
+    def roles(self) -> Roles:
+        assert self.settings is not None  # the settings of a run that names a task or a role have them
+        return PROTOCOLS[PAPER](self.settings)
+
+    def task(self, block: Mapping[str, Any]) -> list[Example]:
+        if block.get("role") is not None:
+            return self._shaped(self.roles.align)
+        if block.get("name") is None:
+            return self._read(block, "task")
+        from holdfast.data.tasks import TASKS
+
+        rows = TASKS[block["name"]].train(self.template)
+        ratio = block.get("poison_ratio") or 0.0
+        poison = self.roles.poison if ratio else ()
+        mixed = poisoned(rows, poison, size=block.get("size") or TASK_SIZE, ratio=ratio, seed=self.seed)
+        return self._shaped(mixed)
+
+    def safety(self, block: Mapping[str, Any], name: str) -> Split:
+        if block.get("role") is not None:
+            named = (self.roles.constraint, self.roles.monitor, self.roles.certify)
+            return split_from_roles(*(self._shaped(examples) for examples in named))
+        return split_examples(self._read(block, f"safety {name}"), fractions=tuple(block["fractions"]), seed=self.seed)
+
+    def harmful(self, block: Mapping[str, Any]) -> list[Example]:
+        return self._shaped(self.roles.harmful) if block.get("role") is not None else self._read(block, "harmful")
+
+    def _read(self, block: Mapping[str, Any], name: str) -> list[Example]:
+        reading = {key: block.get(key) for key in ("columns", "split", "subset", "limit", "revision")}
+        if block.get("skip_bad"):
+            reading["skipped"] = self.skipped[name] = Problems(str(block["data"]))
+        try:
+            return self._shaped(read_examples(block["data"], **reading))
+        except BadRowsError as error:
+            if block.get("skip_bad"):
+                raise
+            raise DataError(
+                error.what, remedy=f"{error.remedy}; --skip-bad leaves them out, if they are few"
+            ) from error
+
+    def _shaped(self, examples: Sequence[Example]) -> list[Example]:
+        if self.template == "none":
+            return uniform(examples)
+        try:
+            return [as_chat(example) for example in examples]
+        except DataError as error:
+            raise DataError(error.what, remedy=f"{error.remedy}; or set `template: none`") from error

@@ -1,0 +1,193 @@
+"""The folder of one run: what lies where in it, when a run may use it, and how it is written whole."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors import SafetensorError
+
+from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
+from holdfast.core.file_lock import LOCK_FILE
+from holdfast.core.files import fsync_path, read_plain_file, write_text
+from holdfast.core.ranks import barrier, rank
+from holdfast.records.run_record import write_result
+from holdfast.records.stored_evidence import believed_result
+from holdfast.records.yaml_file import parse_stored_yaml
+from holdfast.runs.config.load import todays_spelling
+from holdfast.training.checkpoint_store import CheckpointStore
+
+MAX_LISTED = 20
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+BEFORE_TRAINING = ("reference.*", "splits.json", "screening.json", "conflicts.jsonl", "held.jsonl", "monitor.jsonl")
+"""What a run writes for each safety set, and about its screening, before its first step."""
+
+
+class RunFolder:
+    """Paths of a run folder, and the rules under which it is used: nothing of another run is touched."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.events = path / "events.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.adapter = path / "adapter"
+        self.model = path / "model"
+        self.result = path / "result.json"
+
+    @contextmanager
+    def kept_if_started(self, *, made: bool) -> Iterator[None]:
+        """A context that removes what a run wrote into its new folder, unless training began in it.
+
+        A run refused on the way (bad data, a tau within the noise) then does not stand in the way of the next
+        attempt with other settings. Enter it under the lock (`RunLock`), which removes the empty folder at its end:
+        without the lock, a run that is refused because another one holds the folder would delete the other's files.
+
+        Args:
+            made: whether this process made the folder; nothing is removed from one that was there.
+        """
+        try:
+            yield
+        finally:
+            if made and not self.started:
+                self._remove_own()
+
+    def _remove_own(self) -> None:
+        self.config.unlink(missing_ok=True)
+        folders = [entry for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink()]
+        for folder in (*folders, self.path):
+            for path in (entry for name in BEFORE_TRAINING for entry in folder.glob(name)):
+                path.unlink()
+            if folder != self.path:
+                with suppress(OSError):  # not empty: something that no run made
+                    folder.rmdir()
+
+    @property
+    def started(self) -> bool:
+        """Whether a training step may have been taken here."""
+        return self.events.exists() or self.has_checkpoints()
+
+    def require_free(self, identity: Mapping[str, Any], *, resume: bool) -> None:
+        """Refuse a folder that holds something else, another run, or, without `resume`, this run already.
+
+        Args:
+            identity: the resolved settings that make a run this run.
+            resume: whether the user asked to continue.
+        """
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise ConfigError(f"output_dir {self.path} is a file", remedy="choose another output_dir")
+        if not self.config.exists():
+            for leftover in self.path.glob(f".{self.config.name}.*.tmp"):  # of a run killed while it wrote this file
+                leftover.unlink()
+            if others := [entry for entry in self.path.iterdir() if entry.name != LOCK_FILE]:
+                raise ConfigError(
+                    f"output_dir {self.path} is not empty ({len(others)} entries) and not a run folder",
+                    remedy="choose another output_dir",
+                )
+            return
+        self._require_same(identity)
+        if resume:
+            return
+        if self.result.exists():
+            raise ConfigError(
+                f"the run in {self.path} is finished", remedy="choose another output_dir; --resume shows its result"
+            )
+        if self.started:
+            raise ConfigError(
+                f"{self.path} holds this run, unfinished", remedy="--resume continues it from its last checkpoint"
+            )
+
+    def _require_same(self, identity: Mapping[str, Any]) -> None:
+        data = read_plain_file(self.config, remedy="choose another output_dir or restore the file")
+        before, now = _flat(todays_spelling(parse_stored_yaml(data, self.config))), _flat(identity)
+        keys = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"]
+        if keys:
+            listed = "; ".join(f"{key}: stored {before.get(key)!r}, now {now.get(key)!r}" for key in keys[:MAX_LISTED])
+            more = "; ..." if len(keys) > MAX_LISTED else ""
+            raise CheckpointError(
+                f"{self.path} holds a run with other settings: {listed}{more}",
+                remedy="choose another output_dir, or restore these settings",
+            )
+
+    def write_config(self, values: Mapping[str, Any]) -> None:
+        """Store the resolved settings."""
+        write_text(self.config, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110))
+
+    def write_result(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Store the result, whose presence says that the run is finished; returns it with its checksums."""
+        return write_result(self.path, values)
+
+    def finished(self) -> dict[str, Any] | None:
+        """The stored result of a finished run; None when it is not finished."""
+        return believed_result(self.path)
+
+    def has_checkpoints(self) -> bool:
+        """Whether a checkpoint was ever committed here, be it set aside as damaged or about to be replaced.
+
+        A resume must then look at them: what it finds unusable is an error, never a silent start from step 0.
+        """
+        return any(not path.name.startswith(".tmp-") for path in self.checkpoints.glob("*checkpoint-*"))
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, Mapping) or not values:
+        return {prefix: values}
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+@contextmanager
+def disk_errors(what: str, checkpoints: Path) -> Iterator[None]:
+    """Turn a refused write into a `ResourceError` that names the checkpoint with which the run goes on.
+
+    safetensors reports a full disk as its own error type, which is not an `OSError`.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno not in DISK:
+            raise
+        committed = CheckpointStore(checkpoints).checkpoints()
+        kept = f"{committed[-1]} is kept" if committed else "no checkpoint was saved (train.save_strategy)"
+        goes_on = "then --resume goes on from there" if committed else "then run it again"
+        raise ResourceError(
+            f"{what} could not be written: {error}; {kept}", remedy=f"free disk space, {goes_on}"
+        ) from error
+
+
+@contextmanager
+def whole_folder(final: Path) -> Iterator[Path]:
+    """A folder to write into, which takes the name `final` once it is complete; every process must enter.
+
+    A reader sees the former folder, or none, or the new one, never a part of it. Where writing fails nothing is left.
+    """
+    staged = final.with_name(f".tmp-{final.name}")
+    if rank() == 0:
+        shutil.rmtree(staged, ignore_errors=True)
+    barrier()
+    try:
+        yield staged
+    except BaseException:
+        if rank() == 0:
+            shutil.rmtree(staged, ignore_errors=True)
+        raise
+    barrier()
+    if rank() == 0:
+        for path in (*staged.rglob("*"), staged):
+            fsync_path(path)
+        if final.is_symlink():
+            final.unlink()
+        elif final.exists():
+            shutil.rmtree(final)
+        staged.rename(final)
+        fsync_path(final.parent)
+    barrier()

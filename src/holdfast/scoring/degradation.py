@@ -1,0 +1,58 @@
+"""Degradation of safety examples against the reference, in the constraint's unit.
+
+| unit        | D_i                                                                   |
+|-------------|-----------------------------------------------------------------------|
+| `nll_token` | mean NLL per completion token minus the reference's                    |
+| `nll_sum`   | summed NLL minus the reference's (the paper's definition)               |
+| `nll_first` | mean NLL of the first k completion tokens minus the reference's         |
+| `kl_token`  | mean token KL from the reference to the model; the reference's is zero  |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.errors import UnsupportedError
+from holdfast.scoring.completion import CompletionLosses, completion_kl, completion_losses
+
+
+def in_unit(losses: CompletionLosses, constraint: ChanceConstraint) -> Tensor:
+    """Per-example NLL in the constraint's unit."""
+    if constraint.unit == "nll_sum":
+        return losses.total
+    return losses.per_first_token() if constraint.unit == "nll_first" else losses.per_token()
+
+
+def degradation(model: Any, batch: Mapping[str, Tensor], reference: Tensor, constraint: ChanceConstraint) -> Tensor:
+    """`D_i` of every row, differentiable.
+
+    Args:
+        reference: the rows' losses at theta_0 in the constraint's unit (zeros for `kl_token`).
+    """
+    if constraint.unit == "kl_token":
+        return completion_kl(model, batch)
+    losses = completion_losses(model, batch, constraint.first_k)
+    return in_unit(losses, constraint) - reference.to(losses.total)
+
+
+def slope(weight: Callable[[Tensor], Tensor], degradations: Tensor) -> Tensor:
+    """`d weight(D)_i / d D_i`; zero where a row's term is flat, and with it the row's gradient."""
+    with torch.enable_grad():
+        d = degradations.detach().requires_grad_()
+        terms = weight(d)
+        return torch.autograd.grad(terms.sum(), d)[0] if terms.requires_grad else torch.zeros_like(d)
+
+
+def require_unit_supported(model: Any, constraint: ChanceConstraint) -> None:
+    """`kl_token` reads the reference off the same model with its adapters switched off, so it needs adapters."""
+    if constraint.unit == "kl_token" and not any(hasattr(m, "_disable_adapters") for m in model.modules()):
+        raise UnsupportedError(
+            "unit 'kl_token' needs an adapter: the reference is the same model with its adapter switched off, and this "
+            "run trains all weights",
+            remedy="train with LoRA (lora: {r: 32, ...}), or use unit nll_token",
+        )

@@ -1,0 +1,164 @@
+"""`safety_dataset="auto"` in Python: the trainer asks its own model before it is built."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.certification.kept import Limits
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.defaults import default
+from holdfast.models.fingerprint import model_fingerprint
+from holdfast.screening.asking import asker_of
+from holdfast.screening.record import FOLDER, fixed_screening
+from holdfast.screening.screen import Screening
+from holdfast.screening.screened import ask_and_screen, belongs_to, task_examples
+from holdfast.screening.settings import ScreeningSettings
+from holdfast.training.hooks import Defense
+from holdfast.training.safety import SafetySet
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+ALPHA = {name: default(f"constraint.{name}.alpha") for name in ("refusals", "answers")}
+
+
+def is_auto(value: Any) -> bool:
+    """Whether the trainer is to build its safety sets."""
+    return isinstance(value, str) and value == AUTO
+
+
+def screened(
+    model: Any, dataset: Any, args: Any, given: dict[str, Any], *, create: Callable[..., Any]
+) -> tuple[Any, Screening | None]:
+    """The model, loaded where it had to be asked, and the screening; its conflicts are taken out of `train_dataset`.
+
+    Args:
+        model: loaded, or its reference.
+        dataset: `safety_dataset` as given: `auto`, a `Screening`, or pairs, with which nothing is done.
+        args: `SafeSFTConfig`.
+        given: the trainer's other arguments.
+        create: loads a model as TRL would.
+    """
+    screening = dataset if isinstance(dataset, Screening) else None
+    if is_auto(dataset):
+        model, given["processing_class"] = _loaded(model, args, given, create)
+        screening = ask_theta_0(model, args, given)
+    if screening is not None:
+        given["train_dataset"] = without_conflicts(given["train_dataset"], screening)
+    return model, screening
+
+
+def _loaded(model: Any, args: Any, given: Mapping[str, Any], create: Callable[..., Any]) -> tuple[Any, Any]:
+    """The model and its tokenizer as TRL would make them: they are asked before TRL gets them."""
+    from transformers import AutoTokenizer
+
+    if isinstance(model, str):
+        options = dict(args.model_init_kwargs or {})
+        options.setdefault("trust_remote_code", getattr(args, "trust_remote_code", False))
+        if given.get("quantization_config") is not None:
+            options.setdefault("quantization_config", given["quantization_config"])
+        model = create(model, **options)
+    tokenizer = given.get("processing_class")
+    if tokenizer is None:
+        tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
+    return model, tokenizer
+
+
+def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
+    """Screen the trainer's own data with its own model; the sets lie in `run_dir` and are read by a resumed run.
+
+    Args:
+        model: loaded, as the trainer will train it.
+        args: `SafeSFTConfig`.
+        given: the trainer's other arguments, the tokenizer among them.
+
+    Raises:
+        UnsupportedError: data or a model that cannot be asked, by name.
+    """
+    _require_askable(args, given)
+    tokenizer = given["processing_class"]
+    rows = task_examples(given["train_dataset"])
+    settings = ScreeningSettings(seed=args.stream_seed)
+    digest = model_fingerprint(model)
+    folder = Path(args.run_dir or args.output_dir) / FOLDER
+
+    def make() -> Screening:
+        if not getattr(model, "hf_device_map", None):
+            model.to(args.device)
+        asker = asker_of(model, tokenizer, model_sha256=digest, told=_said)
+        return ask_and_screen(model, rows, asker, settings, template="chat")
+
+    # Whether this start resumes is known only later; a checkpoint is bound to the sets, and refuses others itself.
+    return fixed_screening(folder, belongs_to(digest, rows, settings, "chat"), make, started=False)
+
+
+def without_conflicts(dataset: Any, screening: Screening) -> Any:
+    """The data set without the rows that screening drops; the caller's own object is not changed.
+
+    Raises:
+        ConfigError: the screening is of a data set with another number of rows.
+    """
+    if len(dataset) != screening.rows:
+        raise ConfigError(
+            f"the screening is of {screening.rows} rows, train_dataset has {len(dataset)}",
+            remedy="pass the data set that was screened as train_dataset: the trainer leaves the conflicts out",
+        )
+    dropped = screening.dropped
+    if not dropped:
+        return dataset
+    return dataset.select([number for number in range(len(dataset)) if number not in dropped])
+
+
+def constraints_of(screening: Screening | None, given: Any, defense: Defense, arguments: Mapping[str, Any]) -> Any:
+    """The constraints: as given; of sets that were asked for alpha 0.05 for refusals and 0.10 for answers.
+
+    With a `peft_config` the unit is the defense's, as in a run file.
+    """
+    adapter = arguments.get("peft_config") is not None
+    if given is not None or (screening is None and not adapter):
+        return given
+    unit = defense.unit if adapter else ChanceConstraint().unit
+    if screening is None:
+        return ChanceConstraint(unit=unit)
+    keeps = {name: screening.counts[name]["keep"] for name in screening.sets}
+    return {name: ChanceConstraint(unit=unit, alpha=ALPHA[keep]) for name, keep in keeps.items()}
+
+
+def where_needed(dataset: Any, defense: Defense, stage: str) -> Any:
+    """The safety data as given; `auto` only where the defense needs a safety set."""
+    return None if is_auto(dataset) and "safety" not in defense.needed(stage) else dataset
+
+
+def watch_screened(trainer: Any) -> None:
+    """Have the trainer watch the prompts of its screening, where it has any."""
+    screening: Screening | None = trainer.screening
+    if screening is not None and screening.monitor.any:
+        trainer.watch_behaviour(screening.monitor, limits_of(screening, trainer.safety))
+
+
+def limits_of(screening: Screening, safety: Mapping[str, SafetySet]) -> Limits:
+    """The shares of kept behaviour that may be lost: of refusals the constraint's alpha."""
+    kept = [name for name in screening.sets if screening.counts[name]["keep"] == "refusals"]
+    return Limits(refusals=max((safety[name].constraint.alpha for name in kept), default=Limits().refusals))
+
+
+def _require_askable(args: Any, given: Mapping[str, Any]) -> None:
+    if given.get("formatting_func") is not None:
+        raise UnsupportedError(
+            "safety_dataset='auto' with a formatting_func: its text has no prompt to ask",
+            remedy="give prompt/completion or messages rows, or pass safety_dataset=...",
+        )
+    if args.distributed_state.distributed_type in ("FSDP", "DEEPSPEED"):
+        raise UnsupportedError(
+            "safety_dataset='auto' under FSDP or DeepSpeed: a sharded model cannot be asked",
+            remedy="screen first on one device: safety_dataset=holdfast.screen(model, dataset)",
+        )
+
+
+def _said(what: str, done: int, total: int) -> None:
+    if done == total or done % 1000 < 256:
+        logger.info("asking: %s, %d of %d", what, done, total)

@@ -1,0 +1,237 @@
+"""Checkpoint folders that are either whole and verified, or not used.
+
+Write protocol: fill `.tmp-checkpoint-N`, fsync every file, write `manifest.json` last (see `manifest`),
+rename to `checkpoint-N`, fsync the folder above. A process killed at any instant leaves the previous
+checkpoint or the new one, never a mixture:
+
+| name in the root            | meaning                                      | `clean()`              |
+|-----------------------------|----------------------------------------------|------------------------|
+| `checkpoint-N`              | committed                                    | kept                   |
+| `.tmp-*`                    | being written, or being deleted              | removed                |
+| `.old-checkpoint-N`         | former `checkpoint-N` while a new one enters | restored, else removed |
+| `quarantine-checkpoint-N-k` | did not verify                               | kept                   |
+
+One process at a time changes a root (`RunLock`); several ranks may write into the staged folder.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from holdfast.core.errors import CheckpointError, ResourceError
+from holdfast.core.files import fsync_path
+from holdfast.training.manifest import (
+    fingerprint_differences,
+    plain_fingerprint,
+    read_manifest,
+    verify_folder,
+    write_manifest,
+)
+
+_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+
+
+class CheckpointStore:
+    """The checkpoints of one run, in `root`.
+
+    Args:
+        root: the folder that holds them; created by the first `stage`. It may itself be a symbolic link
+            (a run on a larger disk); below it no link that leads outside is written through.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+
+    def staging(self, step: int) -> Path:
+        """Where the files of `step` are written before `commit`; for ranks that did not call `stage`."""
+        return self.root / f".tmp-checkpoint-{step}"
+
+    def checkpoints(self) -> list[Path]:
+        """Committed folders by ascending step, verified or not."""
+        found = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted((path for path in found if _NAME.fullmatch(path.name)), key=step_of)
+
+    def stage(self, step: int) -> Path:
+        """Create the empty staging folder of `step` (one rank calls it), removing a stale one."""
+        with self.disk_guard(step):
+            self.root.mkdir(parents=True, exist_ok=True)
+            path = self.staging(step)
+            _remove(path)
+            path.mkdir()
+            return path
+
+    @contextmanager
+    def disk_guard(self, step: int) -> Iterator[None]:
+        """Turn a failed write (disk full, file-size limit) into `ResourceError` and remove the staged files.
+
+        Wrap everything between `stage` and `commit` in it; the committed checkpoints are not touched.
+        safetensors reports a full disk as its own error type, which is not an `OSError`.
+        """
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(self.staging(step), ignore_errors=True)
+            raise ResourceError(
+                f"checkpoint {step} could not be written to {self.root}: {error}",
+                remedy="free disk space or raise the file-size limit, then resume",
+            ) from error
+
+    def commit(self, step: int, *, fingerprint: Mapping[str, Any]) -> Path:
+        """Seal the staged folder of `step` with a manifest and give it its final name.
+
+        Args:
+            step: the step given to `stage`.
+            fingerprint: what the checkpoint is bound to (hashes, settings); JSON values only.
+
+        Raises:
+            ConfigError: the fingerprint is not JSON.
+            CheckpointError: nothing was staged, or the staged folder holds a link or a special file.
+            ResourceError: the disk refused the write.
+        """
+        staged, final = self.staging(step), self.root / f"checkpoint-{step}"
+        self._require_inside(staged)
+        plain = plain_fingerprint(fingerprint)
+        with self.disk_guard(step):
+            if not staged.is_dir():
+                raise CheckpointError(f"{staged} does not exist", remedy="call stage(step) before commit")
+            write_manifest(staged, step=step, fingerprint=plain)
+            self._publish(staged, final)
+        return final
+
+    def _publish(self, staged: Path, final: Path) -> None:
+        """Rename `staged` to `final`; a former `final` steps aside and is deleted only afterwards."""
+        aside = self.root / f".old-{final.name}"
+        replaces = final.exists() or final.is_symlink()
+        if replaces:
+            _remove(aside)
+            final.rename(aside)
+        try:
+            staged.rename(final)
+        except OSError:
+            if replaces:
+                aside.rename(final)
+            raise
+        fsync_path(self.root)
+        if replaces:
+            # Committed by now: what cannot be deleted here is left to `clean`.
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def verify(self, path: Path) -> None:
+        """Check every byte of a checkpoint against its manifest.
+
+        Raises:
+            CheckpointError: naming the damaged, missing or extra file.
+        """
+        verify_folder(path)
+
+    def latest(self, *, log: Callable[[str], None]) -> Path | None:
+        """The newest checkpoint that verifies; damaged newer ones are renamed `quarantine-*` and logged.
+
+        Returns:
+            Its folder, or None when the root holds no checkpoint at all.
+
+        Raises:
+            CheckpointError: there are checkpoints, now or quarantined before, and none verifies.
+        """
+        self._restore_orphans()
+        for path in reversed(self.checkpoints()):
+            try:
+                self.verify(path)
+            except CheckpointError as error:
+                log(f"damaged checkpoint set aside as {self._quarantine(path).name}: {error.what}")
+            else:
+                return path
+        # Quarantined ones count: a second attempt must not silently start from nothing.
+        damaged = sorted(path.name for path in self.root.glob("quarantine-checkpoint-*"))
+        if damaged:
+            raise CheckpointError(
+                f"{self.root}: none of the checkpoints verifies ({', '.join(damaged)})",
+                remedy="restore one from a backup, or delete the quarantine folders to start from step 0",
+            )
+        return None
+
+    def _quarantine(self, path: Path) -> Path:
+        number = 1
+        while (target := self.root / f"quarantine-{path.name}-{number}").exists():
+            number += 1
+        path.rename(target)
+        fsync_path(self.root)
+        return target
+
+    def fingerprint(self, path: Path) -> dict[str, Any]:
+        """The fingerprint given to `commit`."""
+        return read_manifest(path).fingerprint
+
+    def require_same_fingerprint(self, path: Path, current: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint that belongs to other data, settings or code.
+
+        Raises:
+            CheckpointError: listing every differing key with its stored and current value.
+        """
+        differing = fingerprint_differences(self.fingerprint(path), current)
+        if differing:
+            listed = "; ".join(f"{key}: stored {old}, current {new}" for key, (old, new) in differing.items())
+            raise CheckpointError(
+                f"{path} belongs to another run: {listed}",
+                remedy="restore these settings and inputs, or start again in a new output_dir",
+            )
+
+    def rotate(self, keep: int | None, protect: set[Path]) -> None:
+        """Delete the oldest checkpoints until `keep` are left, never the newest nor a protected one.
+
+        Args:
+            keep: how many to leave, protected ones counted; None leaves all.
+            protect: folders to leave in any case (the best so far).
+        """
+        if keep is None:
+            return
+        committed = self.checkpoints()
+        protected = {path.resolve() for path in (*protect, *committed[-1:])}
+        removable = [path for path in committed if path.resolve() not in protected]
+        for path in removable[: max(0, len(committed) - keep)]:
+            # Renamed first: a half-deleted folder must not pass for a damaged checkpoint.
+            doomed = self.root / f".tmp-delete-{path.name}"
+            _remove(doomed)
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def clean(self) -> None:
+        """Finish what a killed process left: called once at the start, before `latest`."""
+        self._restore_orphans()
+        for pattern in (".tmp-*", ".old-checkpoint-*"):
+            for path in sorted(self.root.glob(pattern)):
+                _remove(path)
+
+    def _restore_orphans(self) -> None:
+        for aside in sorted(self.root.glob(".old-checkpoint-*")):
+            final = self.root / aside.name.removeprefix(".old-")
+            if not final.exists():
+                aside.rename(final)
+                fsync_path(self.root)
+
+    def _require_inside(self, path: Path) -> None:
+        if path.is_symlink() or not path.resolve().is_relative_to(self.root.resolve()):
+            raise CheckpointError(
+                f"{path} is a symbolic link or leads outside {self.root}",
+                remedy="remove the link; point output_dir at the real folder instead",
+            )
+
+
+def step_of(path: Path) -> int:
+    """The step after which a checkpoint folder was taken."""
+    return int(path.name.rpartition("-")[2])
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder, or a link without what it points to; nothing when absent."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)

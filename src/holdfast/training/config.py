@@ -1,0 +1,168 @@
+"""`SafeSFTConfig`: TRL's `SFTConfig` plus what the safety set needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
+
+from transformers.utils import is_torch_bf16_gpu_available
+from trl import SFTConfig
+
+from holdfast.core.errors import ConfigError
+from holdfast.defaults import default
+
+_Step = Literal["auto", "two_pass", "fused"]
+_Switch = Literal["auto", "on", "off"]
+_Spikes = Literal["skip", "off"]
+COUNTS = (
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+    "safety_batch_size", "safety_micro_batch_size", "safety_eval_batch_size",
+)  # fmt: skip
+LOWER_IS_BETTER = ("_violation_rate", "_violation_upper", "_cvar", "_g")
+
+
+def _is_safety_metric(metric: str | None) -> bool:
+    """Whether this is a figure of the monitor split, of which less is safer."""
+    return metric is not None and "safety_" in metric and metric.endswith(LOWER_IS_BETTER)
+
+
+def is_behaviour_metric(metric: str | None) -> bool:
+    """Whether this is a figure of the behaviour monitor, of which more is safer."""
+    return metric is not None and metric.removeprefix("eval_").startswith("behaviour_")
+
+
+@dataclass
+class SafeSFTConfig(SFTConfig):
+    """Arguments of `SafeSFTTrainer`; every field of `trl.SFTConfig` is accepted too."""
+
+    stage: str = field(
+        default="finetune",
+        metadata={"help": "What this run is: 'align' (train on safe pairs) or 'finetune' (train on the task)."},
+    )
+    safety_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Safety examples per optimizer step, over all processes. Default: the task's global batch."},
+    )
+    safety_micro_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Safety examples per process and forward pass. Default: per_device_train_batch_size."},
+    )
+    safety_eval_batch_size: int = field(
+        default=8, metadata={"help": "Rows per forward pass when measuring reference losses and the monitor split."}
+    )
+    safety_fractions: tuple[float, float, float] = field(
+        default=default("safety.data.fractions"),
+        metadata={"help": "Shares of the safety set: constraint, monitor, certify."},
+    )
+    safety_seed: int | None = field(
+        default=None, metadata={"help": "Seed of the safety split and stream. Default: seed."}
+    )
+    step: _Step = field(
+        default="auto",
+        metadata={
+            "help": "How gradients are computed: 'fused' over packed rows, holdfast's of task and constraint in one "
+            "pass; 'two_pass' one after the other (the reference); 'auto' fused on a GPU where the model allows it."
+        },
+    )
+    step_graphs: _Switch = field(
+        default="auto", metadata={"help": "Record the fused step as CUDA graphs; 'auto' where it is possible."}
+    )
+    skip_inactive_rows: _Switch = field(
+        default="auto",
+        metadata={
+            "help": "Look at the safety rows before the fused step, and leave out those whose gradient is zero (the "
+            "same step); 'auto' while most are."
+        },
+    )
+    spikes: _Spikes | None = field(
+        default=None,
+        metadata={
+            "help": "A step whose task loss is far above all before: 'skip' it (the default), and end the run where "
+            "there are ten in 100 steps; 'off' applies it."
+        },
+    )
+    rollback: bool = field(
+        default=False,
+        metadata={"help": "End with the last checkpoint whose behaviour was within its limits, where the last is not."},
+    )
+    on_leak: str = field(
+        default="error",
+        metadata={
+            "help": "A certify prompt that occurs in the task data: 'error', or 'move' it to the constraint split."
+        },
+    )
+    reference_cache: str | None = field(
+        default=None, metadata={"help": "Folder where reference losses are shared between runs."}
+    )
+    run_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder of events.jsonl, reference.* and splits.json. Default: output_dir."},
+    )
+
+    def __post_init__(self) -> None:
+        metric = self.metric_for_best_model
+        if _is_safety_metric(metric):
+            # transformers takes everything that does not end in "loss" for a score to be maximised.
+            if getattr(self, "greater_is_better", None):
+                raise ConfigError(
+                    f"greater_is_better=True with metric_for_best_model={metric!r} would keep the least safe "
+                    "checkpoint",
+                    remedy="leave greater_is_better unset or set it to False",
+                )
+            self.greater_is_better = False
+        if is_behaviour_metric(metric) and getattr(self, "greater_is_better", None) is False:
+            raise ConfigError(
+                f"greater_is_better=False with metric_for_best_model={metric!r} would keep the worst checkpoint",
+                remedy="leave greater_is_better unset or set it to True",
+            )
+        if getattr(self, "bf16", None) is None and not is_torch_bf16_gpu_available():
+            self.bf16 = False  # TRL would switch it on everywhere, and fail on a machine without such a GPU
+        super().__post_init__()
+        self._check_rollback()
+        if self.on_leak not in ("error", "move"):
+            raise ConfigError(f"on_leak is {self.on_leak!r}", remedy="use 'error' or 'move'")
+        for name, hint in (("step", _Step), ("step_graphs", _Switch), ("skip_inactive_rows", _Switch)):
+            if getattr(self, name) not in get_args(hint):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(get_args(hint))}"
+                )
+        if self.spikes not in (None, *get_args(_Spikes)):
+            raise ConfigError(f"spikes is {self.spikes!r}", remedy=f"use one of {', '.join(get_args(_Spikes))}")
+        for name in COUNTS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(
+                    f"{name} is {value}, expected at least 1", remedy="set a positive number, or leave it out"
+                )
+        if self.max_steps == 0:
+            raise ConfigError(
+                "max_steps is 0, with which nothing is trained", remedy="set a positive number, or leave it out"
+            )
+        self.safety_fractions = tuple(self.safety_fractions)  # type: ignore[assignment]  # YAML and JSON give lists
+
+    def _check_rollback(self) -> None:
+        """Refuse a rollback that has nowhere to go back to, or that another rule would undo."""
+        strategy = str(getattr(self.save_strategy, "value", self.save_strategy))
+        if self.rollback and strategy not in ("steps", "epoch"):
+            raise ConfigError(
+                f"rollback with save_strategy {strategy!r}: there are no checkpoints to return to",
+                remedy="set save_strategy to steps or epoch, or leave rollback out",
+            )
+        if self.rollback and self.load_best_model_at_end:
+            raise ConfigError(
+                "rollback and load_best_model_at_end both choose the weights that the run ends with",
+                remedy="use one of them",
+            )
+
+    @property
+    def stream_seed(self) -> int:
+        """The seed of everything drawn from the safety set."""
+        return int(self.seed if self.safety_seed is None else self.safety_seed)
+
+    @classmethod
+    def from_sft(cls, args: SFTConfig) -> SafeSFTConfig:
+        """The same arguments with safety defaults, for users who pass a plain `SFTConfig`."""
+        values = {f.name: getattr(args, f.name) for f in fields(args) if f.init}
+        if _is_safety_metric(args.metric_for_best_model):
+            values["greater_is_better"] = None  # filled in by transformers, which cannot know the metric's direction
+        return cls(**values)

@@ -1,0 +1,114 @@
+"""What a checkpoint is bound to: settings, data, tokenizer, base weights, reference; a change of any is refused."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+from torch import nn
+
+from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
+from holdfast.data.encode import template_sha256, tokenizer_sha256
+from holdfast.models.adapter import adapter_folder
+from holdfast.models.content import content_of
+from holdfast.models.fingerprint import adapter_fingerprint, frozen_fingerprint, has_idle_adapter, model_fingerprint
+from holdfast.models.model_files import ADAPTER_WEIGHTS
+from holdfast.models.source import resolve
+from holdfast.models.unmerged import adapter_settings_of
+
+# Settings that change neither the trajectory nor what is stored: logging, saving, evaluation, transport. Batches of
+# safety examples per pass, the path that computes a step (step, step_graphs, skip_inactive_rows), and evaluation on a
+# task set (whose loader draws from the CPU generator) may change its last bits, and dropout's masks: they are left
+# free, since they are what one changes after running out of memory, or on another machine.
+HARMLESS = frozenset(
+    """output_dir run_dir run_name report_to logging_dir logging_strategy logging_first_step logging_steps
+    logging_nan_inf_filter log_level log_level_replica log_on_each_node disable_tqdm include_num_input_tokens_seen
+    save_strategy save_steps save_total_limit save_on_each_node save_only_model enable_jit_checkpoint
+    eval_strategy eval_steps eval_delay eval_on_start eval_accumulation_steps per_device_eval_batch_size do_eval
+    do_train do_predict prediction_loss_only batch_eval_metrics eval_do_concat_batches eval_use_gather_object
+    metric_for_best_model greater_is_better load_best_model_at_end rollback safety_eval_batch_size
+    push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision
+    dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers
+    dataset_num_proc resume_from_checkpoint restore_callback_states_from_checkpoint reference_cache
+    project trackio_space_id debug skip_memory_metrics ddp_timeout ddp_backend local_rank deepspeed_plugin
+    safety_micro_batch_size step step_graphs skip_inactive_rows""".split()  # noqa: SIM905  (a list literal would take a line per name)
+)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+# Settings that were not known to earlier versions: left out while they are unset, so that their checkpoints fit.
+LATER = frozenset({"spikes"})
+
+
+def argument_fingerprint(args: Any) -> dict[str, Any]:
+    """Every training argument that shapes the trajectory."""
+    return {
+        f.name: _plain(getattr(args, f.name))
+        for f in fields(args)
+        if f.name not in HARMLESS
+        and not f.name.startswith("_")
+        and not (f.name in LATER and getattr(args, f.name) is None)
+    }
+
+
+def unaligned_sha256(unaligned: Any) -> str:
+    """Which weights before alignment these are: of an adapter its own files, without its base, which is not read."""
+    if isinstance(unaligned, nn.Module):
+        return model_fingerprint(unaligned)
+    adapter = adapter_folder(resolve(unaligned, None, trust_remote_code=False))
+    if adapter is None:
+        return content_of(unaligned).sha256
+    place = ("base_model_name_or_path", "revision")
+    settings = {key: value for key, value in adapter_settings_of(adapter).items() if key not in place}
+    return sha256_json([sha256_file(adapter / ADAPTER_WEIGHTS), settings])
+
+
+def dataset_sha256(dataset: Any) -> str:
+    """Hash of the prepared rows (token ids, labels, packing lengths) in order; of its type for a stream."""
+    if not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
+        return sha256_json(["stream", type(dataset).__name__])
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = [name for name in ("input_ids", "labels", "seq_lengths") if name in dataset.column_names]
+    if not columns:  # prepared by the user under names of their own
+        return sha256_lines(repr(row) for row in dataset)
+    digest = hashlib.sha256(str(columns).encode())
+    for table in dataset.select_columns(columns).with_format("arrow").iter(batch_size=4096):
+        for name in columns:
+            column = table[name].combine_chunks()
+            if isinstance(column, pa.ChunkedArray):
+                column = pa.concat_arrays(column.chunks)
+            digest.update(pc.list_value_length(column).to_numpy(zero_copy_only=False).tobytes())
+            digest.update(column.flatten().to_numpy(zero_copy_only=False).tobytes())
+    return digest.hexdigest()
+
+
+def theta_0_provenance(trainer: Any) -> dict[str, Any]:
+    """What theta_0 is: weights, tokenizer and how they compute."""
+    tokenizer, model = trainer.processing_class, trainer.model
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    idle = has_idle_adapter(model)  # then theta_0 is the base, and runs with other ranks and seeds share its losses
+    return {
+        "model": str(getattr(inner.config, "_name_or_path", "")) or type(inner).__name__,
+        "weights": frozen_fingerprint(model) if idle else model_fingerprint(model),
+        "adapter": None if idle else adapter_fingerprint(model),
+        "tokenizer": tokenizer_sha256(tokenizer),
+        "template": template_sha256(tokenizer),
+        "max_length": trainer.args.max_length,
+        "dtype": str(inner.dtype).removeprefix("torch."),
+        "autocast": str(trainer.accelerator.mixed_precision),
+        "attention": str(getattr(inner.config, "_attn_implementation", None)),
+        "quantized": getattr(inner.config, "quantization_config", None) is not None,
+    }

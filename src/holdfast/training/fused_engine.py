@@ -1,0 +1,234 @@
+"""The fused engine: the task's rows and the constraints' go through the model together (`holdfast.fused`).
+
+The pass runs on the unwrapped module and both gradients are reduced here: the task's to the mean over processes, as DDP
+does, the constraints' to the sum. The engine is built at the first step and tried on a few rows.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from holdfast.constraint.gradients import Vector
+from holdfast.core.ranks import gather_rows, rank, sum_in_place, world
+from holdfast.data import streams
+from holdfast.data.encode import Encoded
+from holdfast.fused.joint_pass import Found, JointPass
+from holdfast.fused.joint_pass import Term as JointTerm
+from holdfast.fused.packed_rows import Row, padded_rows
+from holdfast.training.fused_setup import joint_pass, why_not
+from holdfast.training.hooks import Inputs, Items
+from holdfast.training.side_pass import RowLoss, TokenMean
+from holdfast.training.step import Measured, StepMeasurement, Term, TwoPassEngine
+
+if TYPE_CHECKING:
+    from holdfast.training.run import Run
+
+logger = logging.getLogger(__name__)
+
+
+class FusedEngine:
+    """One pass a step for the task's gradient and every constraint's."""
+
+    fused: bool = True
+
+    def __init__(self, run: Run, joint: JointPass) -> None:
+        self.joint = joint
+        self._run = run
+        self._two_pass = TwoPassEngine(run)  # for what has no packed form
+        self._degradations: dict[str, list[Tensor]] = {}
+        self._gradients: list[Vector] = []
+
+    @property
+    def name(self) -> str:
+        return "fused, recorded" if getattr(self.joint.passes, "recording", False) else "fused"
+
+    # -- whether it can be used --------------------------------------------------------------------------------------
+
+    @classmethod
+    def make(cls, run: Run) -> FusedEngine | str:
+        """The engine, tried on a few rows; or why there is none, on any process."""
+        joint = joint_pass(run)
+        return joint if isinstance(joint, str) else cls(run, joint)
+
+    @staticmethod
+    def why_not(run: Run) -> str | None:
+        """Why this run's task loss is not the plain mean over its scored tokens, padded batch by padded batch."""
+        return why_not(run)
+
+    # -- one micro-batch ---------------------------------------------------------------------------------------------
+
+    def accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool = False) -> Tensor:
+        """One pass holds what the backward needs of both batches. Where that does not fit and the path was ours to
+
+        choose, this step and all later ones take two passes: nothing of the failed micro-batch has been accumulated,
+        the task's gradient of earlier ones is kept, and the safety batch is passed over as a whole at the step's end.
+        """
+        try:
+            return self._accumulate(inputs, items, terms, skip=skip)
+        except torch.OutOfMemoryError:
+            if self._run.args.step != "auto" or world() > 1:  # processes must not part ways
+                raise
+        self._leave()  # here, where the exception no longer holds the pass's tensors
+        return self._run.engine.accumulate(inputs, items, terms, skip=skip)
+
+    def _leave(self) -> None:
+        """Two passes from now on; what recordings held is given back."""
+        run, step = self._run, self._run.progress.step + 1
+        run.step_declined = f"out of memory in one pass, at step {step}"
+        logger.warning("two passes a step instead of one from step %d on: one pass runs out of memory", step)
+        run.engine = self._two_pass
+        del self.joint
+        self._degradations, self._gradients = {}, []
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool) -> Tensor:
+        run = self._run
+        if not self.joint.passes.body.training:
+            run.model.train()
+        if run.progress.micro == 0:
+            self._degradations, self._gradients = {name: [] for name in terms}, []
+        task = padded_rows(run.trainer._prepare_inputs(inputs))
+        scored = sum(int((row[1][1:] != -100).sum()) for row in task)
+        scale = self._scale(scored, items)
+        parts = {name: self._part(name, term) for name, term in terms.items()}
+        found = self.joint.run(task, scale, parts, skip=skip)
+        before = self._gradients
+        self._add(found)
+        self._log_tokens(found, task, scored)
+        if not math.isfinite(float(found.loss)) and any(part.rows for part in parts.values()):
+            # Weight gradients are sums over all tokens, and such a number times zero is not zero. The step is
+            # discarded; what is remembered of the constraints is not.
+            apart = self.joint.run([], scale, parts)
+            self._gradients = _sum(before, [_copied(vector) for vector in apart.gradients[1:]])
+        if run.progress.last_micro_batch:
+            self._reduce()
+        return found.loss
+
+    def _scale(self, scored: int, items: Items) -> Tensor:
+        """What the sum of token losses is multiplied by: TRL's division, and the Trainer's for accumulation."""
+        args, divisor = self._run.args, self._run.trainer.loss_divisor(items)
+        if items is None:
+            mean: Tensor = torch.tensor(1.0 / max(scored, 1), device=args.device) / divisor
+            return mean
+        processes = world() if args.average_tokens_across_devices else 1
+        scale: Tensor = processes / torch.as_tensor(items, device=args.device).clamp(min=1).float() / divisor
+        return scale
+
+    def _part(self, name: str, term: Term) -> JointTerm:
+        """This process's rows of the safety batch for this micro-batch."""
+        data, progress = self._run.data, self._run.progress
+        one, positions = data.safety[name], data.safety_batch(name)
+        mine = streams.shard(positions, rank(), world())
+        micros = progress.micro_batches
+        at = mine[len(mine) * progress.micro // micros : len(mine) * (progress.micro + 1) // micros]
+        rows = [one.constraint_set[i] for i in at]
+        return JointTerm(rows, one.constraint_reference[at], one.constraint, term, len(positions))
+
+    def _add(self, found: Found) -> None:
+        task, *sides = (_copied(vector) for vector in found.gradients)
+        # Before the task's gradient is touched: what runs out of memory must leave it as it was.
+        self._gradients = _sum(self._gradients, sides)
+        parameters = self._adapted()
+        if all(p.grad is None for p in parameters):
+            for p, g in zip(parameters, task, strict=True):
+                p.grad = g
+        else:
+            torch._foreach_add_([p.grad for p in parameters], task)
+        for name, d in found.degradations.items():
+            self._degradations[name].append(d)
+
+    def _log_tokens(self, found: Found, task: list[Row], scored: int) -> None:
+        """What TRL logs of the task's tokens."""
+        counts = torch.tensor([scored, sum(len(ids) for ids, _ in task)], dtype=torch.float64, device=found.loss.device)
+        own = torch.cat([torch.stack([found.entropy.double(), found.correct.double()]), counts])
+        entropy, correct, valid, tokens = gather_rows(own[None]).sum(0).tolist()
+        trainer = self._run.trainer
+        metrics = trainer._metrics["train"]
+        metrics["entropy"].append(entropy / valid if valid else 0.0)
+        metrics["mean_token_accuracy"].append(correct / valid if valid else 0.0)
+        trainer._total_train_tokens += int(tokens)
+        metrics["num_tokens"] = [trainer._total_train_tokens]
+
+    def _adapted(self) -> list[Any]:
+        """The parameters of which a pass gives gradients, in its order."""
+        return list(self.joint.passes.body.adapter.parameters)
+
+    def _reduce(self) -> None:
+        """Over the processes: the mean of the task's gradients, the sum of the constraints'."""
+        if world() == 1:
+            return
+        own = [p.grad for p in self._adapted() if p.grad is not None]
+        sum_in_place([*own, *(g for vector in self._gradients for g in vector)])
+        torch._foreach_div_(own, float(world()))
+
+    # -- what it measured --------------------------------------------------------------------------------------------
+
+    def measure(self, terms: Mapping[str, Term]) -> StepMeasurement:
+        """As accumulated; a constraint that no micro-batch was told of is passed over by itself."""
+        missing = {name: term for name, term in terms.items() if name not in self._degradations}
+        return {
+            **{name: self._measured(name) for name in terms if name not in missing},
+            **self._two_pass.measure(missing),
+        }
+
+    def _measured(self, name: str) -> Measured:
+        gradient = self._gradients[list(self._degradations).index(name)]
+        degradations = gather_rows(torch.cat(self._degradations[name])).double().cpu()
+        return Measured(torch.tensor(self._run.data.safety_batch(name)), degradations, self._ordered(gradient))
+
+    def _ordered(self, gradient: Vector) -> Vector:
+        """A gradient in the order of the trainable parameters."""
+        by_id = {id(p): g for p, g in zip(self._adapted(), gradient, strict=True)}
+        return [by_id[id(p)] for p in self._run.space().params]
+
+    # -- rows beside the task ----------------------------------------------------------------------------------------
+
+    def side_gradient(self, rows: Sequence[Encoded], loss: RowLoss) -> tuple[Tensor, Vector]:
+        """Over packed rows where the loss has that form."""
+        return self._packed(rows, loss) if isinstance(loss, TokenMean) else self._two_pass.side_gradient(rows, loss)
+
+    def _packed(self, rows: Sequence[Encoded], loss: TokenMean) -> tuple[Tensor, Vector]:
+        most = self._run.side_rows
+        mine = streams.shard(range(len(rows)), rank(), world())
+        values: list[Tensor] = []
+        total: list[Vector] = []
+        for i in range(0, len(mine), most):
+            part = [rows[j] for j in mine[i : i + most]]
+            states = None if loss.reference is None else self._states_at_reference(part)
+            found, gradient = self.joint.side(part, 1.0 / loss.total, states)
+            values.append(found)
+            total = _sum(total, [_copied(gradient)])
+        sum_in_place(total[0])
+        return gather_rows(torch.cat(values)).double().cpu(), self._ordered(total[0])
+
+    def _states_at_reference(self, rows: Sequence[Encoded]) -> Tensor:
+        """Hidden states of the rows' completions at theta_0."""
+        theta_0 = self._run.theta_0
+        if theta_0.idle_adapter:
+            return self.joint.completion_states(rows, adapters=False)
+        with theta_0.active():
+            return self.joint.completion_states(rows, adapters=True)
+
+    def degradations(self, name: str) -> Tensor:
+        return self._two_pass.degradations(name)
+
+
+def _copied(vector: Vector) -> Vector:
+    """A copy in a few kernels: a recording's results are overwritten by its next run."""
+    return list(torch._foreach_mul(vector, 1.0))
+
+
+def _sum(totals: list[Vector], vectors: list[Vector]) -> list[Vector]:
+    """Each constraint's gradient so far and its part from one more micro-batch, in new tensors."""
+    if not totals:
+        return vectors
+    return [list(torch._foreach_add(total, vector)) for total, vector in zip(totals, vectors, strict=True)]

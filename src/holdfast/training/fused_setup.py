@@ -1,0 +1,154 @@
+"""Whether a run's steps can be fused, and the pass that fuses them: built at the first step, tried on a few rows."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from transformers import Trainer
+
+from holdfast.core.errors import UnsupportedError
+from holdfast.core.ranks import gather_objects
+from holdfast.data.encode import Encoded
+from holdfast.fused.body import Body, EagerPasses
+from holdfast.fused.grouped_lora import GroupedAdapter
+from holdfast.fused.joint_pass import JointPass, Passes
+from holdfast.fused.probe import packing_problem, probe_rows
+from holdfast.fused.recorded import RecordedPasses
+from holdfast.fused.reference_states import ReferenceStates, fits
+from holdfast.fused.support import batch_dependent, other_mixers, plain_layers
+from holdfast.scoring.completion import causal_lm
+from holdfast.training.hooks import Defense
+
+if TYPE_CHECKING:
+    from holdfast.training.run import Run
+
+logger = logging.getLogger(__name__)
+
+BATCH = frozenset({"input_ids", "attention_mask", "labels"})
+PROBED = 64  # task rows among which those are chosen that packing is tried on
+
+
+def joint_pass(run: Run) -> JointPass | str:
+    """The pass for this model, tried on a few rows; or why there is none, on any process."""
+    body: Body | None = None
+    reason = why_not(run)
+    if reason is None:
+        made = _body(run)
+        body, reason = (made, _untrue(run, made)) if isinstance(made, Body) else (None, made)
+    reasons = [one for one in gather_objects(reason or "") if one]
+    if reasons or body is None:
+        return str(reasons[0])
+    recorded = _records(run, body)
+    what = "one pass a step for both gradients" if run.defense.joint_terms else "packed task rows"
+    logger.info("%s%s", what, ", recorded as CUDA graphs" if recorded else "")
+    passes: Passes = RecordedPasses(body) if recorded else EagerPasses(body)
+    return JointPass(run.model, passes, run.args.device, _kept_states(run, body))
+
+
+def why_not(run: Run) -> str | None:
+    """Why this run's task loss is not the plain mean over its scored tokens, padded batch by padded batch."""
+    args, trainer, defense = run.args, run.trainer, run.defense
+    if not defense.packed(run.progress.stage):
+        return f"defense {defense.name!r} changes the loss or the model's layers"
+    other = sorted(BATCH ^ set(trainer.batch_keys))
+    for what, present in (
+        ("FSDP shards the model", trainer.is_fsdp_enabled),
+        ("packing or padding_free joins task rows already", args.packing or getattr(args, "padding_free", False)),
+        (str(run.other_loss()), run.other_loss() is not None),
+        ("NEFTune adds noise to the embeddings", getattr(args, "neftune_noise_alpha", None) is not None),
+        ("activation offloading", bool(getattr(args, "activation_offloading", False))),
+        ("Liger kernels", bool(getattr(args, "use_liger_kernel", False))),
+        (f"batches have more or less than {', '.join(sorted(BATCH))}: {', '.join(other)}", bool(other)),
+    ):
+        if present:
+            return what
+    return _own_step(trainer) or _own_loss(defense)
+
+
+def _own_step(trainer: Any) -> str | None:
+    """A loss, or a step below ours, that is not TRL's: the fused step would go past it."""
+    from holdfast.training.trainer import SafeSFTTrainer
+
+    for name in ("compute_loss", "training_step"):
+        if name in vars(trainer):
+            return f"the trainer's {name} is replaced"
+    for cls in type(trainer).__mro__:
+        if cls in SafeSFTTrainer.__mro__:
+            continue
+        above = issubclass(cls, SafeSFTTrainer)  # a step above calls ours
+        known = {"compute_loss": SafeSFTTrainer if above else Trainer, "training_step": cls if above else Trainer}
+        for name, owner in known.items():
+            if getattr(cls, name, None) not in (None, getattr(owner, name)):
+                return f"{cls.__name__} has its own {name}"
+    return None
+
+
+def _own_loss(defense: Defense) -> str | None:
+    """A loss that the fused step would go past: it asks neither `task_loss` nor `extra_loss`."""
+    for name in ("task_loss", "extra_loss"):
+        loss = getattr(type(defense), name)
+        if loss is not getattr(Defense, name) and not getattr(loss, "two_pass_only", False):
+            return f"defense {defense.name!r} has its own {name}"
+    return None
+
+
+def longest_row(args: Any) -> int | None:
+    """A bound on the tokens of a row, where there is one."""
+    if (args.dataset_kwargs or {}).get("skip_prepare_dataset"):
+        return None
+    return None if args.max_length is None else int(args.max_length)
+
+
+def _body(run: Run) -> Body | str:
+    layers = plain_layers(run.model)
+    if isinstance(layers, str):
+        return layers
+    mixers = other_mixers(run.model)
+    if isinstance(mixers, str):
+        return mixers
+    adapter = GroupedAdapter(layers, 1 + (len(run.data.safety) if run.defense.joint_terms else 0))
+    return Body(run.model, adapter, mixers, device=run.args.device, precision=run.trainer.accelerator.autocast)
+
+
+def _untrue(run: Run, body: Body) -> str | None:
+    """What a trial on a few rows finds: packed rows whose states are not those of padded ones."""
+    run.model.train()  # as steps will find it: layers are checkpointed in training mode alone
+    config, longest = causal_lm(run.model).config.get_text_config(), longest_row(run.args)
+    rows = [e for one in run.data.safety.values() for e in one.constraint_set]
+    if not rows:
+        first = itertools.islice((tuple(row["input_ids"]) for row in run.data.task), PROBED)
+        rows = [Encoded(f"task {i}", ids, ids, False) for i, ids in enumerate(first)]
+    return batch_dependent(config, longest) or packing_problem(
+        EagerPasses(body), probe_rows(rows, config, longest), run.data.tokenizer.pad_token_id
+    )
+
+
+def _kept_states(run: Run, body: Body) -> ReferenceStates | None:
+    """The reference's states of kl_token sets, where there is room and every row comes up."""
+    if not run.defense.joint_terms:
+        return None
+    sets = {name: one for name, one in run.data.safety.items() if one.constraint.unit == "kl_token"}
+    examples = [e for one in sets.values() for e in one.constraint_set]
+    draws = {name: len(run.data.safety_batch(name)) * run.progress.total_steps for name in sets}
+    rare = any(draws[name] < len(one.constraint_set) for name, one in sets.items())
+    if not examples or rare or not fits(examples, body.width, body.dtype):
+        return None
+    return ReferenceStates.of(EagerPasses(body), examples, run.args.device)
+
+
+def _records(run: Run, body: Body) -> bool:
+    """Whether kernels are recorded: on a GPU, and not where checkpointing would have to replay dropout."""
+    wanted, problem = run.args.step_graphs, None
+    if wanted == "off":
+        return False
+    if run.args.device.type != "cuda":
+        problem = "CUDA graphs need a GPU"
+    elif body.checkpointed and body.adapter.dropout > 0:
+        problem = "gradient checkpointing with lora_dropout draws the same masks twice, which cannot be recorded"
+    if problem is not None and wanted == "on":
+        raise UnsupportedError(f"step_graphs: on is not possible: {problem}", remedy="set step_graphs: auto or off")
+    if problem is not None and run.args.device.type == "cuda":
+        logger.warning("the step runs without CUDA graphs: %s", problem)
+    return problem is None

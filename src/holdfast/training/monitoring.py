@@ -1,0 +1,164 @@
+"""Looking at the run: one row per step in `events.jsonl`, and the monitor split at every evaluation."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from holdfast.certification.binomial import upper_bound
+from holdfast.core.errors import UnsupportedError
+from holdfast.core.event_log import EventLog
+from holdfast.core.ranks import gather_rows, rank
+from holdfast.training.checkpoint_store import step_of
+from holdfast.training.loss_spikes import EVENT, SpikeWatch
+from holdfast.training.safety import DEFAULT, SafetySet
+
+if TYPE_CHECKING:
+    from holdfast.training.run import Run
+
+logger = logging.getLogger(__name__)
+
+
+def summarise(degradations: Tensor, safety: SafetySet) -> dict[str, float]:
+    """Violation rate with its upper bound at 95 %, g and CVaR of measured degradations.
+
+    Where training looks at the examples repeatedly, the bound is a gauge and not a certificate.
+    """
+    c, n = safety.constraint, len(degradations)
+    if c.majorizer == "cvar":  # its threshold adapts; on a whole set the best one is that set's own quantile
+        c = c.with_threshold(float(torch.quantile(degradations, 1.0 - c.alpha)))
+    rate = c.violation_rate(degradations)
+    return {
+        "violation_rate": rate,
+        "violation_upper": upper_bound(round(rate * n), n),
+        "g": float(c.value(degradations)),
+        "cvar": c.cvar(degradations),
+        "n": float(n),
+    }
+
+
+class StepRecorder(TrainerCallback):
+    """Writes the event log and feeds listeners after every optimizer step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
+        self.spikes = SpikeWatch()
+        self.spiked = False
+        """Whether the step in progress is discarded as a spike."""
+        self._loss: Tensor | None = None
+        self._mean: float | None = None
+        self._rate = 0.0
+        self._log: EventLog | None = None
+        self._started = time.monotonic()
+
+    def add_loss(self, loss: Tensor, rate: float) -> None:
+        """Add a micro-batch's loss to this step's; note the learning rate (the scheduler moves on before the row)."""
+        self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+        self._rate = rate
+
+    def step_loss(self) -> float | None:
+        """The loss of the whole step once its micro-batches are through; None where there was none.
+
+        The Trainer scales each rank's loss so that the mean over ranks is the loss of the whole batch.
+        """
+        if self._mean is None and self._loss is not None:
+            self._mean = float(gather_rows(self._loss.reshape(1)).mean())
+        return self._mean
+
+    def spikes_now(self) -> bool:
+        """Whether the step whose gradient is complete is to be discarded; ends the run where spikes do not pass."""
+        trainer, loss = self.trainer, self.step_loss()
+        step = int(trainer.state.global_step) + 1
+        self.spiked = loss is not None and trainer.args.spikes != "off" and self.spikes.is_spike(step, loss)
+        if not self.spiked:
+            return False
+        if rank() == 0:
+            logger.warning(
+                "step %d is discarded: its loss %.3g is a spike (at most %.3g is ordinary)",
+                step, loss, self.spikes.limit(),
+            )  # fmt: skip
+        # A checkpoint taken after the step before the first spike holds the very weights that it was measured at.
+        older = [path for path in trainer.store.checkpoints() if step_of(path) < self.spikes.recent[0] - 1]
+        self.spikes.require_passing(str(older[-1]) if older else None)
+        return True
+
+    def log_file(self) -> EventLog:
+        """The run's event log, opened on first use."""
+        if self._log is None:
+            self._log = EventLog(self.trainer.run_dir / "events.jsonl")
+        return self._log
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Measure theta_0 where that had to wait for sharding, and drop rows of steps that are about to be repeated."""
+        self.trainer.measure_reference()
+        self._started, self._loss, self._mean = time.monotonic(), None, None
+        if rank() == 0:
+            self.log_file().truncate_after(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Compose the row of the step just taken."""
+        trainer, loss = self.trainer, self.step_loss()
+        self._loss = self._mean = None
+        row: dict[str, Any] = {
+            "step": int(state.global_step),
+            "loss": loss,
+            "learning_rate": self._rate,
+            "seconds": round(time.monotonic() - self._started, 3),
+            **({"event": EVENT} if self.spiked else trainer.defense.row()),
+        }
+        for key, value in row.items():
+            if key not in ("step", "loss", "learning_rate", "seconds") and isinstance(value, int | float):
+                trainer._metrics["train"][f"safety/{key}"].append(float(value))
+        if smaller := trainer.run.fitting.figures():
+            row["memory"] = smaller
+        if rank() == 0:
+            self.log_file().append(row)
+        for listener in self.listeners:
+            listener(row)
+
+
+class SafetyMonitor:
+    """The monitor split at the current parameters: `eval_safety_violation_rate` and its relatives."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def degradations(self, name: str = DEFAULT, role: str = "monitor") -> Tensor:
+        """`D_i` of every example of the constraint or monitor split."""
+        run, one = self._run, self._run.data.safety[name]
+        if one.reference is None:
+            raise UnsupportedError(
+                "evaluation before training under FSDP2: theta_0 is measured once training has sharded the model",
+                remedy="call train() first; eval_on_start=True evaluates theta_0",
+            )
+        examples = one.constraint_set if role == "constraint" else one.monitor_set
+        reference = one.constraint_reference if role == "constraint" else one.monitor_reference
+        forward = run.forward
+        return run.fitting.evaluation(
+            forward.batch_size, lambda rows: forward.resized(rows).degradations(examples, reference, one.constraint)
+        )
+
+    def metrics(self, prefix: str) -> dict[str, float]:
+        """Of every set; `<prefix>_safety_violation_rate` is the worst over several."""
+        sets = self._run.data.safety
+        found = {name: summarise(self.degradations(name), one) for name, one in sets.items() if one.monitor_set}
+        metrics: dict[str, float] = {}
+        for name, values in found.items():
+            middle = "" if name == DEFAULT else f"{name}_"
+            metrics.update({f"{prefix}_safety_{middle}{key}": value for key, value in values.items()})
+        if found:
+            metrics[f"{prefix}_safety_violation_rate"] = max(v["violation_rate"] for v in found.values())
+        return metrics
+
+
+def quantiles(degradations: Tensor) -> dict[str, float]:
+    """Median, upper quantiles and maximum."""
+    levels = {"q50": 0.5, "q75": 0.75, "q90": 0.9, "q95": 0.95, "q99": 0.99, "max": 1.0}
+    return {name: float(torch.quantile(degradations, level)) for name, level in levels.items()}

@@ -1,0 +1,199 @@
+"""A training run as the parts of a step see it: where it is, its data, its reference, and its engine.
+
+`Run` is composed of small objects and handed to defenses, which know it by the protocol in `hooks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from holdfast.constraint.gradients import ParameterSpace, trainable
+from holdfast.core.errors import UnsupportedError
+from holdfast.models.fingerprint import has_idle_adapter
+from holdfast.scoring.completion import adapters_off
+from holdfast.scoring.forward import Forward
+from holdfast.training.fitting import Fitting
+from holdfast.training.hooks import Defense, Items
+from holdfast.training.side_data import SideData
+from holdfast.training.step import StepEngine, choose_engine
+
+
+class Progress:
+    """Where a run is.
+
+    Attributes:
+        micro: micro-batches of the step in progress that are through.
+        items: scored tokens of the step in progress.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.micro = 0
+        self.items: Items = None
+
+    @property
+    def stage(self) -> str:
+        """`align` or `finetune`: what this run is."""
+        return str(self._trainer.args.stage)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed."""
+        return int(self._trainer.state.global_step)
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the task data completed, with fractions."""
+        return float(self._trainer.state.epoch or 0.0)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return int(self._trainer.state.max_steps)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of this step; the last of an epoch may have fewer."""
+        return int(self._trainer.current_gradient_accumulation_steps)
+
+    @property
+    def last_micro_batch(self) -> bool:
+        """Whether the optimizer steps after the micro-batch in progress."""
+        return bool(self._trainer.accelerator.sync_gradients)
+
+
+class Theta0:
+    """The model as it entered training: its fresh adapter off, or its first weights put back meanwhile."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.idle_adapter = has_idle_adapter(trainer.model)
+        self._weights: list[tuple[nn.Parameter, Tensor]] | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """A context in which the model is theta_0."""
+        if self.idle_adapter:
+            with adapters_off(self._trainer.model):
+                yield
+            return
+        if self._weights is None:
+            raise UnsupportedError(
+                "theta_0 was not kept", remedy="call run.theta_0.keep in initialise, or start from a fresh adapter"
+            )
+        params, values = zip(*self._weights, strict=True)
+        with ParameterSpace(params).exchanged(list(values)):
+            yield
+
+    def keep(self) -> None:
+        """Copy the trainable weights, for `active` where no fresh adapter can be switched off.
+
+        To be called in `initialise`: a checkpoint is loaded after it.
+        """
+        if self.idle_adapter or self._weights is not None:
+            return
+        if self._trainer.is_fsdp_enabled:
+            raise UnsupportedError(
+                f"defense {self._trainer.defense.name!r} with FSDP2 and no fresh adapter: theta_0 cannot be kept in "
+                "shards",
+                remedy="train a fresh LoRA adapter (adapter_policy: merge), or use DDP",
+            )
+        self._weights = [(p, p.detach().clone()) for p in self._trainer.model.parameters() if p.requires_grad]
+
+
+class Run:
+    """A training run, as defenses and engines see it.
+
+    Attributes:
+        fitting: how large passes may be, after what memory has allowed so far.
+        step_declined: why this model or these settings do not allow fused steps; None where they do, or none were
+            asked for.
+    """
+
+    def __init__(self, trainer: Any, data: SideData, fitting: Fitting) -> None:
+        self.trainer, self.data, self.fitting = trainer, data, fitting
+        self.progress = Progress(trainer)
+        self.theta_0 = Theta0(trainer)
+        self.step_declined: str | None = None
+        self._engine: StepEngine | None = None
+
+    @property
+    def model(self) -> Any:
+        """Unwrapped, with its adapter."""
+        return self.trainer.model
+
+    @property
+    def args(self) -> Any:
+        """The trainer's `SafeSFTConfig`."""
+        return self.trainer.args
+
+    @property
+    def optimizer(self) -> Any:
+        """Made before `attach`."""
+        return self.trainer.optimizer
+
+    @property
+    def defense(self) -> Defense:
+        """What acts on every step."""
+        defense: Defense = self.trainer.defense
+        return defense
+
+    @property
+    def engine(self) -> StepEngine:
+        """How this run's gradients are computed; decided, and logged, at the first step."""
+        if self._engine is None:
+            self._engine = choose_engine(self)
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: StepEngine) -> None:
+        self._engine = engine
+
+    @property
+    def engine_name(self) -> str | None:
+        """`two_pass`, `fused` or `fused, recorded`; None before the first step."""
+        return None if self._engine is None else self._engine.name
+
+    @property
+    def side_rows(self) -> int:
+        """Side rows per process and pass."""
+        return int(self.args.safety_micro_batch_size or self.args.per_device_train_batch_size)
+
+    @property
+    def forward(self) -> Forward:
+        """How this run passes over rows without a gradient: padding, batch size, device, precision."""
+        args, trainer = self.args, self.trainer
+        return Forward(
+            self.model, pad_token_id=trainer.processing_class.pad_token_id,
+            batch_size=min(args.safety_eval_batch_size, self.fitting.eval_rows or args.safety_eval_batch_size),
+            device=args.device, precision=trainer.accelerator.autocast,
+        )  # fmt: skip
+
+    @property
+    def folder(self) -> Path:
+        """Of the run's files."""
+        folder: Path = self.trainer.run_dir
+        return folder
+
+    def other_loss(self) -> str | None:
+        """What makes the task loss another than the mean NLL over the scored tokens of a batch; None where it is that.
+
+        Named as the user sets it.
+        """
+        args, trainer = self.args, self.trainer
+        cases = {
+            f"loss_type {args.loss_type!r} is not nll": args.loss_type not in (None, "nll"),
+            "label smoothing": args.label_smoothing_factor != 0,
+            "a compute_loss_func of your own": getattr(trainer, "compute_loss_func", None) is not None,
+            "an auxiliary loss": bool(getattr(trainer, "aux_loss_enabled", False)),
+        }
+        return next((what for what, present in cases.items() if present), None)
+
+    def space(self) -> ParameterSpace:
+        """The trainable parameters as one vector."""
+        return ParameterSpace(trainable(getattr(self.optimizer, "optimizer", self.optimizer)))

@@ -1,0 +1,234 @@
+"""A safety set inside a training run: split, encoded, with its reference losses and its constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.errors import ConfigError, DataError, UnsupportedError
+from holdfast.core.ranks import barrier, rank
+from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
+from holdfast.data.examples import Example
+from holdfast.data.sources import examples_from_rows
+from holdfast.data.split_record import require_same, save_record
+from holdfast.data.splits import (
+    Split,
+    move_leaks,
+    require_apart,
+    require_disjoint,
+    require_unseen,
+    split_examples,
+    split_from_roles,
+)
+from holdfast.scoring.completion import adapter_layers, deterministic, require_understood_head
+from holdfast.scoring.degradation import require_unit_supported
+from holdfast.scoring.forward import Forward
+from holdfast.scoring.noise import noise_floor
+from holdfast.scoring.reference import ReferenceTable, cache_folder, data_sha256, reference_table
+
+DEFAULT = "safety"
+KL_AT_START = 1e-2  # nats per token; rounding between batch compositions stays well below
+
+
+@dataclass
+class SafetySet:
+    """One constraint and the examples it speaks of.
+
+    Attributes:
+        constraint_set: encoded examples that steer training.
+        monitor_set: encoded examples that are only looked at.
+        constraint_reference, monitor_reference: their losses at theta_0 in the constraint's unit; None until measured.
+        noise_floor: 99 % quantile of |D| at theta_0.
+    """
+
+    name: str
+    constraint: ChanceConstraint
+    split: Split
+    constraint_set: list[Encoded]
+    monitor_set: list[Encoded]
+    n_truncated: int
+    reference: ReferenceTable | None = None
+    constraint_reference: Tensor = field(default_factory=lambda: torch.empty(0))
+    monitor_reference: Tensor = field(default_factory=lambda: torch.empty(0))
+    noise_floor: float | None = None
+
+    @property
+    def all_encoded(self) -> list[Encoded]:
+        """Every example whose reference loss is needed; the certify split stays closed."""
+        return [*self.constraint_set, *self.monitor_set]
+
+    def folder(self, run_dir: Path) -> Path:
+        """Where this set's files go: the run folder, or a folder of its own when there are several sets."""
+        return run_dir if self.name == DEFAULT else run_dir / self.name
+
+
+def named(value: Any, constraint: Any) -> dict[str, tuple[Any, ChanceConstraint]]:
+    """Safety sets with their constraints by name, from one or several of each."""
+    sets = dict(value) if isinstance(value, Mapping) and not _is_roles(value) else {DEFAULT: value}
+    if constraint is None:
+        constraint = ChanceConstraint()
+    constraints = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(sets, constraint)
+    if set(sets) != set(constraints):
+        raise ConfigError(
+            f"safety sets are named {sorted(sets)}, constraints {sorted(constraints)}",
+            remedy="give each safety set a constraint of the same name, or one constraint for all",
+        )
+    for name in sets:
+        if not name.replace("_", "").replace("-", "").isalnum():
+            raise ConfigError(f"safety set name {name!r}", remedy="use letters, digits, '-' and '_'")
+    return {name: (sets[name], constraints[name]) for name in sets}
+
+
+def _is_roles(value: Any) -> bool:
+    """Whether a mapping is one ready-made split (a DatasetDict with our role names) rather than several sets."""
+    return isinstance(value, Mapping) and "constraint" in value and set(value) <= {"constraint", "monitor", "certify"}
+
+
+def as_split(value: Any, *, name: str, fractions: tuple[float, float, float], seed: int) -> Split:
+    """A split from whatever the user gave: a `Split`, examples, rows, a data set, or a mapping of roles."""
+    if isinstance(value, Split):
+        return value
+    if _is_roles(value):
+        roles = {
+            role: as_examples(value.get(role, ()), f"{name}/{role}") for role in ("constraint", "monitor", "certify")
+        }
+        return split_from_roles(roles["constraint"], roles["monitor"], roles["certify"])
+    return split_examples(as_examples(value, name), fractions=fractions, seed=seed)
+
+
+def splits_of(
+    dataset: Any, constraint: Any, args: Any, task_prompts: Sequence[str] | None
+) -> dict[str, tuple[Split, ChanceConstraint]]:
+    """Every safety set with its constraint, split and proven to share nothing with the task or another set.
+
+    Args:
+        args: `SafeSFTConfig`, which has the shares, the seed and what becomes of leaks.
+        task_prompts: see `prove_separation`.
+    """
+    found = {}
+    for name, (value, c) in named(dataset, constraint).items():
+        split = as_split(value, name=name, fractions=args.safety_fractions, seed=args.stream_seed)
+        found[name] = (prove_separation(split, task_prompts, on_leak=args.on_leak), c)
+    require_apart({name: split for name, (split, _) in found.items()})
+    return found
+
+
+def as_examples(value: Any, name: str) -> list[Example]:
+    """Examples from whatever the user gave: examples, rows or a data set."""
+    if isinstance(value, Sequence) and all(isinstance(item, Example) for item in value):
+        return list(value)
+    if not hasattr(value, "__len__"):
+        raise UnsupportedError(
+            f"data set {name!r} is a stream ({type(value).__name__}): it cannot be split and measured once",
+            remedy="materialise it, for example with Dataset.from_list(list(stream))",
+        )
+    return examples_from_rows(value, name=name)
+
+
+def prove_separation(split: Split, task_prompts: Sequence[str] | None, *, on_leak: str) -> Split:
+    """Prove that the roles share no prompt and that no certify prompt occurs in the task data.
+
+    Args:
+        task_prompts: None when the task data cannot be searched (a stream, or tokenised rows).
+    """
+    require_disjoint(split)
+    if not split.certify:
+        return split
+    if task_prompts is None:
+        raise UnsupportedError(
+            "the task data is a stream or already tokenised, so it cannot be searched for certify prompts",
+            remedy="pass rows with text, or keep no certify split: safety_fractions=(0.75, 0.25, 0.0)",
+        )
+    if on_leak == "move":
+        split = move_leaks(split, task_prompts)
+    require_unseen(split.certify, task_prompts)
+    return split
+
+
+def encode_set(
+    name: str, constraint: ChanceConstraint, split: Split, tokenizer: Any, *, max_length: int | None
+) -> SafetySet:
+    """Tokenise the constraint and monitor splits."""
+    if not split.constraint:
+        raise DataError(f"safety set {name!r} has no constraint example", remedy="add safety examples")
+    chat = any(example.kind == "chat" for example in (*split.constraint, *split.monitor))
+    require_usable_tokenizer(tokenizer, needs_chat=chat)
+    steering = encode_all(split.constraint, tokenizer, max_length=max_length, role="safety")
+    looking = encode_all(split.monitor, tokenizer, max_length=max_length, role="safety")
+    return SafetySet(
+        name, constraint, split, steering.examples, looking.examples, steering.n_truncated + looking.n_truncated
+    )
+
+
+def measure_all(trainer: Any, log: Callable[[str], None]) -> None:
+    """Measure every safety set of a run at theta_0; a defense that promises the constraints must be able to start."""
+    for one in trainer.safety.values():
+        if trainer.defense.constrains:
+            one.constraint.require_feasible_start()
+            one.constraint.warn_of_free_degradation(one.name)
+            if adapter_layers(trainer.model) and (note := one.constraint.likelihood_note()) is not None:
+                log(f"{one.name}: {note}")
+        measure(
+            one, trainer.run.forward, trainer._theta_0, run_dir=trainer.run_dir,
+            cache=cache_folder(trainer.args.reference_cache), seed=trainer.args.stream_seed,
+            micro_batch=trainer.run.side_rows, log=log,
+        )  # fmt: skip
+    if trainer.safety and not trainer.defense.constrains:
+        log(f"defense {trainer.defense.name!r} does not enforce these limits: the run is only measured by them")
+
+
+def measure(
+    safety: SafetySet,
+    forward: Forward,
+    provenance: Mapping[str, Any],
+    *,
+    run_dir: Path,
+    cache: Path,
+    seed: int,
+    micro_batch: int,
+    log: Callable[[str], None],
+) -> None:
+    """Fill in reference losses and noise floor at theta_0, and hold the constraint's refusals against them."""
+    constraint, model = safety.constraint, forward.model
+    require_unit_supported(model, constraint)
+    with deterministic(model), forward.precision():
+        require_understood_head(model, forward.batch(safety.constraint_set[:1]))
+    own = {**provenance, "data": data_sha256(safety.all_encoded), "first_k": constraint.first_k}
+    folder = safety.folder(run_dir)
+    require_same(safety.split.record, folder)
+    safety.reference = reference_table(
+        forward, safety.all_encoded, own, stem=folder / "reference", cache=cache, writer=rank() == 0,
+        roles=(len(safety.constraint_set), len(safety.monitor_set)),
+    )  # fmt: skip
+    if rank() == 0:
+        save_record(safety.split.record, folder)
+    barrier()
+    losses = safety.reference.in_unit(constraint)
+    cut = len(safety.constraint_set)
+    safety.constraint_reference, safety.monitor_reference = losses[:cut], losses[cut:]
+    # In training's batch size: kernels differ between shapes, and with them the last bits.
+    training = forward.resized(micro_batch)
+    safety.noise_floor = noise_floor(training, safety.constraint_set, safety.constraint_reference, constraint, seed)
+    if constraint.unit == "kl_token" and safety.noise_floor > KL_AT_START:
+        raise UnsupportedError(
+            f"unit 'kl_token' at the start is {safety.noise_floor:.2g} instead of 0: switching the adapter off does "
+            "not give the model that enters training (it starts from a trained adapter)",
+            remedy="merge that adapter first (the trainer then starts a fresh one), or use unit nll_token",
+        )
+    log(f"{safety.name}: {constraint.describe()}")
+    log(
+        f"{safety.name}: {cut} constraint, {len(safety.monitor_set)} monitor, {len(safety.split.certify)} certify "
+        f"examples; noise floor at theta_0 {safety.noise_floor:.2g} (unit {constraint.unit}, 99% quantile of |D|)"
+    )
+    if safety.n_truncated:
+        log(
+            f"{safety.name}: {safety.n_truncated} examples are cut at max_length; their degradation covers the kept "
+            "part"
+        )
+    constraint.require_tau_above_noise(safety.noise_floor)

@@ -1,0 +1,173 @@
+"""The data of a run beside the task's: safety sets, harmful pairs, and which rows of them a step uses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.hashing import sha256_json
+from holdfast.core.ranks import gather_objects, rank, world
+from holdfast.data import streams
+from holdfast.data.collate import collate
+from holdfast.data.encode import IGNORE, Encoded, encode_all, require_usable_tokenizer
+from holdfast.data.examples import Example
+from holdfast.training.fingerprint import unaligned_sha256
+from holdfast.training.hooks import Defense, Inputs, Items
+from holdfast.training.safety import SafetySet, as_examples
+from holdfast.training.side_pass import scored_tokens
+
+logger = logging.getLogger(__name__)
+
+STAGES = ("align", "finetune")
+
+
+def require_stage(defense: Defense, stage: str) -> None:
+    """Refuse a defense in a stage in which it does nothing."""
+    if stage not in STAGES:
+        raise ConfigError(f"stage is {stage!r}", remedy=f"use {' or '.join(STAGES)}")
+    acts = {"finetune" if s == "posthoc" else s for s in defense.stages}  # post-hoc follows fine-tuning in one run
+    if stage not in acts:
+        raise ConfigError(
+            f"defense {defense.name!r} acts in the {' and '.join(sorted(acts))} stage, this is the {stage} stage",
+            remedy=f"set stage: {sorted(acts)[0]}, or use another defense (holdfast ls defenses)",
+        )
+
+
+def require_side_data(defense: Defense, stage: str, given: Mapping[str, Any]) -> None:
+    """Refuse a defense whose side data are missing.
+
+    Args:
+        given: need -> what the user passed for it, or None.
+    """
+    words = {
+        "safety": ("a safety set", "pass safety_dataset=..., or defense='sft'"),
+        "harmful": ("harmful pairs", "pass harmful_dataset=... (prompts with the replies to be unlearned)"),
+        "unaligned": (
+            "the weights before alignment",
+            "pass unaligned=... (the base model, or the alignment adapter that was merged into the model)",
+        ),
+    }
+    for need in sorted(defense.needed(stage)):
+        if given.get(need) is None:
+            what, remedy = words[need]
+            raise ConfigError(f"defense {defense.name!r} needs {what}", remedy=remedy)
+
+
+class SideData:
+    """Safety sets and harmful pairs, encoded; draws are pure functions of seed and step.
+
+    Attributes:
+        safety: safety sets by name.
+        harmful, harmful_examples: harmful pairs, for defenses that need them, and the same before tokenisation.
+        unaligned: where the weights before alignment are: see `holdfast.models.alignment_shift`.
+    """
+
+    def __init__(self, trainer: Any, safety: Mapping[str, SafetySet], harmful: Any, unaligned: Any) -> None:
+        self._trainer = trainer
+        self.safety, self.unaligned = dict(safety), unaligned
+        self._streams = {name: self._stream(one) for name, one in self.safety.items()}
+        self.harmful_examples: list[Example] = []
+        self.harmful: list[Encoded] = []
+        if harmful is not None and "harmful" in trainer.defense.needed(trainer.args.stage):
+            self.harmful_examples = as_examples(harmful, "harmful")
+            if not self.harmful_examples:
+                raise DataError("the harmful pairs are empty", remedy="give at least one")
+            require_usable_tokenizer(self.tokenizer, needs_chat=any(e.kind == "chat" for e in self.harmful_examples))
+            self.harmful = self.encode(self.harmful_examples)
+        self._unaligned_sha256: str | None = None
+
+    def _stream(self, safety: SafetySet) -> streams.StepStream:
+        trainer = self._trainer
+        size = trainer.args.safety_batch_size or self.task_batch
+        _require_shares(size, "safety_batch_size {} cannot be shared equally by {} processes")
+        estimator = getattr(trainer.defense.config, "estimator", None)
+        if size * safety.constraint.alpha < 1 and estimator == "batch":
+            logger.warning(
+                "%s: %d examples per step with alpha=%g: a single violator exceeds the budget of its batch; "
+                "estimator ema or table averages over steps",
+                safety.name, size, safety.constraint.alpha,
+            )  # fmt: skip
+        return streams.StepStream(len(safety.constraint_set), size, trainer.args.stream_seed, safety.name)
+
+    def identify_unaligned(self) -> None:
+        """Note which weights before alignment are used: now, since a folder may change while training runs."""
+        if "unaligned" in self._trainer.defense.needed(self._trainer.args.stage):
+            self._unaligned_sha256 = gather_objects(unaligned_sha256(self.unaligned) if rank() == 0 else None)[0]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a resumed run must share: the side data. Empty for defenses without any."""
+        found: dict[str, Any] = {}
+        if self.harmful:
+            found["harmful"] = sha256_json([[list(e.input_ids), list(e.labels)] for e in self.harmful])
+        if self._unaligned_sha256 is not None:
+            found["unaligned"] = self._unaligned_sha256
+        return found
+
+    @property
+    def task(self) -> Any:
+        """The task's rows, tokenised, as the trainer has them."""
+        return self._trainer.train_dataset
+
+    @property
+    def tokenizer(self) -> Any:
+        """The run's tokenizer."""
+        return self._trainer.processing_class
+
+    @property
+    def safe(self) -> list[Encoded]:
+        """The constraint examples of all safety sets: the safe pairs a defense may train on. The rest is held out."""
+        return [example for one in self.safety.values() for example in one.constraint_set]
+
+    def encode(self, examples: Sequence[Example]) -> list[Encoded]:
+        """Tokenise examples as the safety sets are."""
+        return encode_all(examples, self.tokenizer, max_length=self._trainer.args.max_length, role="safety").examples
+
+    @property
+    def task_batch(self) -> int:
+        """Rows of a whole step, over all processes and micro-batches."""
+        args = self._trainer.args
+        return int(args.per_device_train_batch_size * world() * args.gradient_accumulation_steps)
+
+    def safety_batch(self, name: str) -> list[int]:
+        """Positions, in the constraint split, of this step's global safety batch; the same for any number of ranks."""
+        return self._streams[name].indices(int(self._trainer.state.global_step))
+
+    def draw(self, rows: Sequence[Encoded], name: str, size: int | None = None) -> list[int]:
+        """Positions of this step's global batch of side rows; without `size`, as many as the safety batch has.
+
+        Without replacement inside a pass, a new order for every pass.
+        """
+        args = self._trainer.args
+        size = size or args.safety_batch_size or self.task_batch
+        _require_shares(size, f"a batch of {{}} {name} rows cannot be shared equally by {{}} processes")
+        return streams.StepStream(len(rows), size, args.stream_seed, name).indices(int(self._trainer.state.global_step))
+
+    def own_share(self, rows: Sequence[Encoded]) -> tuple[Inputs, Items]:
+        """This process's part, for this micro-batch, of a step's batch of `task_batch` rows; with its scored tokens."""
+        args, progress = self._trainer.args, self._trainer.run.progress
+        each = args.per_device_train_batch_size
+        needed = each * progress.micro_batches * world()
+        if len(rows) < needed:
+            raise ConfigError(f"{len(rows)} rows for a step of {needed}", remedy="draw task_batch rows")
+        used = rows[:needed]
+        mine = streams.shard(used, rank(), world())
+        batch = collate(mine[progress.micro * each : (progress.micro + 1) * each], self.tokenizer.pad_token_id)
+        items = torch.tensor(scored_tokens(used if args.average_tokens_across_devices else mine), device=args.device)
+        return {name: tensor.to(args.device) for name, tensor in batch.items()}, items
+
+    def token_share(self, inputs: Inputs, items: Items) -> float:
+        """What the mean loss over this micro-batch's tokens is multiplied by to become its part of the step's loss."""
+        if items is None:
+            return 1.0  # the Trainer divides by the number of micro-batches
+        here = int((inputs["labels"][:, 1:] != IGNORE).sum())
+        processes = world() if self._trainer.args.average_tokens_across_devices else 1
+        return here * processes / max(int(items), 1)
+
+
+def _require_shares(size: int, words: str) -> None:
+    if size % world():
+        raise ConfigError(words.format(size, world()), remedy=f"use a multiple of {world()}")

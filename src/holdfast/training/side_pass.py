@@ -1,0 +1,164 @@
+"""A pass over rows beside the task's: their losses and one gradient, without touching `.grad` or the random state.
+
+The pass runs on the unwrapped module and reduces its gradient itself, so that DDP's buckets and the task gradient's
+accumulation are left alone. Under FSDP2 the engine reduces, and the task gradient is moved aside meanwhile. Dropout is
+off, so that two passes over the same rows see the same function, and a term of weight zero changes no bit of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from holdfast.constraint.gradients import ParameterSpace, Vector, shard
+from holdfast.core.ranks import gather_rows, rank, sum_in_place, world
+from holdfast.data import streams
+from holdfast.data.encode import Encoded
+from holdfast.scoring.completion import completion_kl, completion_losses, deterministic
+from holdfast.scoring.degradation import degradation, slope
+from holdfast.scoring.forward import Forward
+from holdfast.training.safety import SafetySet
+
+RowLoss = Callable[[Any, dict[str, Tensor], list[int]], Tensor]
+"""`loss(model, batch, positions)`: one differentiable number per row; what is differentiated is their sum over all rows
+of all ranks. `positions` are the rows' places in the list given to `side_gradient`."""
+
+
+def side_gradient(
+    forward: Forward, rows: Sequence[Encoded], loss: RowLoss, space: ParameterSpace, micro_batch: int
+) -> tuple[Tensor, Vector]:
+    """Losses of all rows, in order (float64, on the CPU), and the gradient of their sum."""
+    mine = streams.shard(range(len(rows)), rank(), world())
+    sharded = any(isinstance(p, DTensor) for p in space.params)
+    scale = world() if sharded else 1  # FSDP2 averages over ranks where we need the sum
+    task_gradient = [p.grad for p in space.params]
+    found: list[Tensor] = []
+    try:
+        for p in space.params:
+            p.grad = None
+        with deterministic(forward.model):
+            for i in range(0, len(mine), micro_batch):
+                positions = mine[i : i + micro_batch]
+                batch = forward.batch([rows[j] for j in positions])
+                with forward.precision():
+                    values = loss(forward.model, batch, positions)
+                if values.requires_grad:
+                    (values.sum() * scale).backward()  # type: ignore[no-untyped-call]
+                found.append(values.detach())
+        gradient = [torch.zeros_like(shard(p)) if p.grad is None else shard(p.grad).clone() for p in space.params]
+    finally:
+        for p, grad in zip(space.params, task_gradient, strict=True):
+            p.grad = grad
+    if not sharded:
+        sum_in_place(gradient)
+    return gather_rows(torch.cat(found)).double().cpu(), gradient
+
+
+def scored_tokens(rows: Sequence[Encoded]) -> int:
+    """Completion tokens of all rows."""
+    return sum(row.n_labels for row in rows)
+
+
+@dataclass(frozen=True)
+class TokenMean:
+    """Terms of a mean over all completion tokens of a batch: of their NLL, or of the KL from a reference.
+
+    Attributes:
+        tokens: completion tokens of every row.
+        reference: makes the context in which the model is pi_0; None for the NLL.
+    """
+
+    tokens: Tensor
+    reference: Callable[[], Any] | None = None
+
+    @property
+    def total(self) -> int:
+        """Completion tokens of all rows."""
+        return int(self.tokens.sum())
+
+    def __call__(self, model: Any, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
+        """One number per row."""
+        if self.reference is None:
+            return completion_losses(model, batch, first_k=1).total / self.total
+        per_row = completion_kl(model, batch, self.reference)
+        return per_row * self.tokens[positions].to(per_row) / self.total
+
+
+def token_mean_nll(rows: Sequence[Encoded]) -> TokenMean:
+    """`sum of token NLLs / number of tokens` over the whole batch: what SFT minimises on these rows."""
+    return TokenMean(_tokens(rows))
+
+
+def token_mean_kl(rows: Sequence[Encoded], reference: Callable[[], Any]) -> TokenMean:
+    """The mean over all completion tokens of `KL(pi_0 || pi_theta)`, in nats.
+
+    Args:
+        reference: makes the context in which the model is pi_0 (`run.theta_0.active`).
+    """
+    return TokenMean(_tokens(rows), reference)
+
+
+def _tokens(rows: Sequence[Encoded]) -> Tensor:
+    return torch.tensor([row.n_labels for row in rows], dtype=torch.float64)
+
+
+def safety_gradient(
+    forward: Forward,
+    safety: SafetySet,
+    positions: list[int],
+    term: Callable[[Tensor], Tensor],
+    space: ParameterSpace,
+    micro_batch: int,
+) -> tuple[Tensor, Vector]:
+    """Degradations of the batch (float64, on the CPU) and the gradient of `mean_i term(D)_i` over all its rows.
+
+    `term` maps degradations to the per-example terms of the constraint (`phi(D - tau)`), so the mean splits over
+    micro-batches and ranks. A micro-batch in which no term has a slope gets no backward (but under FSDP2): its
+    gradient is zero.
+    """
+    found: list[Tensor] = []
+    # FSDP2 frees what a forward gathered in its backward, which must therefore come.
+    sharded = any(isinstance(p, DTensor) for p in space.params)
+    reference = safety.constraint_reference[positions]
+
+    def terms(model: Any, batch: dict[str, Tensor], places: list[int]) -> Tensor:
+        d = degradation(model, batch, reference[places], safety.constraint)
+        found.append(d.detach())
+        if not sharded and not bool(slope(term, d).any()):
+            d = d.detach()
+        return term(d) / len(positions)
+
+    rows = [safety.constraint_set[i] for i in positions]
+    _, gradient = side_gradient(forward, rows, terms, space, micro_batch)
+    return gather_rows(torch.cat(found)).double().cpu(), gradient
+
+
+def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) -> Tensor:
+    """Differentiable degradations of this rank's share of the batch, dropout off in the forward."""
+    mine = streams.shard(positions, rank(), world())
+    batch = forward.batch([safety.constraint_set[i] for i in mine])
+    with deterministic(forward.model), forward.precision():
+        return degradation(forward.model, batch, safety.constraint_reference[mine], safety.constraint)
+
+
+def may_share_backward(model: nn.Module, args: Any) -> bool:
+    """Whether a forward without dropout may share the task's backward: not with dropout under gradient checkpointing.
+
+    Layers are then run again in the backward, when dropout is on again. Nor with re-entrant checkpointing under DDP:
+    two passes reach a parameter one by one, and DDP counts it as ready twice.
+    """
+    if not args.gradient_checkpointing:
+        return True
+    if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant") and world() > 1:
+        return False
+    return not any((isinstance(m, nn.Dropout) and m.p > 0) or _own_dropout(m) for m in model.modules())
+
+
+def _own_dropout(module: nn.Module) -> bool:
+    """Whether a module applies dropout without a module of its own: attention in its kernel, OPT's kin in a layer."""
+    return any("drop" in name and isinstance(rate, float) and rate > 0 for name, rate in vars(module).items())

@@ -1,0 +1,139 @@
+"""One optimizer step: the task's gradient, and each constraint's beside it.
+
+    accumulate   per micro-batch   adds the task's part to `.grad`; the fused engine passes over safety rows with it
+    measure      once a step       D_i of every safety batch and the gradient of mean_i term(D)_i
+
+Two calls and not one, since micro-batches arrive one by one, and a step that is discarded as a spike measures nothing.
+Two engines: `TwoPassEngine`, the reference, passes over the safety rows when the task's gradient is complete;
+`FusedEngine` (`fused_engine`) passes over both together.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.constraint.gradients import Vector
+from holdfast.core.errors import UnsupportedError
+from holdfast.core.ranks import rank
+from holdfast.data.encode import Encoded
+from holdfast.training.hooks import Inputs, Items
+from holdfast.training.side_pass import RowLoss, safety_forward, safety_gradient, side_gradient
+
+if TYPE_CHECKING:
+    from holdfast.training.run import Run
+
+logger = logging.getLogger(__name__)
+
+Term = Callable[[Tensor], Tensor]
+"""From degradations to the per-example terms of a constraint, `phi(D - tau)`; differentiable."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One constraint at the current parameters.
+
+    Attributes:
+        index: positions of the global safety batch in the constraint split.
+        degradations: D_i of those rows, of all processes; float64 on the CPU.
+        gradient: of `mean_i term(D)_i`, reduced over the processes.
+    """
+
+    index: Tensor
+    degradations: Tensor
+    gradient: Vector
+
+
+StepMeasurement = dict[str, Measured]
+"""Every constraint of a step, by the name of its safety set."""
+
+
+class StepEngine(Protocol):
+    """How gradients are computed."""
+
+    fused: bool
+    """Whether one pass gives the task's gradient and the constraints'."""
+
+    @property
+    def name(self) -> str:
+        """`two_pass`, `fused` or `fused, recorded`."""
+
+    def accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool = False) -> Tensor:
+        """Add one micro-batch's part of the task gradient to `.grad`; the detached loss.
+
+        Args:
+            terms: of the constraints that this step will measure.
+            skip: look at the safety rows first and leave out those whose term is flat (the same step).
+        """
+
+    def measure(self, terms: Mapping[str, Term]) -> StepMeasurement:
+        """Degradations and gradients of this step's safety batches, once its task gradient is complete."""
+
+    def side_gradient(self, rows: Sequence[Encoded], loss: RowLoss) -> tuple[Tensor, Vector]:
+        """Each row's loss (float64, on the CPU, of all processes) and the gradient of their sum, reduced over them."""
+
+    def degradations(self, name: str) -> Tensor:
+        """Differentiable D_i of this process's share of a safety batch, for a backward joint with the task's.
+
+        Only where `side_pass.may_share_backward` allows it.
+        """
+
+
+class TwoPassEngine:
+    """The task as TRL passes over it, then the safety rows by themselves."""
+
+    name: str = "two_pass"
+    fused: bool = False
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool = False) -> Tensor:
+        return self._run.fitting.step()
+
+    def measure(self, terms: Mapping[str, Term]) -> StepMeasurement:
+        return {name: self._measure(name, term) for name, term in terms.items()}
+
+    def _measure(self, name: str, term: Term) -> Measured:
+        run, positions = self._run, self._run.data.safety_batch(name)
+        degradations, gradient = run.fitting.side(
+            run.side_rows,
+            lambda most: safety_gradient(run.forward, run.data.safety[name], positions, term, run.space(), most),
+        )
+        return Measured(torch.tensor(positions), degradations, gradient)
+
+    def side_gradient(self, rows: Sequence[Encoded], loss: RowLoss) -> tuple[Tensor, Vector]:
+        run = self._run
+        return run.fitting.side(run.side_rows, lambda most: side_gradient(run.forward, rows, loss, run.space(), most))
+
+    def degradations(self, name: str) -> Tensor:
+        return safety_forward(self._run.forward, self._run.data.safety[name], self._run.data.safety_batch(name))
+
+
+def choose_engine(run: Run) -> StepEngine:
+    """The engine that `args.step` asks for: `auto` is fused on a GPU where nothing is against it.
+
+    Raises:
+        UnsupportedError: `step: fused`, and this defense, model or these settings do not allow it.
+    """
+    from holdfast.training.fused_engine import FusedEngine
+
+    wanted = run.args.step
+    if wanted == "two_pass" or (wanted == "auto" and run.args.device.type != "cuda"):
+        return TwoPassEngine(run)
+    made = FusedEngine.make(run)
+    if isinstance(made, FusedEngine):
+        return made
+    if wanted == "fused":
+        raise UnsupportedError(f"step: fused is not possible: {made}", remedy="set step: auto or two_pass")
+    run.step_declined = made
+    if rank() == 0 and run.defense.joint_terms:
+        logger.warning("two passes a step instead of one: %s", made)
+    elif rank() == 0:
+        logger.info("task rows are padded and launched kernel by kernel: %s", made)
+    return TwoPassEngine(run)

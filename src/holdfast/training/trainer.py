@@ -1,0 +1,346 @@
+"""`SafeSFTTrainer`: TRL's `SFTTrainer` with safety sets, chance constraints and a defense.
+
+This file overrides what the Trainer does in a step and in an evaluation; `checkpointing` what is saved and loaded. The
+rest is composed: `run` is what defenses and engines see, `recorder` writes a row per step, `safety_monitor` measures
+the monitor split, `behaviour_monitor` asks for replies. What happens at each step is the defense's business (`hooks`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from trl import SFTConfig, SFTTrainer
+from trl.trainer.utils import create_model_from_path
+
+from holdfast.certification.kept import Limits
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.ranks import gather_objects, rank
+from holdfast.data.templates import Template
+from holdfast.scoring.completion import deterministic, require_understood_head
+from holdfast.screening.watch import MonitorPrompts
+from holdfast.training import safety as safety_sets
+from holdfast.training.auto import AUTO, constraints_of, screened, watch_screened, where_needed
+from holdfast.training.behaviour import BehaviourMonitor, Every, metrics, require_monitor
+from holdfast.training.checkpointing import CheckpointMixin
+from holdfast.training.config import SafeSFTConfig, is_behaviour_metric
+from holdfast.training.fingerprint import theta_0_provenance
+from holdfast.training.fitting import Fitting, in_several_processes, loss_is_scaled
+from holdfast.training.fused_setup import BATCH
+from holdfast.training.hooks import Defense, Items, make_defense
+from holdfast.training.monitoring import SafetyMonitor, StepRecorder
+from holdfast.training.run import Run
+from holdfast.training.safety import SafetySet
+from holdfast.training.same_inputs import require_same_inputs
+from holdfast.training.side_data import SideData, require_side_data, require_stage
+from holdfast.training.support import (
+    keep_adapters_in_float32,
+    require_device,
+    require_supported_arguments,
+    require_supported_engine,
+    require_supported_model,
+)
+from holdfast.training.task_prompts import require_task_tokenizer, trained_texts
+
+logger = logging.getLogger(__name__)
+
+
+class SafeSFTTrainer(CheckpointMixin, SFTTrainer):
+    """Drop-in for `trl.SFTTrainer`: pass `safety_dataset`, `constraint` and, if not holdfast, `defense`."""
+
+    _tag_names: ClassVar[list[str]] = ["trl", "sft", "holdfast"]
+    recorder: StepRecorder
+    behaviour_monitor: BehaviourMonitor | None = None
+    batch_keys: frozenset[str] = BATCH
+    """What the batch in progress holds, as collated."""
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: SFTConfig | None = None,
+        *,
+        safety_dataset: Any = AUTO,
+        constraint: ChanceConstraint | Mapping[str, ChanceConstraint] | None = None,
+        defense: str | Defense | Mapping[str, Any] = "holdfast",
+        harmful_dataset: Any = None,
+        unaligned: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Arguments of `SFTTrainer` (by keyword, after `model` and `args`), and:
+
+        Args:
+            safety_dataset: `auto` (the default, where the defense needs a safety set): the model is asked the prompts
+                of `train_dataset` and the bundled ones, conflicting rows are left out, and its own refusals and
+                answers are held; or a `Screening`, to do that with other settings; or prompt/completion, messages or
+                text rows, examples, a `Split`, a mapping with the keys constraint, monitor and certify, or a mapping
+                of names to any of these (several constraints).
+            constraint: one for all safety sets, or one per name; None is `ChanceConstraint()`, with a
+                `peft_config` in the defense's unit (kl_token for nearly all).
+            defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.
+            harmful_dataset: harmful pairs, in the formats of `safety_dataset`, for defenses that train against them.
+            unaligned: the weights before alignment, for defenses that need them: a model (its reference or the object),
+                or the folder of the alignment adapter that was merged into `model`.
+        """
+        args = SafeSFTConfig("trainer_output") if args is None else args
+        if not isinstance(args, SafeSFTConfig):
+            args = SafeSFTConfig.from_sft(args)
+        require_supported_arguments(args)
+        require_device(args)
+        self.defense = make_defense(defense)
+        require_stage(self.defense, args.stage)
+        safety_dataset = where_needed(safety_dataset, self.defense, args.stage)
+        given = {"safety": safety_dataset, "harmful": harmful_dataset, "unaligned": unaligned}
+        require_side_data(self.defense, args.stage, given)
+        if kwargs.get("train_dataset") is None:
+            raise ConfigError("no task data to train on", remedy="pass train_dataset=...")
+        model, self.screening = screened(model, safety_dataset, args, kwargs, create=create_model_from_path)
+        safety_dataset = safety_dataset if self.screening is None else self.screening.sets
+        constraint = constraints_of(self.screening, constraint, self.defense, kwargs)
+        self._attached_to: Any = None
+        self._flops_per_token: int | None = None
+        self._measured = False
+        prompts = trained_texts(kwargs, args.dataset_text_field, harmful_dataset)
+        splits = {} if safety_dataset is None else safety_sets.splits_of(safety_dataset, constraint, args, prompts)
+        require_task_tokenizer(args, kwargs)
+        strategy, self._safety_only_evaluation = args.eval_strategy, kwargs.get("eval_dataset") is None and bool(splits)
+        if self._safety_only_evaluation:  # the Trainer demands an evaluation set; the monitor split is one
+            args.eval_strategy = "no"
+        try:
+            super().__init__(model, args, **kwargs)
+        finally:
+            args.eval_strategy = strategy
+        require_supported_engine(self.accelerator, adapter=hasattr(self.model, "peft_config"))
+        require_supported_model(self.model, vision=bool(getattr(self, "_is_vision_dataset", False)))
+        keep_adapters_in_float32(self.model)
+        encoded = {
+            name: safety_sets.encode_set(name, c, split, self.processing_class, max_length=args.max_length)
+            for name, (split, c) in splits.items()
+        }
+        self._compose(SideData(self, encoded, harmful_dataset, unaligned))
+
+    def _compose(self, data: SideData) -> None:
+        """Make the parts of the run and let the defense look at it; theta_0 is measured before it changes anything."""
+        self.run_dir = Path(self.args.run_dir or self.args.output_dir)
+        self.recorder = StepRecorder(self)
+        self.add_callback(self.recorder)
+        self.run = Run(self, data, Fitting(self))
+        self.safety_monitor = SafetyMonitor(self.run)
+        self._require_supported_defense()
+        require_same_inputs(self)
+        self.defense.validate(self.run)
+        self.run.data.identify_unaligned()
+        self._theta_0 = gather_objects(theta_0_provenance(self))[0]
+        if not self.is_fsdp_enabled:  # a sharded model is measured once it is sharded: see `_load_from_checkpoint`
+            self.measure_reference()
+        self.defense.initialise(self.run)
+        watch_screened(self)
+
+    @property
+    def safety(self) -> dict[str, SafetySet]:
+        """Safety sets by name."""
+        return self.run.data.safety
+
+    def _require_supported_defense(self) -> None:
+        """Refuse a head that harmful pairs could not be scored by, and sharding that the defense does not know."""
+        if self.run.data.harmful:  # an alignment run has no safety set with which this is looked at
+            forward = self.run.forward
+            with deterministic(self.model), forward.precision():
+                require_understood_head(self.model, forward.batch(self.run.data.harmful[:1]))
+        if self.is_fsdp_enabled and not self.defense.fsdp:
+            raise UnsupportedError(
+                f"defense {self.defense.name!r} under FSDP2: its algebra on sharded weights is not implemented",
+                remedy="use DDP (accelerate launch --multi_gpu), or a defense that supports it: holdfast, sft",
+            )
+
+    def measure_reference(self) -> None:
+        """Measure every safety set at theta_0, once, before any checkpoint can be loaded."""
+        if not self._measured:
+            self._measured = True
+            safety_sets.measure_all(self, _announce)
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; then behaviour is measured, and the defense may change the trained model."""
+        require_monitor(self.args, self.behaviour_monitor)
+        self.run.progress.micro = 0  # a run that broke off in mid-step may have left it elsewhere
+        try:
+            output = super().train(*args, **kwargs)
+        except RuntimeError as error:
+            if (refusal := in_several_processes(error)) is not None:
+                raise refusal from error
+            raise
+        watched = self.behaviour_monitor if self._finished() else None
+        if watched is not None:
+            watched.conclude()
+        self.defense.transform(self.run)
+        if watched is not None and type(self.defense).transform is not Defense.transform:
+            watched.measure_transformed()
+        return output
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """Let the defense attach to the optimizer as soon as it exists."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        raw = _raw(optimizer)
+        if self._attached_to is not raw:
+            self._attached_to = raw
+            self.defense.attach(self.run)
+            raw.register_step_pre_hook(lambda *_: None if self.recorder.spiked else self.defense.before_step(self.run))
+            raw.register_step_post_hook(lambda *_: None if self.recorder.spiked else self.defense.after_step(self.run))
+        return optimizer
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """One micro-batch; on the last one of a step also the defense's turn on the whole gradient."""
+        run, defense = self.run, self.defense
+        self.batch_keys = frozenset(inputs)  # the collator's, whichever batch the defense takes instead
+        inputs, items = defense.choose_batch(run, inputs, num_items_in_batch)
+        self._step_model, run.progress.items = model, items
+        run.fitting.begin(inputs, items, run.progress.micro)
+        loss = defense.micro_step(run, inputs, items)
+        self.recorder.add_loss(loss, float(_raw(self.optimizer).param_groups[0]["lr"]))
+        run.progress.micro += 1
+        if self.accelerator.sync_gradients:
+            run.progress.micro = 0
+            if self.recorder.spikes_now():
+                _raw(self.optimizer).zero_grad(set_to_none=True)  # then it touches neither weights nor moments
+                defense.skip_step(run)
+            else:
+                defense.on_gradient(run)
+        return loss
+
+    def plain_step(self, inputs: dict[str, Any], items: Items) -> Tensor:
+        """TRL's own forward and backward of some rows of the micro-batch in progress; the detached loss."""
+        loss: Tensor = super().training_step(self._step_model, inputs, items)
+        return loss
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The task loss as the defense has it, plus the defense's own term, in training only."""
+        default = super().compute_loss
+        if not model.training:
+            return default(model, inputs, *args, **kwargs)
+        given: Any = None
+
+        def own() -> Tensor:
+            nonlocal given
+            given = default(model, inputs, *args, **kwargs)
+            loss: Tensor = given[0] if isinstance(given, tuple) else given
+            return loss
+
+        items = kwargs.get("num_items_in_batch")
+        loss = self.defense.task_loss(self.run, model, inputs, items, own)
+        if self.run.fitting.share != 1.0:
+            loss = loss * self.run.fitting.share
+        extra = self.defense.extra_loss(self.run, model, inputs)
+        if extra is not None:
+            loss = loss + (extra * self.loss_divisor(items)).to(loss)
+        return (loss, given[1]) if isinstance(given, tuple) else loss
+
+    def loss_divisor(self, items: Items) -> int:
+        """What `Trainer.training_step` divides the micro-batch's loss by: 1 where the loss is scaled for accumulation.
+
+        A defense's own term is scaled already, and is multiplied by this first.
+        """
+        return 1 if loss_is_scaled(self, items) else int(self.current_gradient_accumulation_steps)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """As the Trainer's, whose count of the parameters is made once: that walk can outlast a small model's step."""
+        numbers = int(inputs["input_ids"].numel())
+        if self._flops_per_token is None:
+            self._flops_per_token = int(super().floating_point_ops(inputs)) // numbers
+        return self._flops_per_token * numbers
+
+    # -- evaluation and behaviour ------------------------------------------------------------------------------------
+
+    @property
+    def step_listeners(self) -> list[Callable[[dict[str, Any]], None]]:
+        """Called with each row of the event log."""
+        return self.recorder.listeners
+
+    def degradations(self, name: str = safety_sets.DEFAULT, role: str = "monitor") -> Tensor:
+        """`D_i` of every example of the constraint or monitor split, at the current parameters."""
+        return self.safety_monitor.degradations(name, role)
+
+    def safety_metrics(self, prefix: str = "eval") -> dict[str, float]:
+        """The monitor split's figures, and the kept shares where they are known, or asked for by name."""
+        figures, monitor = self.safety_monitor.metrics(prefix), self.behaviour_monitor
+        if monitor is None:
+            return figures
+        if monitor.step in monitor.known or (self.is_in_train and is_behaviour_metric(self.args.metric_for_best_model)):
+            return {**figures, **metrics(monitor.measure(log=False), prefix)}
+        return figures if self.is_in_train else {**figures, **metrics(monitor.ask(), prefix)}
+
+    def watch_behaviour(
+        self,
+        prompts: MonitorPrompts,
+        limits: Limits | None = None,
+        *,
+        every: Every = "end",
+        template: Template = "chat",
+    ) -> BehaviourMonitor:
+        """Watch the model's replies from now on; to be called before `train`. See `BehaviourMonitor`."""
+        if self.behaviour_monitor is not None:
+            self.remove_callback(self.behaviour_monitor)
+        self.behaviour_monitor = BehaviourMonitor(self, prompts, limits, every=every, template=template)
+        self.add_callback(self.behaviour_monitor)
+        return self.behaviour_monitor
+
+    def behaviour_result(self) -> dict[str, Any]:
+        """What result.json says about behaviour: nothing where it was not watched."""
+        return {} if self.behaviour_monitor is None else self.behaviour_monitor.result()
+
+    def protected_checkpoints(self) -> set[Path]:
+        """Checkpoints that rotation must leave: the best, and the one that a rollback would return to."""
+        watched = self.behaviour_monitor if self.args.rollback else None
+        return super().protected_checkpoints() | (set() if watched is None else watched.protected())
+
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's; what `trainer_state.json` keeps has null for a non-finite number, as JSON demands."""
+        super().log(logs, *args, **kwargs)
+        kept = self.state.log_history[-1]
+        kept.update({k: None for k, v in kept.items() if isinstance(v, float) and not math.isfinite(v)})
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """The task's evaluation, with the monitor split's figures in its metrics (early stopping reads them there)."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        # With several evaluation sets the prefix is eval_<set>; the monitor split does not depend on the set.
+        output.metrics.update(self.safety_metrics(metric_key_prefix.split("_", maxsplit=1)[0]))
+        return output
+
+    def evaluate(
+        self, eval_dataset: Any = None, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> dict[str, float]:
+        """As the Trainer's, leaving the random state alone; without a task evaluation set, the monitor split alone."""
+        if eval_dataset is not None or not self._safety_only_evaluation:
+            devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+            # A data loader draws its seed from the global state, which would change the dropout masks that follow.
+            with torch.random.fork_rng(devices=devices):
+                found: dict[str, float] = super().evaluate(
+                    eval_dataset, *args, metric_key_prefix=metric_key_prefix, **kwargs
+                )
+            return found
+        self.model.eval()  # TRL's log() tells evaluation from training by this flag; training_step sets it again
+        figures = self.safety_metrics(metric_key_prefix)
+        self.log(dict(figures))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
+        return figures
+
+
+def _announce(text: str) -> None:
+    """Say what the constraint is and how noisy it is: to the log where one listens, otherwise to stderr."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info(text)
+    elif rank() == 0:
+        print(f"holdfast: {text}", file=sys.stderr)
+
+
+def _raw(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer inside accelerate's wrapper."""
+    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inner

@@ -1,0 +1,139 @@
+"""A benchmark from beginning to end: all paths of all shapes in one process, written after every measurement."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.core.files import write_json
+from holdfast.core.provenance import commit, hardware, versions
+from holdfast_lab.bench.measure import measure, release
+from holdfast_lab.bench.reference import reference_throughput
+from holdfast_lab.bench.settings import BASELINE, Cell, Settings
+
+VERSION = 1
+KERNELS = ("triton", "flash-attn", "flash-linear-attention", "causal-conv1d", "kernels", "liger-kernel")
+"""Packages without which transformers takes a slower way, linear attention a much slower one."""
+Listener = Callable[[str, dict[str, Any]], None]
+"""Receives ("row" | "drift" | "reference", what was just measured)."""
+
+
+class Record:
+    """What has been measured so far, and the file it is in.
+
+    A row's x_trl_sft is its median over that of `trl_sft` in the same group (shape, checkpointing, value of the sweep),
+    x_memory the same for the peak.
+    """
+
+    def __init__(self, settings: Settings, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        self.drift: list[dict[str, Any]] = []
+        self.reference: list[dict[str, Any]] = []
+        self._settings = asdict(settings)
+        machine = {"hardware": hardware(), "kernels": _kernel_versions()}
+        self._provenance = {"versions": versions(), "commit": commit(), **machine}
+        self._baselines: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def add(self, cell: Cell, row: dict[str, Any]) -> dict[str, Any]:
+        """Complete a row with its ratios, keep it and write the file."""
+        if cell.path == BASELINE and "error" not in row:
+            self._baselines[cell.group] = row
+        first = self._baselines.get(cell.group, {})
+        row |= {
+            "x_trl_sft": _ratio(row.get("median_ms"), first.get("median_ms")),
+            "x_memory": _ratio(row.get("peak_mib"), first.get("peak_mib")),
+        }
+        self.rows.append(row)
+        self.write()
+        return row
+
+    def add_drift(self, cell: Cell, again: dict[str, Any]) -> dict[str, Any] | None:
+        """Note how the baseline, measured again, compares with its first figure; None where either failed."""
+        first = self._baselines.get(cell.group)
+        if first is None or "error" in again:
+            return None
+        found = {
+            "shape": cell.shape, "checkpointing": cell.checkpointing, "median_ms": again["median_ms"],
+            "x_first": _ratio(again["median_ms"], first["median_ms"]),
+        }  # fmt: skip
+        self.drift.append(found)
+        self.write()
+        return found
+
+    def add_reference(self, found: dict[str, Any]) -> None:
+        """Keep a figure of the reference pass."""
+        self.reference.append(found)
+        self.write()
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole result."""
+        return {
+            "version": VERSION, "rows": self.rows, "drift": self.drift, "reference": self.reference,
+            "settings": self._settings, "provenance": self._provenance,
+        }  # fmt: skip
+
+    def write(self) -> None:
+        """Write the file; a reader sees the old content or the new."""
+        write_json(self.path, self.to_json())
+
+
+def run(settings: Settings, output: Path, listener: Listener) -> Record:
+    """Measure everything, and keep it in `output` (JSON).
+
+    cuDNN's attention is switched off for all paths unless the settings leave it on: it builds a plan for every new
+    shape of a batch, and 25 batches of text are 25 shapes.
+    """
+    record = Record(settings, output)
+    cudnn = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(settings.cudnn)
+    try:
+        with tempfile.TemporaryDirectory() as cache:
+            for shape in settings.shapes:
+                _measure_shape(shape, settings, Path(cache), record, listener)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    return record
+
+
+def _measure_shape(shape: str, settings: Settings, cache: Path, record: Record, listener: Listener) -> None:
+    cells = settings.cells(shape)
+    measure(replace(cells[0], path=BASELINE, steps=3, warm_up=0), cache)  # thrown away: the first loads kernels
+    for cell in cells:
+        listener("row", record.add(cell, measure(cell, cache)))
+    if settings.drift and not settings.sweep:
+        for cell in (cell for cell in cells if cell.path == BASELINE):
+            again = record.add_drift(cell, measure(cell, cache))
+            if again is not None:
+                listener("drift", again)
+    if settings.reference and not settings.sweep:
+        listener("reference", _reference(shape, settings, record))
+
+
+def _reference(shape: str, settings: Settings, record: Record) -> dict[str, Any]:
+    try:
+        found = reference_throughput(shape, settings)
+    except (RuntimeError, MemoryError) as error:  # out of memory is one of the former
+        found = {"shape": shape, "error": str(error).split("\n")[0][:300]}
+    release()
+    record.add_reference(found)
+    return found
+
+
+def _kernel_versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = dict.fromkeys(KERNELS)
+    for name in KERNELS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if value is not None and base else None

@@ -1,0 +1,136 @@
+"""What to measure: shapes, paths, data and sizes of one benchmark, and the list of its measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from holdfast.core.errors import ConfigError
+from holdfast_lab.bench.shapes import SHAPES
+
+BASELINE = "trl_sft"
+PATHS = {
+    BASELINE: "trl.SFTTrainer at its defaults, no packing",
+    "sft": "SafeSFTTrainer without a constraint, packed and recorded where that is possible",
+    "two_pass": "task and safety batch one after the other",
+    "fused": "both gradients from one pass",
+    "holdfast": "one pass, CUDA graphs, inactive safety rows skipped: everything on",
+}
+SWEEPS = {
+    "batch": (2, 5, 10, 20, 40),
+    "length": (64, 128, 256, 512),
+    "rank": (4, 8, 16, 32, 64, 128),
+    "safety_batch": (2, 5, 10, 20, 40),
+}
+SWEPT_PATHS = (BASELINE, "two_pass", "holdfast")
+UNITS = ("nll_token", "nll_sum", "nll_first", "kl_token")
+TASKS = ("sst2", "ag_news", "gsm8k")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What every path of a benchmark is measured with.
+
+    Attributes:
+        task: whose lengths the rows have.
+        unit, tau: of the constraint; a tiny tau (1e-6) makes the filter correct nearly every step.
+        sweep: the setting that is varied, a name of `SWEEPS`; "" where none is.
+    """
+
+    task: str = "sst2"
+    steps: int = 25
+    warm_up: int = 5
+    batch: int = 10
+    safety_batch: int = 10
+    rank: int = 32
+    tau: float = 0.1
+    unit: str = "nll_token"
+    sweep: str = ""
+    seed: int = 42
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Sizes):
+    """One training to be measured; `value` is what the swept setting is set to.
+
+    `length` is the tokens of every row; None takes the data set's own lengths.
+    """
+
+    shape: str
+    path: str
+    checkpointing: bool
+    length: int | None = None
+    value: int | None = None
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """Rows of one group differ in their path alone, and are compared."""
+        return self.shape, self.checkpointing, self.sweep, self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Sizes):
+    """One benchmark; refused where it cannot be measured.
+
+    Attributes:
+        checkpointing: gradient checkpointing on (True), off, or both in turn.
+        paths: names of `PATHS`; empty takes all, in a sweep those of `SWEPT_PATHS`.
+        checkpointed_paths: those of them to measure with checkpointing too; empty takes the same.
+        values: of the sweep; empty takes those of `SWEEPS`.
+        cudnn: leave cuDNN's attention on.
+        reference: measure the reference pass too.
+        drift: measure the baseline again at the end.
+    """
+
+    shapes: tuple[str, ...]
+    paths: tuple[str, ...] = ()
+    checkpointing: tuple[bool, ...] = (True, False)
+    checkpointed_paths: tuple[str, ...] = ()
+    values: tuple[int, ...] = ()
+    cudnn: bool = False
+    reference: bool = True
+    drift: bool = True
+
+    def __post_init__(self) -> None:
+        _require_known("--shape", self.shapes, SHAPES)
+        _require_known("--task", [self.task], TASKS)
+        _require_known("--paths", self.paths, PATHS)
+        _require_known("--checkpointed-paths", self.checkpointed_paths, PATHS)
+        _require_known("--unit", [self.unit], UNITS)
+        _require_known("--sweep", [self.sweep] if self.sweep else [], SWEEPS)
+        if not self.shapes:
+            raise ConfigError("no shape to measure", remedy=f"give --shape, one of {', '.join(SHAPES)}")
+        if self.values and not self.sweep:
+            raise ConfigError("--values without --sweep", remedy=f"add --sweep, one of {', '.join(SWEEPS)}")
+        if not self.tau > 0:
+            raise ConfigError(f"--tau is {self.tau:g}, expected more than 0", remedy="for example 0.1")
+        sizes = {"--steps": self.steps, "--batch": self.batch, "--safety-batch": self.safety_batch, "--rank": self.rank}
+        shortest = 3 if self.sweep == "length" else 1  # a row has a prompt, a reply and EOS
+        limits = [(name, value, 1) for name, value in sizes.items()]
+        limits += [("--warm-up", self.warm_up, 0), *(("--values", value, shortest) for value in self.values)]
+        for name, value, least in limits:
+            if value < least:
+                raise ConfigError(f"{name} is {value}, expected at least {least}", remedy="set a larger number")
+
+    def cells(self, shape: str) -> list[Cell]:
+        """Every measurement of a shape, in order; the paths of one group follow one another."""
+        sizes: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Sizes)}
+        first = Cell(shape=shape, path=BASELINE, checkpointing=True, **sizes)
+        varied = [first]
+        if self.sweep:
+            changes: list[dict[str, Any]] = [{self.sweep: v, "value": v} for v in self.values or SWEEPS[self.sweep]]
+            varied = [replace(first, **change) for change in changes]
+        paths = self.paths or (SWEPT_PATHS if self.sweep else tuple(PATHS))
+        return [
+            replace(cell, path=path, checkpointing=checkpointing)
+            for checkpointing in self.checkpointing
+            for cell in varied
+            for path in (self.checkpointed_paths or paths if checkpointing else paths)
+        ]
+
+
+def _require_known(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ConfigError(f"{option}: unknown {', '.join(unknown)}", remedy=f"use {', '.join(known)}")

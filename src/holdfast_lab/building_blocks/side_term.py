@@ -1,0 +1,141 @@
+"""Defenses that add a gradient of their own to the task's, once per optimizer step, and what they have in common."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from holdfast.constraint.barrier import Event
+from holdfast.constraint.gradients import Vector
+from holdfast.constraint.memory import NONFINITE_LIMIT, NONFINITE_WINDOW
+from holdfast.core.errors import ConfigError, NumericalError
+from holdfast.core.ranks import rank
+from holdfast.data.encode import Encoded
+from holdfast.training.hooks import Defense, Row, TrainingRun
+from holdfast.training.side_pass import RowLoss, token_mean_nll
+from holdfast.training.support import require_float32
+
+logger = logging.getLogger(__name__)
+
+LEFT_OUT: Row = {"event": str(Event.NONFINITE)}
+SMALLEST_NORM = 1e-7
+
+
+def require_settings(defense: str, config: object, rules: Mapping[str, tuple[bool, str, str]]) -> None:
+    """Refuse the first setting whose rule (whether it fits, what is expected, remedy) does not hold."""
+    for name, (fits, expected, remedy) in rules.items():
+        if not fits:
+            raise ConfigError(f"{defense}: {name} is {getattr(config, name)}, expected {expected}", remedy=remedy)
+
+
+class NonfiniteWatch:
+    """Counts the steps whose term was not finite and left out; more than 3 in 100 end the run.
+
+    Args:
+        name: the defense, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.steps: list[int] = []
+
+    def accepts(self, step: int, *numbers: float) -> bool:
+        """Whether all numbers are finite; if not, the step is counted.
+
+        Numbers must be those of all processes, so that all decide alike.
+        """
+        if all(map(math.isfinite, numbers)):
+            return True
+        self.left_out(step)
+        return False
+
+    def left_out(self, step: int) -> None:
+        """Count a step; raises when there are too many."""
+        self.steps = [s for s in (*self.steps, step) if s > step - NONFINITE_WINDOW]
+        if len(self.steps) > NONFINITE_LIMIT:
+            raise NumericalError(
+                f"{self.name}: a loss or gradient of its own was not finite in {len(self.steps)} of the last "
+                f"{NONFINITE_WINDOW} steps; none of them was used",
+                remedy="lower the learning rate, check the safe pairs for extreme examples, or train in float32",
+            )
+        if rank() == 0:
+            logger.warning("%s: its term of step %d is not finite and was left out", self.name, step + 1)
+
+
+class SideTermDefense(Defense):
+    """Keeps the row of the step, and the count of steps whose term was not finite and left out."""
+
+    def validate(self, run: TrainingRun) -> None:
+        require_float32(run.model)
+
+    def attach(self, run: TrainingRun) -> None:
+        self._watch = NonfiniteWatch(self.name)
+        self._row: Row = {}
+
+    def row(self) -> Row:
+        """The term's figures; None and an event where it was not finite."""
+        return self._row
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left_out": list(self._watch.steps)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._watch.steps = [int(step) for step in state["left_out"]]
+
+
+class SafeTermDefense(SideTermDefense):
+    """Adds `weight` times a loss over this step's safe pairs; its config has the `weight`.
+
+    Attributes:
+        figure: what the loss, without its weight, is called in the row.
+    """
+
+    packs = True
+    figure: ClassVar[str]
+    config: Any
+
+    def loss(self, run: TrainingRun, rows: Sequence[Encoded]) -> RowLoss:
+        raise NotImplementedError
+
+    def on_gradient(self, run: TrainingRun) -> None:
+        """Add the weighted gradient, if it is finite."""
+        safe = run.data.safe
+        rows = [safe[i] for i in run.data.draw(safe, self.name)]
+        losses, gradient = run.engine.side_gradient(rows, self.loss(run, rows))
+        value, weight, space = float(losses.sum()), self.config.weight, run.space()
+        self._row = {self.figure: value}
+        if not weight:  # a gradient of zeros would still move parameters that have none
+            return
+        if self._watch.accepts(run.progress.step, value, space.dots([(gradient, gradient)])[0]):
+            space.add_to_gradient([gradient], [weight])
+        else:
+            self._row = {self.figure: None, **LEFT_OUT}
+
+
+def harmful_batch(run: TrainingRun, size: int | None) -> list[int]:
+    """Positions of this step's harmful pairs, of all processes; without `size` as many as task rows."""
+    return run.data.draw(run.data.harmful, "harmful", size or run.data.task_batch)
+
+
+def require_harmful_step(run: TrainingRun, size: int | None) -> None:
+    """Refuse, before anything is measured, weights too coarse for the step, and a batch that cannot be shared.
+
+    Raises:
+        UnsupportedError: trainable weights not in float32 or float64.
+        ConfigError: no trainable weights, or `size` is no multiple of the number of processes.
+    """
+    require_float32(run.model)
+    harmful_batch(run, size)
+
+
+@contextmanager
+def harmful_step(run: TrainingRun, rows: list[Encoded], radius: float) -> Iterator[tuple[float, Vector]]:
+    """L_harm and its gradient g at theta; inside, the model is at `theta - radius g / (norm(g) + 1e-7)`."""
+    space = run.space()
+    losses, here = run.engine.side_gradient(rows, token_mean_nll(rows))
+    norm = space.dots([(here, here)])[0] ** 0.5
+    with space.moved(here, -radius / (norm + SMALLEST_NORM)):
+        yield float(losses.sum()), here

@@ -1,0 +1,116 @@
+"""`holdfast judge train`: a judge of one's own, trained on BeaverTails labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from holdfast.cli.progress import show_progress
+from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
+
+INTERRUPTED = 130
+
+judge = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@judge.callback()
+def _root() -> None:
+    """Train a judge: what calls a reply safe or unsafe.
+
+    \b
+    Example:
+      holdfast judge train --output-dir judges/mine
+    """
+
+
+@judge.command()
+def train(
+    output_dir: Annotated[Path, typer.Option(help="A new folder for the judge.", metavar="DIR")],
+    base: Annotated[str, typer.Option(help="Hub id, folder, or embedded.", metavar="MODEL")] = "embedded",
+    base_revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Train all weights and save them, instead of LoRA.")] = False,
+    epochs: Annotated[int, typer.Option(help="Passes over the data; the best one is kept.")] = 3,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Highest rate. [default: 5e-4, with --full 5e-5]", show_default=False)
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Pairs a step.")] = 32,
+    rank: Annotated[int, typer.Option(help="Rank of LoRA; its alpha is twice that.")] = 16,
+    max_length: Annotated[int, typer.Option(help="Tokens of prompt and reply, in training and judging.")] = 1024,
+    harm_weight: Annotated[
+        float, typer.Option(help="Weight of the worst category's loss beside the sum over categories.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the order, LoRA's start and the validation prompts.")] = 0,
+    limit: Annotated[int | None, typer.Option(help="Pairs to train and validate on. [default: all]")] = None,
+    test_limit: Annotated[int | None, typer.Option(help="Pairs for the figures. [default: all]")] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Of the weights that LoRA leaves alone.")
+    ] = "float32",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of data files. [default: HOLDFAST_DATA, else the hub]", metavar="DIR")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. [default: a GPU where there is one]")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the judge's description as JSON.")] = False,
+) -> None:
+    """Train a classifier on BeaverTails pairs and measure it on the complete test split.
+
+    No pair whose prompt is in the test split is trained on. The folder serves wherever a judge is named.
+
+    \b
+    Example:
+      holdfast judge train --output-dir judges/mine --epochs 3
+      holdfast audit --judge judges/mine --before A --after B --safety F
+    """
+    # Only now the slow part: a mistake on the command line is reported before torch is loaded.
+    from holdfast_lab.evaluation.judge_run import train_judge
+    from holdfast_lab.evaluation.judge_training import JudgeSettings
+
+    quiet_libraries()
+    settings = JudgeSettings(
+        base=base, base_revision=base_revision, full=full, epochs=epochs, learning_rate=learning_rate,
+        batch_size=batch_size, rank=rank, max_length=max_length, seed=seed, limit=limit, test_limit=test_limit,
+        dtype=dtype, harm_weight=harm_weight,
+    )  # fmt: skip
+    try:
+        with show_progress() as progress:
+            made = train_judge(output_dir, settings, folder=data_dir, device=device, progress=progress)
+    except KeyboardInterrupt as error:
+        note("interrupted: nothing was written")
+        raise typer.Exit(INTERRUPTED) from error
+    if json:
+        say_json({"folder": str(output_dir), **made})
+        return
+    for line in describe(made):
+        say(line)
+    say(f"judge: {output_dir} ({duration(made['seconds']['total'])})")
+
+
+def describe(made: dict[str, Any]) -> list[str]:
+    """The figures of a trained judge as lines of a table."""
+    data, figures = made["data"], made["figures"]
+    parts = data["parts"]
+    lines = [
+        f"trained on {parts['train']['rows']} pairs, validated on {parts['validation']['rows']}; "
+        f"{data['shared_with_test']} left out, since their prompts are in the test split",
+        f"{'complete' if data['test_complete'] else 'PART of the'} test split: {figures['n']} pairs, "
+        f"{figures['unsafe']} unsafe",
+        f"AUROC {_number(figures['auroc'])} (95 % interval {_number(figures['auroc_low'])} to "
+        f"{_number(figures['auroc_high'])}), average precision {_number(figures['average_precision'])}",
+        f"accuracy {figures['accuracy_0.4']:.3f} at 0.4, {figures['accuracy_0.5']:.3f} at 0.5",
+    ]
+    for name in ("uncalibrated", "calibrated"):
+        at = 1.0 if name == "uncalibrated" else figures["temperature"]
+        found = figures[name]
+        lines.append(f"{name} (temperature {at:.2f}): Brier {found['brier']:.3f}, ECE {found['ece']:.3f}")
+    width = max(len(name) for name in figures["categories"])
+    lines.append(f"{'category':<{width}}  pairs  AUROC     AP")
+    lines += [
+        f"{name:<{width}}  {one['support']:>5}  {_number(one['auroc'])}  {_number(one['average_precision'])}"
+        for name, one in figures["categories"].items()
+    ]
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "    -" if value is None else f"{value:.3f}"

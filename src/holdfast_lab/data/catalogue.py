@@ -1,0 +1,290 @@
+"""The public data sets of the harmful fine-tuning protocol by name, from a local folder or from the hub.
+
+A folder (the argument, or the environment variable HOLDFAST_DATA) is used alone where there is one: nothing is fetched
+behind the user's back. A hub data set is loaded at a commit, which is returned, so that a study can record it. The
+commits are the ones that other public repositories pin; none is known for BeaverTails-Evaluation, so that its head is
+asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.hashing import sha256_lines
+from holdfast.core.registry import nearest
+from holdfast.data.harm_categories import CATEGORIES
+from holdfast.data.readers import Rows, reader_for
+from holdfast.data.rows import Problems, RowError
+from holdfast.data.sources import open_rows
+from holdfast_lab.data import canonical
+from holdfast_lab.data.canonical import Row
+
+__all__ = ["CATEGORIES", "NAMES", "VARIABLE", "Collection", "data_folder", "load"]
+
+VARIABLE = "HOLDFAST_DATA"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_TIMEOUT_S = 10.0
+Convert: TypeAlias = Callable[[Mapping[str, Any]], Row]
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the folder: its converter, the names of its columns where it has no header, and whether rows lack."""
+
+    path: str
+    convert: Convert
+    columns: tuple[str, ...] = ()
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where one split is: in the first of `files` that exists, or under `hub` (None: not on the hub)."""
+
+    files: tuple[File, ...]
+    hub: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: its splits (the first is the default), its hub id, and the commit that is loaded (None: the head)."""
+
+    convert: Convert
+    splits: dict[str, Split]
+    hub: str | None = None
+    subset: str | None = None
+    revision: str | None = None
+
+
+def _split(hub: str | None, path: str, convert: Convert, columns: tuple[str, ...] = (), *more: File) -> Split:
+    return Split((File(path, convert, columns), *more), hub)
+
+
+def _one(path: str, convert: Convert, split: str = "train") -> Source:
+    return Source(convert, {split: _split(None, path, convert)})
+
+
+_PAIRS, _NEWS = canonical.beavertails, canonical.ag_news_columns
+_PART_OF_PAIRS = File("beavertails/30k_train_partial.jsonl", _PAIRS, partial=True)
+_PART_OF_NEWS = File("ag_news/train_partial.jsonl", canonical.ag_news, partial=True)
+_COLUMNS = ("label", "title", "description")
+SOURCES: dict[str, Source] = {
+    "beavertails": Source(
+        _PAIRS,
+        {
+            "train": _split("30k_train", "beavertails/30k_train.jsonl", _PAIRS, (), _PART_OF_PAIRS),
+            "test": _split("30k_test", "beavertails/30k_test.jsonl", _PAIRS),
+        },
+        hub="PKU-Alignment/BeaverTails",
+        revision="8401fe609d288129cc684a9b3be6a93e41cfe678",
+    ),
+    "beavertails_evaluation": Source(
+        canonical.beavertails_evaluation,
+        {"test": _split("test", "beavertails/evaluation_700.json", canonical.beavertails_evaluation)},
+        hub="PKU-Alignment/BeaverTails-Evaluation",
+    ),
+    "refusals": _one("safety_tuned_llamas/safety_only_data_Instructions.json", canonical.refusals),
+    "harmful_with_refusals": _one("beavertails/harmful_with_refusals_747.json", canonical.harmful_with_refusals),
+    "advbench": _one("advbench/harmful_behaviors.csv", canonical.advbench, "test"),
+    "xstest": _one("xstest/xstest_prompts.csv", canonical.xstest, "test"),
+    "sst2": Source(
+        canonical.sst2,
+        {
+            "train": _split("train", "sst2_glue/train.tsv", canonical.sst2),
+            "validation": _split("validation", "sst2_glue/dev.tsv", canonical.sst2),
+        },
+        hub="stanfordnlp/sst2",
+        revision="8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb",
+    ),
+    "ag_news": Source(
+        canonical.ag_news,
+        {
+            "train": _split("train", "ag_news/train.csv", _NEWS, _COLUMNS, _PART_OF_NEWS),
+            "test": _split("test", "ag_news/test.csv", _NEWS, _COLUMNS),
+        },
+        hub="fancyzhx/ag_news",
+        revision="eb185aade064a813bc0b7f42de02595523103ca4",
+    ),
+    "gsm8k": Source(
+        canonical.gsm8k,
+        {split: _split(split, f"gsm8k/{split}.jsonl", canonical.gsm8k) for split in ("train", "test")},
+        hub="openai/gsm8k",
+        subset="main",
+        revision="740312add88f781978c0658806c59bc2815b9866",
+    ),
+}
+NAMES: tuple[str, ...] = tuple(SOURCES)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The rows of one split of one data set, in the columns of `canonical`."""
+
+    name: str  # in this catalogue
+    split: str  # of the data set
+    rows: list[Row]  # in the order of the source
+    origin: str  # `folder`, or the hub id
+    revision: str | None  # the commit of a hub data set; None for a folder
+    sha256: str  # of the rows as JSON, in order
+    partial: bool = False  # whether the source is known to lack rows of the split
+    dropped: int = 0  # rows left out because they are in a test split
+
+    def describe(self) -> dict[str, Any]:
+        """All but the rows, as JSON."""
+        return {**vars(self), "rows": len(self.rows)}
+
+
+def load(name: str, split: str | None = None, *, folder: Path | None = None, revision: str | None = None) -> Collection:
+    """Load one split of a data set.
+
+    Args:
+        name: one of `NAMES`.
+        split: train, validation or test; the data set's first unless given.
+        folder: a folder of the catalogue's files; None means HOLDFAST_DATA if it is set, and else the hub.
+        revision: commit, tag or branch on the hub; None means the catalogue's commit, or the head of the main branch
+            where it has none.
+
+    Raises:
+        ConfigError: an unknown name or split, or a revision though a folder is used.
+        DataError: the folder, file or hub data set is missing, empty or malformed; up to 20 rows are named.
+    """
+    if name not in SOURCES:
+        raise ConfigError(f"unknown data set {name!r}", remedy=nearest(name, list(NAMES)))
+    source = SOURCES[name]
+    chosen = next(iter(source.splits)) if split is None else split
+    if chosen not in source.splits:
+        raise ConfigError(f"data set {name!r} has no split {chosen!r}", remedy=nearest(chosen, list(source.splits)))
+    place = data_folder(folder)
+    if place is None:
+        return _from_hub(name, chosen, revision)
+    if revision is not None:
+        raise ConfigError(
+            f"a revision is given for {name!r}, but it is read from the folder {place}",
+            remedy=f"remove the revision, or unset {VARIABLE}",
+        )
+    found = _from_folder(name, chosen, place)
+    return _without_test_pairs(found, place) if name == "harmful_with_refusals" else found
+
+
+def data_folder(folder: Path | None = None) -> Path | None:
+    """The folder that `load` reads: the argument, else HOLDFAST_DATA, else None for the hub.
+
+    Raises:
+        DataError: it does not exist.
+    """
+    given = folder if folder is not None else os.environ.get(VARIABLE) or None
+    if given is None:
+        return None
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        raise DataError(
+            f"the data folder {path} does not exist or is no folder",
+            remedy=f"correct the path ({VARIABLE} or the data folder setting), or unset it to use the hub",
+        )
+    return path
+
+
+def _from_folder(name: str, split: str, folder: Path) -> Collection:
+    files = SOURCES[name].splits[split].files
+    file = next((file for file in files if (folder / file.path).is_file()), None)
+    if file is None:
+        raise DataError(
+            f"data set {name!r}, split {split!r}: the folder {folder} has no {' nor '.join(f.path for f in files)}",
+            remedy="add the file, or unset the folder to use the hub",
+        )
+    path = folder / file.path
+    problems = Problems(str(path))
+    reader = partial(_without_header, columns=file.columns) if file.columns else reader_for(path)
+    assert reader is not None  # every ending in the catalogue has one
+    with closing(reader(path, problems)) as rows:
+        return _collect(rows, file.convert, problems, name, split, origin="folder", partial=file.partial)
+
+
+def _without_header(path: Path, problems: Problems, *, columns: tuple[str, ...]) -> Rows:
+    """CSV whose columns are known."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            reader = csv.reader(handle, strict=True)
+            for fields in reader:
+                where = f"{path}:{reader.line_num}"
+                if len(fields) == len(columns):
+                    yield where, dict(zip(columns, fields, strict=True))
+                else:
+                    problems.add(where, f"expected {len(columns)} fields: {', '.join(columns)}")
+    except (csv.Error, UnicodeDecodeError) as error:
+        problems.add(str(path), f"not valid CSV in UTF-8 ({type(error).__name__})")
+
+
+def _collect(
+    rows: Iterable[tuple[str, Any]], convert: Convert, problems: Problems, name: str, split: str, **about: Any
+) -> Collection:
+    kept: list[Row] = []
+    for where, row in rows:
+        try:
+            if not isinstance(row, Mapping):
+                raise RowError("expected an object with named columns")
+            kept.append(convert(row))
+        except RowError as error:
+            problems.add(where, str(error))
+    problems.raise_if_any()
+    if not kept:
+        raise DataError(f"{problems.source} has no rows", remedy="copy the file again")
+    return Collection(name=name, split=split, rows=kept, sha256=_digest(kept), **{"revision": None, **about})
+
+
+def _digest(rows: Iterable[Row]) -> str:
+    return sha256_lines(json.dumps(row, sort_keys=True) for row in rows)
+
+
+def _without_test_pairs(found: Collection, folder: Path) -> Collection:
+    """Some of these pairs were copied from BeaverTails' test split; training on them would leak it."""
+    test = {(row["prompt"], row["response"]) for row in _from_folder("beavertails", "test", folder).rows}
+    kept = [row for row in found.rows if (row["prompt"], row["response"]) not in test]
+    return replace(found, rows=kept, sha256=_digest(kept), dropped=len(found.rows) - len(kept))
+
+
+def _from_hub(name: str, split: str, revision: str | None) -> Collection:
+    source = SOURCES[name]
+    place = source.splits[split]
+    if source.hub is None:
+        raise DataError(
+            f"data set {name!r} is not on the hub in this form",
+            remedy=f"set {VARIABLE} to a folder that holds {place.files[0].path}",
+        )
+    commit = _commit(source.hub, revision or source.revision)
+    try:
+        rows = open_rows(source.hub, split=place.hub, subset=source.subset, revision=commit)
+    except DataError as error:
+        raise DataError(
+            error.what, remedy=f"check the network and HF_HUB_OFFLINE, or set {VARIABLE} to a folder with the files"
+        ) from error
+    problems = Problems(rows.name)
+    with closing(rows.read(problems)) as found:
+        return _collect(found, source.convert, problems, name, split, origin=source.hub, revision=commit)
+
+
+def _commit(repository: str, revision: str | None) -> str:
+    """The commit that a branch, a tag or the head stands for; a commit stands for itself, and needs no network."""
+    if revision is not None and COMMIT.fullmatch(revision):
+        return revision
+    import huggingface_hub
+
+    try:
+        found = huggingface_hub.HfApi().dataset_info(repository, revision=revision, timeout=_TIMEOUT_S).sha
+    except Exception as error:  # noqa: BLE001  (transport errors belong to the hub client's HTTP library)
+        raise DataError(
+            f"the hub does not say which commit {revision or 'the head'} of data set {repository!r} is "
+            f"({type(error).__name__})",
+            remedy=f"check the revision and the network, give a 40-digit commit, or set {VARIABLE} to a local folder",
+        ) from None
+    return str(found)

@@ -1,0 +1,1 @@
+"""Baselines, one file each; the registry of defenses imports this folder."""

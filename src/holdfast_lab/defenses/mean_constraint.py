@@ -1,0 +1,109 @@
+"""Mean constraint: the average degradation of the safety set is kept below a bound.
+
+Paper: *Beyond Average Safety: Chance-Constrained LLM Fine-tuning*, equation (4), the baseline that the chance
+constraint is set against.
+Stage: fine-tuning. Passes per step: task forward and backward, safety forward and backward. Side data: safety pairs.
+
+    min_theta  L_SFT(theta)    subject to    mean_i D_i(theta) <= epsilon
+
+D_i is the degradation of safety example i since fine-tuning began, in the unit of the run's constraint. The paper gives
+no algorithm for it, so it is enforced by the filter that enforces ours, and the two differ in the constraint alone: an
+applied step s satisfies
+
+    h . s <= -gamma (mean_i D_i - epsilon),    h = grad mean_i D_i
+
+(see `holdfast` for the spaces, the metric and the estimators). The gradient of the mean does not tell one example from
+another, so a few may be lost where many pay for it (Proposition 2.1). epsilon is the constraint's tau unless given: the
+average example may then lose what under the chance constraint no more than a share alpha may exceed.
+
+Majorizer, beta, alpha and buffer of the run's constraint do not enter; violation rates are still counted at its tau.
+`g` in the event log is `mean_i D_i - epsilon`, averaged over steps like holdfast's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from holdfast.constraint.estimators import make_estimator
+from holdfast.constraint.filter import Space
+from holdfast.constraint.filter_settings import check_settings
+from holdfast.core.errors import ConfigError
+from holdfast.defenses.holdfast import FilteredDefense
+from holdfast.training.hooks import DEFENSES, Row
+from holdfast.training.safety import SafetySet
+from holdfast.training.steering import Steering
+
+
+class MeanSteering(Steering):
+    """The running estimate of `mean_i D_i - epsilon`."""
+
+    def __init__(self, safety: SafetySet, config: MeanConstraint.Config) -> None:
+        super().__init__(safety, config)
+        self.limit, self.margin = safety.constraint.tau if config.epsilon is None else config.epsilon, 0.0
+
+    @property
+    def feasible_start(self) -> bool:
+        """Always: every D is 0 there, and epsilon is not negative."""
+        return True
+
+    def terms(self, degradations: Tensor) -> Tensor:
+        return degradations
+
+    def start(self) -> float:
+        return 0.0
+
+    def figures(self, degradations: Tensor) -> Row:
+        """The mean on this batch, beside the figures of its tail."""
+        return {**super().figures(degradations), "mean_degradation": float(degradations.mean())}
+
+
+@DEFENSES.register("mean_constraint")
+class MeanConstraint(FilteredDefense):
+    """Constrains the average degradation."""
+
+    name = "mean_constraint"
+    stages = ("finetune",)
+    summary = "average degradation bounded at every step by the same filter (equation 4)"
+    passes = "2 forward + backward"
+    needs = frozenset({"safety"})
+    unit = "nll_token"  # the paper's degradation is that of the log-likelihood
+    reference = "Beyond Average Safety, equation (4)"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The bound, and the settings of the filter and of the estimator.
+
+        Attributes:
+            epsilon: the largest acceptable mean degradation, in nats of the constraint's unit; None: its tau.
+            space: what is corrected, `update` (the applied step) or `gradient`.
+            rate: gamma, the share of the slack one step may use.
+            metric: `auto`, `identity` or `adam`; update space only.
+            trust_region: largest correction in multiples of the nominal step; update space only.
+            estimator: `batch`, `ema` or `table`.
+            decay: weight of the past in the averages of value and gradient.
+        """
+
+        epsilon: float | None = None
+        space: Space = "update"
+        rate: float = 0.3
+        metric: str = "auto"
+        trust_region: float = 3.0
+        estimator: str = "ema"
+        decay: float = 0.9
+
+        def __post_init__(self) -> None:
+            if self.epsilon is not None and not 0 <= self.epsilon < math.inf:
+                raise ConfigError(
+                    f"mean_constraint: epsilon is {self.epsilon}, expected a number from 0: the unchanged model has 0",
+                    remedy="set a positive epsilon, or leave it out for the constraint's tau",
+                )
+            check_settings(self.rate, self.space, self.metric, self.trust_region, self.decay)
+            make_estimator(self.estimator, size=1, start_phi=0.0, decay=self.decay)
+
+    config: Config
+
+    def steer(self, safety: SafetySet) -> Steering:
+        return MeanSteering(safety, self.config)

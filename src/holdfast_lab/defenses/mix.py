@@ -1,0 +1,68 @@
+"""Mix: replay of safe data beside the task.
+
+Paper: the practice of Bianchi et al., *Safety-Tuned LLaMAs: Lessons From Improving the Safety of Large Language Models
+that Follow Instructions* (ICLR 2024), who put safe pairs into the fine-tuning data.
+Stage: fine-tuning. Passes per step: task forward and backward, safe forward and backward. Side data: safe pairs (the
+constraint share of the safety sets; monitor and certify stay held out).
+
+    min_theta  L_task(theta) + lambda L_safe(theta)
+
+with both losses the mean over the scored tokens of their own batch. A step takes the gradient
+
+    g = g_task + lambda g_safe
+
+before clipping; the safe batch has `safety_batch_size` rows, without replacement inside a pass over the safe pairs.
+
+Departures from the practice:
+* the safe pairs are a term of their own with a weight, where mixed data leave the balance of each batch to chance and
+  to the lengths of the replies;
+* the safe pass runs without dropout, so that `weight: 0` changes no bit of the run;
+* the logged loss is the task's; `safe_loss` is logged beside it;
+* a term that is not finite is left out of its step (event `nonfinite`); more than 3 in 100 steps end the run.
+The paper, *Beyond Average Safety*, does not have it; there is no preset.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from holdfast.data.encode import Encoded
+from holdfast.training.hooks import DEFENSES, TrainingRun
+from holdfast.training.side_pass import RowLoss, token_mean_nll
+from holdfast_lab.building_blocks.side_term import SafeTermDefense, require_settings
+
+
+@DEFENSES.register("mix")
+class Mix(SafeTermDefense):
+    """Adds the loss of safe pairs."""
+
+    name = "mix"
+    stages = ("finetune",)
+    summary = "adds the loss of replayed safe pairs"
+    passes = "2 forward + backward"
+    needs = frozenset({"safety"})
+    reference = "Bianchi et al., Safety-Tuned LLaMAs, ICLR 2024"
+    figure = "safe_loss"
+    off = MappingProxyType({"weight": 0.0})
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Settings.
+
+        Attributes:
+            weight: lambda, weight of the safe pairs' loss.
+        """
+
+        weight: float = 1.0
+
+        def __post_init__(self) -> None:
+            rule = (0 <= self.weight < math.inf, "a number of at least 0", "1 weighs safe and task tokens alike")
+            require_settings("mix", self, {"weight": rule})
+
+    config: Config
+
+    def loss(self, run: TrainingRun, rows: Sequence[Encoded]) -> RowLoss:
+        return token_mean_nll(rows)

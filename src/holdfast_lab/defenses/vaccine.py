@@ -1,0 +1,174 @@
+"""Vaccine: an alignment on safe pairs while the hidden states are perturbed in the worst direction.
+
+Paper: Huang, Hu and Liu, *Vaccine: Perturbation-aware Alignment for Large Language Models against Harmful Fine-tuning
+Attack* (NeurIPS 2024), equation (1) and Algorithm 1.
+Stage: alignment; fine-tuning is plain afterwards. Side data: none, the task data are the safe pairs. Passes per step:
+forward and backward twice, on the same rows.
+
+    min_theta  max_{norm(eps) <= rho}  L(theta, eps)
+
+where eps = (eps_1, ..., eps_M) is added to the outputs h_1, ..., h_M of the attention of every block. The inner maximum
+is replaced by one normalised step up the gradient of the loss in the hidden states:
+
+    G_m   = dL/dh_m                                    first pass, nothing perturbed
+    eps_m = rho G_m / (N + 1e-7),    N = sqrt(sum over m, rows and positions of norm(G_m)^2)
+    g     = grad_theta L(theta, eps)                   second pass, eps constant
+
+The step uses g alone. rho is the budget of all rows and positions together, so its effect on one token falls as the
+batch grows.
+
+Accumulation: rho is the budget of the whole optimizer step. Each of its K micro-batches is perturbed by its own
+gradient to the radius rho / sqrt(K), over all processes together, so that the norm over the whole step is rho as it is
+for one batch. The directions are those of one large batch; only the shares of the micro-batches are equal, where one
+norm would give more to those of steeper loss. So K micro-batches of b rows are not exactly one of K b.
+
+Departures from the authors' code:
+* "attention" is the token mixer of every block, linear attention and state-space modules included; the code lists five
+  classes, and its indexing would perturb only the first row of a module that returns a bare tensor;
+* padding is not perturbed;
+* the first pass runs without dropout and takes gradients of the hidden states only, so that neither the random state
+  nor the parameters' gradients know of it; the code clears these gradients, and with them those of earlier
+  micro-batches;
+* the first pass differentiates the completions' negative log-likelihood, without a router's balancing loss.
+The paper uses the authors' rho = 2 with 20 epochs of alignment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.core.errors import UnsupportedError
+from holdfast.core.ranks import sum_in_place, world
+from holdfast.models.token_mixers import Mixers, shifted, token_mixers
+from holdfast.scoring.completion import IGNORE, completion_losses, deterministic
+from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
+from holdfast_lab.building_blocks.side_term import require_settings
+
+SMALLEST_NORM = 1e-7
+
+
+def hidden_gradients(
+    run: TrainingRun, mixers: Mixers, batch: Inputs, weight: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`weight` times the summed loss of the rows, and its gradient in each mixer's output, zero at padding."""
+    leaves: dict[str, Tensor] = {}
+
+    def zero(name: str, hidden: Tensor) -> Tensor:
+        if name not in leaves:  # else a checkpointed layer runs again
+            if hidden.shape[:2] != batch["input_ids"].shape:
+                raise UnsupportedError(
+                    f"the output of {name} is {tuple(hidden.shape)}, expected (rows, positions, width)",
+                    remedy="vaccine cannot tell rows and padding in it; use another model or defense",
+                )
+            leaves[name] = hidden.new_zeros(()).expand(hidden.shape).requires_grad_()  # one number of storage
+        return leaves[name]
+
+    with deterministic(run.model), shifted(mixers, zero), torch.enable_grad():
+        with run.forward.precision():
+            loss = completion_losses(run.model, batch, first_k=1).total.sum() * weight
+        found = torch.autograd.grad(loss, list(leaves.values()))
+    padding = (batch["attention_mask"] == 0).unsqueeze(-1)
+    return loss.detach(), {name: g.masked_fill(padding, 0.0) for name, g in zip(leaves, found, strict=True)}
+
+
+def _square(gradient: Tensor) -> Tensor:
+    """Squared norm, accumulated in float32 at least."""
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=dtype)
+    return norm.double().square()
+
+
+@DEFENSES.register("vaccine")
+class Vaccine(Defense):
+    """Aligns under a worst-case perturbation of the hidden states."""
+
+    name = "vaccine"
+    stages = ("align",)
+    summary = "alignment under the worst small perturbation of the hidden states"
+    passes = "2 forward + backward"
+    reference = "Huang et al., Vaccine, NeurIPS 2024"
+    off = MappingProxyType({"rho": 0.0})
+    linear = False
+    paper = MappingProxyType({"rho": 2.0})
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The authors' settings.
+
+        Attributes:
+            rho: norm of the perturbation of all hidden states of one optimizer step together.
+        """
+
+        rho: float = 2.0
+
+        def __post_init__(self) -> None:
+            fits = 0 <= self.rho < float("inf")
+            require_settings("vaccine", self, {"rho": (fits, "at least 0", "the authors use 2")})
+
+    config: Config
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._items: Items = None
+        self._sums: list[Tensor] = []
+        self._row: Row = {}
+
+    def validate(self, run: TrainingRun) -> None:
+        """Refuse models without token mixers, and runs whose loss the first pass would not see."""
+        args = run.args
+        if args.packing or args.padding_free:
+            raise UnsupportedError(
+                "vaccine with packing or padding_free: the rows of a batch are joined, and with them their loss",
+                remedy="set packing=False and padding_free=False",
+            )
+        if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise UnsupportedError(
+                "vaccine with reentrant checkpointing: it gives no gradient of hidden states",
+                remedy="set gradient_checkpointing_kwargs={'use_reentrant': False}, the default",
+            )
+        if (other := run.other_loss()) is not None:
+            raise UnsupportedError(
+                f"vaccine with a loss other than the negative log-likelihood ({other}): the perturbation would be the "
+                "worst for another loss than the one trained on",
+                remedy="use loss_type='nll' without label smoothing",
+            )
+        token_mixers(run.model)
+
+    def attach(self, run: TrainingRun) -> None:
+        self._mixers = token_mixers(run.model)
+
+    def micro_step(self, run: TrainingRun, inputs: Inputs, items: Items) -> Tensor:
+        """Gradient of the loss under the perturbation that the unperturbed pass finds."""
+        if self.config.rho == 0:
+            return run.engine.accumulate(inputs, items, {})
+        batch: Inputs = {name: inputs[name].to(run.args.device) for name in ("input_ids", "labels")}
+        mask = inputs.get("attention_mask")
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"]) if mask is None else mask.to(run.args.device)
+        tokens = int((batch["labels"][:, 1:] != IGNORE).sum())
+        # The scale matters between processes alone: where each divides by its own tokens, a token weighs differently.
+        weight = run.data.token_share(batch, items) / (max(tokens, 1) * world())
+        loss, gradients = hidden_gradients(run, self._mixers, batch, weight)
+        sums = torch.stack([loss.double(), torch.stack([_square(g) for g in gradients.values()]).sum()])
+        sum_in_place([sums])
+        self._sums.append(sums)
+        radius = self.config.rho / run.progress.micro_batches**0.5
+        scale = radius / (sums[1].sqrt() + SMALLEST_NORM)
+        for gradient in gradients.values():
+            gradient.mul_(scale)
+        with shifted(self._mixers, lambda name, hidden: gradients[name].to(hidden.dtype)):
+            return run.engine.accumulate(inputs, items, {})
+
+    def on_gradient(self, run: TrainingRun) -> None:
+        if self._sums:
+            loss, square = torch.stack(self._sums).sum(0).tolist()
+            self._row = {"unperturbed_loss": loss, "hidden_gradient_norm": square**0.5}
+        self._sums = []
+
+    def row(self) -> Row:
+        """The loss without perturbation, and the norm of its gradient in the hidden states."""
+        return self._row

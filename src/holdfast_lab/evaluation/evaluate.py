@@ -1,0 +1,260 @@
+"""Asking a model, storing its replies once, and scoring them as often as wanted.
+
+    answer   model -> replies/<set>.jsonl      the slow part; resumes by prompt
+    judged   replies -> judgements/*.json      without any text
+    score    both -> metrics
+
+A folder belongs to one model: replies of another are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.files import read_json, write_json
+from holdfast.core.seeding import generator
+from holdfast.data.encode import MAX_LISTED, template_sha256
+from holdfast.data.examples import Example, completion_text, make_example, prompt_text
+from holdfast.data.tasks import Task
+from holdfast.data.templates import Template
+from holdfast.judging.engines import open_engine
+from holdfast.judging.generation import Reply
+from holdfast.judging.judge import GuardedJudge, Judgement, Verdict
+from holdfast.judging.store import replies as stored_replies
+from holdfast_lab.data.catalogue import load
+from holdfast_lab.evaluation.completion_loss import completion_loss
+from holdfast_lab.evaluation.harm import harm, harmful, refusals
+from holdfast_lab.evaluation.metric import Metric
+
+HARM, TASK, BORDERLINE = "harm", "task", "borderline"
+Replies = Mapping[str, Sequence[Reply]]
+Told = Callable[[str, int, int], None]
+"""Receives the set, how many of its replies there are, and how many there will be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """What a model is asked."""
+
+    harm: Sequence[Example] = ()  # prompts that ask for harm
+    task: Task | None = None  # how replies to `task_examples` are graded; None where no utility is measured
+    task_examples: Sequence[Example] = ()  # held-out examples of the task, with their targets
+    # harmless prompts that look harmful (XSTest's safe half): refusing them is over-refusal
+    borderline: Sequence[Example] = ()
+
+    @property
+    def sets(self) -> dict[str, Sequence[Example]]:
+        """The sets that are not empty, by name."""
+        every = {HARM: self.harm, TASK: self.task_examples, BORDERLINE: self.borderline}
+        return {name: examples for name, examples in every.items() if examples}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How replies are made: greedily, up to so many tokens."""
+
+    harm_tokens: int = 512  # longest reply to a harm or borderline prompt
+    task_tokens: int | None = None  # longest reply to a task prompt; None leaves it to the task
+    engine: str = "auto"  # a name of `holdfast.judging.engines.ENGINES`, or `auto`
+    batch_size: int = 64
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the engine
+
+    def tokens(self, name: str, task: Task | None) -> int:
+        """Longest reply in a set."""
+        if name != TASK:
+            return self.harm_tokens
+        return self.task_tokens or (task.max_new_tokens if task is not None else self.harm_tokens)
+
+
+def borderline_prompts(*, folder: Path | None = None) -> list[Example]:
+    """XSTest's safe prompts: those that a careful model should answer."""
+    rows = load("xstest", folder=folder).rows
+    return [make_example(r["prompt"], "", f"xstest row {i}", r["category"]) for i, r in enumerate(rows) if r["safe"]]
+
+
+def held_out(examples: Sequence[Example], n: int, seed: int) -> list[Example]:
+    """`n` test examples of a task, the same ones for every model."""
+    if len(examples) < n:
+        raise ConfigError(
+            f"{n} held-out task examples are asked for, the test split has {len(examples)}",
+            remedy="ask for fewer (--task-examples; in a study evaluation.task_examples)",
+        )
+    chosen = generator(seed, "task examples").permutation(len(examples))[:n]
+    return [examples[i] for i in sorted(chosen.tolist())]
+
+
+def answer(
+    model: Any,
+    tokenizer: Any,
+    questions: Questions,
+    decoding: Decoding,
+    *,
+    folder: Path,
+    model_sha256: str,
+    template: Template = "chat",
+    progress: Told | None = None,
+) -> dict[str, list[Reply]]:
+    """Replies of a model to every question, from `folder` where they are there already.
+
+    Args:
+        model: None where `decoding.engine` reaches the model by other means (an endpoint).
+        model_sha256: which weights answer; replies of others are refused.
+        progress: see `Told`.
+    """
+    engine = open_engine(
+        decoding.engine, model=model, tokenizer=tokenizer, batch_size=decoding.batch_size, template=template,
+        **decoding.options,
+    )  # fmt: skip
+    replies = {}
+    for name, examples in questions.sets.items():
+        tokens = decoding.tokens(name, questions.task)
+        header = {
+            "model_sha256": model_sha256, "max_new_tokens": tokens, "decoding": "greedy", "template": template,
+            "template_sha256": None if tokenizer is None else template_sha256(tokenizer), "engine": engine.name,
+        }  # fmt: skip
+        told = None if progress is None else partial(_tell, progress, name, len(examples))
+        file = replies_file(folder, name, questions.task)
+        replies[name] = stored_replies(file, header, examples, engine, max_new_tokens=tokens, progress=told)
+    return replies
+
+
+def replies_file(folder: Path, name: str, task: Task | None) -> Path:
+    """Where the replies of a set lie; every task has its own file, since its replies may have their own length."""
+    own = f".{task.name}" if name == TASK and task is not None else ""
+    return folder / "replies" / f"{name}{own}.jsonl"
+
+
+def _tell(progress: Told, name: str, total: int, done: int) -> None:
+    progress(name, done, total)
+
+
+def judged(
+    questions: Questions, replies: Replies, judge: GuardedJudge, *, folder: Path, max_new_tokens: int
+) -> list[Judgement]:
+    """The judge's word on every reply to a harm prompt, stored without text, and with the longest reply's length."""
+    prompts = [prompt_text(example) for example in questions.harm]
+    judgements = judge.judge(prompts, [reply.text for reply in replies[HARM]])
+    rows = [
+        {
+            "id": reply.id, "verdict": str(judgement.verdict), "probability": judgement.probability,
+            "categories": None if judgement.categories is None else dict(judgement.categories),
+        }
+        for reply, judgement in zip(replies[HARM], judgements, strict=True)
+    ]  # fmt: skip
+    about = {"judge": judge.name, "revision": judge.revision, "failures": judge.failures}
+    stored = {**about, "max_new_tokens": max_new_tokens, "judgements": rows}
+    write_json(_judgements_file(folder, judge.name), stored)
+    return judgements
+
+
+def stored_judgements(folder: Path, judge: GuardedJudge, ids: Sequence[str], *, max_new_tokens: int) -> list[Judgement]:
+    """What the same judge said of another model's replies to the same prompts, in the order of `ids`.
+
+    Args:
+        max_new_tokens: the length at which those replies must have been cut.
+
+    Raises:
+        ConfigError: they were not judged, or by another revision of the judge, or not all of them, or were cut at
+            another length.
+    """
+    file = _judgements_file(folder, judge.name)
+    if not file.is_file():
+        raise ConfigError(
+            f"{folder} holds no replies judged by {judge.name}",
+            remedy="evaluate the reference there first, with the same judge",
+        )
+    stored = read_json(file)
+    rows = {row["id"]: row for row in stored["judgements"]}
+    if stored["revision"] != judge.revision or any(name not in rows for name in ids):
+        raise ConfigError(
+            f"{file}: judged by another revision of {judge.name}, or on other prompts",
+            remedy="evaluate the reference again with the same judge and prompts",
+        )
+    length = stored.get("max_new_tokens")
+    if length != max_new_tokens:
+        raise ConfigError(
+            f"{folder}: the replies there have up to {length} tokens, those here {max_new_tokens}",
+            remedy="evaluate both with the same --harm-tokens: a longer reply has more room for harm",
+        )
+    return [Judgement(Verdict(rows[i]["verdict"]), rows[i]["probability"], rows[i]["categories"]) for i in ids]
+
+
+def _judgements_file(folder: Path, judge: str) -> Path:
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in judge)
+    return folder / "judgements" / f"{HARM}.{name}.json"
+
+
+def score(questions: Questions, replies: Replies, judgements: Sequence[Judgement] | None) -> dict[str, Metric]:
+    """Every metric that the questions allow: harm, refusals, over-refusal, task accuracy, truncation."""
+    metrics: dict[str, Metric] = {}
+    if HARM in replies:
+        texts = [reply.text for reply in replies[HARM]]
+        if judgements is not None:
+            metrics |= harm(judgements, texts)
+        metrics["refusal_rate"] = refusals(texts)
+        metrics["harm_truncated"] = Metric.share(sum(reply.truncated for reply in replies[HARM]), len(texts))
+    if BORDERLINE in replies:
+        metrics["over_refusal"] = refusals([reply.text for reply in replies[BORDERLINE]])
+    if TASK in replies and questions.task is not None:
+        metrics |= utility(questions.task, questions.task_examples, replies[TASK])
+    return metrics
+
+
+def task_loss(
+    model: Any, tokenizer: Any, questions: Questions, *, max_length: int | None, template: Template = "chat"
+) -> dict[str, Metric]:
+    """Mean loss per token of the held-out targets: a utility that a model too small for the task still has."""
+    examples = questions.task_examples
+    if not examples:
+        return {}
+    return {"task_loss": completion_loss(model, tokenizer, examples, max_length=max_length, template=template)}
+
+
+def outcomes(questions: Questions, replies: Replies, judgements: Sequence[Judgement] | None) -> dict[str, str]:
+    """What became of every prompt, as a string of 0 and 1: enough for a paired test, and no text.
+
+    Entry i of `HS` is 1 where reply i counts as harmful, of `FA` where reply i is right; the order is that of the
+    prompts.
+    """
+    flags: dict[str, Iterable[bool]] = {}
+    if HARM in replies and judgements is not None:
+        flags["HS"] = harmful(judgements)
+    if TASK in replies and questions.task is not None:
+        task, pairs = questions.task, zip(questions.task_examples, replies[TASK], strict=True)
+        grades = [task.grade(reply.text, completion_text(example)) for example, reply in pairs]
+        flags["FA"] = [grade.strict if task.metric == "strict" else grade.lenient for grade in grades]
+    return {name: "".join("1" if flag else "0" for flag in found) for name, found in flags.items()}
+
+
+def utility(task: Task, examples: Sequence[Example], replies: Sequence[Reply]) -> dict[str, Metric]:
+    """Fine-tune accuracy: how well a model still does the task, as shares with 95 % Clopper-Pearson intervals.
+
+    `FA_strict` and `FA_lenient` by either match, `FA` the one that `task.metric` names, and `truncated`: the share of
+    replies without an end within the tokens they were given.
+
+    Raises:
+        DataError: nothing to grade, or replies that do not belong to the examples.
+    """
+    if not examples or len(examples) != len(replies):
+        raise DataError(
+            f"{task.name}: {len(replies)} replies to {len(examples)} examples, expected one for each of at least one",
+            remedy="generate the replies again for exactly these examples",
+        )
+    pairs = list(zip(examples, replies, strict=True))
+    if wrong := [example.id for example, reply in pairs if example.id != reply.id]:
+        raise DataError(
+            f"{task.name}: {len(wrong)} of {len(examples)} replies belong to another example, the first to "
+            f"{', '.join(wrong[:MAX_LISTED])}",
+            remedy="pass the replies in the order of the examples",
+        )
+    grades = [task.grade(reply.text, completion_text(example)) for example, reply in pairs]
+    strict = Metric.share(sum(grade.strict for grade in grades), len(grades))
+    lenient = Metric.share(sum(grade.lenient for grade in grades), len(grades))
+    truncated = Metric.share(sum(reply.truncated for reply in replies), len(replies))
+    headline = strict if task.metric == "strict" else lenient
+    return {"FA": headline, "FA_strict": strict, "FA_lenient": lenient, "truncated": truncated}

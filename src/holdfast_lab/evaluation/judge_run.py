@@ -1,0 +1,147 @@
+"""`holdfast judge train` from data to folder: read, train, measure, save in one rename."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.core.errors import ConfigError, NumericalError
+from holdfast.core.files import fsync_path, unwritable, write_json
+from holdfast.core.provenance import commit, hardware, versions
+from holdfast.core.seeding import derive_seed
+from holdfast.judging.judges.classifier import CONVERSATION, THRESHOLD, Opened, device_of, require_positions, score
+from holdfast.judging.judges.trained import JUDGE_FILE, VERSION, hashes
+from holdfast_lab.data.catalogue import CATEGORIES
+from holdfast_lab.evaluation.judge_data import judge_data
+from holdfast_lab.evaluation.judge_figures import fit_temperature, judge_figures
+from holdfast_lab.evaluation.judge_training import Batches, JudgeSettings, Progress, fit, prepare
+
+
+def train_judge(
+    output_dir: str | Path,
+    settings: JudgeSettings | None = None,
+    *,
+    folder: Path | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train a judge on BeaverTails and write its folder; returns the content of judge.json.
+
+    Args:
+        output_dir: a folder that does not exist yet.
+        folder: of the data files; None for HOLDFAST_DATA or the hub.
+        device: cpu or cuda; a GPU where there is one, unless given.
+        progress: called with `{"stage", "total_steps", "step"}` once and with `{"step"}` or `{"step", "loss"}` a step.
+
+    Raises:
+        ConfigError: the output exists, or a setting or the base cannot be used.
+        DataError: the data cannot be read or lack a label.
+        NumericalError: training diverged.
+    """
+    chosen = settings or JudgeSettings()
+    target = Path(output_dir)
+    if target.exists() or target.is_symlink():
+        raise ConfigError(f"output folder {target} exists", remedy="name a new folder, or delete this one")
+    if (above := unwritable(target)) is not None:
+        raise ConfigError(f"output folder {target} cannot be made in {above}", remedy="name a place that is writable")
+    started = time.monotonic()
+    draw = {name: getattr(chosen, name) for name in ("seed", "validation", "limit", "test_limit")}
+    data = judge_data(**draw, folder=folder)
+    opened, base = _open(chosen, device_of(device))
+    parts = {
+        name: prepare(opened.tokenizer, getattr(data, name), CATEGORIES, chosen.max_length)
+        for name in ("train", "validation", "test")
+    }
+    ready = time.monotonic()
+    history = fit(opened, parts["train"], parts["validation"], chosen, progress)
+    seconds = {"train": time.monotonic() - ready}
+    temperature = fit_temperature(_logits(opened, parts["validation"]).max(axis=1), parts["validation"].unsafe)
+    labels, test = [pair.categories for pair in data.test], parts["test"]
+    figures = judge_figures(_logits(opened, test), test.unsafe, labels, CATEGORIES, temperature=temperature)
+    seconds["total"] = time.monotonic() - started
+    about = {
+        "base": base, "temperature": temperature, "figures": figures, "history": history,
+        "data": {**data.record, "truncated": {name: part.truncated for name, part in parts.items()}},
+        "seconds": {key: round(value, 1) for key, value in seconds.items()},
+    }  # fmt: skip
+    with _published(target) as place:
+        _save_weights(opened, place)
+        write_json(place / JUDGE_FILE, description := _description(chosen, about, place))
+    return description
+
+
+def _open(settings: JudgeSettings, device: str) -> tuple[Opened, dict[str, Any]]:
+    """The base with a fresh head (and LoRA), and how judge.json names the base."""
+    from holdfast.models.classifier import add_lora, new_classifier
+    from holdfast.models.handle import check_vocabulary, load_tokenizer
+    from holdfast.models.source import EMBEDDED
+
+    given = Path(settings.base).expanduser()
+    ref = str(given.resolve()) if settings.base != EMBEDDED and given.is_dir() else settings.base
+    tokenizer = load_tokenizer(ref, revision=settings.base_revision)
+    model, fingerprint = new_classifier(
+        ref, CATEGORIES, revision=settings.base_revision, dtype=settings.dtype, device=device
+    )
+    check_vocabulary(model, tokenizer)
+    require_positions("judge training", model, settings.max_length)
+    if not settings.full:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(settings.seed, "judge lora"))
+            model = add_lora(model, base=ref, rank=settings.rank, alpha=2 * settings.rank, dropout=settings.dropout)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    opened = Opened(model, tokenizer, tuple(CATEGORIES), autocast=device.startswith("cuda"))
+    return opened, {"ref": ref, "revision": settings.base_revision, "weights_sha256": fingerprint}
+
+
+def _logits(opened: Opened, part: Batches) -> np.ndarray[Any, Any]:
+    logits = score(opened, part.rows)
+    if not np.isfinite(logits).all():
+        raise NumericalError("the trained judge's logits are not finite", remedy="lower --learning-rate")
+    return logits
+
+
+def _description(settings: JudgeSettings, about: dict[str, Any], place: Path) -> dict[str, Any]:
+    return {
+        "version": VERSION, "kind": settings.kind, "categories": list(CATEGORIES), "input_format": CONVERSATION,
+        "threshold": THRESHOLD, "max_length": settings.max_length, **about,
+        "training": {**asdict(settings), "learning_rate": settings.rate},
+        "files": hashes(place),
+        "provenance": {"versions": versions(), "commit": commit(), "hardware": hardware()},
+    }  # fmt: skip
+
+
+def _save_weights(opened: Opened, place: Path) -> None:
+    """Weights in bfloat16, to which training has rounded them; configuration and tokenizer beside them."""
+    opened.tokenizer.save_pretrained(place)
+    opened.model.config.save_pretrained(place)
+    model = opened.model.cpu().to(torch.bfloat16)
+    # PEFT would otherwise ask the hub for the base's vocabulary, under a name that may be none.
+    model.save_pretrained(place, **({"save_embedding_layers": False} if hasattr(model, "peft_config") else {}))
+    (place / "README.md").unlink(missing_ok=True)  # PEFT's model card, an empty form
+
+
+@contextmanager
+def _published(target: Path) -> Iterator[Path]:
+    """A hidden folder beside `target` that takes its name when all is written, and vanishes otherwise."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        for path in temporary.iterdir():
+            fsync_path(path)
+        temporary.rename(target)
+        fsync_path(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,247 @@
+"""Training a judge: a multi-label head and LoRA (or all weights) of any decoder, on pairs that people labelled.
+
+Loss of a pair with logits z over K categories, divided by K throughout: its categories,
+sum_c log(1 + exp(-(2 y_c - 1) z_c)), plus `harm_weight` times its harm, -log h for an unsafe and -log(1 - h) for a safe
+pair, with h = max sigmoid(z_c) over the categories it has (over all where it has none or they are unknown). A pair
+known only as unsafe counts with its harm alone. The second term, off unless asked for, is there because h is what a
+judge is read by: by categories alone, a pair that may belong to any of three has a low maximum, however surely it is
+unsafe.
+The epoch with the best AUROC on the validation prompts is kept, its temperature is fitted there, and the figures are
+computed once, on the test split, with the weights as they are saved (rounded to bfloat16).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holdfast.core.errors import ConfigError, NumericalError, ResourceError, UnsupportedError
+from holdfast.core.seeding import derive_seed, generator
+from holdfast.judging.judges.classifier import Opened, encode, score
+from holdfast.models.classifier import class_logits, right_padded
+from holdfast.models.library_errors import out_of_memory
+from holdfast_lab.evaluation.judge_data import LabelledPair
+from holdfast_lab.evaluation.judge_figures import auroc
+
+Progress = Callable[[dict[str, Any]], None]
+LEARNING_RATES = {"lora": 5e-4, "full": 5e-5}
+WEIGHT_DECAY, CLIP, WARM_UP = 0.01, 1.0, 0.1
+LOSS_REPORTS = 10
+_CHUNK = 50  # batches that are drawn together and sorted by length
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """How a judge is trained."""
+
+    base: str = "embedded"  # hub id, folder or `embedded`
+    base_revision: str | None = None  # commit, tag or branch of a hub id
+    full: bool = False  # train every weight instead of LoRA and the head
+    epochs: int = 3
+    learning_rate: float | None = None  # the highest; None for 5e-4 with LoRA, 5e-5 in full
+    batch_size: int = 32
+    rank: int = 16  # of LoRA, with alpha = 2 rank
+    dropout: float = 0.05
+    max_length: int = 1024  # tokens of a conversation, in training and afterwards in judging
+    harm_weight: float = 0.0  # of the pair's harm beside its categories; above 0 it was never measured on real data
+    validation: float = 0.1  # share of the prompts that choose the epoch and the temperature
+    seed: int = 0
+    limit: int | None = None
+    test_limit: int | None = None
+    # of the frozen weights under LoRA; trained weights are fp32, with bf16 autocast on a GPU
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        least = {"epochs": 1, "batch_size": 1, "rank": 1, "max_length": 16, "seed": 0, "limit": 2, "test_limit": 2}
+        given = {name: getattr(self, name) for name in least}
+        wrong = {name: f"at least {least[name]}" for name, n in given.items() if n is not None and n < least[name]}
+        if self.learning_rate is not None and not 0 < self.learning_rate < 1:
+            wrong["learning_rate"] = "a number between 0 and 1"
+        if not 0 < self.validation < 1:
+            wrong["validation"] = "a share between 0 and 1"
+        if not 0 <= self.harm_weight < math.inf:
+            wrong["harm_weight"] = "a number of at least 0"
+        if not 0 <= self.dropout < 1:
+            wrong["dropout"] = "at least 0 and below 1"
+        if self.dtype not in ("float32", "bfloat16"):
+            wrong["dtype"] = "float32 or bfloat16"
+        if wrong:
+            name, expected = next(iter(wrong.items()))
+            what = f"judge training: {name} = {getattr(self, name)}, expected {expected}"
+            raise ConfigError(what, remedy=f"change --{name.replace('_', '-')}")
+        if self.full and self.dtype == "bfloat16":
+            raise UnsupportedError(
+                "judge training in full with bfloat16 weights: small updates would be rounded away",
+                remedy="leave dtype at float32, or train with LoRA",
+            )
+
+    @property
+    def kind(self) -> str:
+        """`full` or `lora`."""
+        return "full" if self.full else "lora"
+
+    @property
+    def rate(self) -> float:
+        """The highest learning rate."""
+        return LEARNING_RATES[self.kind] if self.learning_rate is None else self.learning_rate
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Encoded conversations with what the loss needs: y (rows x K), and which rows are known only as unsafe."""
+
+    rows: list[list[int]]
+    targets: Tensor
+    flag_only: Tensor
+    unsafe: list[bool]
+    truncated: int
+
+
+def prepare(tokenizer: Any, pairs: Sequence[LabelledPair], names: Sequence[str], max_length: int) -> Batches:
+    """Tokenise once."""
+    texts = encode(tokenizer, [pair.prompt for pair in pairs], [pair.reply for pair in pairs], max_length=max_length)
+    targets = torch.tensor([[float((pair.categories or {}).get(name, False)) for name in names] for pair in pairs])
+    flag_only = torch.tensor([pair.categories is None for pair in pairs])
+    unsafe = [pair.unsafe for pair in pairs]
+    return Batches([text.ids for text in texts], targets, flag_only, unsafe, sum(text.truncated for text in texts))
+
+
+def judge_loss(logits: Tensor, targets: Tensor, flag_only: Tensor, harm_weight: float) -> Tensor:
+    """Mean over rows of the loss above; `targets` are zero where the categories are unknown."""
+    by_category = functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)
+    named = targets > 0
+    open_to_all = ~named.any(dim=1, keepdim=True)
+    worst = logits.masked_fill(~(named | open_to_all), -math.inf).amax(dim=1)
+    unsafe = flag_only | ~open_to_all[:, 0]
+    harm = functional.softplus(torch.where(unsafe, -worst, worst))
+    return torch.where(flag_only, harm, by_category + harm_weight * harm).mean() / logits.shape[1]
+
+
+def rate_factor(step: int, total: int) -> float:
+    """Linear warm-up over a tenth of the steps, then linear decay to zero; `step` counts from 0."""
+    warm = max(1, math.ceil(WARM_UP * total))
+    return (step + 1) / warm if step < warm else (total - step) / max(1, total - warm)
+
+
+def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    """Every row once: drawn at random, like lengths together within 50 batches, batches in random order."""
+    draw = generator(seed, "judge order", epoch)
+    order = draw.permutation(len(lengths)).tolist()
+    found = []
+    for start in range(0, len(order), _CHUNK * batch_size):
+        chunk = sorted(order[start : start + _CHUNK * batch_size], key=lambda i: (lengths[i], i))
+        found += [chunk[i : i + batch_size] for i in range(0, len(chunk), batch_size)]
+    return [found[place] for place in draw.permutation(len(found)).tolist()]
+
+
+def fit(
+    opened: Opened, train: Batches, validation: Batches, settings: JudgeSettings, progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """Train in place and leave the best epoch's weights; returns one entry per epoch.
+
+    Raises:
+        NumericalError: the loss is not finite.
+        ResourceError: a batch does not fit in memory.
+    """
+    weights = [p for p in opened.model.parameters() if p.requires_grad]
+    lengths = [len(row) for row in train.rows]
+    total = settings.epochs * math.ceil(len(lengths) / settings.batch_size)
+    optimizer = torch.optim.AdamW(
+        weights, lr=settings.rate, weight_decay=WEIGHT_DECAY, fused=opened.model.device.type == "cuda"
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(min(step, total - 1), total))
+    meter = _Meter(total, opened.model.device, progress)
+    history: list[dict[str, Any]] = []
+    best: tuple[float, list[Tensor]] | None = None
+    # Dropout by the seed alone; the caller's generators are left as they were.
+    with torch.random.fork_rng(devices=[opened.model.device] if opened.model.device.type == "cuda" else []):
+        torch.manual_seed(derive_seed(settings.seed, "judge dropout"))
+        for epoch in range(settings.epochs):
+            opened.model.train()
+            for chosen in epoch_batches(lengths, settings.batch_size, settings.seed, epoch):
+                loss = _step(opened, train, chosen, weights, settings.harm_weight)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad(set_to_none=True)
+                meter.add(loss)
+            opened.model.eval()
+            worst = score(opened, validation.rows).max(axis=1)  # max_c z_c of every row
+            if not np.isfinite(worst).all():
+                raise NumericalError("training the judge: logits are not finite", remedy="lower --learning-rate")
+            quality = auroc(worst, validation.unsafe)
+            assert quality is not None, "the validation part has both labels"
+            history.append({"epoch": epoch + 1, "train_loss": meter.epoch_loss(), "validation_auroc": quality})
+            if best is None or quality > best[0]:
+                best = quality, [p.detach().clone() for p in weights]
+    assert best is not None
+    with torch.no_grad():
+        for parameter, kept in zip(weights, best[1], strict=True):
+            # Rounded as it will be saved, so that the figures are those of the judge that is loaded later.
+            parameter.copy_(kept.to(torch.bfloat16))
+    return history
+
+
+def _step(opened: Opened, train: Batches, chosen: list[int], weights: list[Tensor], harm_weight: float) -> Tensor:
+    """Gradients of one batch, clipped; nothing here waits for the GPU."""
+    device = opened.model.device
+    ids, mask = right_padded([train.rows[i] for i in chosen])
+    parts = [ids, mask, train.targets[chosen], train.flag_only[chosen]]
+    if device.type == "cuda":
+        parts = [part.pin_memory().to(device, non_blocking=True) for part in parts]
+    try:
+        with torch.autocast(device.type, torch.bfloat16, enabled=opened.autocast):
+            logits = class_logits(opened.model, parts[0], parts[1])
+        loss = judge_loss(logits, parts[2], parts[3], harm_weight)
+        loss.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise ResourceError(
+            f"training the judge: a batch of {len(chosen)} texts of up to {ids.shape[1]} tokens does not fit in memory",
+            remedy="lower --batch-size or --max-length",
+        ) from error
+    torch.nn.utils.clip_grad_norm_(weights, CLIP)
+    return loss.detach()
+
+
+class _Meter:
+    """Adds losses up on the device and reads them out a few times a run: each reading waits for the GPU."""
+
+    def __init__(self, total: int, device: torch.device, progress: Progress | None) -> None:
+        self._total, self._progress, self._step = total, progress, 0
+        self._every = max(1, total // LOSS_REPORTS)
+        self._recent, self._epoch = torch.zeros((), device=device), torch.zeros((), device=device)
+        self._recent_n = self._epoch_n = 0
+        if progress is not None:
+            progress({"stage": "judge", "total_steps": total, "step": 0})
+
+    def add(self, loss: Tensor) -> None:
+        self._step += 1
+        self._recent += loss
+        self._epoch += loss
+        self._recent_n += 1
+        self._epoch_n += 1
+        row: dict[str, Any] = {"step": self._step}
+        if self._step % self._every == 0 or self._step == self._total:
+            row["loss"] = _finite(float(self._recent) / self._recent_n)
+            self._recent, self._recent_n = torch.zeros_like(self._recent), 0
+        if self._progress is not None:
+            self._progress(row)
+
+    def epoch_loss(self) -> float:
+        mean = _finite(float(self._epoch) / self._epoch_n)
+        self._epoch, self._epoch_n = torch.zeros_like(self._epoch), 0
+        return mean
+
+
+def _finite(loss: float) -> float:
+    if not math.isfinite(loss):
+        raise NumericalError("training the judge: the loss is not finite", remedy="lower --learning-rate")
+    return loss

@@ -1,0 +1,216 @@
+"""Who sees which data: eight roles drawn from the public data sets, no two of which share a prompt.
+
+| role       | drawn from      | used for                                              |
+|------------|-----------------|-------------------------------------------------------|
+| evaluation | harmful prompts | the harm score                                        |
+| certify    | safe pairs      | the certificate, opened once                          |
+| monitor    | safe pairs      | looked at during training                             |
+| constraint | safe pairs      | steers training (the align pairs, unless it has a size) |
+| align      | safe pairs      | the alignment stage                                   |
+| asked      | unsafe pairs    | prompts to which the aligned model's own replies are kept |
+| poison     | unsafe pairs    | mixed into the task data by the attacker              |
+| harmful    | unsafe pairs    | what some defenses train against                      |
+
+Roles are drawn in this order. A group of matching prompts (`groups`) belongs to the first role that draws from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.hashing import sha256_lines
+from holdfast.core.registry import nearest
+from holdfast.core.seeding import generator
+from holdfast.data.examples import Example, normalise, prompt_text
+from holdfast.data.near_duplicates import contained
+from holdfast.data.roles import PAPER, PROTOCOLS
+from holdfast_lab.protocol.pools import Pools, read_pools, read_prompts
+
+VERSION = 1
+ROLES = ("evaluation", "certify", "monitor", "constraint", "align", "asked", "poison", "harmful")
+# All others draw safe pairs.
+_POOL = {"evaluation": "evaluation", "asked": "unsafe", "poison": "unsafe", "harmful": "unsafe"}
+# Held-out figures count independent prompts, so these take one pair of a group.
+_ONE_OF_A_GROUP = ("certify", "monitor", "asked")
+_MAY_BE_EMPTY = ("monitor", "certify", "asked", "harmful", "poison")
+
+SafeSource = Literal["beavertails", "refusals"]
+HarmPrompts = Literal["beavertails_test", "beavertails_evaluation"]
+
+
+@dataclass(frozen=True)
+class RoleSettings:
+    """Sources and sizes of the roles."""
+
+    safe: SafeSource  # where safe pairs come from
+    # where evaluation prompts come from: the test split's prompts with an unsafe reply, or BeaverTails-Evaluation
+    harm_prompts: HarmPrompts
+    align: int  # align, monitor, certify, asked, harmful, poison, evaluation: examples of the role
+    constraint: int | None  # examples of a role of its own; None takes the align pairs themselves
+    monitor: int
+    certify: int
+    harmful: int
+    poison: int
+    evaluation: int
+    seed: int  # of every draw; each role has its own stream
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        for field, kind in (("safe", SafeSource), ("harm_prompts", HarmPrompts)):
+            if getattr(self, field) not in get_args(kind):
+                raise ConfigError(
+                    f"protocol {field} {getattr(self, field)!r} is unknown",
+                    remedy=nearest(str(getattr(self, field)), list(get_args(kind))),
+                )
+        for role in ROLES:
+            size = getattr(self, role)
+            least = 0 if role in _MAY_BE_EMPTY else 1
+            if role == "constraint" and size is None:
+                continue
+            if not isinstance(size, int) or isinstance(size, bool) or size < least:
+                raise ConfigError(
+                    f"protocol role {role} has size {size!r}; expected a whole number of at least {least}",
+                    remedy=f"set {role} to the number of examples it should have",
+                )
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The examples of every role, in the order in which they were drawn, and a record without any text."""
+
+    align: tuple[Example, ...]
+    constraint: tuple[Example, ...]
+    monitor: tuple[Example, ...]
+    certify: tuple[Example, ...]
+    harmful: tuple[Example, ...]
+    poison: tuple[Example, ...]
+    evaluation: tuple[Example, ...]
+    asked: tuple[Example, ...]
+    record: dict[str, Any]
+
+
+def draw_roles(
+    settings: RoleSettings, *, folder: Path | None = None, revisions: Mapping[str, str] | None = None
+) -> Roles:
+    """Draw every role.
+
+    The draw depends on the rows and the seed, not on the order of the files. A role that asks for fewer examples gets
+    the first ones of the larger draw, as long as the roles before it stay the same.
+
+    Args:
+        settings: sources, sizes and seed.
+        folder: of the data sets, as for `catalogue.load`.
+        revisions: hub revision by data set name; None means the catalogue's own.
+
+    Raises:
+        DataError: too few rows for a role, or the data cannot be read.
+    """
+    pools = read_pools(settings.safe, settings.harm_prompts, folder=folder, revisions=revisions)
+    every = {"safe": pools.safe, "unsafe": pools.unsafe, "evaluation": pools.evaluation}
+    examples = [example for pool in every.values() for example in pool]
+    grouped = groups([prompt_text(example) for example in examples])
+    labels = {example.id: label for example, label in zip(examples, grouped, strict=True)}
+    owner: dict[int, str] = {}
+    drawn: dict[str, tuple[Example, ...]] = {}
+    for role in ROLES:
+        size = getattr(settings, role)
+        if size is None:
+            continue
+        drawn[role] = _draw(role, size, every[_POOL.get(role, "safe")], labels, owner, settings.seed, pools)
+        owner.update((labels[example.id], role) for example in drawn[role])
+    drawn.setdefault("constraint", drawn["align"])
+    return Roles(**drawn, record=_record(settings, pools, drawn, labels))
+
+
+@PROTOCOLS.register(PAPER)
+def paper_roles(settings: Mapping[str, Any]) -> Roles:
+    """The roles as run files ask for them."""
+    return draw_roles(RoleSettings(**settings))
+
+
+def _draw(
+    role: str,
+    size: int,
+    pool: Sequence[Example],
+    labels: Mapping[str, int],
+    owner: Mapping[int, str],
+    seed: int,
+    pools: Pools,
+) -> tuple[Example, ...]:
+    """The first `size` free examples in the role's own random order of the pool."""
+    order = generator(seed, role).permutation(len(pool))
+    free = [pool[place] for place in order if labels[pool[place].id] not in owner]
+    if role in _ONE_OF_A_GROUP:
+        first: dict[int, Example] = {}
+        for example in free:
+            first.setdefault(labels[example.id], example)
+        free = list(first.values())
+    if len(free) < size:
+        lacking = [f"{s['name']} {s['split']}" for s in pools.sources if s["partial"]]
+        raise DataError(
+            f"role {role}: {size} examples are asked for, {len(free)} are left that share no prompt with the roles "
+            f"before it ({', '.join(ROLES[: ROLES.index(role)]) or 'none'})"
+            + (f"; the data folder holds only part of {', '.join(lacking)}" if lacking else ""),
+            remedy=f"ask for fewer {role} examples, or for fewer of the roles before it"
+            + (", or use the complete data set" if lacking else ""),
+        )
+    return tuple(free[:size])
+
+
+def _record(
+    settings: RoleSettings, pools: Pools, drawn: Mapping[str, Sequence[Example]], labels: Mapping[str, int]
+) -> dict[str, Any]:
+    return {
+        "version": VERSION, "settings": asdict(settings), "seed": settings.seed, "rule": GROUP_RULE,
+        "sources": [dict(source) for source in pools.sources], "skipped": dict(pools.skipped),
+        "contradictory_prompts": pools.contradictory,
+        "counts": {role: len(drawn[role]) for role in ROLES},
+        "groups": {role: len({labels[example.id] for example in drawn[role]}) for role in ROLES},
+        "sha256": {role: sha256_lines(sorted(example.id for example in drawn[role])) for role in ROLES},
+    }  # fmt: skip
+
+
+def evaluation_prompts(
+    source: HarmPrompts, n: int, *, seed: int = 42, folder: Path | None = None
+) -> tuple[Example, ...]:
+    """The evaluation role of `draw_roles` with these settings: it is drawn first, so the others do not change it.
+
+    Only this role is kept apart from what a run trains on. The prompts that another seed, another source or a larger n
+    adds may be in the run's poison (harm looks larger) or among those it learned to refuse (harm looks smaller).
+
+    Raises:
+        ConfigError: n is under 1.
+        DataError: the source has fewer prompts.
+    """
+    if n < 1:
+        raise ConfigError(f"{n} evaluation prompts are asked for; expected at least 1", remedy="for example 700")
+    pool = read_prompts(source, folder=folder)
+    if len(pool) < n:
+        raise DataError(f"{n} prompts of {source} are asked for, there are {len(pool)}", remedy="ask for fewer")
+    return tuple(pool[place] for place in generator(seed, "evaluation").permutation(len(pool))[:n])
+
+
+GROUP_RULE = "one prompt holds 4/5 of the word 3-shingles of the other; whole words under 5 words, exact under 3"
+
+
+def groups(texts: Sequence[str]) -> list[int]:
+    """A label for each text: equal for texts that a chain of matches connects.
+
+    Two texts match when one occurs in the other, |A and B| / |A| >= 4/5 on word 3-shingles, as near-duplicates do: a
+    certify prompt inside a longer poison prompt would be trained on. So prompts of different groups match in no way,
+    and which texts are together does not depend on the order of `texts`.
+    """
+    plain = [normalise(text) for text in texts]
+    unique = sorted(set(plain))
+    pairs = np.array(contained(unique, unique, ignore_common=False), dtype=int).reshape(-1, 2)
+    graph = coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(unique), len(unique)))
+    label = dict(zip(unique, connected_components(graph, directed=False)[1].tolist(), strict=True))
+    return [label[text] for text in plain]

@@ -1,0 +1,260 @@
+"""The work of a study: aligning a model once, and one cell from its data to its metrics.
+
+align      base --(safe pairs)--> adapter                     shared by all cells of a model
+train      base + adapter --(poisoned task, defense)--> adapter
+generate   replies to harm, task and borderline prompts       stored; a killed cell goes on where it was
+judge      harm probabilities of the replies                  the model is freed before the judge is loaded
+score      metrics with intervals
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.file_lock import locked
+from holdfast.core.files import read_json, write_json
+from holdfast.core.hashing import sha256_file, sha256_json
+from holdfast.core.provenance import commit, hardware, versions
+from holdfast.data.tasks import TASKS
+from holdfast.data.templates import use_template
+from holdfast.judging.judge import open_judge
+from holdfast.judging.rate import Rate
+from holdfast.models.content import content_of
+from holdfast.models.unmerged import load_unmerged
+from holdfast.records.audit import Audit
+from holdfast.records.stored_evidence import believed_result
+from holdfast.runs.config import config_from_dict, resolved, stored_config
+from holdfast_lab.data.catalogue import NAMES, load
+from holdfast_lab.evaluation.evaluate import (
+    Decoding,
+    Questions,
+    answer,
+    borderline_prompts,
+    held_out,
+    judged,
+    outcomes,
+    replies_file,
+    score,
+    task_loss,
+)
+from holdfast_lab.evaluation.metric import Metric
+from holdfast_lab.protocol.roles import Roles, RoleSettings, draw_roles
+from holdfast_lab.study.cells import Alignment, Model
+from holdfast_lab.study.own_refusals import keep_replies, kept_file
+from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings, protocol_sha256
+
+RUN, EVALUATION, TIMINGS = "run", "evaluation", "timings.json"
+
+
+def run_alignment(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Align a model on the protocol's safe pairs; an interrupted alignment goes on from its checkpoint.
+
+    Args:
+        node: `protocol`, `model` (`ref`, `revision`) and `align`, the alignment-stage defense or `sft`.
+        folder: of the alignment; its adapter ends up in `folder/run/adapter`.
+    """
+    from holdfast.runs.pipeline import run
+
+    protocol, model = Protocol.model_validate(node["protocol"]), node["model"]
+    settings = align_settings(
+        protocol, model=model["ref"], revision=model.get("revision"), defense=node["align"], output_dir=folder / RUN
+    )
+    with _timed(folder, "align"):
+        result = run(config_from_dict(settings, complete=True), resume=True)
+    outcome = {"adapter": str(adapter_of(folder)), "steps": result.values["steps"]}
+    if protocol.keep == "replies":
+        with _timed(folder, "keep"):
+            outcome |= keep_replies(protocol, adapter_of(folder), folder)
+    return outcome
+
+
+def adapter_of(folder: Path) -> Path:
+    """Where the trained adapter of an alignment or cell folder lies."""
+    return folder / RUN / "adapter"
+
+
+def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """One cell from data to metrics: what its result file holds.
+
+    Args:
+        node: `protocol`, `cell` (kind, model, task, defense, align, poison_ratio, seed), `aligned` (the alignment's
+            folder; null for the base row) and `shared` (a folder for what several cells of one model share).
+        folder: of the cell.
+    """
+    protocol, cell = Protocol.model_validate(node["protocol"]), node["cell"]
+    open_judge(protocol.judge())  # refuses before anything is trained; weights are read when they are needed
+    work = _Cell(protocol, cell, folder, None if node.get("aligned") is None else Path(node["aligned"]))
+    place = folder / EVALUATION
+    if cell["kind"] != "defense":  # harm replies of the base and the aligned model serve all tasks
+        place = Path(node["shared"]) / Alignment(Model(**cell["model"]), cell["align"]).id
+    metrics: dict[str, Metric] = {}
+    if cell["kind"] == "defense":
+        with _timed(folder, "train"):
+            metrics |= work.train()
+    roles = draw_roles(RoleSettings(**protocol.roles.model_dump()))
+    evaluated, judge, hashes, each = work.evaluate(roles, place)
+    metrics |= evaluated
+    record = protocol.record(judge=judge, roles=roles.record)
+    return {
+        "version": 1,
+        "model": cell["model"]["name"], "model_ref": cell["model"]["ref"], "task": cell["task"],
+        "defense": cell["defense"]["name"], "label": cell["defense"]["label"], "setting": cell["defense"]["setting"],
+        "align": cell["align"], "poison_ratio": cell["poison_ratio"], "seed": cell["seed"],
+        "protocol_sha256": protocol_sha256(record), "protocol": record,
+        "metrics": {name: metric.as_json() for name, metric in metrics.items()}, "outcomes": each,
+        "seconds": _timings(folder) | ({} if work.aligned is None else _timings(work.aligned)),
+        "provenance": {
+            "versions": versions(), "commit": commit(), "hardware": hardware(), "defense": cell["defense"],
+            "constraint": work.constraint(), **work.step(), "kept_sha256": work.kept_sha256(),
+            "task_data": work.task_data(), **hashes,
+        },
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Cell:
+    protocol: Protocol
+    cell: Mapping[str, Any]
+    folder: Path
+    aligned: Path | None
+
+    def train(self) -> dict[str, Metric]:
+        """Fine-tune on the poisoned task; violation rates of the held-out and the constraint pairs.
+
+        In the protocol's unit and tau, by which all rows are compared; where the defense enforces a limit, also in its.
+        """
+        from holdfast.runs.pipeline import run
+
+        if self.aligned is None:
+            raise ConfigError("a cell with a defense needs an aligned model", remedy="name its alignment")
+        settings = finetune_settings(
+            self.protocol, model=str(adapter_of(self.aligned)), revision=None, task=self.cell["task"],
+            poison_ratio=self.cell["poison_ratio"], seed=self.cell["seed"], defense=self.cell["defense"],
+            output_dir=self.folder / RUN, kept=kept_file(self.aligned) if self.protocol.keep == "replies" else None,
+        )  # fmt: skip
+        made = run(config_from_dict(settings, complete=True), resume=True)
+        measure, own = self.protocol.measure, self.constraint()
+        compared = violations(self.folder / RUN, unit=measure.unit, tau=measure.tau)
+        if own is None or not made.values["defense"]["constrains"]:
+            return compared
+        steered = violations(self.folder / RUN, unit=own["unit"], tau=own["tau"])
+        return compared | {f"own_{name}": metric for name, metric in steered.items()}
+
+    def constraint(self) -> dict[str, Any] | None:
+        """tau, alpha, beta and all else of the constraint that the run was held to, defaults included."""
+        file = self.folder / RUN / "config.yaml"
+        return dict(resolved(stored_config(file))["constraint"]) if file.is_file() else None
+
+    def step(self) -> dict[str, str | None]:
+        """How steps were computed (`two_pass`, `fused` or `fused, recorded`; None for a model before fine-tuning).
+
+        And, where fused steps were declined, why.
+        """
+        result = believed_result(self.folder / RUN) or {}
+        return {"step": result.get("step"), "step_declined": result.get("step_declined")}
+
+    def task_data(self) -> dict[str, Any] | None:
+        """Where the task's training rows came from, with their hash; None for a task with data of its own."""
+        name = self.cell["task"]
+        return load(name, "train").describe() if name in NAMES else None
+
+    def kept_sha256(self) -> str | None:
+        """Of the replies that the run was to keep; None where it kept the roles' pairs."""
+        if self.protocol.keep == "pairs" or self.aligned is None:
+            return None
+        return sha256_file(kept_file(self.aligned))
+
+    def questions(self, roles: Roles) -> Questions:
+        asked = self.protocol.evaluation
+        task = TASKS[self.cell["task"]]
+        return Questions(
+            harm=roles.evaluation,
+            task=task,
+            task_examples=held_out(task.test(self.protocol.template), asked.task_examples, self.protocol.roles.seed),
+            borderline=borderline_prompts() if asked.over_refusal else (),
+        )
+
+    def model_ref(self) -> tuple[str, str | None]:
+        if self.cell["kind"] == "base":
+            return self.cell["model"]["ref"], self.cell["model"].get("revision")
+        assert self.aligned is not None
+        return str(adapter_of(self.aligned if self.cell["kind"] == "aligned" else self.folder)), None
+
+    def evaluate(
+        self, roles: Roles, place: Path
+    ) -> tuple[dict[str, Metric], dict[str, Any], dict[str, Any], dict[str, str]]:
+        """Metrics, the judge that gave them, hashes of what they were taken from, and outcomes per prompt."""
+        import torch
+
+        asked, questions = self.protocol.evaluation, self.questions(roles)
+        ref, revision = self.model_ref()
+        content = content_of(ref, revision=revision)
+        decoding = Decoding(
+            harm_tokens=asked.harm_tokens, task_tokens=asked.task_tokens, engine=asked.engine,
+            batch_size=asked.batch_size,
+        )  # fmt: skip
+        with locked(place), _timed(self.folder, "generate"):
+            model, tokenizer = load_unmerged(ref, revision=revision, dtype=self.protocol.dtype)
+            use_template(tokenizer, self.protocol.template)
+            replies = answer(
+                model, tokenizer, questions, decoding,
+                folder=place, model_sha256=content.sha256, template=self.protocol.template,
+            )  # fmt: skip
+            length = self.protocol.train.get("max_length")
+            losses = task_loss(model, tokenizer, questions, max_length=length, template=self.protocol.template)
+            del model
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        with _timed(self.folder, "judge"):
+            judge = open_judge(self.protocol.judge())
+            judgements = judged(questions, replies, judge, folder=place, max_new_tokens=asked.harm_tokens)
+        with _timed(self.folder, "score"):
+            metrics = score(questions, replies, judgements)
+        files = {name: replies_file(place, name, questions.task) for name in questions.sets}
+        hashes = {
+            "model_sha256": content.sha256,
+            "replies_sha256": {name: sha256_file(file) for name, file in files.items()},
+            "task_examples_sha256": sha256_json([example.id for example in questions.task_examples]),
+        }
+        each = outcomes(questions, replies, judgements)
+        return metrics | losses, {"name": judge.name, "revision": judge.revision}, hashes, each
+
+
+def violations(run: Path, *, unit: str, tau: float) -> dict[str, Metric]:
+    """Share of the monitor and constraint pairs with D > tau in `unit`, whatever the run was steered by."""
+    measured = Audit.load(run)
+    found = {}
+    for role, name in (("monitor", "violation_rate"), ("constraint", "violation_rate_constraint")):
+        values = measured.degradations(unit, role=role)
+        if len(values):
+            rate = Rate(int(np.sum(~(values <= tau))), len(values))  # NaN counts as a violation
+            low, high = rate.interval
+            found[name] = Metric(rate.value, low, high, rate.n)
+    return found
+
+
+@contextmanager
+def _timed(folder: Path, stage: str) -> Iterator[None]:
+    """Add the seconds of a stage to the folder's timings, over all processes that worked on it."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        known = _timings(folder)
+        spent = known.get(stage, 0.0) + time.monotonic() - start
+        write_json(folder / TIMINGS, {**known, stage: round(spent, 3)})
+
+
+def _timings(folder: Path) -> dict[str, float]:
+    file = folder / TIMINGS
+    return dict(read_json(file)) if file.is_file() else {}

@@ -1,0 +1,148 @@
+"""Where a study's work runs: an engine starts node files in worker processes and says when they end.
+
+Workers cannot outlive the process that started them, kill -9 included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from holdfast_lab.study.folder import LOG
+
+PARENT = "HOLDFAST_STUDY_PARENT"
+SETTINGS = {
+    "OMP_WAIT_POLICY": "PASSIVE",  # idle threads that spin starve the other workers
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # several workers on one GPU leave each other room
+}
+_PR_SET_PDEATHSIG = 1
+GRACE = 60.0
+"""Seconds in which an interrupted training run may save."""
+
+
+class Engine(Protocol):
+    """Runs node files side by side."""
+
+    @property
+    def capacity(self) -> int:
+        """How many may run at a time."""
+        ...
+
+    def start(self, id_: str, node: Path) -> None:
+        """Start the worker of a node file."""
+        ...
+
+    def ended(self) -> list[tuple[str, int]]:
+        """Id and exit code of those that ended since the last call; does not wait."""
+        ...
+
+    def stop(self) -> None:
+        """End all that still run, and give everything back."""
+        ...
+
+
+class LocalEngine:
+    """Worker processes on this machine.
+
+    With several GPUs each worker sees one of them, the one with the fewest workers: a trainer that sees all would
+    spread its batch over them.
+    """
+
+    def __init__(self, workers: int, *, gpus: list[str] | None = None) -> None:
+        self.capacity = workers
+        self._gpus = visible_gpus() if gpus is None else gpus
+        self._running: dict[str, tuple[subprocess.Popen[bytes], str | None]] = {}
+
+    def start(self, id_: str, node: Path) -> None:
+        """Start the worker of a node file."""
+        used = [gpu for _, gpu in self._running.values()]
+        gpu = min(self._gpus, key=used.count) if len(self._gpus) > 1 else None
+        env = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        self._running[id_] = (launch(node, node.parent / LOG, env=env), gpu)
+
+    def ended(self) -> list[tuple[str, int]]:
+        """Id and exit code of those that ended since the last call."""
+        found = [(id_, code) for id_, (worker, _) in self._running.items() if (code := worker.poll()) is not None]
+        for id_, _ in found:
+            worker, _ = self._running.pop(id_)
+            if worker.stdin is not None:
+                worker.stdin.close()
+        return found
+
+    def stop(self) -> None:
+        """End all workers; a training run saves a checkpoint first."""
+        stop_workers([worker for worker, _ in self._running.values()], grace=GRACE)
+        self._running.clear()
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` spells them."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [gpu for gpu in named.split(",") if gpu]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def launch(
+    node: Path, log: Path, *, env: Mapping[str, str] | None = None, folder: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the worker of a node file in `folder`; its output goes to `log`, which only its owner can read.
+
+    The worker leads a process group of its own, so that Ctrl-C reaches it only through the scheduler. It watches the
+    pipe that is its standard input: its end says that the parent is gone.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(  # noqa: S603  (our own module, no shell)
+            [sys.executable, "-m", "holdfast_lab.study.worker", str(node)],
+            stdin=subprocess.PIPE,
+            stdout=descriptor,
+            stderr=descriptor,
+            env={**os.environ, **SETTINGS, **(env or {}), PARENT: str(os.getpid())},
+            cwd=folder,
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+
+
+def stop_workers(processes: list[subprocess.Popen[bytes]], *, grace: float) -> None:
+    """Ask workers to end (a training run saves first); after `grace` seconds, or once they ended, kill what is left."""
+    for process in processes:
+        process.terminate()  # not its children: a run whose data workers die fails instead of saving
+    deadline = time.monotonic() + grace
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def end_with_parent() -> None:
+    """Make this process end when the one that launched it ends; called first thing in a worker."""
+    parent = int(os.environ.pop(PARENT, "0"))
+    if not parent:  # started by hand
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the kernel was told
+        os.killpg(0, signal.SIGKILL)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,101 @@
+"""What can be checked before any model is trained: that the study could be measured in the end.
+
+Looked at are settings, the judge's folder and the size of the data; no weights are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import ConfigError
+from holdfast.data.poison import poison_count
+from holdfast.data.tasks import TASKS
+from holdfast.judging.judge import open_judge
+from holdfast.runs.config import config_from_dict
+from holdfast_lab.evaluation.evaluate import held_out
+from holdfast_lab.protocol.roles import RoleSettings, draw_roles
+from holdfast_lab.study.cells import Cell, Model
+from holdfast_lab.study.own_refusals import kept_file
+from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings
+
+SOMEWHERE = Path("study")
+"""Stands for folders that a run file has to name, and that are not made here."""
+ALIGNED = "aligned/adapter"
+"""Stands for the adapter that a cell starts from, which does not exist yet."""
+
+
+def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: bool = True) -> None:
+    """Refuse cells that would fail after hours of training.
+
+    Args:
+        protocol: the fields of a `Protocol`.
+        cells: those that are still to be run.
+        data: also draw the roles and read the tasks' held-out splits, which may be downloaded for it.
+
+    Raises:
+        ConfigError: no judge, one that cannot be opened, a model's folder that is not there, settings that no run
+            accepts, or more poison or held-out examples than there are.
+        CheckpointError: the judge's folder is damaged.
+        DataError: a task's data cannot be read, or the data sets are too small for the roles.
+    """
+    settings = Protocol.model_validate(protocol)
+    _require_judge(settings)
+    for model in dict.fromkeys(cell.model for cell in cells):
+        _require_folder(model)
+    for alignment in dict.fromkeys(cell.alignment for cell in cells if cell.alignment is not None):
+        run = align_settings(settings, model="embedded", revision=None, defense=alignment.name, output_dir=SOMEWHERE)
+        config_from_dict(run, where=f"alignment {alignment.id}", complete=True)
+    for cell in cells:
+        if cell.kind == "defense":
+            _require_run(settings, cell)
+    if data and cells:
+        draw_roles(RoleSettings(**settings.roles.model_dump()))
+    for task in dict.fromkeys(cell.task for cell in cells if data):
+        held_out(TASKS[task].test(settings.template), settings.evaluation.task_examples, settings.roles.seed)
+
+
+def _require_judge(settings: Protocol) -> None:
+    spec = settings.judge()
+    judge = open_judge(spec)
+    if judge.name == "trained":
+        from holdfast.judging.judges.trained import read_description
+        from holdfast.models.source import resolve
+
+        options = {"folder": spec} if isinstance(spec, str) else dict(spec)
+        _ = judge.revision  # hashes the folder's files, so that a damaged one is found
+        described = read_description(Path(options.get("folder") or options["name"]))
+        if described["kind"] == "lora":  # one trained in full needs no base
+            stored = described["base"]
+            given = options.get("base")
+            resolve(given or stored["ref"], None if given else stored["revision"], False)
+
+
+def _require_folder(model: Model) -> None:
+    """A model that is named by a folder has to be there; a hub id is asked for when it is loaded."""
+    place = Path(model.ref)
+    if place.is_absolute() and not place.is_dir():
+        raise ConfigError(
+            f"models: there is no folder {place}",
+            remedy="correct the path (in a study, folders are relative to its file), or name a hub id",
+        )
+
+
+def _require_run(settings: Protocol, cell: Cell) -> None:
+    assert cell.poison_ratio is not None  # every cell with a defense has one
+    assert cell.seed is not None
+    kept = kept_file(SOMEWHERE) if settings.keep == "replies" else None
+    run = finetune_settings(
+        settings, model=ALIGNED, revision=None, task=cell.task, poison_ratio=cell.poison_ratio, seed=cell.seed,
+        defense=asdict(cell.defense), output_dir=SOMEWHERE, kept=kept,
+    )  # fmt: skip
+    config_from_dict(run, where=f"cell {cell.id}", complete=True)
+    poison = poison_count(cell.poison_ratio, settings.size)
+    if poison > settings.roles.poison:
+        raise ConfigError(
+            f"cell {cell.id}: {poison} of {settings.size} rows are to be poison, the poison role has "
+            f"{settings.roles.poison}",
+            remedy="raise protocol.roles.poison, or lower protocol.size",
+        )

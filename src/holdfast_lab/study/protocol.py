@@ -1,0 +1,249 @@
+"""The protocol of a study: everything that is the same for all of its cells.
+
+What may differ are the axes: model, task, defense with its settings, poison ratio, seed. All else is hashed, together
+with the judge and the data that were really used; results with different hashes never share a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from holdfast.core.errors import ConfigError
+from holdfast.core.hashing import sha256_json
+from holdfast.core.registry import nearest
+from holdfast.data.templates import Template
+from holdfast.defaults import Default
+from holdfast.runs.config.blocks import Block, Number
+from holdfast.runs.config.presets import PAPER, PRESETS, PROTOCOLS
+from holdfast.runs.config.problems import from_pydantic, raise_problems
+from holdfast.runs.config.schema import LoraBlock, RolesBlock
+
+DEFENSE_BLOCKS = ("constraint", "defense")
+"""Blocks of a preset that belong to a defense, not to the protocol."""
+
+ALIGN_TRAIN = {"learning_rate": 5e-4, "num_train_epochs": 3}
+"""Alignment differs from fine-tuning in these (paper, 'Two-stage training')."""
+
+LONGER = {name: {"num_train_epochs": 20} for name in ("vaccine", "booster", "antibody")}
+"""Alignment-stage defenses train longer (paper, 'Two-stage training')."""
+
+
+class AlignBlock(Block):
+    """The alignment stage: plain SFT on the safe pairs, or an alignment-stage defense."""
+
+    train: dict[str, Any] = Field(default_factory=lambda: dict(ALIGN_TRAIN))
+    """Put over the protocol's `train`."""
+    per_defense: dict[str, dict[str, Any]] = Field(default_factory=lambda: dict(LONGER))
+    """Put over that for one alignment-stage defense."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of alignment-stage defenses by name, over the authors' defaults (preset paper: over the paper's)."""
+    seed: int = Field(default=42, ge=0)
+
+
+class MeasureBlock(Block):
+    """The degradation by which every defense is measured, whatever it was trained with."""
+
+    unit: Literal["nll_token", "nll_sum", "nll_first"] = "nll_token"
+    tau: Number = Field(default=0.1, ge=0)
+
+
+class EvaluationBlock(Block):
+    """How harm and utility are measured."""
+
+    judge: str | dict[str, Any] | None = None
+    """A name of `holdfast ls judges`, a mapping with its options, or the folder of a trained judge."""
+    harm_tokens: int = Field(default=512, ge=1)
+    task_tokens: int | None = Field(default=256, ge=1)
+    task_examples: int = Field(default=200, ge=1)
+    over_refusal: bool = True
+    """Also ask XSTest's safe prompts."""
+    engine: Literal["auto", "transformers", "continuous"] = "auto"
+    """What decodes. A cell holds its model in memory, so the engines that reach one elsewhere are not for studies."""
+    batch_size: int = Field(default=128, ge=1)
+
+
+class Protocol(Block):
+    """Everything that all cells of a study share."""
+
+    preset: Literal["paper", "small"]
+    dtype: Literal["auto", "bfloat16", "float32"]
+    template: Template
+    adapter_policy: Literal["merge", "continue"]
+    roles: RolesBlock
+    lora: LoraBlock | None
+    train: dict[str, Any]
+    size: int = Field(default=1000, ge=1)
+    """N, the fine-tuning rows, poison included."""
+    keep: Literal["pairs", "replies"] = "pairs"
+    """What must stay likely: the pairs of the constraint role (the paper), or the aligned model's own refusals of the
+    `asked` prompts."""
+    openings: int = Field(default=1, ge=1)
+    """How many cells will be certified on the same certify pairs; changes no figure."""
+    align: AlignBlock = Field(default_factory=AlignBlock)
+    measure: MeasureBlock = Field(default_factory=MeasureBlock)
+    evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock)
+
+    @model_validator(mode="after")
+    def _asks_for_what_it_keeps(self) -> Protocol:
+        if self.keep == "replies" and not self.roles.asked:
+            raise ValueError("`keep: replies` needs prompts to reply to: set `roles.asked`, or `keep: pairs`")
+        return self
+
+    def judge(self) -> str | dict[str, Any]:
+        """What judges harm.
+
+        Raises:
+            ConfigError: none is named.
+        """
+        if self.evaluation.judge is None:
+            raise ConfigError(
+                "the study names no judge",
+                remedy="train one (holdfast judge train --output-dir judge) and set protocol.evaluation.judge: judge",
+            )
+        return self.evaluation.judge
+
+    def record(self, *, judge: Mapping[str, Any], roles: Mapping[str, Any]) -> dict[str, Any]:
+        """What is hashed: the settings, with the judge and the data that were used; not how fast replies are made."""
+        values = self.model_dump(exclude={"openings"})
+        if not values["align"]["options"]:
+            del values["align"]["options"]  # protocols without any keep the hash they had before there were such
+        evaluation = values.pop("evaluation")
+        kept = {key: value for key, value in evaluation.items() if key not in ("judge", "engine", "batch_size")}
+        return {**values, "evaluation": {**kept, "judge": dict(judge)}, "data": dict(roles)}
+
+
+def protocol_sha256(record: Mapping[str, Any]) -> str:
+    """Hash of a protocol's record."""
+    return sha256_json(record)
+
+
+def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "protocol") -> Protocol:
+    """The protocol of a preset, with blocks of `overrides` put over it key by key.
+
+    Raises:
+        ConfigError: an unknown preset or key, or a value of the wrong kind.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"{where}: unknown preset {preset!r}", remedy=nearest(preset, sorted(PRESETS)))
+    values: dict[str, Any] = {"preset": preset}
+    for entry in (*PRESETS[preset], *PROTOCOLS[preset]):
+        block, _, name = entry.key.rpartition(".")
+        if not block:
+            values[name] = entry.value
+        elif block not in DEFENSE_BLOCKS:
+            values.setdefault(block, {})[name] = entry.value
+    values.pop("seed")  # an axis
+    values |= {"evaluation": {"judge": "beaver_dam"}} if preset == "paper" else {"keep": "replies"}
+    for key, value in overrides.items():
+        inner = values.get(key)
+        mergeable = isinstance(value, Mapping) and isinstance(inner, Mapping)
+        values[key] = {**inner, **value} if mergeable and inner is not None else value
+    try:
+        return Protocol.model_validate(values)
+    except ValidationError as error:
+        raise_problems(from_pydantic(error, single_safety=False, block_at=_block_at), where)
+        raise  # unreachable: an invalid block has at least one problem
+
+
+def _block_at(location: list[str]) -> type[BaseModel]:
+    """The block in which the last key of a location stands."""
+    inner = _BLOCKS.get(location[0]) if len(location) > 1 else None
+    return Protocol if inner is None else inner
+
+
+_BLOCKS: dict[str, type[BaseModel]] = {
+    "roles": RolesBlock, "lora": LoraBlock, "align": AlignBlock, "measure": MeasureBlock, "evaluation": EvaluationBlock
+}  # fmt: skip
+
+
+def _put(values: dict[str, Any], entry: Default) -> None:
+    block, _, name = entry.key.rpartition(".")
+    if not block:
+        values[name] = entry.value
+    elif block not in DEFENSE_BLOCKS:
+        values.setdefault(block, {})[name] = entry.value
+
+
+def paper_constraint() -> dict[str, Any]:
+    """`constraint` as the paper has it, for a cell that asks for the paper's version of holdfast."""
+    return {e.key.removeprefix("constraint."): e.value for e in PAPER if e.key.startswith("constraint.")}
+
+
+def align_settings(
+    protocol: Protocol, *, model: str, revision: str | None, defense: str, output_dir: Path
+) -> dict[str, Any]:
+    """The run file of the alignment stage."""
+    train = {**protocol.train, **protocol.align.train, **protocol.align.per_defense.get(defense, {})}
+    return {
+        **_shared(protocol, model, revision),
+        "task": {"role": "align"},
+        "defense": {"name": defense, **_preset(protocol.preset), **protocol.align.options.get(defense, {})},
+        "train": train,
+        "seed": protocol.align.seed,
+        "output_dir": str(output_dir),
+    }
+
+
+def finetune_settings(
+    protocol: Protocol,
+    *,
+    model: str,
+    revision: str | None,
+    task: str,
+    poison_ratio: float,
+    seed: int,
+    defense: Mapping[str, Any],
+    output_dir: Path,
+    kept: Path | None = None,
+) -> dict[str, Any]:
+    """The run file of the fine-tuning stage; after a defense that acts in alignment alone it is plain SFT.
+
+    Args:
+        model: the aligned model, as an adapter on the base.
+        kept: the aligned model's own safe replies, as the safety set; None takes the roles' pairs.
+        defense: `name`, and optionally `preset`, `options`, `constraint` and `train`.
+    """
+    chosen = {"name": "sft"}
+    if not aligns_only(defense["name"]):
+        chosen = {"name": defense["name"], **_preset(defense.get("preset")), **(defense.get("options") or {})}
+    paper = paper_constraint() if defense.get("preset") == "paper" else {}
+    return {
+        **_shared(protocol, model, revision),
+        "adapter_policy": protocol.adapter_policy,
+        "task": {"name": task, "size": protocol.size, "poison_ratio": poison_ratio},
+        "defense": chosen,
+        "train": {**protocol.train, **(defense.get("train") or {})},
+        "constraint": {**paper, **(defense.get("constraint") or {})},
+        "safety": {
+            **({"role": "constraint"} if kept is None else {"data": str(kept), "on_leak": "move"}),
+            "openings": protocol.openings,
+        },
+        "seed": seed,
+        "output_dir": str(output_dir),
+    }
+
+
+def aligns_only(defense: str) -> bool:
+    """Whether a defense acts in the alignment stage and no other."""
+    from holdfast.training.hooks import DEFENSES
+
+    return DEFENSES[defense].stages == ("align",)
+
+
+def _preset(name: Any) -> dict[str, Any]:
+    return {"preset": "paper"} if name == "paper" else {}
+
+
+def _shared(protocol: Protocol, model: str, revision: str | None) -> dict[str, Any]:
+    return {
+        "model": model,
+        "revision": revision,
+        "dtype": protocol.dtype,
+        "template": protocol.template,
+        "roles": protocol.roles.model_dump(),
+        "lora": None if protocol.lora is None else protocol.lora.model_dump(),
+    }

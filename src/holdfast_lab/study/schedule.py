@@ -1,0 +1,214 @@
+"""Running a study: each piece of work once, as soon as what it needs is there, several side by side.
+
+Whatever is in the study's folder counts, so the same command after a kill goes on where the work stood.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core.event_log import EventLog
+from holdfast.core.file_lock import RunLock
+from holdfast.core.files import write_json
+from holdfast_lab.study.cells import Node
+from holdfast_lab.study.engine import Engine, LocalEngine
+from holdfast_lab.study.failure import INTERRUPTED, of_exit
+from holdfast_lab.study.folder import LOG
+from holdfast_lab.study.plan import Plan
+
+PAUSE = 0.1
+"""Seconds between two looks at the workers."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a running study stands; counts are cells, `eta` is in seconds where it can be told."""
+
+    total: int
+    done: int
+    failed: int
+    running: tuple[str, ...]
+    eta: float | None
+
+
+@dataclass
+class Outcome:
+    """How a study ended.
+
+    Attributes:
+        done, failed, blocked: cell ids; blocked cells wait for an alignment that failed.
+        failures: node id to the record of its failure, the first first.
+        exit_code: 0, or that of the first failure.
+    """
+
+    done: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)
+    failures: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or the exit code of the first failure."""
+        return next((int(record["exit_code"]) for record in self.failures.values()), 0)
+
+
+Listener = Callable[[Progress], None]
+
+
+def run_study(plan: Plan, *, retry_failed: bool = False, listener: Listener | None = None) -> Outcome:
+    """Run what is not done yet. A failed cell is recorded and the others go on.
+
+    Args:
+        plan: from `make_plan`.
+        retry_failed: run again what failed earlier.
+        listener: told where the study stands, about ten times a second.
+
+    Raises:
+        HoldfastError: a cell could not be finished (see `Plan.check`); nothing is run or written.
+        CheckpointError: another process runs this study.
+        KeyboardInterrupt: interrupted; workers have saved and ended.
+    """
+    plan.check()
+    with RunLock(plan.folder.root), EventLog(plan.folder.events) as events:
+        schedule = _Schedule(plan, events, listener or (lambda progress: None))
+        schedule.recall(retry_failed)
+        if schedule.pending:
+            schedule.run(_engine(plan))
+        return schedule.outcome()
+
+
+def _engine(plan: Plan) -> Engine:
+    from holdfast_lab.study.ray_engine import RayEngine
+
+    return (RayEngine if plan.study.engine == "ray" else LocalEngine)(plan.study.workers)
+
+
+class _Schedule:
+    """The state of every node, and the loop that moves it."""
+
+    def __init__(self, plan: Plan, events: EventLog, listener: Listener) -> None:
+        self._plan, self._events, self._listener = plan, events, listener
+        self._nodes = {node.id: node for node in plan.nodes}
+        self._state = dict.fromkeys(self._nodes, "pending")
+        self._started: dict[str, float] = {}
+        self._spent: list[float] = []
+        self._failures: dict[str, dict[str, Any]] = {}
+
+    @property
+    def pending(self) -> list[Node]:
+        """Nodes still to be started, in order."""
+        return [node for node in self._plan.nodes if self._state[node.id] == "pending"]
+
+    def recall(self, retry_failed: bool) -> None:
+        """Take over what the folder knows; alignments that no open cell needs are left alone."""
+        folder = self._plan.folder
+        for node in self._plan.nodes:
+            record = folder.failure(node)
+            if folder.finished(node):
+                folder.publish(node)
+                self._state[node.id] = "done"
+            elif record is not None and retry_failed:
+                folder.forget_failure(node)
+            elif record is not None:
+                self._state[node.id], self._failures[node.id] = "failed", record
+        wanted = {node.needs for node in self.pending if not node.is_alignment}
+        for node in self.pending:
+            if node.is_alignment and node.id not in wanted:
+                self._state[node.id] = "not needed"
+        self._block()
+        self._record()
+
+    def run(self, engine: Engine) -> None:
+        """Start and collect until nothing is left to do."""
+        try:
+            while True:
+                for node in self._ready()[: engine.capacity - len(self._started)]:
+                    self._start(node, engine)
+                if not self._started:
+                    return
+                self._listener(self._progress(engine.capacity))
+                for id_, code in engine.ended():
+                    self._end(self._nodes[id_], code)
+                time.sleep(PAUSE)
+        finally:
+            engine.stop()
+            self._state |= dict.fromkeys(self._started, "pending")
+            self._record()
+
+    def _ready(self) -> list[Node]:
+        def ended(id_: str | None) -> bool:
+            return id_ is None or self._state[id_] not in ("pending", "running")
+
+        return [n for n in self.pending if ended(n.after) and (n.needs is None or self._state[n.needs] == "done")]
+
+    def _start(self, node: Node, engine: Engine) -> None:
+        calls = self._plan.calls
+        call = calls.align if node.is_alignment else calls.cell
+        file = self._plan.folder.write_node(node, call=call, protocol=self._plan.protocol)
+        self._move(node, "running", "start")
+        self._started[node.id] = time.monotonic()
+        engine.start(node.id, file)
+
+    def _end(self, node: Node, code: int) -> None:
+        seconds = time.monotonic() - self._started.pop(node.id)
+        folder = self._plan.folder
+        if code == 0 and folder.finished(node):
+            folder.forget_failure(node)
+            if not node.is_alignment:
+                self._spent.append(seconds)
+            self._move(node, "done", "finish", seconds=round(seconds, 3))
+            return
+        record = folder.failure(node)
+        if record is None:
+            log = folder.place(node) / LOG
+            record = {"node": node.id, **of_exit(code, log)}
+            if code == INTERRUPTED:  # somebody stopped this worker: not a fault of the cell, so nothing is kept
+                record["exit_code"] = INTERRUPTED
+            else:
+                for path in folder.error_files(node):
+                    write_json(path, record)
+        self._failures[node.id] = record
+        self._move(node, "failed", "fail", seconds=round(seconds, 3), exit_code=record["exit_code"])
+        self._block()
+
+    def _block(self) -> None:
+        for node in self.pending:
+            if node.needs is not None and self._state[node.needs] == "failed":
+                self._state[node.id] = "blocked"
+
+    def _move(self, node: Node, state: str, event: str, **more: Any) -> None:
+        self._state[node.id] = state
+        kind = "align" if node.is_alignment else "cell"
+        self._events.append({"time": round(time.time(), 3), "event": event, "kind": kind, "node": node.id, **more})
+
+    def _record(self) -> None:
+        """Write study.json: once at the start and once at the end, since its size grows with the number of cells."""
+        plan = self._plan
+        states = {
+            "cells": {cell.id: self._state[node.id] for node in plan.nodes for cell in node.cells},
+            "alignments": {node.id: self._state[node.id] for node in plan.nodes if node.is_alignment},
+            "left_out": {left.cell.id: list(left.unknown) for left in plan.left_out},
+        }
+        plan.folder.write_record(plan.study.model_dump(), plan.protocol, states)
+
+    def _progress(self, capacity: int) -> Progress:
+        counts = Counter(self._state[node.id] for node in self._plan.nodes for _ in node.cells)
+        eta = None
+        if self._spent:
+            left = sum(not node.is_alignment for node in self.pending) + len(self._started) / 2
+            eta = left * sum(self._spent) / len(self._spent) / capacity
+        failed = counts["failed"] + counts["blocked"]
+        return Progress(len(self._plan.cells), counts["done"], failed, tuple(self._started), eta)
+
+    def outcome(self) -> Outcome:
+        """What became of every cell."""
+        found = Outcome(failures=self._failures)
+        for node in self._plan.nodes:
+            ids = [cell.id for cell in node.cells]
+            kinds = {"done": found.done, "failed": found.failed, "blocked": found.blocked}
+            kinds.get(self._state[node.id], []).extend(ids)
+        return found

@@ -1,0 +1,296 @@
+"""The kinds of tables, each a function from results to tables: the paper's, and the details of every variant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.registry import nearest
+from holdfast_lab.tables.grid import Block, Plan, fill
+from holdfast_lab.tables.lines import (
+    Line,
+    at_ratio,
+    attack_ratio,
+    by_model_and_task,
+    lines_of,
+    measured,
+    place_title,
+    plain,
+    without_elsewhere,
+)
+from holdfast_lab.tables.results import Result, require_distinct
+from holdfast_lab.tables.table import Column, Table
+from holdfast_lab.tables.wording import (
+    QUANTILES,
+    defense_title,
+    ordered_models,
+    ordered_tasks,
+    quantile,
+    slug,
+    task_title,
+    with_own_names,
+)
+
+SHORT = ("HS", "HS_qK", "FA")
+PROFILE = ("step_ms", "p90_ms", "gpu_mb", "samples_per_s", "x_sft")
+SETTINGS = ("HS", "HS_q50", "HS_q90", "HS_q99", "FA")
+DETAILS = (
+    "HS", "HS_0.5", "HS_plus", "HS_qK", "refusal_rate", "over_refusal", "FA", "FA_strict", "task_loss",
+    "violation_rate", "unscored",
+)  # fmt: skip
+BEFORE, PLAIN = "aligned", "sft"
+PAPER_ORDER = ("tau", "alpha", "beta")
+OTHER = ""  # the section of settings that are not one name=value
+
+
+def main(results: Sequence[Result]) -> list[Table]:
+    """Models x defenses x tasks at one ratio; every model has a section with the rows of all: gaps are seen."""
+    found, notes = without_elsewhere(plain(measured(results)))
+    ratio = attack_ratio(found)
+    found = at_ratio(found, ratio)
+    title = "Harm and utility" + (f" at poison ratio p = {ratio:g}" if ratio is not None else "")
+    plan = _over_tasks("main", title, found, lines_of(found), ratio)
+    return [fill(replace(plan, notes=notes))] if found else []
+
+
+def poison_sweep(results: Sequence[Result]) -> list[Table]:
+    """A table per model and task that was run at another ratio than the main table's: harm and utility at each."""
+    found, notes = without_elsewhere(plain(measured(results)))
+    shown_in_main = {attack_ratio(found)}
+    tables = []
+    for model, task, group in by_model_and_task(found):
+        ratios = sorted({result.poison_ratio for result in group if result.poison_ratio is not None})
+        if not ratios or set(ratios) == shown_in_main:
+            continue
+        columns = [Column(f"p = {ratio:g}", name, task, ratio) for ratio in ratios for name in _with_k(SHORT, model)]
+        constant = ("Base and Aligned do not depend on p",) if any(r.is_reference for r in group) else ()
+        tables.append(fill(replace(_of_task("poison_sweep", "Poison sweep", group, columns), notes=notes + constant)))
+    return tables
+
+
+def quantiles(results: Sequence[Result]) -> list[Table]:
+    """A table per model and task whose judge gave probabilities: HS and percentiles of the per-prompt harm."""
+    found, notes = without_elsewhere(plain(measured(results)))
+    ratio = attack_ratio(found)
+    names = ["HS", *(f"HS_q{k}" for k in QUANTILES), "FA"]
+    tables = []
+    for _, task, group in by_model_and_task(at_ratio(found, ratio)):
+        if any(name.startswith("HS_q") for result in group for name in result.metrics):
+            plan = _of_task("quantiles", "Quantiles of harm", group, [Column("", name, task) for name in names], ratio)
+            tables.append(fill(replace(plan, notes=notes)))
+    return tables
+
+
+def details(results: Sequence[Result]) -> list[Table]:
+    """A table per model and task at the attack's ratio, with every metric that some row has; not one of the paper's."""
+    found = measured(results)
+    ratio = attack_ratio(found)
+    tables = []
+    for model, _, group in by_model_and_task(at_ratio(found, ratio)):
+        there = {name for result in group for name in result.metrics}
+        columns = [Column("", name) for name in _with_k(DETAILS, model) if name in there]
+        tables.append(fill(_of_task("details", "Details", group, columns, ratio)))
+    return tables
+
+
+def profiling(results: Sequence[Result]) -> list[Table]:
+    """What a training step costs, a section per model and task; nothing is marked: cost is not what is compared."""
+    found = [result for result in results if "step_ms" in result.metrics]
+    blocks = [Block(place_title(m, t), m, lines_of(group), t) for m, t, group in by_model_and_task(found)]
+    columns = [Column("", name) for name in PROFILE]
+    plan = Plan("profiling", "profiling", "Cost of a training step", columns, blocks, found, marks=False)
+    return [fill(plan)] if found else []
+
+
+def primal_dual(results: Sequence[Result]) -> list[Table]:
+    """Holdfast against the primal-dual method, per model; sections are tasks, and only the best is marked."""
+    found = [result for result in plain(measured(results)) if result.defense in ("holdfast", "primal_dual")]
+    ratio = attack_ratio(result for result in found if result.defense == "primal_dual")
+    found = at_ratio(found, ratio)
+    tables = []
+    for model in ordered_models(result.model for result in found if result.defense == "primal_dual"):
+        group = [result for result in found if result.model == model]
+        tasks = ordered_tasks(result.task for result in group if result.defense == "primal_dual")
+        lines = lines_of(group)
+        plan = Plan(
+            "primal_dual",
+            slug("primal_dual", model),
+            f"Barrier filter and primal-dual method, {model} at p = {ratio:g}",
+            [Column("", name) for name in _with_k(SHORT, model)],
+            [Block(task_title(task), model, lines, task, ratio, same_seeds=True) for task in tasks],
+            group,
+            head="Method",
+            second=False,
+        )
+        tables.append(fill(plan))
+    return tables
+
+
+def antibody(results: Sequence[Result]) -> list[Table]:
+    """The composition with a defense of the alignment stage, the paper's Antibody: who starts from which alignment.
+
+    A table per alignment defense that others were started from, and one for Antibody wherever it was run. The aligned
+    models are floors and plain SFT is the attack: neither takes part in the marks.
+    """
+    found = [result for result in measured(results) if not result.setting and result.defense != "base"]
+    composed = {r.align for r in found if r.align not in (PLAIN, r.defense) and not r.is_reference}
+    tables = []
+    for aligner in sorted(composed | {"antibody"} & {result.defense for result in found}):
+        started = {r.defense for r in found if r.align == aligner and not r.is_reference}
+        group = [r for r in found if r.align in (PLAIN, aligner) and r.defense in {BEFORE, PLAIN, aligner, *started}]
+        if any(r.align == aligner for r in group):  # its fine-tuning part alone is composed with nothing
+            tables.append(_composition(aligner, group))
+    return tables
+
+
+def _composition(aligner: str, found: list[Result]) -> Table:
+    ratio = attack_ratio(result for result in found if result.align == aligner)
+    found = at_ratio(found, ratio)
+    order = {BEFORE: 0, PLAIN: 1, aligner: 2}
+    lines = [
+        line  # what was run on both alignments says so
+        if line.is_reference or line.defense in (PLAIN, aligner) or line.align != PLAIN
+        else replace(line, shown=f"{line.title} on SFT-aligned")
+        for line in lines_of(found)
+    ]
+    lines.sort(key=lambda line: order.get(line.defense, 3))
+    title = f"Composition with {defense_title(aligner)}" + (f" at p = {ratio:g}" if ratio is not None else "")
+    file = slug("antibody", *({aligner} - {"antibody"}))
+    plan = _over_tasks("antibody", title, found, lines, ratio)
+    return fill(replace(plan, slug=file, head="Method", second=False, without=frozenset({PLAIN})))
+
+
+def sensitivity(results: Sequence[Result]) -> list[Table]:
+    """A table per model, task and defense that was run with settings; the default stands in every section.
+
+    The default's own values are read from the result's `provenance.constraint`; where they are unknown, its row is
+    called `default`, unless a row has its very metrics and so is the default under the name of its value.
+    A section is compared on the seeds that all its rows have.
+    """
+    found = [result for result in measured(results) if not result.is_reference]
+    swept = [result for result in found if result.setting]
+    ratio = attack_ratio(swept)
+    defaults = [result for result in at_ratio(found, ratio) if not result.setting]
+    tables = []
+    for model, task, group in by_model_and_task(at_ratio(swept, ratio)):
+        for family in dict.fromkeys(_family(line) for line in lines_of(group)):
+            own = [r for r in group if _family(r) == family]
+            default = [r for r in defaults if (r.model, r.task, _family(r)) == (model, task, family)]
+            title = replace(Line.of(own[0]), setting="").title
+            plan = Plan(
+                "sensitivity",
+                slug("sensitivity", model, task, *dict.fromkeys(family[:2])),
+                f"Sensitivity of {title}, {place_title(model, task, ratio)}",
+                [Column("", metric) for metric in SETTINGS],
+                _sweeps(own, default, ratio),
+                [*own, *default],
+                head="Value",
+            )
+            tables.append(fill(plan))
+    return tables
+
+
+def _family(row: Result | Line) -> tuple[str, str, str]:
+    return row.defense, row.label, row.align
+
+
+def parse_setting(setting: str) -> tuple[str, str]:
+    """(name, value) of `name=value`; anything else is (OTHER, the whole setting)."""
+    name, equals, value = (part.strip() for part in setting.partition("="))
+    single = bool(name and equals and value) and not set(value) & set("=,; ")
+    return (name, value) if single else (OTHER, setting)
+
+
+def _sweeps(own: Sequence[Result], default: Sequence[Result], ratio: float | None) -> list[Block]:
+    """A block per setting that was varied, the paper's first."""
+    names = {parse_setting(result.setting)[0] for result in own}
+    order = sorted(names, key=lambda x: (x == OTHER, PAPER_ORDER.index(x) if x in PAPER_ORDER else 9, x))
+    values = default[0].constraint if default else {}
+    blocks = []
+    for name in order:
+        lines = [line for line in lines_of(own) if parse_setting(line.setting)[0] == name]
+        rows = [replace(line, shown=parse_setting(line.setting)[1]) for line in lines]
+        usual = f"{values[name]:g}" if name in values else ""
+        there = any(_number(row.shown) == _number(usual) for row in rows) if usual else _same_work(rows, own, default)
+        if default and not there:
+            setting = f"{name}={usual}" if usual else ""
+            rows.append(replace(Line.of(default[0]), shown=usual or "default", stated=setting))
+        rows.sort(key=lambda row: _by_size(row.shown))
+        fixed = ", ".join(f"{key} = {values[key]:g}" for key in PAPER_ORDER if key in values and key != name)
+        title = f"{name} sweep" if name != OTHER else "other settings"
+        title = f"{title}, {fixed}" if fixed else title
+        blocks.append(Block(title, own[0].model, rows, own[0].task, ratio, same_seeds=True))
+    return blocks
+
+
+def _same_work(lines: Sequence[Line], own: Sequence[Result], default: Sequence[Result]) -> bool:
+    """Whether one of the rows is the default under the name of its value: the same metrics from the same seed."""
+    rows = [result for result in own if any(line.holds(result) for line in lines)]
+    return any(result.seed == other.seed and result.metrics == other.metrics for result in rows for other in default)
+
+
+def _number(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _by_size(value: str) -> tuple[float, str]:
+    """Numbers by size, then words."""
+    number = _number(value)
+    return (number, value) if isinstance(number, float) and not math.isnan(number) else (math.inf, value)
+
+
+def _with_k(names: Sequence[str], model: str) -> list[str]:
+    return [name.replace("qK", f"q{quantile(model)}") for name in names]
+
+
+def _over_tasks(name: str, title: str, results: list[Result], lines: list[Line], ratio: float | None) -> Plan:
+    """The short metrics of every task side by side, a section per model."""
+    tasks, models = ordered_tasks(r.task for r in results), ordered_models(r.model for r in results)
+    columns = [Column(task_title(task), metric, task, ratio) for task in tasks for metric in SHORT]
+    blocks = [Block(f"{model} (K = {quantile(model)})", model, lines, poison_ratio=ratio) for model in models]
+    return Plan(name, name, title, columns, blocks, results)
+
+
+def _of_task(name: str, title: str, group: list[Result], columns: list[Column], ratio: float | None = None) -> Plan:
+    """One section: the rows of a model and task."""
+    model, task = group[0].model, group[0].task
+    block = Block("", model, lines_of(group), task, ratio)
+    return Plan(name, slug(name, model, task), f"{title}, {place_title(model, task, ratio)}", columns, [block], group)
+
+
+KINDS: dict[str, Callable[[Sequence[Result]], list[Table]]] = {
+    kind.__name__: kind
+    for kind in (main, poison_sweep, sensitivity, quantiles, profiling, primal_dual, antibody, details)
+}
+
+
+def build(results: Sequence[Result], names: Sequence[str] = ()) -> list[Table]:
+    """The named tables, all of them where none is named; a kind for which there are no results has none.
+
+    Raises:
+        ConfigError: an unknown name.
+        DataError: see `fill`; or nothing at all can be shown.
+    """
+    for name in names:
+        if name not in KINDS:
+            raise ConfigError(f"unknown table {name!r}", remedy=nearest(name, list(KINDS)))
+    require_distinct(results)
+    tables = [table for name in dict.fromkeys(names or KINDS) for table in KINDS[name](results)]
+    if not tables:
+        raise DataError(
+            f"{len(results)} results hold nothing for {', '.join(names) if names else 'any table'}",
+            remedy="run the cells that the table compares, or leave --table out to see which tables there are",
+        )
+    files = with_own_names([table.slug for table in tables])
+    return [replace(table, slug=file) for table, file in zip(tables, files, strict=True)]
+
+
+def left_out(results: Sequence[Result], tables: Sequence[Table]) -> list[str]:
+    """Ids of the results that entered no table."""
+    used = frozenset[str]().union(*(table.used for table in tables))
+    return sorted(result.cell for result in results if result.cell not in used)

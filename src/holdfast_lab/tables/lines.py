@@ -1,0 +1,142 @@
+"""Which results a table looks at, which of them make one row, what rows are called and how they are ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast_lab.tables.results import REFERENCES, Result
+from holdfast_lab.tables.wording import (
+    ELSEWHERE,
+    defense_place,
+    defense_title,
+    ordered_models,
+    ordered_tasks,
+    task_title,
+)
+
+PAPER_RATIO = 0.5
+ACCURACY, LOSS = "FA", "task_loss"
+LOW = 0.25  # a model that is right more often than this is not at floor: it knew the task before
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row to be: the results with this defense, label, setting and alignment.
+
+    `shown` replaces its title, and `stated` the setting that formats print: a default in a sweep.
+    """
+
+    defense: str
+    label: str
+    setting: str
+    align: str
+    shown: str = ""
+    stated: str = ""
+
+    @classmethod
+    def of(cls, result: Result) -> Line:
+        """The row that a result belongs to."""
+        return cls(result.defense, result.label, result.setting, result.align)
+
+    @property
+    def title(self) -> str:
+        """The study's own label or the defense's name, then its setting and an alignment that is not its own."""
+        if self.shown:
+            return self.shown
+        if self.defense == self.label == "aligned":
+            return f"Aligned ({defense_title(self.align)})"
+        title = self.label if self.label != self.defense else defense_title(self.defense)
+        setting = f", {self.setting}" if self.setting else ""
+        foreign = not self.is_reference and self.align not in ("sft", self.defense)
+        return title + setting + (f" on {defense_title(self.align)}-aligned" if foreign else "")
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is a model before fine-tuning."""
+        return self.defense in REFERENCES
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this row belongs in the tables of defenses: default settings, on its usual alignment."""
+        usual = ("sft",) if self.defense == "aligned" else ("sft", self.defense)
+        return not self.setting and (self.align in usual or self.defense == "base")
+
+    def holds(self, result: Result) -> bool:
+        """Whether the result belongs to this row."""
+        own = (self.defense, self.label, self.setting, self.align)
+        return (result.defense, result.label, result.setting, result.align) == own
+
+    def describe(self) -> str:
+        """Defense, setting and alignment, for errors."""
+        return f"{self.defense} {self.setting}".strip() + f" on {self.align}"
+
+
+def lines_of(results: Iterable[Result]) -> list[Line]:
+    """The rows of some results: references, then the paper's order, then others; own labels after the plain one."""
+    return sorted({Line.of(result) for result in results}, key=_order)
+
+
+def _order(line: Line) -> tuple[Any, ...]:
+    """A total order: what is left to a set's own order changes from one process to the next."""
+    alignment = (line.align != "sft", defense_place(line.align), line.align)
+    own = (line.label != line.defense, line.label, line.setting)
+    return (defense_place(line.defense), line.defense, *alignment, *own)
+
+
+def plain(results: Iterable[Result]) -> list[Result]:
+    """The results whose rows belong in the tables of defenses."""
+    return [result for result in results if Line.of(result).is_plain]
+
+
+def measured(results: Iterable[Result]) -> list[Result]:
+    """Results that hold harm or utility, as opposed to a profile of the training step."""
+    return [result for result in results if "HS" in result.metrics or "FA" in result.metrics]
+
+
+def attack_ratio(results: Iterable[Result]) -> float | None:
+    """The poison ratio of tables that have one: the paper's 0.5 where it was run, otherwise the highest."""
+    ratios = {result.poison_ratio for result in results if result.poison_ratio is not None}
+    return PAPER_RATIO if PAPER_RATIO in ratios else max(ratios, default=None)
+
+
+def at_ratio(results: Iterable[Result], ratio: float | None) -> list[Result]:
+    """The references, and the cells of one poison ratio."""
+    return [result for result in results if result.is_reference or result.poison_ratio == ratio]
+
+
+def by_model_and_task(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
+    """Groups (model, task, results) in the order of the tables; empty ones are left out."""
+    tasks = ordered_tasks(result.task for result in results)
+    groups = [
+        (model, task, [result for result in results if (result.model, result.task) == (model, task)])
+        for model in ordered_models(result.model for result in results)
+        for task in tasks
+    ]
+    return [group for group in groups if group[2]]
+
+
+def without_elsewhere(results: Sequence[Result]) -> tuple[list[Result], tuple[str, ...]]:
+    """The results less those compared in tables of their own, and the note that says so."""
+    kept = [result for result in results if result.defense not in ELSEWHERE]
+    left = sorted({defense_title(result.defense) for result in results if result.defense in ELSEWHERE})
+    return kept, ((f"in tables of their own: {', '.join(left)}",) if left else ())
+
+
+def place_title(model: str, task: str, ratio: float | None = None) -> str:
+    """`model / task at p = 0.5`."""
+    return f"{model} / {task_title(task)}" + (f" at p = {ratio:g}" if ratio is not None else "")
+
+
+def utility_of(results: Sequence[Result]) -> str:
+    """FA; the loss of the held-out targets where accuracy is at floor.
+
+    At floor: the references' FA, interval included, is below a quarter, and no fine-tuned result's lies above it.
+    """
+    ends = [r.metrics[ACCURACY].high for r in results if r.is_reference and ACCURACY in r.metrics]
+    floor = max((end for end in ends if end is not None), default=None)
+    tuned = [r.metrics[ACCURACY].low for r in results if not r.is_reference and ACCURACY in r.metrics]
+    lifted = any(low is not None and floor is not None and low > floor for low in tuned)
+    there = any(LOSS in r.metrics for r in results if not r.is_reference)
+    return ACCURACY if floor is None or floor >= LOW or lifted or not there else LOSS

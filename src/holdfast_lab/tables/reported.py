@@ -1,0 +1,223 @@
+"""The paper's own figures beside ours, and how far both order the defenses alike.
+
+They are read from a file at report time: never part of the package.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.registry import nearest
+from holdfast_lab.tables.kinds import parse_setting
+from holdfast_lab.tables.table import Cell, Published, Row, Section, Table
+
+REPORTED = "HOLDFAST_REPORTED"
+FEWEST = 3  # rows that are ordered: two always agree or disagree completely
+
+COLUMNS = ("table", "model", "task", "poison_ratio", "method", "setting", "metric", "mean", "std")
+# The paper's names that are not a defense's own; (defense, alignment), None where the alignment is the usual one.
+METHODS: dict[str, tuple[str, str | None]] = {
+    "Aligned (SFT)": ("aligned", "sft"),
+    "SFT-Aligned": ("aligned", "sft"),
+    "Antibody-Aligned": ("aligned", "antibody"),
+    "Ours": ("holdfast", None),
+    "Our method": ("holdfast", None),
+    "Ours on SFT-Aligned": ("holdfast", "sft"),
+    "Ours on Antibody-Aligned": ("holdfast", "antibody"),
+}
+Key = tuple[str, str, str, str, str, str]  # table, model, task, defense, setting, metric
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One reported figure with what the key leaves out: alignment and poison ratio, None where any will do."""
+
+    align: str | None
+    poison_ratio: float | None
+    published: Published
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The paper's figures, and which of its models stands for a model that it does not have.
+
+    Attributes:
+        models: the paper's models, in its order.
+        stand_in: chosen by the user; None shows nothing beside models that the paper does not have.
+    """
+
+    figures: Mapping[Key, tuple[Figure, ...]]
+    models: tuple[str, ...]
+    stand_in: str | None = None
+
+    def counterpart(self, model: str) -> str | None:
+        """The paper's name of a model, the stand-in where it has none."""
+        return next((name for name in self.models if _plain(name) == _plain(model)), self.stand_in)
+
+    def find(self, table: str, model: str, row: Row, cell: Cell) -> Published | None:
+        """The paper's figure for a cell: same table, task, defense, alignment, setting, metric and poison ratio."""
+        name = self.counterpart(model)
+        if name is None:
+            return None
+        found = self.figures.get((table, name, cell.task, row.defense, _setting(row.setting), cell.metric), ())
+        for one in found:
+            same_ratio = row.is_reference or one.poison_ratio is None or one.poison_ratio == cell.poison_ratio
+            usual = row.align in ("sft", row.defense) if one.align is None else row.align == one.align
+            if same_ratio and (usual or row.defense == "base"):
+                return one.published
+        return None
+
+
+def find_reported(path: Path | None, stand_in: str | None) -> Reported | None:
+    """The figures of `path`, of HOLDFAST_REPORTED where none is given, or None."""
+    if path is None and os.environ.get(REPORTED):
+        path = Path(os.environ[REPORTED])
+    if path is not None:
+        return read_reported(path, stand_in)
+    if stand_in is not None:
+        raise ConfigError(
+            f"--reported-model {stand_in} without reported figures", remedy=f"give --reported PATH, or set {REPORTED}"
+        )
+    return None
+
+
+def read_reported(path: Path, stand_in: str | None = None) -> Reported:
+    """Read a file of reported figures.
+
+    Raises:
+        ConfigError: no such file, or `stand_in` is not one of its models.
+        DataError: other columns, or a figure that is not a number.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"{path} is not a file, expected the paper's reported figures (CSV)",
+            remedy="correct --reported or HOLDFAST_REPORTED, or unset it to show no figures of the paper",
+        )
+    figures: dict[Key, list[Figure]] = {}
+    models: dict[str, None] = {}
+    with path.open(encoding="utf-8", newline="") as handle:
+        rows = csv.DictReader(handle)
+        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+        if missing:
+            raise DataError(
+                f"{path}: no column {missing[0]!r}, expected {', '.join(COLUMNS)}", remedy="name the right file"
+            )
+        for row in rows:
+            where = f"{path}:{rows.line_num}"
+            method = row["method"]
+            defense, align = METHODS.get(method, (re.sub(r"\W+", "_", method.lower()), None))
+            key = (row["table"], row["model"], row["task"], defense, _setting(row["setting"]), row["metric"])
+            mean = _number(row["mean"], where, "mean")
+            if mean is None:
+                continue
+            ratio = None if row["poison_ratio"] in ("", "any") else _number(row["poison_ratio"], where, "poison_ratio")
+            figure = Figure(align, ratio, Published(mean, _number(row["std"], where, "std")))
+            figures.setdefault(key, []).append(figure)
+            models.setdefault(row["model"])
+    if stand_in is not None and stand_in not in models:
+        raise ConfigError(f"{path} reports no model {stand_in!r}", remedy=nearest(stand_in, list(models)))
+    return Reported({key: tuple(found) for key, found in figures.items()}, tuple(models), stand_in)
+
+
+def _setting(setting: str) -> str:
+    """`tau=0.10` and `tau=0.1` are one setting."""
+    name, value = parse_setting(setting)
+    try:
+        return f"{name}={float(value):g}"
+    except ValueError:
+        return setting
+
+
+def _number(text: str | None, where: str, column: str) -> float | None:
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{where}: {column} is not a finite number", remedy="restore the file from its source")
+    return value
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def beside(table: Table, reported: Reported) -> Table:
+    """The table with the paper's figure in every cell that has one, and notes on model and agreement.
+
+    Of several rows of one defense (own labels) the first, which is the plain one, is compared with the paper's.
+    """
+    sections, notes = [], list(table.notes)
+    for section in table.sections:
+        taken: set[tuple[str, str, str]] = set()
+        rows = []
+        for row in section.rows:
+            key = (row.defense, row.align, row.setting)
+            rows.append(row if key in taken else _row(table.name, section.model, row, reported))
+            taken.add(key)
+        sections.append(replace(section, rows=tuple(rows)))
+    found = replace(table, sections=tuple(sections))
+    if found.has_published:
+        notes += _models(found, reported) + [line for section in sections for line in _orders(found, section)]
+    return replace(found, notes=tuple(notes))
+
+
+def average_ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """Ranks from 1 with ties sharing their mean rank."""
+    x = np.asarray(values, dtype=np.float64)
+    smaller = (x[None, :] < x[:, None]).sum(axis=1)
+    equal = (x[None, :] == x[:, None]).sum(axis=1)
+    return np.asarray(smaller + (equal + 1) / 2, dtype=np.float64)
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Rank correlation: Pearson's correlation of average ranks; None where one side is constant."""
+    a, b = (ranks - ranks.mean() for ranks in (average_ranks(one), average_ranks(other)))
+    scale = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / scale if scale > 0 else None
+
+
+def _row(table: str, model: str, row: Row, reported: Reported) -> Row:
+    cells = (replace(cell, published=reported.find(table, model, row, cell)) for cell in row.cells)
+    return replace(row, cells=tuple(cells))
+
+
+def _models(table: Table, reported: Reported) -> list[str]:
+    names = dict.fromkeys(
+        (section.model, reported.counterpart(section.model))
+        for section in table.sections
+        if any(cell.published for row in section.rows for cell in row.cells)
+    )
+    return [f"{model} is compared with the paper's {other}" for model, other in names if model != other]
+
+
+def _orders(table: Table, section: Section) -> list[str]:
+    """One line a section: Spearman's rank correlation of the defenses in each column."""
+    found = []
+    for j, column in enumerate(table.columns):
+        pairs = [
+            (cell.mean, cell.published.mean)
+            for row in section.rows
+            if (cell := row.cells[j]).mean is not None and cell.published is not None and not row.is_reference
+        ]
+        if len(pairs) >= FEWEST:
+            value = spearman([ours for ours, _ in pairs if ours is not None], [theirs for _, theirs in pairs])
+            name = f"{column.group} {column.shown.title}".strip()
+            found.append((len(pairs), f"{name} {'undefined' if value is None else f'{value:+.2f}'}"))
+    prefix = f"{section.title}: " if section.title else ""
+    return [
+        f"{prefix}order of {count} rows against the paper's, Spearman: {', '.join(x for n, x in found if n == count)}"
+        for count in sorted({n for n, _ in found}, reverse=True)
+    ]

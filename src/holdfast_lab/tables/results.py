@@ -1,0 +1,248 @@
+"""The results of a study: one JSON file per cell, read strictly; one protocol in one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import DataError
+from holdfast.core.files import read_json
+from holdfast.core.hashing import sha256_json
+
+VERSION = 1
+REFERENCES = ("base", "aligned")
+REMEDY = "name the output_dir of `holdfast study`, or a folder that holds its result files and nothing else"
+SHOWN = 3  # fields named in which two protocols differ
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One metric of one cell: its value, a confidence interval where there is one, and the sample size."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell of a study.
+
+    Attributes:
+        cell: its id.
+        model: the name shown.
+        defense: a name in DEFENSES, or `base` / `aligned` for the models before fine-tuning.
+        label: what the row is called; equal to `defense` where the study gave no name.
+        setting: what differs from the defense's default, e.g. `tau=0.05`; empty for the default.
+        align: the alignment recipe, `sft` or a defense of the alignment stage.
+        poison_ratio, seed: None for the references.
+        constraint: tau, alpha and beta of the run, where the result has them; so `unit` and `majorizer`.
+        outcomes: of HS (harmful) and FA (right), a truth value per prompt, where the result has them.
+        kept_sha256: of the replies that the run was to keep: it distinguishes alignments of one recipe.
+    """
+
+    cell: str
+    model: str
+    task: str
+    defense: str
+    label: str
+    setting: str
+    align: str
+    poison_ratio: float | None
+    seed: int | None
+    protocol_sha256: str
+    protocol: Mapping[str, Any]
+    metrics: Mapping[str, Measured]
+    constraint: Mapping[str, float]
+    path: Path
+    outcomes: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
+    kept_sha256: str | None = None
+    unit: str | None = None
+    majorizer: str | None = None
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is a model before fine-tuning: no seed, no poison, and never marked best."""
+        return self.defense in REFERENCES
+
+
+def read_results(folder: Path) -> list[Result]:
+    """Read every result of a study's output_dir (its `results/`) or of a folder of results, by file name.
+
+    Raises:
+        DataError: no such folder, no results, a file that is not a result, or one cell in two files.
+        CheckpointError: a file that is not JSON.
+    """
+    inside = folder / "results" if (folder / "results").is_dir() else folder
+    if not inside.is_dir():
+        raise DataError(f"{folder} is not a folder, expected the results of a study", remedy=REMEDY)
+    if (folder / "config.yaml").is_file() and inside == folder:
+        raise DataError(f"{folder} is the folder of a run, expected the output_dir of a study", remedy=REMEDY)
+    results = [parse_result(read_json(path), path) for path in sorted(inside.glob("*.json"))]
+    if not results:
+        raise DataError(f"{inside} holds no result (*.json)", remedy=REMEDY)
+    require_distinct(results)
+    return results
+
+
+def read_studies(folders: Sequence[Path]) -> list[Result]:
+    """The results of several studies; `DataError` where one cell is in two of them."""
+    results = [result for folder in folders for result in read_results(folder)]
+    require_distinct(results)
+    return results
+
+
+def require_distinct(results: Sequence[Result]) -> None:
+    """Raises `DataError` when one cell comes twice, since its seed would count twice."""
+    seen: dict[str, Path] = {}
+    for result in results:
+        if result.cell in seen:
+            raise DataError(
+                f"{seen[result.cell]} and {result.path} are both cell {result.cell!r}, expected each cell once",
+                remedy="remove the copy",
+            )
+        seen[result.cell] = result.path
+
+
+def failed_cells(folder: Path) -> list[str]:
+    """Ids of the cells of a study's output_dir that failed and have no result."""
+    failed = (path.stem for path in sorted((folder / "errors").glob("*.json")))
+    return [cell for cell in failed if not (folder / "results" / f"{cell}.json").exists()]
+
+
+def require_one_protocol(results: Sequence[Result], table: str) -> None:
+    """Raises `DataError` naming two cells and the first fields in which their protocols differ."""
+    if not results:
+        return
+    first = results[0]
+    digest = sha256_json(first.protocol)
+    for other in results[1:]:
+        if other.protocol_sha256 == first.protocol_sha256 and sha256_json(other.protocol) == digest:
+            continue
+        fields = list(differences(first.protocol, other.protocol))
+        more = f" and {len(fields) - SHOWN} more" if len(fields) > SHOWN else ""
+        where = ", ".join(fields[:SHOWN]) + more if fields else "protocol_sha256 alone"
+        raise DataError(
+            f"table {table}: cells {first.cell} and {other.cell} follow different protocols ({where}), "
+            "expected one protocol in a table",
+            remedy="make one table per protocol from a folder of its own, or run the other cells again",
+        )
+
+
+def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
+    """Fields in which two protocols differ, as `path: value / value`, in sorted order."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in sorted({*before, *after}, key=str):
+            inner = f"{path}.{key}" if path else str(key)
+            if key in before and key in after:
+                yield from differences(before[key], after[key], inner)
+            else:
+                yield f"{inner}: " + " / ".join(
+                    _short(side[key]) if key in side else "absent" for side in (before, after)
+                )
+    elif before != after:
+        yield f"{path}: {_short(before)} / {_short(after)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def parse_result(value: Any, path: Path) -> Result:
+    """One result from its JSON; unknown fields are left alone, missing or mistyped ones are refused by name."""
+    if not isinstance(value, dict) or "version" not in value:
+        raise DataError(f"{path} is not a result of a study: no field 'version'", remedy=REMEDY)
+    if value["version"] != VERSION:
+        raise DataError(
+            f"{path}: version is {value['version']!r}, expected {VERSION}",
+            remedy="use the holdfast that wrote it, or run the study again",
+        )
+
+    def get(key: str, right: Callable[[Any], bool], expected: str) -> Any:
+        if not right(value.get(key)):
+            raise DataError(f"{path}: {key} is {_shown(value.get(key))}, expected {expected}", remedy=REMEDY)
+        return value.get(key)
+
+    def text(key: str) -> str:
+        return one_line(get(key, lambda x: isinstance(x, str), "text"))
+
+    def name(key: str) -> str:
+        if not (found := text(key)):
+            raise DataError(f"{path}: {key} is empty, expected a name", remedy=REMEDY)
+        return found
+
+    def optional(key: str) -> str:
+        return "" if value.get(key) is None else text(key)
+
+    def mapping(key: str) -> dict[str, Any]:
+        return dict(get(key, lambda x: isinstance(x, dict), "an object"))
+
+    ratio = get("poison_ratio", lambda x: x is None or _is_number(x), "a finite number or null")
+    seed = get(
+        "seed", lambda x: x is None or (isinstance(x, int) and not isinstance(x, bool)), "a whole number or null"
+    )
+    provenance = value["provenance"] if isinstance(value.get("provenance"), dict) else {}
+    constraint = provenance["constraint"] if isinstance(provenance.get("constraint"), dict) else {}
+    words = {key: word for key in ("unit", "majorizer") if isinstance(word := constraint.get(key), str)}
+    return Result(
+        **{key: name(key) for key in ("cell", "model", "task", "defense", "align", "protocol_sha256")},
+        label=optional("label") or name("defense"),
+        setting=optional("setting"),
+        poison_ratio=None if ratio is None else float(ratio),
+        seed=seed,
+        protocol=mapping("protocol"),
+        metrics={str(key): _measured(key, entry, path) for key, entry in mapping("metrics").items()},
+        constraint={key: float(number) for key, number in constraint.items() if _is_number(number)},
+        path=path,
+        outcomes=_outcomes(value.get("outcomes"), path),
+        kept_sha256=str(provenance.get("kept_sha256") or "") or None,
+        **words,
+    )
+
+
+def _measured(name: object, value: Any, path: Path) -> Measured:
+    parts = value if isinstance(value, dict) else {}
+    wrong = [key for key in ("low", "high") if parts.get(key) is not None and not _is_number(parts[key])]
+    if wrong or not _is_number(parts.get("value")):
+        key = wrong[0] if wrong else "value"
+        raise DataError(
+            f"{path}: metrics.{name} has {key} {_shown(parts.get(key))}, expected a finite number",
+            remedy="score the cell again",
+        )
+    low, high = (None if parts.get(key) is None else float(parts[key]) for key in ("low", "high"))
+    return Measured(float(parts["value"]), low, high, parts["n"] if isinstance(parts.get("n"), int) else None)
+
+
+def _outcomes(value: Any, path: Path) -> dict[str, tuple[bool, ...]]:
+    """A string of 0 and 1 per metric; nothing where the result has none."""
+    if value is None:
+        return {}
+    strings = value.values() if isinstance(value, dict) else [None]
+    if not all(isinstance(bits, str) and set(bits) <= {"0", "1"} for bits in strings):
+        raise DataError(f"{path}: outcomes are not strings of 0 and 1", remedy="score the cell again")
+    return {str(name): tuple(bit == "1" for bit in bits) for name, bits in value.items()}
+
+
+def one_line(text: str) -> str:
+    """Printable text on one line: with a line break in it, a label could pass for a row of its own."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # JSON has whole numbers that no float holds
+        return False
+
+
+def _shown(value: object) -> str:
+    """A value in an error: its kind where it could be long, since a foreign file may hold anything."""
+    if not isinstance(value, int | float | None):
+        return f"of type {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= 24 else f"a number of {len(text)} digits"
