@@ -65,10 +65,10 @@ class FusedEngine:
     # -- one micro-batch ---------------------------------------------------------------------------------------------
 
     def accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool = False) -> Tensor:
-        """One pass holds what the backward needs of both batches. Where that does not fit and the path was ours to
+        """Both batches in one pass. Where it runs out of memory under `step: auto`, all later steps take two passes.
 
-        choose, this step and all later ones take two passes: nothing of the failed micro-batch has been accumulated,
-        the task's gradient of earlier ones is kept, and the safety batch is passed over as a whole at the step's end.
+        The failed micro-batch has accumulated nothing and is passed over again; the task's gradient of earlier ones is
+        kept, and the safety batch is passed over as a whole at the step's end.
         """
         try:
             return self._accumulate(inputs, items, terms, skip=skip)
