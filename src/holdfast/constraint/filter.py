@@ -15,7 +15,7 @@ With values `v_k = g_k + rho_k`, gradients `h_k = grad g_k` and a rate gamma in 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,6 +48,12 @@ def _averaged(values: list[float], gradients: list[Vector]) -> tuple[list[float]
     return [float(v) for v in (numbers / world()).tolist()], gradients
 
 
+def _nonfinite(what: str, of_each: Iterable[tuple[float, ...]]) -> str:
+    """The first constraint of which a number is not finite, in words; empty where there is none."""
+    bad = (k for k, numbers in enumerate(of_each, start=1) if not all(map(math.isfinite, numbers)))
+    return next((f"{what} of constraint {k}" for k in bad), "")
+
+
 @dataclass(frozen=True)
 class FilterEvent:
     """What one step of the filter did.
@@ -60,6 +66,7 @@ class FilterEvent:
             at most zero, up to rounding, unless capped.
         correction_ratio: norm(correction) / norm(nominal); None when the nominal step is zero.
         cosine: cosine between the first constraint's gradient and the nominal step; None when either is zero.
+        nonfinite: what was not finite, where the step was discarded for it.
     """
 
     name: Event
@@ -68,6 +75,7 @@ class FilterEvent:
     residual: float | None = None
     correction_ratio: float | None = None
     cosine: float | None = None
+    nonfinite: str = ""
 
     @property
     def corrected(self) -> bool:
@@ -82,7 +90,7 @@ class _Armed:
     values: list[float]
     gradients: list[Vector]
     before: Vector | None = None
-    void: bool = False
+    nonfinite: str = ""  # what was not finite; the step is then discarded
     skipped: bool = False
 
 
@@ -181,9 +189,11 @@ class SafetyFilter:
         space = ParameterSpace(trainable(self.optimizer))
         armed = _Armed(list(estimates if estimates is not None else values), [list(h) for h in gradients])
         norms = space.dots([(h, h) for h in gradients])
-        armed.void = not all(map(math.isfinite, [*values, *armed.values, *norms]))
         self._armed = armed
-        if armed.void:
+        armed.nonfinite = _nonfinite("value", zip(values, armed.values, strict=True)) or _nonfinite(
+            "gradient", zip(norms, strict=True)
+        )
+        if armed.nonfinite:
             return
         self._average(space, armed)
         if self.space == "gradient":
@@ -222,7 +232,7 @@ class SafetyFilter:
         nominal = [-x for x in space.task_gradient()]
         problem = measure(space, armed.gradients, armed.values, nominal, diagonal=None, rate=kappa)
         if not problem.finite:
-            armed.void = True
+            armed.nonfinite = "correction"
             return
         mu = problem.multipliers()
         if not np.isfinite(mu).all():
@@ -248,10 +258,11 @@ class SafetyFilter:
             space.drop_gradient()
             return
         gradient = space.task_gradient()
-        if armed.void or not math.isfinite(space.dots([(gradient, gradient)])[0]):
-            armed.void = True
+        if not math.isfinite(space.dots([(gradient, gradient)])[0]):
+            armed.nonfinite = "task gradient"
+        if armed.nonfinite:
             space.drop_gradient()  # the optimizer then touches neither parameters nor moments
-        if armed.void or self.space == "update":
+        if armed.nonfinite or self.space == "update":
             armed.before = space.snapshot()
 
     def _after_step(self, *_: Any) -> None:
@@ -260,7 +271,7 @@ class SafetyFilter:
         if armed.skipped:
             return
         space = ParameterSpace(trainable(self.optimizer))
-        if armed.void:
+        if armed.nonfinite:
             self._discard(space, armed)
         elif self.space == "update":
             self._correct(space, armed)
@@ -273,6 +284,7 @@ class SafetyFilter:
         )
         problem = measure(space, armed.gradients, armed.values, nominal, diagonal=diagonal, rate=self.rate)
         if not problem.finite:
+            armed.nonfinite = "correction"
             self._discard(space, armed)
             return
         self._memory.fold_norm(problem.nominal_norm)
@@ -317,7 +329,7 @@ class SafetyFilter:
         """Undo a step in which something was not finite, and stop when that happens too often."""
         self._restore(space, armed)
         self._report(Event.NONFINITE, armed, [0.0] * len(armed.values))
-        self._memory.count_nonfinite()
+        self._memory.count_nonfinite(armed.nonfinite)
 
     def _report(
         self, name: Event, armed: _Armed, multipliers: list[float], problem: FilterProblem | None = None
@@ -331,6 +343,7 @@ class SafetyFilter:
             residual=problem.residual(mu) if problem is not None and measured else None,
             correction_ratio=problem.correction_ratio(mu) if problem is not None and measured else None,
             cosine=problem.cosine if problem is not None else None,
+            nonfinite=armed.nonfinite if name is Event.NONFINITE else "",
         )
         self._memory.watch_restoration(name, max(armed.values))
 

@@ -117,6 +117,7 @@ class FilteredDefense(Defense):
                 "correction_ratio": event.correction_ratio,
                 "cosine": event.cosine,
                 "active": float(event.corrected),
+                **({"nonfinite": event.nonfinite} if event.nonfinite else {}),
             },
             each,
         )
