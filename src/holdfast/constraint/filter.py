@@ -15,72 +15,26 @@ With values `v_k = g_k + rho_k`, gradients `h_k = grad g_k` and a rate gamma in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from holdfast.constraint.barrier import Event
-from holdfast.constraint.filter_input import differentiable, require_dependence
+from holdfast.constraint.event import Event, FilterEvent
+from holdfast.constraint.filter_input import measured_constraints, nonfinite, one_learning_rate
 from holdfast.constraint.filter_settings import check_settings, require_one_step
-from holdfast.constraint.gradients import ParameterSpace, Vector, shard, trainable
+from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.memory import FilterMemory
 from holdfast.constraint.metric import adam_diagonal, resolve_metric
 from holdfast.constraint.problem import FilterProblem, measure
-from holdfast.core.errors import ConfigError, UnsupportedError
-from holdfast.core.ranks import sum_in_place, world
+from holdfast.core.errors import ConfigError
+from holdfast.defaults import default
 
 Space = Literal["update", "gradient"]
 TRUST_FLOOR = 1e-4  # of norm(theta): lets a correction through while a warm-up holds the learning rate at zero
-
-
-def _averaged(values: list[float], gradients: list[Vector]) -> tuple[list[float], list[Vector]]:
-    """Means over the ranks: the constraint of the whole batch, for equally large parts."""
-    numbers = torch.tensor(values, dtype=torch.float64, device=gradients[0][0].device)
-    sum_in_place([numbers, *(x for gradient in gradients for x in gradient)])
-    for gradient in gradients:
-        for x in gradient:
-            x.div_(world())
-    return [float(v) for v in (numbers / world()).tolist()], gradients
-
-
-def _nonfinite(what: str, of_each: Iterable[tuple[float, ...]]) -> str:
-    """The first constraint of which a number is not finite, in words; empty where there is none."""
-    bad = (k for k, numbers in enumerate(of_each, start=1) if not all(map(math.isfinite, numbers)))
-    return next((f"{what} of constraint {k}" for k in bad), "")
-
-
-@dataclass(frozen=True)
-class FilterEvent:
-    """What one step of the filter did.
-
-    Attributes:
-        name: the case, see `Event`.
-        values: `g_k + rho_k` as given.
-        multipliers: lambda_k (gradient space) or mu_k (update space) as applied.
-        residual: `max_k h_k . s + gamma v_k` of the corrected step (gradient space: of the direction, with kappa);
-            at most zero, up to rounding, unless capped.
-        correction_ratio: norm(correction) / norm(nominal); None when the nominal step is zero.
-        cosine: cosine between the first constraint's gradient and the nominal step; None when either is zero.
-        nonfinite: what was not finite, where the step was discarded for it.
-    """
-
-    name: Event
-    values: tuple[float, ...]
-    multipliers: tuple[float, ...]
-    residual: float | None = None
-    correction_ratio: float | None = None
-    cosine: float | None = None
-    nonfinite: str = ""
-
-    @property
-    def corrected(self) -> bool:
-        """Whether the nominal step was changed."""
-        return self.name not in (Event.INACTIVE, Event.NONFINITE)
 
 
 @dataclass
@@ -117,11 +71,11 @@ class SafetyFilter:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        rate: float = 1.0,
-        space: Space = "update",
+        rate: float = default("defense.rate"),
+        space: Space = default("defense.space"),
         *,
-        metric: str = "auto",
-        trust_region: float = 3.0,
+        metric: str = default("defense.metric"),
+        trust_region: float = default("defense.trust_region"),
         gradient_decay: float = 0.0,
     ) -> None:
         check_settings(rate, space, metric, trust_region, gradient_decay)
@@ -153,24 +107,7 @@ class SafetyFilter:
         Raises:
             ConfigError: a constraint is no scalar tensor, has no graph, or depends on no trainable parameter.
         """
-        constraints = differentiable(g)
-        params = trainable(self.optimizer)
-        if any(isinstance(p, DTensor) for p in params):
-            raise UnsupportedError(
-                "SafetyFilter.step on sharded (FSDP2) parameters: their gradients exist only inside backward()",
-                remedy="use SafeSFTTrainer, or measure the gradients yourself and call arm() before optimizer.step()",
-            )
-        gradients: list[Vector] = []
-        for i, constraint in enumerate(constraints):
-            more = i + 1 < len(constraints)
-            found = torch.autograd.grad(constraint, params, retain_graph=more, allow_unused=True)
-            require_dependence(found, i)
-            gradients.append(
-                [torch.zeros_like(shard(p)) if x is None else shard(x) for p, x in zip(params, found, strict=True)]
-            )
-        values = [float(c.detach()) for c in constraints]
-        if world() > 1:  # autograd.grad goes past DDP's reduction; every rank must filter with the same numbers
-            values, gradients = _averaged(values, gradients)
+        values, gradients = measured_constraints(g, trainable(self.optimizer))
         self.arm(values, gradients)
         self.optimizer.step()
         assert self.last_event is not None
@@ -190,7 +127,7 @@ class SafetyFilter:
         armed = _Armed(list(estimates if estimates is not None else values), [list(h) for h in gradients])
         norms = space.dots([(h, h) for h in gradients])
         self._armed = armed
-        armed.nonfinite = _nonfinite("value", zip(values, armed.values, strict=True)) or _nonfinite(
+        armed.nonfinite = nonfinite("value", zip(values, armed.values, strict=True)) or nonfinite(
             "gradient", zip(norms, strict=True)
         )
         if armed.nonfinite:
@@ -214,17 +151,8 @@ class SafetyFilter:
 
     # -- gradient space (Algorithm 1) ----------------------------------------------------------------------------
 
-    def _learning_rate(self) -> float:
-        rates = {float(group["lr"]) for group in self.optimizer.param_groups}
-        if len(rates) > 1:
-            raise ConfigError(
-                f"gradient space needs one learning rate, the optimizer has {len(rates)}",
-                remedy="use space 'update', which works with any optimizer, or one learning rate",
-            )
-        return rates.pop()
-
     def _filter_gradient(self, space: ParameterSpace, armed: _Armed) -> None:
-        lr = self._learning_rate()
+        lr = one_learning_rate(self.optimizer)
         if lr == 0.0:  # no step, no filter
             self._report(Event.INACTIVE, armed, [0.0] * len(armed.values))
             return

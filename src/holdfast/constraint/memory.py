@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.constraint.barrier import Event
+from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.core.errors import ConfigError, InfeasibleError, NumericalError
 
