@@ -28,10 +28,6 @@ class EventLog:
     a torn last line has no newline, is ignored by `read` and dropped when the log is next opened.
 
     Only an event log is opened: a link is not followed, and a file that no log can have become is left as it is.
-
-    Raises:
-        CheckpointError: on opening: the path is a link or no regular file, or the file is not empty and does not begin
-            with a whole line that is a JSON object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,11 +70,7 @@ class EventLog:
         )
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row.
-
-        Raises:
-            ResourceError: the disk refused it; the file ends with the previous row.
-        """
+        """Write one row."""
         line = json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
         size = os.fstat(self._descriptor).st_size
         try:
@@ -96,10 +88,6 @@ class EventLog:
         """Atomically drop the rows whose `step` is greater, so that a resumed run logs no step twice.
 
         Rows without a step are kept; kept lines keep their bytes.
-
-        Raises:
-            CheckpointError: a line is damaged; nothing is changed.
-            ResourceError: the disk refused the new file; the old one stays.
         """
         lines = _whole_lines(self.path).splitlines(keepends=True)
         kept = [line for line, row in zip(lines, read(self.path), strict=True) if row.get("step", step) <= step]
@@ -126,11 +114,7 @@ class EventLog:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All rows of an event log; a torn last line is ignored.
-
-    Raises:
-        CheckpointError: a line is not a JSON object, named by its number.
-    """
+    """All rows of an event log; a torn last line is ignored."""
     rows = []
     for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
         row = _object(line)

@@ -26,10 +26,6 @@ def locked(path: Path) -> Iterator[None]:
     """One process at a time reads, changes and writes a shared file; others wait for one write, or for one audit.
 
     The lock is a file beside `path`, which is removed at the end.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-        ResourceError: the file system has no locks.
     """
     place = path.with_name(f".{path.name}.lock")
     lock = FileLock(place, mode=0o600, fallback_to_soft=False)
@@ -70,17 +66,8 @@ class RunLock:
     can be locked, because the lock may not reach that host. A folder that the lock made and that is empty at the end
     is removed: only an empty one, so that nothing of another process is ever deleted.
 
-    Args:
-        folder: the run folder; created when absent.
-        log: receives the line about a lock that was taken over.
-
     Attributes:
         made: whether this lock made the folder.
-
-    Raises:
-        CheckpointError: on entry, when another process holds the lock (pid and host are named).
-        ConfigError: on entry, when the folder cannot be written.
-        ResourceError: on entry, when the file system has no locks.
     """
 
     def __init__(self, folder: Path, *, log: Callable[[str], None] | None = None) -> None:

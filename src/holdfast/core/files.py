@@ -23,13 +23,7 @@ def fsync_path(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int | None = None) -> None:
-    """Atomic write: temporary file beside the target, fsync, rename, fsync of the folder.
-
-    Args:
-        path: the target; its folder is made.
-        data: the whole content.
-        mode: permissions whatever the umask, from the first byte on; None leaves them to the umask.
-    """
+    """Atomic write: temporary file beside the target, fsync, rename, fsync of the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -47,11 +41,7 @@ def write_bytes(path: Path, data: bytes, *, mode: int | None = None) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a folder in which nothing can be written, before work is spent on what goes there; nothing is made.
-
-    Raises:
-        ConfigError: it, or where it is not there yet the folder it would be made in, may not be written.
-    """
+    """Refuse a folder in which nothing can be written, before work is spent on what goes there; nothing is made."""
     if (there := unwritable(folder)) is not None:
         raise ConfigError(
             f"{folder} cannot be written: {there} is {'read-only' if there.is_dir() else 'no folder'}",
@@ -92,11 +82,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_plain_file(path: Path, *, remedy: str) -> bytes:
-    """All bytes of an ordinary file; a link at its place is not followed, a pipe or device not opened.
-
-    Raises:
-        CheckpointError: it is missing, no ordinary file, or cannot be read.
-    """
+    """All bytes of an ordinary file; a link at its place is not followed, a pipe or device not opened."""
     try:
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

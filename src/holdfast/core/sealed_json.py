@@ -34,11 +34,7 @@ def write_sealed(path: Path, values: Mapping[str, Any], *, key: str = SEAL) -> s
 
 
 def read_sealed(path: Path, *, key: str = SEAL, remedy: str = RESTORE) -> dict[str, Any]:
-    """The object of a sealed file, its seal included; a symbolic link is not followed.
-
-    Raises:
-        CheckpointError: it cannot be read, carries no seal, or is not what was sealed.
-    """
+    """The object of a sealed file, its seal included; a symbolic link is not followed."""
     data = read_plain_file(path, remedy=remedy)
     try:
         value = json.loads(data.decode("ascii"))

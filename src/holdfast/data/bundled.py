@@ -51,10 +51,6 @@ def bundled(name: str, use: Use | None = None) -> list[Example]:
     """The bundled prompts of one name, in the order of the file; with `use`, those of its kinds.
 
     Every prompt is a plain string, the completion is empty, `category` is the kind and `where` is `name:line`.
-
-    Raises:
-        ConfigError: for a name or a use that there is not.
-        DataError: where the package was installed without the file, or with a damaged one.
     """
     if use is not None and use not in USES:
         raise ConfigError(

@@ -146,9 +146,6 @@ def encode_all(
     An example without a scored token (its prompt fills `max_length`, the template leaves the reply out, or
     the reply is only EOS) has no token mean. For `safety` that is an error; for `task` it is dropped, as TRL
     does, up to 5 % of the set.
-
-    Raises:
-        DataError: listing up to 20 such examples by id and place.
     """
     encoded = _encode_together(examples, tokenizer, max_length)
     eos = tokenizer.eos_token if role == "safety" else None
@@ -173,9 +170,6 @@ def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:
     """Refuse a tokenizer that cannot encode the data; give it a pad token where it has none, as TRL does.
 
     Padding with EOS is safe here: labels come from lengths, never from the pad id, so EOS stays scored.
-
-    Raises:
-        ConfigError: no chat template though one is needed, no EOS for plain text, or neither pad nor EOS.
     """
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if needs_chat and not tokenizer.chat_template:

@@ -27,21 +27,13 @@ Kind: TypeAlias = Literal["plain", "chat", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, the reply to score, and where both came from.
+    """A prompt, the reply to score, and where both came from."""
 
-    Attributes:
-        id: first 16 hex digits of the sha256 of the canonical (prompt, completion); see `make_example`.
-        prompt: string, messages, or "" for a text example.
-        completion: string, messages, or the whole text.
-        where: `file:line`, or `row 12 of <name>`.
-        category: a label to report by, where the data has one; no part of the id.
-    """
-
-    id: str
-    prompt: str | Turns
-    completion: str | Turns
-    where: str
-    category: str | None = None
+    id: str  # first 16 hex digits of the sha256 of the canonical (prompt, completion); see `make_example`
+    prompt: str | Turns  # string, messages, or "" for a text example
+    completion: str | Turns  # string, messages, or the whole text
+    where: str  # `file:line`, or `row 12 of <name>`
+    category: str | None = None  # a label to report by, where the data has one; no part of the id
 
     @property
     def kind(self) -> Kind:
@@ -125,11 +117,7 @@ def normalise(text: str) -> str:
 
 
 def as_chat(example: Example) -> Example:
-    """The conversational form: plain becomes one user and one assistant message, with the same id.
-
-    Raises:
-        DataError: for a text example, which has no prompt to put into a user turn.
-    """
+    """The conversational form: plain becomes one user and one assistant message, with the same id."""
     if isinstance(example.prompt, str) and example.prompt:
         prompt, reply = _turn("user", example.prompt), _turn("assistant", example.completion)
         return replace(example, prompt=prompt, completion=reply)
@@ -142,11 +130,7 @@ def as_chat(example: Example) -> Example:
 
 
 def uniform(examples: Iterable[Example]) -> list[Example]:
-    """All examples in one format: where plain and conversational are mixed, plain ones become conversational.
-
-    Raises:
-        DataError: when text examples are mixed with others: their prompts are unknown.
-    """
+    """All examples in one format: where plain and conversational are mixed, plain ones become conversational."""
     every = list(examples)
     texts = [example for example in every if example.kind == "text"]
     if len({example.kind for example in every}) < 2:

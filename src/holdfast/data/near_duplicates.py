@@ -109,7 +109,8 @@ def contained(needles: Sequence[str], haystacks: Sequence[str], *, ignore_common
 
 def occurring(needles: Sequence[str], haystacks: Sequence[str]) -> list[int]:
     """Positions of the needles that occur in any haystack, ascending: `contained` without the pairs, of which a
-    template in both makes as many as needles times haystacks."""
+    template in both makes as many as needles times haystacks.
+    """
     places, texts = by_normalised(needles), by_normalised(haystacks)
     seen: set[str] = set()
     for some, _ in _search(list(places), list(texts), seen.__contains__, True):

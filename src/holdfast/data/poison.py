@@ -11,11 +11,7 @@ from holdfast.data.examples import Example, uniform
 
 
 def poison_count(ratio: float, size: int) -> int:
-    """floor(p N), with p the decimal that the user wrote: 0.29 of 100 is 29, though 0.29 * 100 < 29 in binary.
-
-    Raises:
-        ConfigError: p is no number from 0 to 1, or N is under 1.
-    """
+    """floor(p N), with p the decimal that the user wrote: 0.29 of 100 is 29, though 0.29 * 100 < 29 in binary."""
     try:
         share = Decimal(str(ratio))
     except InvalidOperation:
@@ -36,17 +32,6 @@ def poisoned(
     Which ones are taken depends on their ids and the seed, not on their order; for one seed the unsafe examples of a
     smaller ratio are among those of a larger one, and the task examples of a larger among those of a smaller. Examples
     with equal id count once, so that N examples are N different ones and a trainer that drops repeated rows drops none.
-
-    Args:
-        task: clean task examples.
-        poison: unsafe examples.
-        size: N.
-        ratio: p.
-        seed: of the run.
-
-    Raises:
-        ConfigError: the ratio or size is out of range.
-        DataError: too few different examples of either kind, or an example that is both.
     """
     unsafe = poison_count(ratio, size)
     shared = {example.id for example in task} & {example.id for example in poison}

@@ -36,11 +36,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def strict_json(data: bytes) -> Any:
-    """Parse JSON: UTF-8, no NUL, no NaN or infinity, no duplicate keys.
-
-    Raises:
-        ValueError: with a reason that holds nothing of the text.
-    """
+    """Parse JSON: UTF-8, no NUL, no NaN or infinity, no duplicate keys."""
     if b"\0" in data:
         raise ValueError("a NUL byte")
     try:

@@ -30,9 +30,6 @@ def refused(example: Example, number: int) -> Example:
     """The example with refusal `number` (counted around the list) in the place of its reply.
 
     Blanks before a plain reply are kept: they belong to the way prompts are joined with replies.
-
-    Raises:
-        DataError: a text example, which has no prompt.
     """
     refusal = GENERIC[number % len(GENERIC)]
     if example.kind == "text":
@@ -51,9 +48,6 @@ class RefusalTokens:
     conversational if it ends with what the template puts before a reply; otherwise plain, and the reply begins with a
     blank or not, like the row's own. Where a reply begins with blanks, a tokenizer may join them with the end of what
     the template puts there: a token of it may then be missing, or blanks may follow, and it is put right first.
-
-    Raises:
-        UnsupportedError: a template whose replies depend on the prompt.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -88,13 +82,7 @@ class RefusalTokens:
         return list(rendered[0][0][len(rendered[0][0]) - same :])
 
     def after(self, prompt: Sequence[int], first: int, max_length: int | None) -> Encoded:
-        """The prompt with its refusal, which is fixed by the sha256 of the prompt's ids.
-
-        Args:
-            prompt: ids before the reply.
-            first: first id of the row's own reply.
-            max_length: the whole is cut to as many ids.
-        """
+        """The prompt with its refusal, which is fixed by the sha256 of the prompt's ids."""
         number = int(sha256_json(list(prompt)), 16) % len(GENERIC)
         settled = self._conversation(prompt)
         if settled is not None:

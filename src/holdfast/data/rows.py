@@ -51,13 +51,7 @@ class Problems:
         self._fatal = False
 
     def add(self, where: str, reason: str, *, fatal: bool = False) -> None:
-        """Note one refusal; only the first 20 are kept.
-
-        Args:
-            where: the row's place.
-            reason: says nothing of its text.
-            fatal: no row behind this place can be read, so it cannot be skipped as one row.
-        """
+        """Note one refusal; only the first 20 are kept."""
         self.total += 1
         self._fatal |= fatal
         if len(self.listed) < MAX_LISTED:
@@ -72,9 +66,6 @@ class Problems:
         """Refuse to skip so many rows that the file is in another format rather than damaged.
 
         Up to 20 may be skipped, since each of them is named, or 1 % of all rows; never as many as are kept.
-
-        Args:
-            kept: rows that are well-formed.
         """
         if self._fatal:
             raise self._error(
@@ -93,11 +84,7 @@ class Problems:
 
 
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
-    """The full mapping of one format (`{}` means: look for the known names in each row).
-
-    Raises:
-        ConfigError: for a name that is not ours, or names of two formats at once.
-    """
+    """The full mapping of one format (`{}` means: look for the known names in each row)."""
     given = dict(columns or {})
     known = [name for names in FORMATS for name in names]
     for name in given:
@@ -115,16 +102,7 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Example:
-    """Check one row and build its example.
-
-    Args:
-        row: a mapping from column names to values; None counts as absent.
-        columns: from `check_columns`.
-        where: the row's place, for messages.
-
-    Raises:
-        RowError: with the reason, without any of the text.
-    """
+    """Check one row and build its example."""
     if not isinstance(row, Mapping):
         raise RowError(f"expected an object with named columns, found {_type(row)}")
     for name in UNSUPPORTED:
@@ -186,11 +164,7 @@ def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
 
 
 def messages_of(value: Any, column: str) -> Turns:
-    """The messages of a conversation.
-
-    Raises:
-        RowError: it is no list, has no message, or a message is malformed.
-    """
+    """The messages of a conversation."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise RowError(f"{column} must be a list of messages, found {_type(value)}")
     if not value:

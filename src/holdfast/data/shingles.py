@@ -101,19 +101,12 @@ class Sets:
 
 @dataclass(frozen=True, slots=True)
 class Shingles:
-    """The shingles of different normalised texts.
+    """The shingles of different normalised texts."""
 
-    Attributes:
-        every: per text its shingles, numbered from rare to frequent; a text of under five words has one, its own.
-        common: shingles with this number and above are common.
-        core: per text, those of its shingles that share no word with a common one.
-        words: per text, how many it has.
-    """
-
-    every: Sets
-    common: int
-    core: Sets
-    words: Numbers
+    every: Sets  # per text its shingles, numbered from rare to frequent; a text of under five words has one, its own
+    common: int  # shingles with this number and above are common
+    core: Sets  # per text, those of its shingles that share no word with a common one
+    words: Numbers  # per text, how many it has
 
     @property
     def own(self) -> Sets:
@@ -123,25 +116,16 @@ class Shingles:
 
 @dataclass(frozen=True, slots=True)
 class Occurrences:
-    """Every run of three words in different normalised texts.
+    """Every run of three words in different normalised texts."""
 
-    Attributes:
-        flat: the words of all texts, as numbers of `vocabulary`; `lengths` per text.
-        text: per run, the text that it is in.
-        at: per run, the place in `flat` where it begins.
-        shingle: per run, its number, from rare to frequent, common ones last.
-        free: per run, whether none of its words lies in a common shingle.
-        kinds: how many different shingles there are; `common` is the number of the first common one.
-    """
-
-    flat: Numbers
+    flat: Numbers  # the words of all texts, as numbers of `vocabulary`; `lengths` per text
     vocabulary: list[str]
     lengths: Numbers
-    text: Numbers
-    at: Numbers
-    shingle: Numbers
-    free: Flags
-    kinds: int
+    text: Numbers  # per run, the text that it is in
+    at: Numbers  # per run, the place in `flat` where it begins
+    shingle: Numbers  # per run, its number, from rare to frequent, common ones last
+    free: Flags  # per run, whether none of its words lies in a common shingle
+    kinds: int  # how many different shingles there are; `common` is the number of the first common one
     common: int
 
 

@@ -35,17 +35,11 @@ ReadRow = Callable[[Any, Mapping[str, str], str], Example]
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows that can be read more than once.
+    """Rows that can be read more than once."""
 
-    Attributes:
-        name: for messages.
-        read: gives `(where, row)` pairs, and notes what it cannot read.
-        path: the local file; None for hub data sets and rows in memory.
-    """
-
-    name: str
-    read: Callable[[Problems], Rows]
-    path: Path | None = None
+    name: str  # for messages
+    read: Callable[[Problems], Rows]  # gives `(where, row)` pairs, and notes what it cannot read
+    path: Path | None = None  # the local file; None for hub data sets and rows in memory
 
     def examples(
         self,
@@ -141,10 +135,6 @@ def read_examples(
         revision: commit, tag or branch of a hub data set.
         skipped: takes malformed rows, which are then left out instead of refused, as long as they are few
             (`Problems.require_few`).
-
-    Raises:
-        DataError: the source is missing, empty or malformed; up to 20 rows are named.
-        ConfigError: an option does not fit the source.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is {limit}; expected at least 1", remedy="leave it out to read all rows")

@@ -21,35 +21,21 @@ ROLES = ("constraint", "monitor", "certify")
 
 @dataclass(frozen=True, slots=True)
 class SplitRecord:
-    """Sizes, hashes and ids of the three roles.
+    """Sizes, hashes and ids of the three roles."""
 
-    Attributes:
-        version: of this layout.
-        seed: of the draw; None for a split made by the user.
-        fractions: asked for, per role; None for a split made by the user.
-        rule: when two prompts count as near-duplicates.
-        counts: examples per role.
-        clusters: groups of near-duplicate prompts among those of each role: the independent units of a certificate.
-        n_clusters: their sum.
-        duplicates_dropped: rows with the prompt and completion of an earlier row.
-        contradictory_prompts: prompts (normalised) that occur with different completions.
-        moved_from_certify: examples moved to the constraint because the task data holds their prompt.
-        sha256: per role, of its sorted ids.
-        ids: per role, sorted.
-    """
-
-    version: int
-    seed: int | None
-    fractions: tuple[float, float, float] | None
-    rule: str
-    counts: dict[str, int]
+    version: int  # of this layout
+    seed: int | None  # of the draw; None for a split made by the user
+    fractions: tuple[float, float, float] | None  # asked for, per role; None for a split made by the user
+    rule: str  # when two prompts count as near-duplicates
+    counts: dict[str, int]  # examples per role
+    # groups of near-duplicate prompts among those of each role: the independent units of a certificate
     clusters: dict[str, int]
-    n_clusters: int
-    duplicates_dropped: int
-    contradictory_prompts: int
-    moved_from_certify: int
-    sha256: dict[str, str]
-    ids: dict[str, tuple[str, ...]]
+    n_clusters: int  # their sum
+    duplicates_dropped: int  # rows with the prompt and completion of an earlier row
+    contradictory_prompts: int  # prompts (normalised) that occur with different completions
+    moved_from_certify: int  # examples moved to the constraint because the task data holds their prompt
+    sha256: dict[str, str]  # per role, of its sorted ids
+    ids: dict[str, tuple[str, ...]]  # per role, sorted
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary that `json` can write."""
@@ -57,11 +43,7 @@ class SplitRecord:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SplitRecord:
-        """The inverse of `to_json`.
-
-        Raises:
-            CheckpointError: keys are missing or unknown, or a hash does not match its ids.
-        """
+        """The inverse of `to_json`."""
         if set(value) != set(_FITS) or not all(fits(value[name]) for name, fits in _FITS.items()):
             raise CheckpointError(
                 f"the split record has version {value.get('version')}; expected version {VERSION}, every key and "
@@ -154,9 +136,6 @@ def require_same(record: SplitRecord, folder: Path) -> None:
     """Refuse to continue in a run folder whose split differs; a folder without one passes.
 
     A record made under an earlier rule for near-duplicates passes where the roles are the same, prompt by prompt.
-
-    Raises:
-        CheckpointError: listing the differing keys, or naming both rules.
     """
     path = folder / RECORD_NAME
     if not path.exists():

@@ -45,15 +45,6 @@ def split_examples(
 
     Depends on the examples and the seed alone, not on row order. Sizes hit the fractions exactly where single
     prompts can fill the gaps, and otherwise miss by less than twice the largest cluster.
-
-    Args:
-        examples: the safety set; rows with equal prompt and completion count once.
-        seed: of the draw.
-        fractions: per role, summing to 1; monitor and certify may be 0.
-
-    Raises:
-        ConfigError: fractions are out of range.
-        DataError: too few distinct prompts for the roles.
     """
     fine = all(math.isfinite(fraction) and fraction >= 0 for fraction in fractions)
     if not (fine and fractions[0] > 0 and abs(sum(fractions) - 1) < 1e-9):
@@ -163,11 +154,7 @@ def _prompts(examples: Sequence[Example]) -> list[str]:
 def split_from_roles(
     constraint: Sequence[Example], monitor: Sequence[Example] = (), certify: Sequence[Example] = ()
 ) -> Split:
-    """A split that the user made, checked to be disjoint; equal rows inside a role count once.
-
-    Raises:
-        DataError: two roles share a prompt or a near-duplicate, or the constraint is empty.
-    """
+    """A split that the user made, checked to be disjoint; equal rows inside a role count once."""
     if not constraint:
         raise DataError("the constraint role has no examples", remedy="give at least one safety example")
     given = (constraint, monitor, certify)
@@ -179,11 +166,7 @@ def split_from_roles(
 
 
 def require_disjoint(split: Split) -> None:
-    """Prove that no two roles share a prompt, exact after normalisation or nearly.
-
-    Raises:
-        DataError: with counts and up to 20 pairs of places.
-    """
+    """Prove that no two roles share a prompt, exact after normalisation or nearly."""
     roles = split.roles
     every = [text for members in roles.values() for text in _prompts(members)]
     found: list[str] = []
@@ -212,11 +195,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def require_apart(splits: Mapping[str, Split]) -> None:
-    """Prove that no safety set steers by a prompt that another one watches or certifies on.
-
-    Raises:
-        DataError: with the count and up to 20 places.
-    """
+    """Prove that no safety set steers by a prompt that another one watches or certifies on."""
     for (first, a), (second, b) in permutations(splits.items(), 2):
         for role, examples in (("monitor", a.monitor), ("certify", a.certify)):
             pairs = matches(_prompts(examples), _prompts(b.constraint))
@@ -229,14 +208,7 @@ def require_apart(splits: Mapping[str, Split]) -> None:
 
 
 def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> None:
-    """Prove that training sees no certify prompt, exact after normalisation or nearly, alone or in a longer text.
-
-    Args:
-        task_texts: what the task data asks, any number of texts per row (see `searchable_texts`).
-
-    Raises:
-        DataError: with counts and up to 20 places.
-    """
+    """Prove that training sees no certify prompt, exact after normalisation or nearly, alone or in a longer text."""
     # A near-duplicate occurs too: |A and B| / |A| is at least |A and B| / |A or B|.
     leaking = occurring(_prompts(certify), task_texts)
     if leaking:
@@ -248,15 +220,7 @@ def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> Non
 
 
 def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:
-    """Move certify clusters that the task data touches to the constraint, never the other way.
-
-    Args:
-        split: of one safety set.
-        task_texts: as for `require_unseen`.
-
-    Raises:
-        DataError: when no certify example would be left.
-    """
+    """Move certify clusters that the task data touches to the constraint, never the other way."""
     leaking = occurring(_prompts(split.certify), task_texts)
     if not leaking:
         return split

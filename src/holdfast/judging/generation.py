@@ -37,20 +37,6 @@ def generate(
     models are compared under the same rule. End tokens are the tokenizer's and those of the model's generation
     settings. Prompts of like length share a batch, padded on the left; a batch that does not fit in memory is
     halved. Model and tokenizer are left as they were, except that a tokenizer without a pad token gets one.
-
-    Args:
-        model: a causal language model of transformers, or a PEFT model around one.
-        tokenizer: its tokenizer.
-        examples: with a prompt each; completions are not looked at.
-        max_new_tokens: length of the longest reply.
-        batch_size: prompts decoded together at most.
-        template: `chat` and `alpaca` put plain prompts into a user turn, `none` leaves them as they are.
-        progress: called with the number of finished replies after every batch.
-
-    Raises:
-        ConfigError: a size below 1, or a tokenizer that cannot encode the prompts.
-        DataError: examples without a prompt, or too long for the model's positions, by id and place.
-        ResourceError: a single prompt does not fit in memory.
     """
     replies: dict[int, Reply] = {}
     for batch in batches(

@@ -141,9 +141,6 @@ def open_judge(spec: JudgeSpec) -> GuardedJudge:
     | a folder that holds judge.json       | a judge that was trained                                   |
     | an object with name, revision, judge | itself                                                     |
     | a function (prompt, reply)           | its return value as a verdict                              |
-
-    Raises:
-        ConfigError: an unknown name or option (with the nearest one), or none of these.
     """
     if isinstance(spec, GuardedJudge):
         return spec

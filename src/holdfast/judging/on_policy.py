@@ -25,11 +25,7 @@ CONFIDENCE = 0.95
 
 
 def require_tau(tau: float) -> None:
-    """Refuse a tau outside [0, 1): probabilities cannot differ by more.
-
-    Raises:
-        ConfigError: with the value.
-    """
+    """Refuse a tau outside [0, 1): probabilities cannot differ by more."""
     if not (math.isfinite(tau) and 0 <= tau < 1):
         raise ConfigError(
             f"tau = {tau!r} for {UNIT}, expected 0 <= tau < 1: it is a difference of probabilities",
@@ -48,11 +44,7 @@ def harm_of(judgement: Judgement) -> float | None:
 
 
 def degradations(before: Sequence[Judgement], after: Sequence[Judgement]) -> NDArray[np.float64]:
-    """D of every prompt; NaN, which every count takes for a regression, where a side has no score.
-
-    Raises:
-        DataError: the two sides have different numbers of judgements, or none.
-    """
+    """D of every prompt; NaN, which every count takes for a regression, where a side has no score."""
     if len(before) != len(after) or not before:
         raise DataError(
             f"{len(before)} judgements before and {len(after)} after, expected as many, and at least one",
@@ -81,12 +73,7 @@ class OnPolicy:
 
     @classmethod
     def of(cls, before: Sequence[Judgement], after: Sequence[Judgement], tau: float) -> OnPolicy:
-        """Count the regressions of `after` against `before`, prompt by prompt.
-
-        Raises:
-            ConfigError: tau outside [0, 1).
-            DataError: different numbers of judgements, or none.
-        """
+        """Count the regressions of `after` against `before`, prompt by prompt."""
         require_tau(tau)
         rises = degradations(before, after)
         pairs = zip(before, after, strict=True)

@@ -82,9 +82,6 @@ def rule_error_rates(path: Path = DATA) -> RuleErrors | None:
     """The measured error rates; None where those of this revision were not measured.
 
     Rates and intervals are computed from the stored counts.
-
-    Raises:
-        CheckpointError: the file is damaged, or its intervals are not those of its counts.
     """
     if not path.exists():
         return None

@@ -30,17 +30,7 @@ _ELSEWHERE = "name another folder, or delete this file to make the replies again
 
 
 class ReplyStore:
-    """The replies in one file.
-
-    Args:
-        path: the file; made with its header when absent.
-        header: what makes the replies (model, template, engine, longest reply, ...); JSON.
-
-    Raises:
-        CheckpointError: the file is no reply store, is damaged before its last line, or has another header (the field
-            is named).
-        ConfigError: the file cannot be read or written.
-    """
+    """The replies in one file."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
@@ -151,22 +141,7 @@ def replies(
     max_new_tokens: int,
     progress: Progress | None = None,
 ) -> list[Reply]:
-    """Replies to `examples`, in order: from the store where they are there, otherwise made and stored.
-
-    Args:
-        store_path: see `ReplyStore`; one process at a time works on it, others wait.
-        header: what makes the replies; `max_new_tokens`, `engine` and `decoding` are added, and the `identity` of an
-            engine that has one.
-        examples: with a prompt each; those with the same id share a reply.
-        engine: makes what is missing.
-        max_new_tokens: length of the longest reply.
-        progress: called with the number of finished replies, those in the store included.
-
-    Raises:
-        CheckpointError: the store belongs to something else.
-        ConfigError: the header contradicts the arguments, or the store cannot be written.
-        ResourceError: the engine ended without a reply to every prompt.
-    """
+    """Replies to `examples`, in order: from the store where they are there, otherwise made and stored."""
     added = {"max_new_tokens": max_new_tokens, "engine": engine.name, "decoding": "greedy"}
     added |= getattr(engine, "identity", {})
     for field, value in added.items():
@@ -193,11 +168,7 @@ def replies(
 
 
 def read_replies(path: Path) -> dict[str, Reply]:
-    """The replies of a finished store by id, whatever made them.
-
-    Raises:
-        CheckpointError: it is no reply store, or a line is damaged.
-    """
+    """The replies of a finished store by id, whatever made them."""
     try:
         first, *lines = path.read_bytes().splitlines()
         header = json.loads(first)

@@ -16,15 +16,11 @@ MAX_ADAPTERS = 16  # on top of one another
 
 
 class Lineage(NamedTuple):
-    """What a reference stands for: a full model, and the adapters on it, the topmost first.
-
-    Attributes:
-        named: the full model's folder, or its hub id where the hub was asked for it.
-    """
+    """What a reference stands for: a full model, and the adapters on it, the topmost first."""
 
     adapters: list[Path]
     base: Path
-    named: str
+    named: str  # the full model's folder, or its hub id where the hub was asked for it
 
 
 def lineage(ref: str | Path, revision: str | None, trust_remote_code: bool, base: str | Path | None = None) -> Lineage:
@@ -32,9 +28,6 @@ def lineage(ref: str | Path, revision: str | None, trust_remote_code: bool, base
 
     Args:
         base: where the topmost adapter's base is, when it is not where the adapter says.
-
-    Raises:
-        CheckpointError: an adapter that rests on itself, or a key that is refused.
     """
     adapters: list[Path] = []
     source = resolve(ref, revision, trust_remote_code)
@@ -69,11 +62,7 @@ def adapter_folder(source: Source) -> Path | None:
 
 
 def base_of(adapter: Path) -> tuple[str, str | None]:
-    """The base model a PEFT adapter names, and its revision.
-
-    Raises:
-        CheckpointError: it names none, or following the folders below leads back to one that was passed.
-    """
+    """The base model a PEFT adapter names, and its revision."""
     named = _named_base(adapter)
     passed, below = {adapter.resolve()}, Path(named[0])
     while _is_adapter(below):
@@ -111,11 +100,7 @@ def _circle(adapter: Path) -> CheckpointError:
 
 
 def load_adapter(model: Any, adapter: Path, **options: Any) -> Any:
-    """The model with an adapter attached; one that carries adapters already gets it beside them.
-
-    Raises:
-        CheckpointError: weights are missing, of which PEFT only warns, going on with their initial values.
-    """
+    """The model with an adapter attached; one that carries adapters already gets it beside them."""
     from peft import PeftModel
 
     require_loadable(adapter, model)

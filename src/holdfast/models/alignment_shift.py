@@ -40,28 +40,18 @@ _SAFETENSORS_NAMES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch
 
 @dataclass(frozen=True)
 class FactoredShift:
-    """V = left right, of rank k at most; k = 0 where alignment did not touch the module.
+    """V = left right, of rank k at most; k = 0 where alignment did not touch the module."""
 
-    Attributes:
-        left: d_out x k, LoRA's scaling included.
-        right: k x d_in.
-    """
-
-    left: Tensor
-    right: Tensor
+    left: Tensor  # d_out x k, LoRA's scaling included
+    right: Tensor  # k x d_in
 
 
 @dataclass(frozen=True)
 class DenseShift:
-    """V of one module as a difference of two weights, computed when asked for and not kept.
+    """V of one module as a difference of two weights, computed when asked for and not kept."""
 
-    Attributes:
-        layer: the module, whose base weight is the aligned one.
-        unaligned: reads the weight before alignment.
-    """
-
-    layer: LoraLayer
-    unaligned: Callable[[], Tensor]
+    layer: LoraLayer  # the module, whose base weight is the aligned one
+    unaligned: Callable[[], Tensor]  # reads the weight before alignment
 
     def matrix(self) -> Tensor:
         """V in float32 on the module's device, d_out x d_in."""
@@ -73,16 +63,7 @@ Shift = FactoredShift | DenseShift
 
 
 def alignment_shift(layers: Sequence[LoraLayer], unaligned: Any) -> dict[str, Shift]:
-    """V of each of these modules, by name.
-
-    Args:
-        layers: adapted modules of the aligned model.
-        unaligned: folder or hub id of the alignment adapter, or the model before alignment.
-
-    Raises:
-        UnsupportedError: an alignment adapter other than plain LoRA, packed weights, or no module in common.
-        ConfigError: a module is missing before alignment, or has another shape there.
-    """
+    """V of each of these modules, by name."""
     if isinstance(unaligned, nn.Module):
         return _from_weights(layers, _weights_of(unaligned), type(unaligned).__name__)
     if not isinstance(unaligned, str | Path):
@@ -123,11 +104,7 @@ def _place(ref: str) -> str:
 
 
 def starting_shift(model: Any, unaligned: Any, *, defense: str) -> tuple[list[LoraLayer], dict[str, Shift]]:
-    """The adapted modules of a run about to begin, and their V.
-
-    Raises:
-        UnsupportedError: the adapter is not fresh. B A would hold what came before this run, alignment included.
-    """
+    """The adapted modules of a run about to begin, and their V."""
     layers = lora_layers(model, defense=defense)
     if not has_idle_adapter(model):
         raise UnsupportedError(

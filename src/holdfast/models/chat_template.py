@@ -36,15 +36,7 @@ _PROBLEMS = {
 
 
 def require_bounded(template: Any, name: str) -> None:
-    """Refuse a tokenizer's chat template (or one of several, by name) that does not end, or is no template.
-
-    Args:
-        template: as `tokenizer.chat_template`; None where there is none.
-        name: of the tokenizer, for the message.
-
-    Raises:
-        ConfigError: without any text of the template.
-    """
+    """Refuse a tokenizer's chat template (or one of several, by name) that does not end, or is no template."""
     if isinstance(template, dict):
         for one in template.values():
             require_bounded(one, name)

@@ -26,13 +26,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def load_classifier(
     ref: str | Path, *, revision: str | None = None, dtype: Precision = "float32", device: str | torch.device = "cpu"
 ) -> Any:
-    """A full classifier with its trained head, in evaluation mode; the head is kept in fp32.
-
-    Raises:
-        CheckpointError: weights are missing (they would be random).
-        UnsupportedError: a PEFT adapter, or a model without a linear head over decoder states.
-        ConfigError: the reference cannot be used.
-    """
+    """A full classifier with its trained head, in evaluation mode; the head is kept in fp32."""
     return _placed(_load(ref, revision, lacking=()), dtype, device)
 
 

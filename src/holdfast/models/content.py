@@ -57,17 +57,11 @@ _MOVABLE = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
-    """The content of a model: one hash for all, and one for each file.
+    """The content of a model: one hash for all, and one for each file."""
 
-    Attributes:
-        ref: the reference that was given, with `revision`, `trust_remote_code` and `base` as they were.
-        sha256: of the lines `name sha256`, sorted by name.
-        files: name to sha256.
-    """
-
-    ref: str
-    sha256: str
-    files: dict[str, str]
+    ref: str  # the reference that was given, with `revision`, `trust_remote_code` and `base` as they were
+    sha256: str  # of the lines `name sha256`, sorted by name
+    files: dict[str, str]  # name to sha256
     revision: str | None = None
     trust_remote_code: bool = False
     base: str | None = None
@@ -76,30 +70,14 @@ class ModelContent:
 def content_of(
     ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False, base: str | Path | None = None
 ) -> ModelContent:
-    """Hash the files of a model or adapter.
-
-    Args:
-        ref: hub id, local folder, PEFT adapter (folder or hub id), or `embedded`.
-        revision: commit, tag or branch of a hub id.
-        trust_remote_code: count the repository's Python files too, since they run.
-        base: where an adapter's base is, when it is not where the adapter says.
-
-    Raises:
-        ConfigError: the reference cannot be resolved.
-        UnsupportedError: there are no safetensors weights.
-        CheckpointError: a file is missing or cannot be read, or a key leads loading elsewhere.
-    """
+    """Hash the files of a model or adapter."""
     files = _files_of(ref, revision, trust_remote_code, base)
     whole = sha256_lines(f"{name} {files[name]}" for name in sorted(files))
     return ModelContent(str(ref), whole, files, revision, trust_remote_code, None if base is None else str(base))
 
 
 def require_unchanged(contents: Iterable[ModelContent]) -> None:
-    """Hash models again, every file read anew, and refuse what differs: for the end of a measurement.
-
-    Raises:
-        CheckpointError: naming the model and its first file that was changed, added or removed.
-    """
+    """Hash models again, every file read anew, and refuse what differs: for the end of a measurement."""
     forget_hashes()
     for before in contents:
         try:

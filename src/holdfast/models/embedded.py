@@ -41,12 +41,7 @@ def cache_root() -> Path:
 
 
 def embedded_model_dir() -> Path:
-    """The folder of the embedded model (config, bf16 safetensors, tokenizer), made on first use.
-
-    Raises:
-        ResourceError: neither source is available.
-        CheckpointError: the package's file or the made folder is not what it should be.
-    """
+    """The folder of the embedded model (config, bf16 safetensors, tokenizer), made on first use."""
     return _model_dir(cache_root() / "models")
 
 

@@ -73,11 +73,6 @@ def load_model(
         quantization: load the base packed with bitsandbytes.
         trust_remote_code: run the repository's own code; for a hub id only at a pinned commit.
         attn_implementation: passed to transformers.
-
-    Raises:
-        ConfigError: the reference, the revision or the format cannot be used.
-        CheckpointError: the files are damaged or incomplete.
-        ResourceError: bitsandbytes is missing.
     """
     if dtype not in _DTYPES:
         raise UnsupportedError(
@@ -112,12 +107,7 @@ def load_pair(ref: str | Path, *, revision: str | None = None, **options: Any) -
 
 
 def require_device(device: str | torch.device) -> torch.device:
-    """The device by name.
-
-    Raises:
-        ConfigError: torch knows no such device.
-        ResourceError: it is not on this machine, or this torch was built without it.
-    """
+    """The device by name."""
     try:
         found = torch.device(device)
     except RuntimeError as error:

@@ -46,11 +46,7 @@ _PLAIN = re.compile(r"[\w.^$\\-]*", re.ASCII)  # neither repetition nor alternat
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Name to shape of every tensor in a file; no tensor is read.
-
-    Raises:
-        CheckpointError: the header is damaged.
-    """
+    """Name to shape of every tensor in a file; no tensor is read."""
     from safetensors import safe_open
 
     with one_line_errors(path, "safetensors file"), safe_open(path, framework="np") as file:
@@ -61,9 +57,6 @@ def require_sizes_of(config: Any, files: list[Path], what: str) -> None:
     """Refuse a configuration of a model that the weights are far too small for, before it is built.
 
     Layers: no more than the weights number; other sizes: at most `SLACK` times the largest dimension of a tensor.
-
-    Raises:
-        CheckpointError: naming the setting.
     """
     shapes = {name: shape for path in files for name, shape in tensor_shapes(path).items()}
     largest = max((size for shape in shapes.values() for size in shape), default=0)
@@ -80,12 +73,7 @@ def require_sizes_of(config: Any, files: list[Path], what: str) -> None:
 
 
 def require_loadable(adapter: Path, base: Any) -> None:
-    """Refuse an adapter that PEFT does not know, or whose settings would fill memory or never end.
-
-    Raises:
-        UnsupportedError: an unknown `peft_type`.
-        CheckpointError: a number larger than any dimension of its tensors, or a pattern that is none or does not end.
-    """
+    """Refuse an adapter that PEFT does not know, or whose settings would fill memory or never end."""
     from peft import PeftType
 
     config = settings_in(adapter / ADAPTER_CONFIG)

@@ -64,11 +64,7 @@ _OWN_CLASS = re.compile(r"(?!\d)\w+(/\w+)*\.\w+", re.ASCII)
 
 
 def settings_in(path: Path) -> dict[str, Any]:
-    """The JSON object in a foreign file.
-
-    Raises:
-        CheckpointError: it cannot be read, is too large, or is no object.
-    """
+    """The JSON object in a foreign file."""
     try:
         size = path.stat().st_size
         value = None if size > MAX_JSON else json.loads(path.read_text(encoding="utf-8"))
@@ -86,11 +82,6 @@ def weight_files(folder: Path) -> list[str]:
     """The weight files that transformers reads: one file, or an index and the shards it names.
 
     Where both are there it reads the one file; the index then counts beside it, its shards do not.
-
-    Raises:
-        CheckpointError: the index names a file outside the folder or one that is missing, or a distributed checkpoint
-            lies beside the weights, which would be read instead of them.
-        UnsupportedError: there are no safetensors weights.
     """
     names = sorted(path.name for path in folder.iterdir() if require_regular(path))
     distributed = [name for name in names if _DISTRIBUTED.fullmatch(name)]
@@ -128,11 +119,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def decisive_files(folder: Path, *, trust_remote_code: bool) -> list[str]:
-    """Everything but weights: configuration, tokenizer, templates; with trust every Python file, in subfolders too.
-
-    Raises:
-        CheckpointError: a name that counts is a pipe or a device, or code lies behind a link to a folder.
-    """
+    """Everything but weights: configuration, tokenizer, templates; with trust every Python file, in subfolders too."""
     found = {path for pattern in DECISIVE for path in folder.glob(pattern)}
     if trust_remote_code:
         found |= _code(folder)
@@ -140,11 +127,7 @@ def decisive_files(folder: Path, *, trust_remote_code: bool) -> list[str]:
 
 
 def require_regular(path: Path) -> bool:
-    """Whether this is a file; a link stands for what it leads to. A folder or nothing is not, anything else is refused.
-
-    Raises:
-        CheckpointError: a pipe, a socket or a device: reading it twice need not give the same.
-    """
+    """Whether this is a file, or a link to one; neither a folder nor nothing is, and a pipe or a device is refused."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -168,14 +151,7 @@ def _code(folder: Path) -> set[Path]:
 
 
 def require_no_redirects(folder: Path, *, trust_remote_code: bool) -> None:
-    """Refuse a model or adapter folder whose files lead loading elsewhere.
-
-    Args:
-        trust_remote_code: whether the repository's code may run. Without it `auto_map` is not followed.
-
-    Raises:
-        CheckpointError: naming the file and the key.
-    """
+    """Refuse a model or adapter folder whose files lead loading elsewhere."""
     for file, refused in NAMES_ANOTHER_FILE.items():
         path = folder / file
         if not require_regular(path):

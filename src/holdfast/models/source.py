@@ -73,9 +73,6 @@ def reachable(repository: str, revision: str | None) -> bool:
 
     Without this question, a machine that has no route to the hub retries for a minute per model. Offline mode
     (`HF_HUB_OFFLINE`) and mirrors (`HF_ENDPOINT`) are honoured.
-
-    Raises:
-        ConfigError: the hub answers that there is no such model or revision, or that access is denied.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError

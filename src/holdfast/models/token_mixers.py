@@ -30,9 +30,6 @@ def token_mixers(model: Any) -> list[tuple[str, nn.Module]]:
     """Name (in the model without PEFT's wrapper) and module of every token mixer of the language model, in order.
 
     A block with two of them side by side (Falcon-H1) gives both.
-
-    Raises:
-        UnsupportedError: no blocks are found, a block has no token mixer, or blocks share one.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     kind = type(inner).__name__

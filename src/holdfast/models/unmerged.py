@@ -35,11 +35,7 @@ def adapter_settings_of(adapter: Path) -> dict[str, Any]:
 
 
 def require_scorable(adapter: Path) -> None:
-    """Refuse an adapter whose virtual tokens shift the positions that losses are read from.
-
-    Raises:
-        UnsupportedError: for prompt tuning, prefix tuning and their kin.
-    """
+    """Refuse an adapter whose virtual tokens shift the positions that losses are read from."""
     config = adapter_settings_of(adapter)
     if "num_virtual_tokens" in config or config.get("peft_type") == "ADAPTION_PROMPT":
         raise UnsupportedError(
@@ -87,12 +83,7 @@ def load_unmerged(
     device: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
-    """Model and tokenizer as deployed, in evaluation mode; an adapter stays beside its base, itself perhaps an adapter.
-
-    Args:
-        ref: as for `load_model`.
-        device: the first GPU where there is one, otherwise the CPU, when None.
-    """
+    """Model and tokenizer as deployed, in evaluation mode; an adapter stays beside its base, which may be one too."""
     place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     options: dict[str, Any] = {"dtype": dtype, "device": place, "trust_remote_code": trust_remote_code}
     tokenizer = load_tokenizer(ref, revision=revision, trust_remote_code=trust_remote_code)
@@ -113,15 +104,6 @@ def load_adapter_pair(
     """The base with its LoRA adapter attached to be trained further, and the tokenizer.
 
     theta_0 is base + adapter. The adapter's own shape must be the run's: it cannot change while it is trained.
-
-    Args:
-        ref: the adapter.
-        wanted: PEFT's configuration that the run asks for.
-        options: as for `load_model`.
-
-    Raises:
-        ConfigError: `ref` is no adapter, or one of another shape.
-        UnsupportedError: it holds more than LoRA's matrices (DoRA, modules trained in full, biases).
     """
     folder = adapter_folder(resolve(ref, revision, trust_remote_code))
     if folder is None:

@@ -112,16 +112,7 @@ def asker_of(
     folder: Path | None = None,
     told: Told | None = None,
 ) -> Asker:
-    """Ready to ask.
-
-    Args:
-        model: loaded, on its device; None where the engine reaches a model by other means.
-        tokenizer: with the run's template.
-        model_sha256: the model's content; replies are stored by it.
-        engine, options: see `holdfast.judging.engines`. Prompts leave the machine for an `endpoint` alone.
-        folder: of the stored replies; the user's cache unless given.
-        told: receives what is asked and how far it is.
-    """
+    """Ready to ask."""
     device = getattr(getattr(model, "device", None), "type", None)
     batch = BATCH_CUDA if device == "cuda" else BATCH_CPU
     made = open_engine(

@@ -91,12 +91,7 @@ def is_refusal(target: str) -> bool:
 def settle(
     conflicts: Sequence[Conflict], rows: int, settings: ScreeningSettings, listed: Path | None
 ) -> list[Conflict]:
-    """The conflicts with `dropped` set by the rule; before they are refused, they are written to `listed`.
-
-    Raises:
-        DataError: the rule is `fail` and there are conflicts; more than `max_dropped` of the rows would be dropped
-            without being asked for; or every row is a conflict.
-    """
+    """The conflicts with `dropped` set by the rule; before they are refused, they are written to `listed`."""
     dropping = settings.rule in ("drop", "fail", "learn")
     settled = [replace(conflict, dropped=dropping and conflict.id not in settings.learn) for conflict in conflicts]
     dropped = sum(conflict.dropped for conflict in settled)
@@ -125,11 +120,7 @@ def write_conflicts(path: Path, conflicts: Sequence[Conflict]) -> None:
 
 
 def read_ids(path: Path) -> frozenset[str]:
-    """Ids of rows, one a line: as they are, or as the `id` of a JSON object (a list of conflicts).
-
-    Raises:
-        DataError: the file cannot be read, or a line holds no id.
-    """
+    """Ids of rows, one a line: as they are, or as the `id` of a JSON object (a list of conflicts)."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:

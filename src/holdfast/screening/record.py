@@ -79,11 +79,7 @@ def is_saved(folder: Path) -> bool:
 
 
 def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
-    """Read a screening that belongs to this run.
-
-    Raises:
-        CheckpointError: it is damaged, or belongs to another model, task or settings (they are named).
-    """
+    """Read a screening that belongs to this run."""
     values = _values(folder)
     if differing := _differing(values["belongs_to"], belongs_to):
         raise CheckpointError(
@@ -99,13 +95,6 @@ def load_finished(
     """Read the screening of a finished run, and what it belongs to.
 
     The rules and bundled prompts of this version may be others than the run's: the sets stay what they were.
-
-    Args:
-        belongs_to: what is there now of what it was made from; None compares nothing.
-        places: what to call differing parts in the error: where the task and the model are.
-
-    Raises:
-        CheckpointError: it is missing or damaged, or something that it was made from was changed (it is named).
     """
     values = _values(folder)
     there: dict[str, Any] = values["belongs_to"]
@@ -166,16 +155,7 @@ def _rows(path: Path, digest: str) -> list[dict[str, Any]]:
 def fixed_screening(
     folder: Path, belongs_to: Mapping[str, Any], make: Callable[[], Screening], *, started: bool
 ) -> Screening:
-    """The screening in `folder`, made there first where there is none.
-
-    Args:
-        belongs_to: model, task and settings that the screening must be of.
-        make: asks and sorts; called by the first process alone.
-        started: training has begun, so that a screening must be there and must fit.
-
-    Raises:
-        CheckpointError: training has begun and the screening is missing, damaged, or of another run.
-    """
+    """The screening in `folder`, made there first where there is none."""
     failed: HoldfastError | None = None
     if rank() == 0:
         try:

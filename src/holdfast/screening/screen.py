@@ -85,21 +85,7 @@ def screen_examples(
     listed: Path | None = None,
     judge: JudgeSpec | None = None,
 ) -> Screening:
-    """Screen a task, build the sets to hold, and choose what is watched.
-
-    Args:
-        task: the rows, in the run's format.
-        asker: theta_0.
-        settings: what is asked and held.
-        pairs: safety sets that the user wrote; they are watched too.
-        plain: prompts are strings that no template is put around.
-        listed: where conflicts are listed if the rule refuses them.
-        judge: finds further conflicts; `settings.judge` unless given.
-
-    Raises:
-        DataError: too many replies cannot be sorted, or the rule refuses the conflicts.
-        InfeasibleError: theta_0 refuses (or answers) too little to hold.
-    """
+    """Screen a task, build the sets to hold, and choose what is watched."""
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
     questions = distinct(task, numbers, plain=plain)
     fits = {example.id for example in asker.fitting([question.example for question in questions])}

@@ -88,11 +88,7 @@ def ask_and_screen(
 
 
 def task_examples(dataset: Any, template: Template = "chat") -> list[Example]:
-    """The rows of a data set as examples, one each, in order.
-
-    Raises:
-        DataError: rows that are not prompt/completion, messages or text.
-    """
+    """The rows of a data set as examples, one each, in order."""
     if isinstance(dataset, str | Path):
         found = read_examples(str(dataset))
     elif isinstance(dataset, list) and all(isinstance(row, Example) for row in dataset):

@@ -64,11 +64,6 @@ def open_engine(
         batch_size: prompts decoded together at most.
         template: what becomes of plain prompts.
         options: of that engine.
-
-    Raises:
-        ConfigError: an unknown name, option or value.
-        UnsupportedError: a model that the engine cannot run.
-        ResourceError: an optional package is missing.
     """
     if name == AUTO:
         name = _chosen(model)
@@ -89,11 +84,7 @@ def require_model(name: str, model: Any, tokenizer: Any) -> None:
 
 
 def require_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that the engine called `name` has not, and those that it lacks.
-
-    Raises:
-        ConfigError: they are named; an unknown engine with the nearest.
-    """
+    """Refuse options that the engine called `name` has not, and those that it lacks."""
     factory = ENGINES[name]
     shared = {"model", "tokenizer", "batch_size", "template"}
     known = {key: p for key, p in inspect.signature(factory).parameters.items() if key not in shared}

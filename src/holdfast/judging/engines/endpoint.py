@@ -77,13 +77,7 @@ class EndpointEngine:
         return {"base_url": self.base_url.rstrip("/"), "model_name": self.model_name, "extra": extra}
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
-        """Replies one by one, as they arrive.
-
-        Raises:
-            ConfigError: a missing key or a bad size, or the server refuses the key or knows no such address.
-            DataError: examples without a prompt.
-            ResourceError: a request failed for good; the address is named, the text is not.
-        """
+        """Replies one by one, as they arrive."""
         require_sizes(max_new_tokens=max_new_tokens)
         require_prompts(examples)
         key = None if self.key_env is None else read_key(WHO, self.key_env, self.base_url)

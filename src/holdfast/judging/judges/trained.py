@@ -105,12 +105,7 @@ class TrainedJudge(ClassifierJudge):
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """The content of judge.json, checked.
-
-    Raises:
-        ConfigError: there is no such file.
-        CheckpointError: it is damaged, or of another version or input format.
-    """
+    """The content of judge.json, checked."""
     path = folder / JUDGE_FILE
     if not path.is_file():
         raise ConfigError(f"{folder} holds no {JUDGE_FILE}", remedy="name a folder that `holdfast judge train` wrote")

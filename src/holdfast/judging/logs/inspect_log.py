@@ -23,11 +23,7 @@ _HEADER: Final = "header.json"
 
 
 def read_inspect(path: Path, *, category: str = "category") -> EvaluationLog:
-    """The log in an `.eval` or `.json`; `category` is the field of a sample's metadata that names its category.
-
-    Raises:
-        DataError: not such a log, damaged, unfinished, or beyond the limits.
-    """
+    """The log in an `.eval` or `.json`; `category` is the field of a sample's metadata that names its category."""
     where = str(path)
     if path.suffix == ".eval":
         with open_zip(path) as members:

@@ -24,11 +24,7 @@ _HASHES: Final = ("doc_hash", "prompt_hash", "target_hash")
 
 
 def read_lm_eval(path: Path, *, category: str = "category") -> EvaluationLog:
-    """The log in a `samples_*.jsonl`; `category` is the field of a document that names its category.
-
-    Raises:
-        DataError: not such a log, damaged, or beyond the limits.
-    """
+    """The log in a `samples_*.jsonl`; `category` is the field of a document that names its category."""
     rows: dict[int, list[dict[str, Any]]] = {}
     for where, row in _rows(path):
         rows.setdefault(typed(row, "doc_id", int, where), []).append(row)

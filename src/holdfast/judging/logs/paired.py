@@ -92,11 +92,7 @@ class PairedOutcomes:
 
 
 def read_log(path: Path, *, category: str = "category") -> EvaluationLog:
-    """An evaluation log by its ending; a `.json` is one of inspect's.
-
-    Raises:
-        DataError: another ending, or a log that cannot be read.
-    """
+    """An evaluation log by its ending; a `.json` is one of inspect's."""
     reader = _READERS.get(path.suffix)
     if reader is None:
         raise DataError(
@@ -130,10 +126,6 @@ def paired_outcomes(
         threshold: from which value on a score passes.
         epochs: when a repeated sample passes: in `all` epochs, in the `majority`, or in `any`.
         category: the field that names a sample's category.
-
-    Raises:
-        ConfigError: an unknown rule for epochs, or a threshold that is no number.
-        DataError: logs that cannot be read or do not belong together, an unknown score, a score that is no number.
     """
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"threshold = {threshold!r}, expected a number", remedy="give, say, --set threshold=0.5")

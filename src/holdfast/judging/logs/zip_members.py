@@ -87,11 +87,7 @@ class ZipMembers:
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[ZipMembers]:
-    """A ZIP file within limits.
-
-    Raises:
-        DataError: no such file, not a ZIP file, damaged, or too large.
-    """
+    """A ZIP file within limits."""
     where = str(path)
     try:
         handle = path.open("rb")

@@ -26,19 +26,9 @@ class ContinuousEngine:
     In exact arithmetic the replies are those of the engine `transformers`; in bfloat16 a near tie may fall either way,
     as it does between two batch sizes.
 
-    Args:
-        model: full attention in every layer, on one device; adapters may be attached.
-        tokenizer: its tokenizer.
-        batch_size: rows.
-        template: see `open_engine`.
-        graph: record the step as CUDA graphs; None: where the model is on CUDA.
-
     Attributes:
         steps: decode steps so far, and `fills` how often prompts were read.
         recorded: whether the last generation ran recorded steps to its end.
-
-    Raises:
-        UnsupportedError: a model that keeps anything but all keys and values.
     """
 
     name = "continuous"
@@ -68,12 +58,7 @@ class ContinuousEngine:
         self.recorded = False
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
-        """Replies as they finish.
-
-        Raises:
-            ConfigError, DataError: see `holdfast.judging.generation.generate`.
-            ResourceError: a single prompt does not fit in memory.
-        """
+        """Replies as they finish."""
         require_sizes(max_new_tokens=max_new_tokens, batch_size=self._batch_size)
         prompts = prompt_ids(self._tokenizer, examples, self._template)
         require_room(self._model, examples, prompts, max_new_tokens)

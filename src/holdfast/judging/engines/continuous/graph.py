@@ -24,11 +24,6 @@ class GraphedStep:
 
     A recording freezes everything that the host decides. So each is checked once: replayed from the same state, it has
     to give the scores that the step itself gives. Where recording fails, or the check does, the step runs unrecorded.
-
-    Args:
-        step: what to record.
-        state: the tensors that a step changes and that a rehearsal must leave as they were.
-        record: records one call of a function, without effect on any tensor, and returns its result's place.
     """
 
     def __init__(self, step: Step, state: Sequence[Tensor], record: Recorder | None = None) -> None:

@@ -51,18 +51,7 @@ class _Slot:
 
 
 class SlotLoop:
-    """Decodes prompts in `rows` rows.
-
-    Args:
-        model: in evaluation mode; see `support.obstacle`.
-        prompts: token ids.
-        rows: decoded side by side.
-        max_new_tokens: most new tokens of a row.
-        ends: tokens that end a reply.
-        pad: fills short prompts; never attended to.
-        pace: see `Pace`.
-        prepared: turns a step into what runs in its place (a recording); None leaves it.
-    """
+    """Decodes prompts in `rows` rows."""
 
     def __init__(
         self,
