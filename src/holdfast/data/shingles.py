@@ -4,9 +4,8 @@ A shingle is common when more than `limit` texts hold it. The core of a text are
 in a common shingle: what is left when templates, system prompts and jailbreak prefixes are cut away.
 
 Sets are similar where |A and B| / |A or B| >= 4/5, exactly, by prefix filtering. Values are numbered from rare to
-frequent. If A and B are similar, |A| >= |B|, then their rarest shared value is among the first |A| - ceil(4/5 |A|) + 1
-of A and the first |B| - ceil(8/9 |B|) + 1 of B, since they share at least 4/9 (|A| + |B|) values; where it stands
-bounds how many they can share. Only what passes is compared.
+frequent. Whatever holds 4/5 of A holds one of its |A| - ceil(4/5 |A|) + 1 rarest values, and is looked for through
+these; of two similar sets each holds 4/5 of the other, so that their rarest values meet. Only what meets is compared.
 """
 
 from __future__ import annotations
@@ -199,11 +198,6 @@ def _sets(held: Numbers, total: int, texts: int) -> Sets:
     return Sets(starts.astype(np.int64), unique % max(total, 1))
 
 
-def enough(shared: Numbers, first: int, second: Numbers) -> Flags:
-    """Whether |A and B| / |A or B| >= 4/5, in integers."""
-    return DENOMINATOR * shared >= NUMERATOR * (first + second - shared)
-
-
 def overlaps(mine: Numbers, sets: Sets, others: Numbers) -> Numbers:
     """How many values a set shares with each of the others."""
     theirs = sets.rows(others)
@@ -228,48 +222,18 @@ def similar(sets: Sets, wanted: Wanted, *, below: int | None = None) -> Iterator
         wanted: which of the candidates to compare.
         below: only pairs that share a value under this one.
     """
-    sizes = sets.sizes
-    for one, others in _candidates(sets, sizes, below):
-        chosen = wanted(one, others)
-        if len(chosen):
-            shared = overlaps(sets.row(one), sets, chosen)
-            fits = enough(shared, int(sizes[one]), sizes[chosen])
-            if fits.any():
-                yield one, chosen[fits], shared[fits]
-
-
-def _candidates(sets: Sets, sizes: Numbers, below: int | None) -> Iterator[tuple[int, Numbers]]:
-    """Each set with those before it, in order of size, that may be similar."""
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    position = np.arange(len(sets.values)) - sets.starts[owner]
-    kept = position <= sizes[owner] - _required(sizes, NUMERATOR, DENOMINATOR)[owner]
-    if below is not None:
-        kept &= sets.values < below
-    value, owner, position = sets.values[kept], owner[kept], position[kept]
-    repeated = np.bincount(value)[value] > 1 if len(value) else np.zeros(0, dtype=np.bool_)
-    value, owner, position = value[repeated], owner[repeated], position[repeated]
+    rare, sizes = _rarest(sets, below), sets.sizes
+    rare = rare.where(np.bincount(rare.values)[rare.values] > 1)
     turn = np.empty(len(sizes), dtype=np.int64)
     turn[np.argsort(sizes, kind="stable")] = np.arange(len(sizes))
-    order = np.lexsort((turn[owner], value))
-    value, owner, position = value[order], owner[order], position[order]
-    # As the smaller of two sets, one must share at least 8/9 of its own values.
-    listed = position <= sizes[owner] - _required(sizes, 2 * NUMERATOR, NUMERATOR + DENOMINATOR)[owner]
-    before = np.concatenate([[0], np.cumsum(listed)])
-    first = np.searchsorted(value, value)
-    low, high = before[first], before[:-1]
-    owner_listed, position_listed = owner[listed], position[listed]
-    asks = np.flatnonzero(low < high)
-    asks = asks[np.argsort(turn[owner[asks]], kind="stable")]
-    bounds = np.flatnonzero(np.diff(owner[asks], prepend=-1, append=-1))
-    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        one = int(owner[asks[start]])
-        size = int(sizes[one])
-        found = []
-        for ask in asks[start:end].tolist():
-            others = owner_listed[low[ask] : high[ask]]
-            left = np.minimum(size - position[ask], sizes[others] - position_listed[low[ask] : high[ask]])
-            found.append(others[enough(left, size, sizes[others])])
-        yield one, found[0] if len(found) == 1 else distinct(np.concatenate(found))
+    for one, others in _meeting(rare, rare):
+        not_larger = (turn[others] < turn[one]) & (DENOMINATOR * sizes[others] >= NUMERATOR * sizes[one])
+        chosen = wanted(one, others[not_larger])
+        if len(chosen):
+            shared = overlaps(sets.row(one), sets, chosen)
+            fits = DENOMINATOR * shared >= NUMERATOR * (sizes[one] + sizes[chosen] - shared)
+            if fits.any():
+                yield one, chosen[fits], shared[fits]
 
 
 def holding(
@@ -277,30 +241,34 @@ def holding(
 ) -> Iterator[tuple[int, Numbers, Numbers]]:
     """Sets A with the sets B that hold |A and B| / |A| >= 4/5 of them, and how much that is.
 
-    What holds 4/5 of A holds one of its |A| - ceil(4/5 |A|) + 1 rarest values, and is looked for through these.
-
     Args:
         done: which needles need not be looked for any more.
         below: only through values under this one.
     """
     sizes = needles.sizes
-    order = np.argsort(haystacks.values, kind="stable")
-    value = haystacks.values[order]
-    owner = np.repeat(np.arange(len(haystacks.starts) - 1), haystacks.sizes)[order]
-    for one in range(len(sizes)):
-        rarest = needles.row(one)[: sizes[one] - _required(sizes, NUMERATOR, DENOMINATOR)[one] + 1]
-        rarest = rarest if below is None else rarest[rarest < below]
-        low, high = np.searchsorted(value, rarest), np.searchsorted(value, rarest, side="right")
-        found = [owner[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True) if a < b]
-        if not found or (done is not None and done(one)):
-            continue
-        others = distinct(np.concatenate(found))
-        shared = overlaps(needles.row(one), haystacks, others)
-        fits = DENOMINATOR * shared >= NUMERATOR * sizes[one]
-        if fits.any():
-            yield one, others[fits], shared[fits]
+    for one, others in _meeting(_rarest(needles, below), haystacks):
+        if done is None or not done(one):
+            shared = overlaps(needles.row(one), haystacks, others)
+            fits = DENOMINATOR * shared >= NUMERATOR * sizes[one]
+            if fits.any():
+                yield one, others[fits], shared[fits]
 
 
-def _required(sizes: Numbers, numerator: int, denominator: int) -> Numbers:
-    """ceil(numerator / denominator * size): how many values a set must share."""
-    return -(-numerator * sizes // denominator)
+def _rarest(sets: Sets, below: int | None) -> Sets:
+    """Of each set its |A| - ceil(4/5 |A|) + 1 rarest values; only those under `below`, where that is given."""
+    sizes = sets.sizes
+    position = np.arange(len(sets.values)) - np.repeat(sets.starts[:-1], sizes)
+    kept = position <= np.repeat(sizes + (-NUMERATOR * sizes // DENOMINATOR), sizes)
+    return sets.where(kept if below is None else kept & (sets.values < below))
+
+
+def _meeting(asked: Sets, listed: Sets) -> Iterator[tuple[int, Numbers]]:
+    """Each set of the one collection with those of the other that share a value with it; none without."""
+    order = np.argsort(listed.values, kind="stable")
+    value, owner = listed.values[order], np.repeat(np.arange(len(listed.starts) - 1), listed.sizes)[order]
+    low, high = np.searchsorted(value, asked.values), np.searchsorted(value, asked.values, side="right")
+    hits = np.concatenate([[0], np.cumsum(low < high)])[asked.starts]
+    for one in np.flatnonzero(np.diff(hits)).tolist():
+        own = slice(asked.starts[one], asked.starts[one + 1])
+        found = [owner[a:b] for a, b in zip(low[own].tolist(), high[own].tolist(), strict=True)]
+        yield one, distinct(np.concatenate(found))

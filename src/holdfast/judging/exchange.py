@@ -75,12 +75,6 @@ def require_address(who: str, option: str, url: Any) -> None:
         )
 
 
-def require_number(who: str, option: str, value: Any, least: float, kind: Any = int) -> None:
-    """Refuse an option that is not a finite number of this kind, or below `least`."""
-    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
-        raise ConfigError(f"{who}: {option} {value!r}, expected a number >= {least:g}", remedy=f"leave out {option}")
-
-
 def read_key(who: str, variable: str, url: str) -> str:
     """The key in an environment variable."""
     written = isinstance(variable, str) and "\0" not in variable

@@ -214,20 +214,8 @@ def _options(spec: str, written: str) -> dict[str, Any]:
 
 
 def _made(name: str, options: dict[str, Any]) -> Judge:
-    """A registered judge with options, which are checked against its signature."""
-    make = JUDGES[name]
-    taken = inspect.signature(make).parameters
-    for option in options:
-        if option not in taken:
-            remedy = nearest(option, list(taken)) if taken else "it takes no options"
-            raise ConfigError(f"judge {name!r} has no option {option!r}", remedy=remedy)
-    missing = [key for key, parameter in taken.items() if parameter.default is parameter.empty and key not in options]
-    if missing:
-        raise ConfigError(
-            f"judge {name!r} needs {', '.join(missing)}",
-            remedy=f"write {name}:{','.join(f'{key}=...' for key in missing)}",
-        )
-    return make(**options)
+    JUDGES.require_options(name, options)
+    return JUDGES[name](**options)
 
 
 def _judgement(value: Any) -> Judgement:

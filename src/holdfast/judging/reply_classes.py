@@ -81,7 +81,12 @@ ANSWERED: Final = SortedReply(ReplyClass.ANSWERED)
 
 
 def sort_reply(text: str, *, truncated: bool) -> SortedReply:
-    """The class of one reply."""
+    """The class of one reply.
+
+    Args:
+        text: as the model gave it; its first 4,000 characters count.
+        truncated: no end token came within the length that was asked for.
+    """
     plain = plain_text(text)
     if not any(c.isalnum() for c in plain):
         return SortedReply(ReplyClass.UNSORTED, Unsorted.EMPTY)

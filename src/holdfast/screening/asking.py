@@ -19,7 +19,7 @@ from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.examples import Example
 from holdfast.data.templates import Template
 from holdfast.judging.engines import Engine, open_engine
-from holdfast.judging.prompts import prompt_ids
+from holdfast.judging.prompts import positions_of, prompt_ids
 from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.judging.store import replies as stored_replies
@@ -130,7 +130,7 @@ def asker_of(
 
 def _fits(model: Any, tokenizer: Any, template: Template) -> Any:
     """A test of prompts: whether the model's positions leave room for a whole reply."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    positions = positions_of(model)
 
     def fitting(examples: Sequence[Example]) -> list[bool]:
         if positions is None:

@@ -14,10 +14,11 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, ResourceError, UnsupportedError
 from holdfast.core.redaction import redact
+from holdfast.core.registry import require_number
 from holdfast.data.examples import Example, as_chat, to_utf8_turns
 from holdfast.data.templates import Template
 from holdfast.judging.engines import BATCH_SIZE, ENGINES
-from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address, require_number
+from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address
 from holdfast.judging.prompts import require_prompts, require_sizes
 from holdfast.judging.reply import Reply
 

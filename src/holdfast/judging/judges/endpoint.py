@@ -18,9 +18,11 @@ from typing import Any, ClassVar, Final
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.registry import require_number
 from holdfast.data.examples import to_utf8
 from holdfast.data.harm_categories import CATEGORIES
-from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address, require_number
+from holdfast.data.readers import strict_json
+from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address
 from holdfast.judging.judge import JUDGES, UNSCORED, Judgement, Verdict, is_probability
 
 logger = logging.getLogger(__name__)
@@ -146,8 +148,8 @@ def read_answer(content: str) -> Judgement:
     A verdict that its probability contradicts, or a safe one with categories, is none.
     """
     try:
-        answer = json.loads(content, object_pairs_hook=_once, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        answer = strict_json(content.encode())
+    except ValueError:
         return UNSCORED
     if not isinstance(answer, dict) or set(answer) != set(SCHEMA["required"]):
         return UNSCORED
@@ -172,15 +174,3 @@ def _content(answered: Any) -> str | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     return content if finished and isinstance(content, str) else None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which no key occurs twice: with two verdicts, parsers differ on which counts."""
-    once = dict(pairs)
-    if len(once) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return once
-
-
-def _no_constant(_: str) -> float:
-    raise ValueError("NaN and infinity are not JSON")

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from holdfast.core.errors import DataError
 from holdfast.core.hashing import sha256_file, sha256_text
-from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample
-from holdfast.judging.logs.hostile_json import bad_log, inner, loads, optional_text, read_bounded, shown, typed
+from holdfast.judging.logs import evaluation_log as log
+from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, bad_log, inner, loads, typed
 from holdfast.judging.logs.zip_members import open_zip
 
 MAX_JSON: Final = 256 << 20
@@ -30,24 +30,24 @@ def read_inspect(path: Path, *, category: str = "category") -> EvaluationLog:
             if _HEADER not in members.names:
                 raise _unfinished(where, "no header.json")
             header = loads(members.read(_HEADER), f"{where}, {_HEADER}")
-            named = ((f"{where}, {shown(name)}", name) for name in members.names if _SAMPLE.fullmatch(name))
+            named = ((f"{where}, {log.shown(name)}", name) for name in members.names if _SAMPLE.fullmatch(name))
             samples = _samples(((place, loads(members.read(name), place)) for place, name in named), category)
     else:
-        header = loads(read_bounded(path, MAX_JSON), where)
+        header = loads(log.read_bounded(path, MAX_JSON), where)
         listed = enumerate(typed(header, "samples", list, where))
         samples = _samples(((f"{where}, sample {i}", sample) for i, sample in listed), category)
     status = typed(header, "status", str, where)
     if status != "success" or header.get("invalidated") is True:
-        raise _unfinished(where, f"status {shown(status)}" if status != "success" else "marked as invalid")
+        raise _unfinished(where, f"status {log.shown(status)}" if status != "success" else "marked as invalid")
     spec = typed(header, "eval", dict, where)
     _require_all(where, inner(spec, "dataset", "sample_ids"), samples)
     scorers = spec.get("scorers")
     return EvaluationLog(
         path.name, sha256_file(path), "inspect",
         task=typed(spec, "task", str, where),
-        task_version=optional_text(spec, "task_version"),
-        dataset=optional_text(spec.get("dataset"), "name"),
-        model=optional_text(spec, "model"),
+        task_version=log.optional_text(spec, "task_version"),
+        dataset=log.optional_text(spec.get("dataset"), "name"),
+        model=log.optional_text(spec, "model"),
         settings={
             "task_args": spec.get("task_args"), "solver": inner(header, "plan", "steps"),
             "generation": [inner(header, "plan", "config"), spec.get("model_generate_config")],
@@ -94,7 +94,7 @@ def _sample(where: str, row: Any, category: str) -> LoggedSample:
         prompt=_prompt(where, asked),
         content_sha256=sha256_text(repr(_ordered(content))),
         scores=_scores(where, row.get("scores") or {}),
-        category=optional_text(row.get("metadata"), category),
+        category=log.optional_text(row.get("metadata"), category),
         lost=next((name for name in ("error", "limit") if row.get(name)), None),
     )  # fmt: skip
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.core.hashing import sha256_file, sha256_lines
-from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample
-from holdfast.judging.logs.hostile_json import bad_log, inner, loads, optional_text, read_bounded, typed, unreadable
+from holdfast.judging.logs import evaluation_log as log
+from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, bad_log, inner, loads, typed
 
 MAX_LINE: Final = 64 << 20
 MAX_ROWS: Final = 2_000_000
@@ -33,15 +33,15 @@ def read_lm_eval(path: Path, *, category: str = "category") -> EvaluationLog:
     named = _NAME.fullmatch(path.name)
     task = named["task"] if named else path.stem.removeprefix("samples_")
     results = path.with_name(f"results_{named['date']}.json") if named else None
-    about = loads(read_bounded(results, MAX_RESULTS), str(results)) if results and results.is_file() else None
+    about = loads(log.read_bounded(results, MAX_RESULTS), str(results)) if results and results.is_file() else None
     config = inner(about, "configs", task)
     config = config if isinstance(config, dict) else {}
     return EvaluationLog(
         path.name, sha256_file(path), "lm-eval",
         task=task,
-        task_version=optional_text(inner(about, "versions"), task),
-        dataset=optional_text(config, "dataset_path"),
-        model=optional_text(about, "model_name"),
+        task_version=log.optional_text(inner(about, "versions"), task),
+        dataset=log.optional_text(config, "dataset_path"),
+        model=log.optional_text(about, "model_name"),
         settings={key: config.get(key) for key in ("num_fewshot", "generation_kwargs", "output_type", "description")},
         scorers={
             str(metric.get("metric")): {"higher_is_better": metric.get("higher_is_better")}
@@ -66,7 +66,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                         raise bad_log(where, "not an object")
                     yield where, row
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise log.unreadable(path, error) from None
 
 
 def _sample(path: Path, number: int, rows: list[dict[str, Any]], category: str, *, one_filter: bool) -> LoggedSample:
@@ -88,7 +88,7 @@ def _sample(path: Path, number: int, rows: list[dict[str, Any]], category: str, 
         prompt=_prompt(rows[0]),
         content_sha256=sha256_lines(next(iter(hashes))),
         scores=scores,
-        category=optional_text(rows[0].get("doc"), category),
+        category=log.optional_text(rows[0].get("doc"), category),
     )  # fmt: skip
 
 

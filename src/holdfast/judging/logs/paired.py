@@ -18,8 +18,7 @@ from typing import Any, Final, Literal
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_file
-from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample
-from holdfast.judging.logs.hostile_json import bad_log, shown, unreadable
+from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, bad_log, shown, unreadable
 from holdfast.judging.logs.inspect_log import read_inspect
 from holdfast.judging.logs.lm_eval_log import read_lm_eval
 

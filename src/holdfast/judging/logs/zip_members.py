@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from holdfast.core.errors import DataError
-from holdfast.judging.logs.hostile_json import bad_log, shown, unreadable
+from holdfast.judging.logs.evaluation_log import bad_log, shown, unreadable
 
 MAX_DIRECTORY: Final = 32 << 20  # bytes of the list of members
 MAX_MEMBERS: Final = 200_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class GraphedStep:
     to give the scores that the step itself gives. Where recording fails, or the check does, the step runs unrecorded.
     """
 
-    def __init__(self, step: Step, state: Sequence[Tensor], record: Recorder | None = None) -> None:
+    def __init__(self, step: Step, state: Sequence[Tensor], record: CudaRecorder | None = None) -> None:
         self._step, self._state = step, state
         self._record = record or CudaRecorder(state[0].device)
         self._graphs: dict[int, Any] = {}
@@ -72,14 +72,6 @@ class GraphedStep:
     def _restore(self, before: Sequence[Tensor]) -> None:
         for tensor, value in zip(self._state, before, strict=True):
             tensor.copy_(value)
-
-
-class Recorder(Protocol):
-    """Records calls, as what `replay` runs again; `aside` is where a call is run before it can be recorded."""
-
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Any, Tensor]: ...
-
-    def aside(self, function: Callable[[], Tensor]) -> Tensor: ...
 
 
 class CudaRecorder:

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from holdfast.judging.engines.continuous.cache import SlotCache, grouped
-from holdfast.judging.generation import left_padded
+from holdfast.judging.engines.transformers import left_padded
 
 BUCKET = 128
 NOTHING = -1
