@@ -57,13 +57,13 @@ def bundled(name: str, use: Use | None = None) -> list[Example]:
             f"there is no use {use!r} of bundled prompts; {nearest(use, list(USES))}",
             remedy=f"name one of {', '.join(USES)}, or none for all prompts",
         )
-    examples = _examples(_checked(name))
+    examples = _examples(name)
     return [example for example in examples if use is None or KINDS[name][str(example.category)] == use]
 
 
 def bundled_sha256(name: str) -> str:
     """Hex sha256 of the file's text: what a run records of the prompts it used. Errors as for `bundled`."""
-    return sha256_text(_text(_checked(name)))
+    return sha256_text(_text(name))
 
 
 def public_ids(examples: Iterable[Example]) -> frozenset[str]:
@@ -77,17 +77,13 @@ def _normalised() -> frozenset[str]:
     return frozenset(normalise(prompt_text(example)) for name in KINDS for example in _examples(name))
 
 
-def _checked(name: str) -> str:
+@cache
+def _text(name: str) -> str:
     if name not in KINDS:
         raise ConfigError(
             f"there are no bundled prompts {name!r}; {nearest(name, list(KINDS))}",
             remedy=f"name one of {', '.join(KINDS)}, or give a file or a hub id",
         )
-    return name
-
-
-@cache
-def _text(name: str) -> str:
     try:
         return files("holdfast").joinpath("prompts", f"{name}.jsonl").read_bytes().decode("ascii")
     except (OSError, UnicodeDecodeError) as error:

@@ -155,15 +155,20 @@ def encode_all(
         if item.n_labels == 0 or (eos is not None and not completion_text(example).replace(eos, "").strip())
     ]
     if len(unscored) > (MAX_TASK_SHARE_UNSCORED * len(examples) if role == "task" else 0):
-        listed = "; ".join(f"{e.id} ({e.where})" for e in unscored[:MAX_LISTED])
         raise DataError(
             f"{len(unscored)} of {len(examples)} {role} examples have no completion token to score at max_length "
             f"{max_length}: the prompt fills it, the template leaves the reply out, or the reply is only EOS: "
-            f"{listed}{'; ...' if len(unscored) > MAX_LISTED else ''}",
+            f"{listed(unscored)}",
             remedy="raise train.max_length, or shorten or remove these examples",
         )
     kept = [item for item in encoded if item.n_labels > 0]
     return EncodedSet(kept, sum(item.truncated for item in kept))
+
+
+def listed(examples: Sequence[Example]) -> str:
+    """Ids and places of the first 20."""
+    named = "; ".join(f"{example.id} ({example.where})" for example in examples[:MAX_LISTED])
+    return named + ("; ..." if len(examples) > MAX_LISTED else "")
 
 
 def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:

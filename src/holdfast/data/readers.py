@@ -153,7 +153,4 @@ READERS: dict[str, Reader] = {
 
 def reader_for(path: Path) -> Reader | None:
     """The reader for a file's ending, or None."""
-    for ending, reader in READERS.items():
-        if path.name.lower().endswith(ending):
-            return reader
-    return None
+    return next((reader for ending, reader in READERS.items() if path.name.lower().endswith(ending)), None)

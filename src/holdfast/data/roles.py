@@ -5,7 +5,7 @@ A protocol decides which public examples align a model, steer, watch, certify, p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from holdfast.core.registry import Registry
@@ -31,11 +31,6 @@ class Roles(Protocol):
     def harmful(self) -> Sequence[Example]: ...
 
 
-class DrawRoles(Protocol):
-    """Draws every role."""
-
-    def __call__(self, settings: Mapping[str, Any]) -> Roles:
-        """Args: settings: of the protocol, by name; `protocol:` of a run file."""
-
-
+# Draws every role by the settings of the protocol: `protocol:` of a run file.
+DrawRoles = Callable[[Mapping[str, Any]], Roles]
 PROTOCOLS: Registry[DrawRoles] = Registry("protocol")

@@ -36,6 +36,25 @@ class RowError(ValueError):
 class MissingColumnsError(RowError):
     """The row has none of the known sets of columns."""
 
+    def explained(self, where: str, found: Iterable[str], columns: Mapping[str, str]) -> DataError:
+        """Name the columns found and the mapping to write; what may be text instead of a name is only counted."""
+        columns = {name: column for name, column in columns.items() if name != CATEGORY}  # which belongs to no format
+        names, listed = _listed_columns(found, columns.values())
+        if listed and listed[-1].endswith(("other", "others")):
+            listed[-1] += " (is the header line missing?)"
+        wanted = [name for name in columns.values() if name not in names] or ["prompt", "completion"]
+        proposal = {}
+        for ours in columns or ("prompt", "completion"):
+            close = difflib.get_close_matches(columns.get(ours, ours), names, n=1)
+            synonyms = [name for name in PROPOSALS.get(ours, ()) if name in names]
+            proposal[ours] = (close or synonyms or ["<column>"])[0]
+        written = ", ".join(f"{ours}: {theirs}" for ours, theirs in proposal.items())
+        expected = ", ".join(wanted) if columns else "prompt and completion, messages, conversations, or text"
+        return DataError(
+            f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}",
+            remedy=f"name the columns to use, for example columns: {{{written}}}",
+        )
+
 
 class BadRowsError(DataError):
     """Rows of a source are malformed; they are named."""
@@ -205,23 +224,3 @@ def _listed_columns(found: Iterable[str], known: Collection[str] = ()) -> tuple[
     names = sorted(name for name in every if COLUMN_NAME.fullmatch(name) or name in known)
     others = len(every) - len(names)
     return names, names[:MAX_LISTED] + ([f"{others} {'other' if others == 1 else 'others'}"] if others else [])
-
-
-def missing_columns_error(where: str, found: Iterable[str], columns: Mapping[str, str]) -> DataError:
-    """Name the columns found and the mapping to write; what may be text instead of a name is only counted."""
-    columns = {name: column for name, column in columns.items() if name != CATEGORY}  # which belongs to no format
-    names, listed = _listed_columns(found, columns.values())
-    if listed and listed[-1].endswith(("other", "others")):
-        listed[-1] += " (is the header line missing?)"
-    wanted = [name for name in columns.values() if name not in names] or ["prompt", "completion"]
-    proposal = {}
-    for ours in columns or ("prompt", "completion"):
-        close = difflib.get_close_matches(columns.get(ours, ours), names, n=1)
-        synonyms = [name for name in PROPOSALS.get(ours, ()) if name in names]
-        proposal[ours] = (close or synonyms or ["<column>"])[0]
-    written = ", ".join(f"{ours}: {theirs}" for ours, theirs in proposal.items())
-    expected = ", ".join(wanted) if columns else "prompt and completion, messages, conversations, or text"
-    return DataError(
-        f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}",
-        remedy=f"name the columns to use, for example columns: {{{written}}}",
-    )

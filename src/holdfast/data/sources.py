@@ -16,16 +16,7 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, as_chat, make_example, uniform
 from holdfast.data.readers import READERS, Rows, reader_for
-from holdfast.data.rows import (
-    CATEGORY,
-    MissingColumnsError,
-    Problems,
-    RowError,
-    check_columns,
-    example_from_row,
-    messages_of,
-    missing_columns_error,
-)  # fmt: skip
+from holdfast.data.rows import MissingColumnsError, Problems, RowError, check_columns, example_from_row, messages_of
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
@@ -60,7 +51,7 @@ class RowSource:
                 except RowError as error:
                     # The first row: probably the whole source has other columns.
                     if isinstance(error, MissingColumnsError) and not count and not problems.total:
-                        other_columns = missing_columns_error(where, row, mapping)
+                        other_columns = error.explained(where, row, mapping)
                         if skipped is None:
                             raise other_columns from None
                     problems.add(where, str(error))
@@ -86,12 +77,12 @@ def open_rows(
     if not (path.exists() or reader_for(path) is not None or HUB_ID.fullmatch(source) is None):
         dataset = _load_hub(source, split=split, subset=subset, revision=revision)
         return RowSource(source, lambda _: _numbered(dataset, source))
-    for option, value in (("split", split), ("subset", subset), ("revision", revision)):
-        if value is not None:
-            raise ConfigError(
-                f"{option} is set, but {source} is a local file; it applies to hub data sets only",
-                remedy=f"remove {option}",
-            )
+    hub = {"split": split, "subset": subset, "revision": revision}
+    if option := next((name for name, value in hub.items() if value is not None), None):
+        raise ConfigError(
+            f"{option} is set, but {source} is a local file; it applies to hub data sets only",
+            remedy=f"remove {option}",
+        )
     _require_file(path)
     reader = reader_for(path)
     if reader is None:
@@ -153,16 +144,11 @@ def read_prompts(
     source: str,
     *,
     columns: Mapping[str, str] | None = None,
-    split: str | None = None,
-    subset: str | None = None,
     limit: int | None = None,
-    revision: str | None = None,
+    **hub: str | None,
 ) -> list[Example]:
-    """The prompts of a source, each once, to be replied to; a completion may be there and is not looked at.
-
-    Arguments and errors as for `read_examples`.
-    """
-    rows = open_rows(source, split=split, subset=subset, revision=revision)
+    """The prompts of a source, each once, to be replied to; completions are not looked at. See `read_examples`."""
+    rows = open_rows(source, **hub)
     return _distinct_prompts(rows.examples(columns, limit=limit, read_row=_prompt_row))
 
 
@@ -195,7 +181,7 @@ def _prompt_row(row: Any, columns: Mapping[str, str], where: str) -> Example:
                 raise RowError("the last message of a prompt must be the user's, with some text") from None
         elif not isinstance(prompt, str) or not prompt.strip():
             raise
-        category = row.get(columns.get(CATEGORY, CATEGORY))
+        category = row.get(columns.get("category", "category"))
         return make_example(prompt, "", where, category if isinstance(category, str) else None)
 
 

@@ -62,22 +62,15 @@ class SplitRecord:
     def with_roles(self, ids: Mapping[str, Iterable[str]], clusters: Mapping[str, int]) -> SplitRecord:
         """The same record for other members: ids, hashes and counts follow them."""
         ordered = {role: tuple(sorted(ids[role])) for role in ROLES}
+        groups = {role: clusters[role] for role in ROLES}
         return replace(
-            self,
-            ids=ordered,
-            sha256=id_hashes(ordered),
-            counts={role: len(ordered[role]) for role in ROLES},
-            clusters={role: clusters[role] for role in ROLES},
-            n_clusters=sum(clusters[role] for role in ROLES),
-        )
+            self, ids=ordered, sha256=id_hashes(ordered), counts={role: len(ordered[role]) for role in ROLES},
+            clusters=groups, n_clusters=sum(groups.values()),
+        )  # fmt: skip
 
 
 def _whole(value: Any) -> bool:
     return type(value) is int and value >= 0
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _per_role(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -92,11 +85,11 @@ _FITS: dict[str, Callable[[Any], bool]] = {
         value is None
         or (isinstance(value, list) and len(value) == len(ROLES) and all(type(x) in (int, float) for x in value))
     ),
-    "rule": _is_text,
+    "rule": lambda value: isinstance(value, str),
     **dict.fromkeys(("counts", "clusters"), _per_role(_whole)),
     **dict.fromkeys(("n_clusters", "duplicates_dropped", "contradictory_prompts", "moved_from_certify"), _whole),
-    "sha256": _per_role(_is_text),
-    "ids": _per_role(lambda value: isinstance(value, list) and all(map(_is_text, value))),
+    "sha256": _per_role(lambda value: isinstance(value, str)),
+    "ids": _per_role(lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value)),
 }
 
 

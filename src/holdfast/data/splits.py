@@ -21,6 +21,7 @@ from holdfast.data.near_duplicates import RULE, clusters, matches, occurring
 from holdfast.data.split_record import ROLES, VERSION, SplitRecord
 
 MAX_LISTED = 20
+Fractions = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,7 @@ class Split:
         return {"constraint": self.constraint, "monitor": self.monitor, "certify": self.certify}
 
 
-def split_examples(
-    examples: Sequence[Example], *, seed: int, fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
-) -> Split:
+def split_examples(examples: Sequence[Example], *, seed: int, fractions: Fractions = (0.6, 0.2, 0.2)) -> Split:
     """Split into constraint, monitor and certify.
 
     Depends on the examples and the seed alone, not on row order. Sizes hit the fractions exactly where single
@@ -65,10 +64,10 @@ def split_examples(
             remedy="add safety examples with other prompts, or set the monitor or certify fraction to 0",
         )
     chosen = _assign(list(members.values()), _target_sizes(len(unique), fractions), seed)
-    return _build(chosen, len(examples) - len(unique), seed=seed, fractions=fractions)
+    return _build(chosen, len(examples) - len(unique), seed, fractions)
 
 
-def _target_sizes(n: int, fractions: tuple[float, float, float]) -> list[int]:
+def _target_sizes(n: int, fractions: Fractions) -> list[int]:
     """Whole sizes nearest to n * fraction (largest remainder), none of a used role 0."""
     exact = [n * fraction for fraction in fractions]
     sizes = [math.floor(value + 1e-9) for value in exact]
@@ -112,30 +111,17 @@ def _deduplicate(examples: Sequence[Example]) -> list[Example]:
 
 
 def _build(
-    chosen: Sequence[Sequence[Example]],
-    duplicates: int,
-    *,
-    seed: int | None,
-    fractions: tuple[float, float, float] | None,
+    chosen: Sequence[Sequence[Example]], duplicates: int, seed: int | None, fractions: Fractions | None
 ) -> Split:
     every = [example for members in chosen for example in members]
     completions: dict[str, set[str]] = defaultdict(set)
     for example in every:
         completions[normalise(prompt_text(example))].add(completion_text(example))
+    contradictory = sum(len(different) > 1 for different in completions.values())
     blank = SplitRecord(
-        version=VERSION,
-        seed=seed,
-        fractions=fractions,
-        rule=RULE,
-        counts={},
-        clusters={},
-        n_clusters=0,
-        duplicates_dropped=duplicates,
-        contradictory_prompts=sum(len(different) > 1 for different in completions.values()),
-        moved_from_certify=0,
-        sha256={},
-        ids={},
-    )
+        VERSION, seed, fractions, RULE, counts={}, clusters={}, n_clusters=0, duplicates_dropped=duplicates,
+        contradictory_prompts=contradictory, moved_from_certify=0, sha256={}, ids={},
+    )  # fmt: skip
     return _with_members(blank, chosen)
 
 
@@ -159,18 +145,15 @@ def split_from_roles(
         raise DataError("the constraint role has no examples", remedy="give at least one safety example")
     given = (constraint, monitor, certify)
     chosen = [_deduplicate(members) for members in given]
-    duplicates = sum(map(len, given)) - sum(map(len, chosen))
-    split = _build(chosen, duplicates, seed=None, fractions=None)
+    split = _build(chosen, sum(map(len, given)) - sum(map(len, chosen)), None, None)
     require_disjoint(split)
     return split
 
 
 def require_disjoint(split: Split) -> None:
     """Prove that no two roles share a prompt, exact after normalisation or nearly."""
-    roles = split.roles
+    roles, found, counts = split.roles, list[str](), list[str]()
     every = [text for members in roles.values() for text in _prompts(members)]
-    found: list[str] = []
-    counts: list[str] = []
     for first, second in (("constraint", "monitor"), ("constraint", "certify"), ("monitor", "certify")):
         a, b = roles[first], roles[second]
         pairs = matches(_prompts(a), _prompts(b), among=every)

@@ -72,9 +72,7 @@ def open_stream(
     columns: Mapping[str, str] | None = None,
     template: Template = "chat",
     name: str | None = None,
-    split: str | None = None,
-    subset: str | None = None,
-    revision: str | None = None,
+    **hub: str | None,
 ) -> ExampleStream:
     """Read a source once: check every row, count, hash, and find exact duplicates.
 
@@ -83,12 +81,12 @@ def open_stream(
         columns: as for `read_examples`.
         template: `chat` turns prompt and completion into a conversation; `none` leaves plain text plain.
         name: of rows in memory.
-        split: of a hub data set, as are `subset` and `revision`.
+        hub: split, subset and revision of a hub data set.
     """
     if template not in ("chat", "none"):
         raise ConfigError(f"template {template!r} is unknown", remedy=nearest(str(template), ["chat", "none"]))
     if isinstance(source, (str, Path)):
-        rows = open_rows(str(source), split=split, subset=subset, revision=revision)
+        rows = open_rows(str(source), **hub)
     elif isinstance(source, Iterator) or not hasattr(source, "__iter__"):
         raise UnsupportedError(
             f"safety data of type {type(source).__name__} can be read only once", remedy="give a list, file or data set"

@@ -31,20 +31,13 @@ class Task(Protocol):
     """Examples of a task and the grading of replies to them."""
 
     @property
-    def name(self) -> str:
-        """As run files and result files spell it."""
-
+    def name(self) -> str: ...  # as run files and result files spell it
     @property
-    def summary(self) -> str:
-        """One line for `holdfast ls tasks`."""
-
+    def summary(self) -> str: ...  # one line for `holdfast ls tasks`
     @property
-    def metric(self) -> Match:
-        """The match of the headline figure."""
-
+    def metric(self) -> Match: ...  # the match of the headline figure
     @property
-    def max_new_tokens(self) -> int:
-        """Length of the longest reply."""
+    def max_new_tokens(self) -> int: ...  # length of the longest reply
 
     def train(self, template: Template, *, folder: Path | None = None) -> list[Example]:
         """The training split, in its own order: plain prompts, completion = target."""

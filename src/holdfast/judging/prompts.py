@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
-from holdfast.data.encode import MAX_LISTED, require_usable_tokenizer
+from holdfast.data.encode import listed, require_usable_tokenizer
 from holdfast.data.examples import Example, as_chat, prompt_text, to_utf8, to_utf8_turns, uniform
 from holdfast.data.templates import Template, rendered
 
@@ -23,7 +23,7 @@ def require_prompts(examples: Sequence[Example]) -> None:
     if without := [example for example in examples if example.kind == "text"]:
         raise DataError(
             f"{len(without)} of {len(examples)} examples are plain text without a prompt, so there is nothing to "
-            f"reply to: {_listed(without)}",
+            f"reply to: {listed(without)}",
             remedy="give prompt and completion columns, or messages",
         )
 
@@ -65,7 +65,7 @@ def require_room(
     if long:
         raise DataError(
             f"{len(long)} of {len(examples)} prompts leave no room for {max_new_tokens} new tokens in the model's "
-            f"{positions} positions: {_listed(long)}",
+            f"{positions} positions: {listed(long)}",
             remedy="shorten or remove these prompts, or ask for fewer new tokens",
         )
 
@@ -93,8 +93,3 @@ def decodable(
     prompts = prompt_ids(tokenizer, examples, template)
     require_room(model, examples, prompts, max_new_tokens)
     return prompts, end_tokens(model, tokenizer)
-
-
-def _listed(examples: Sequence[Example]) -> str:
-    named = "; ".join(f"{example.id} ({example.where})" for example in examples[:MAX_LISTED])
-    return named + ("; ..." if len(examples) > MAX_LISTED else "")

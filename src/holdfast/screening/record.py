@@ -11,22 +11,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import CheckpointError, HoldfastError
 from holdfast.core.files import read_plain_file, write_json, write_text
-from holdfast.core.hashing import sha256_json, sha256_lines, sha256_text
+from holdfast.core.hashing import sha256_text
 from holdfast.core.ranks import gather_objects, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
-from holdfast.data.examples import Example, completion_text, make_example, to_rows
-from holdfast.data.sources import prompt_key
+from holdfast.data.examples import Example, make_example, to_rows
 from holdfast.data.split_record import ROLES
 from holdfast.data.splits import split_from_roles
 from holdfast.screening.conflicts import Conflict, write_conflicts
 from holdfast.screening.screen import Screening
-from holdfast.screening.watch import MonitorPrompts
+from holdfast.screening.sets import MonitorPrompts
 
 FOLDER = "screening"
 RECORD = "screening.json"
@@ -36,19 +35,6 @@ FIGURES = ("refusals", "unseen", "answers")
 FIELDS = ("rows", "asked_rows", "unaskable", "classes", "rule", "counts")  # of a screening, as they are in the record
 OF_VERSION = ("rules_revision", "bundled_sha256")  # of what a screening belongs to: what holdfast's version brings
 _REMEDY = "restore the folder from a backup, or train in a new output_dir"
-
-
-def task_sha256(rows: Sequence[Example]) -> str:
-    """Of the rows' ids, in order."""
-    return sha256_lines(row.id for row in rows)
-
-
-def content_sha256(rows: Sequence[Example]) -> str:
-    """Of the rows' prompts and replies, in any order and each once: what a ledger knows a task by.
-
-    Neither another order or template nor a row that is repeated makes another task.
-    """
-    return sha256_lines(sorted({sha256_json([prompt_key(row), completion_text(row)]) for row in rows}))
 
 
 def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> None:

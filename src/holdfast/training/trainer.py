@@ -25,7 +25,7 @@ from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.ranks import gather_objects, rank
 from holdfast.data.templates import Template
 from holdfast.scoring.completion import deterministic, require_understood_head
-from holdfast.screening.watch import MonitorPrompts
+from holdfast.screening.sets import MonitorPrompts
 from holdfast.training import safety as safety_sets
 from holdfast.training.auto import AUTO, constraints_of, screened, watch_screened, where_needed
 from holdfast.training.behaviour import BehaviourMonitor, Every, metrics, require_monitor
