@@ -70,7 +70,6 @@ class EventLog:
         )
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row."""
         line = json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
         size = os.fstat(self._descriptor).st_size
         try:
@@ -103,7 +102,6 @@ class EventLog:
         return ResourceError(f"{self.path} cannot be written: {error}", remedy="free disk space, then resume")
 
     def close(self) -> None:
-        """Release the file."""
         os.close(self._descriptor)
 
     def __enter__(self) -> EventLog:

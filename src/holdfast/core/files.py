@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import stat
+import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,6 @@ from holdfast.core.errors import CheckpointError, ConfigError
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -40,6 +43,19 @@ def write_bytes(path: Path, data: bytes, *, mode: int | None = None) -> None:
     fsync_path(path.parent)
 
 
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that becomes it at the end, in one rename, so that no reader sees half of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def require_writable(folder: Path) -> None:
     """Refuse a folder in which nothing can be written, before work is spent on what goes there; nothing is made."""
     if (there := unwritable(folder)) is not None:
@@ -57,7 +73,6 @@ def unwritable(folder: Path) -> Path | None:
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
-    """Atomic write of UTF-8 text."""
     write_bytes(path, text.encode("utf-8"), mode=mode)
 
 

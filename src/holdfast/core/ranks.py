@@ -11,12 +11,10 @@ T = TypeVar("T")
 
 
 def distributed() -> bool:
-    """Whether a process group exists."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    """This process's rank."""
     return dist.get_rank() if distributed() else 0
 
 
@@ -26,7 +24,6 @@ def world() -> int:
 
 
 def barrier() -> None:
-    """Wait for every process."""
     if distributed():
         dist.barrier()
 

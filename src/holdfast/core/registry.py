@@ -106,5 +106,4 @@ class Registry(Generic[T]):
         return iter(sorted(self._entries))
 
     def items(self) -> list[tuple[str, T]]:
-        """Entries in alphabetical order."""
         return [(name, self._entries[name]) for name in self]

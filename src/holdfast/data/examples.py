@@ -37,7 +37,6 @@ class Example:
 
     @property
     def kind(self) -> Kind:
-        """Which of the three formats this is."""
         if not isinstance(self.prompt, str):
             return "chat"
         return "plain" if self.prompt else "text"

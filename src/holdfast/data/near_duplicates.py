@@ -124,7 +124,6 @@ class _Parts:
         return np.asarray(others[self.roots(others) != self.roots(np.array([one]))[0]])
 
     def join(self, one: int, others: Numbers) -> None:
-        """Connect a node with others."""
         roots = self.roots(np.append(others, one))
         self._parent[roots] = roots.min()
 
@@ -244,9 +243,9 @@ def _search(
 
 
 def _by_common(known: Shingles, rows: Numbers, every: Sets) -> Iterator[tuple[Numbers, Numbers]]:
-    """Needles without a core and the haystacks whose common known alone are 4/5 of theirs.
+    """Needles without a core and the haystacks whose common shingles alone are 4/5 of theirs.
 
-    Needles, and haystacks, with the same common known are compared as one.
+    Needles, and haystacks, with the same common shingles are compared as one.
     """
     needles = known.every.rows(rows)
     sizes = needles.sizes

@@ -121,7 +121,6 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Example:
-    """Check one row and build its example."""
     if not isinstance(row, Mapping):
         raise RowError(f"expected an object with named columns, found {_type(row)}")
     for name in UNSUPPORTED:
@@ -183,7 +182,6 @@ def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
 
 
 def messages_of(value: Any, column: str) -> Turns:
-    """The messages of a conversation."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise RowError(f"{column} must be a list of messages, found {_type(value)}")
     if not value:

@@ -47,7 +47,6 @@ _LARGEST = 2**63
 
 
 def words(normalised: str) -> list[str]:
-    """The words of a normalised text."""
     return _WORD.findall(normalised) if _ANY_UNSPACED.search(normalised) else normalised.split()
 
 
@@ -79,11 +78,9 @@ class Sets:
 
     @property
     def sizes(self) -> Numbers:
-        """Of each set."""
         return np.diff(self.starts)
 
     def row(self, number: int) -> Numbers:
-        """One set."""
         return self.values[self.starts[number] : self.starts[number + 1]]
 
     def rows(self, numbers: Numbers) -> Sets:

@@ -38,12 +38,10 @@ class SplitRecord:
     ids: dict[str, tuple[str, ...]]  # per role, sorted
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary that `json` can write."""
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]  # tuples become lists
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SplitRecord:
-        """The inverse of `to_json`."""
         if set(value) != set(_FITS) or not all(fits(value[name]) for name, fits in _FITS.items()):
             raise CheckpointError(
                 f"the split record has version {value.get('version')}; expected version {VERSION}, every key and "

@@ -35,7 +35,6 @@ class Split:
 
     @property
     def roles(self) -> dict[str, tuple[Example, ...]]:
-        """Role name to its examples."""
         return {"constraint": self.constraint, "monitor": self.monitor, "certify": self.certify}
 
 

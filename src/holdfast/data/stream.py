@@ -46,7 +46,6 @@ class ExampleStream:
     _kept: np.ndarray[Any, np.dtype[np.bool_]]
 
     def __iter__(self) -> Iterator[Example]:
-        """Every example, in the order of the source."""
         number = -1
         problems = Problems(self.name)
         with closing(self._rows.read(problems)) as rows:

@@ -2,13 +2,17 @@
 
 Every task has two matches. `lenient` is the one of the literature, which over-credits verbose replies; `strict`
 credits only a reply that commits itself. `metric` says which of them a paper's table shows.
+
+Beside tasks, data sets with roles that a run file names instead of files (`task: {role: align}`): a protocol decides
+which public examples align a model, steer, watch, certify, poison and are trained against.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from holdfast.core.registry import Registry
 from holdfast.data.examples import Example
@@ -60,3 +64,28 @@ def user_text(instruction: str, input_text: str, template: Template) -> str:
     """
     text = join(instruction, input_text, template)
     return f"{text}\n\n" if template == "none" else text
+
+
+PAPER = "paper"
+
+
+class Roles(Protocol):
+    """Who sees which examples; no two of the held-out roles share a prompt."""
+
+    @property
+    def align(self) -> Sequence[Example]: ...
+    @property
+    def constraint(self) -> Sequence[Example]: ...
+    @property
+    def monitor(self) -> Sequence[Example]: ...
+    @property
+    def certify(self) -> Sequence[Example]: ...
+    @property
+    def poison(self) -> Sequence[Example]: ...
+    @property
+    def harmful(self) -> Sequence[Example]: ...
+
+
+# Draws every role by the settings of the protocol: `protocol:` of a run file.
+DrawRoles = Callable[[Mapping[str, Any]], Roles]
+PROTOCOLS: Registry[DrawRoles] = Registry("protocol")

@@ -53,9 +53,7 @@ class Judge(Protocol):
     @property
     def revision(self) -> str | None: ...
 
-    def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> Sequence[Judgement]:
-        """One judgement per reply, in order."""
-        ...
+    def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> Sequence[Judgement]: ...
 
 
 # Classes or functions with keyword options. Making a judge is cheap: weights are read when they are first needed.
@@ -76,16 +74,13 @@ class GuardedJudge:
 
     @property
     def name(self) -> str:
-        """The judge's."""
         return self._judge.name
 
     @property
     def revision(self) -> str | None:
-        """The judge's."""
         return self._judge.revision
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        """One judgement per reply, in order."""
         whole = None if isinstance(self._judge, FunctionJudge) else self._attempt(prompts, replies)
         if whole is not None:
             return whole
@@ -119,11 +114,9 @@ class FunctionJudge:
 
     @property
     def name(self) -> str:
-        """The function's."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        """One judgement per reply, in order."""
         return [_judgement(self.function(prompt, reply)) for prompt, reply in zip(prompts, replies, strict=True)]
 
 

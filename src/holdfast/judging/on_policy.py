@@ -82,7 +82,6 @@ class OnPolicy:
 
     @property
     def rate(self) -> float:
-        """regressions / n."""
         return self.regressions / self.n
 
     @property
@@ -91,5 +90,4 @@ class OnPolicy:
         return upper_bound(self.regressions, self.n, CONFIDENCE)
 
     def to_json(self) -> dict[str, Any]:
-        """For audit.json."""
         return {**asdict(self), "rate": self.rate, "upper": self.upper}

@@ -24,7 +24,6 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """hits / n."""
         return self.hits / self.n
 
     @property
@@ -33,6 +32,5 @@ class Rate:
         return binomial.interval(self.hits, self.n)
 
     def as_json(self) -> dict[str, float]:
-        """For result.json."""
         low, high = self.interval
         return {"rate": self.value, "hits": self.hits, "n": self.n, "low": low, "high": high}

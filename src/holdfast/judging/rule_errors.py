@@ -32,7 +32,6 @@ class ErrorRate:
 
     @property
     def rate(self) -> float | None:
-        """errors / n; None of no replies."""
         return self.errors / self.n if self.n else None
 
     @property
@@ -41,7 +40,6 @@ class ErrorRate:
         return (0.0, 1.0) if self.n == 0 else interval(self.errors, self.n, CONFIDENCE)
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, the rate and its interval."""
         return {**asdict(self), "rate": self.rate, "interval": list(self.interval)}
 
 

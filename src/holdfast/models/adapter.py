@@ -46,13 +46,11 @@ def lineage(ref: str | Path, revision: str | None, trust_remote_code: bool, base
 
 def adapter_folder(source: Source) -> Path | None:
     """The local folder of a PEFT adapter with safetensors weights; None for a full model."""
+    if file_of(source, ADAPTER_CONFIG) is None:
+        return None
     folder = Path(source.place)
     if not folder.is_dir():
-        if file_of(source.place, source.revision, ADAPTER_CONFIG) is None:
-            return None
         folder = snapshot(source.place, source.revision, [ADAPTER_WEIGHTS, ADAPTER_CONFIG, *DECISIVE])
-    if not (folder / ADAPTER_CONFIG).is_file():
-        return None
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UnsupportedError(
             f"adapter {folder} has no {ADAPTER_WEIGHTS}; pickled weights are not opened",

@@ -30,9 +30,9 @@ from holdfast.models.fingerprint import has_idle_adapter
 from holdfast.models.handle import load_model
 from holdfast.models.library_errors import one_line_errors
 from holdfast.models.lora_layers import LoraLayer, lora_layers
-from holdfast.models.model_files import ADAPTER_WEIGHTS, CONFIG, INDEX, WEIGHTS
+from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG, INDEX, WEIGHTS, settings_in
 from holdfast.models.source import EMBEDDED, Source, file_of, resolve
-from holdfast.models.unmerged import adapter_settings_of, not_plain_lora
+from holdfast.models.unmerged import not_plain_lora
 
 _EXACT = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SAFETENSORS_NAMES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -74,7 +74,7 @@ def alignment_shift(layers: Sequence[LoraLayer], unaligned: Any) -> dict[str, Sh
     adapter = adapter_folder(source)
     if adapter is not None:
         return _from_adapter(layers, adapter)
-    config = _file(source, CONFIG)
+    config = file_of(source, CONFIG)
     if config is not None and read_json(config).get("quantization_config"):
         raise _packed(source.place)
     stored = _stored_weights(source, [f"{layer.name}.weight" for layer in layers])
@@ -121,7 +121,7 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
             f"alignment adapter {folder}: {reason}, so the shift is not s B A",
             remedy="give the model before alignment instead of the adapter",
         )
-    settings = adapter_settings_of(folder)
+    settings = settings_in(folder / ADAPTER_CONFIG)
     found: dict[str, Shift] = {}
     with _opened(folder / ADAPTER_WEIGHTS) as file:
         present = set(file.keys())
@@ -205,11 +205,11 @@ class _Stored:
 
 def _stored_weights(source: Source, names: Sequence[str]) -> dict[str, _Stored] | None:
     """Where the named tensors are stored, by module name; None where the checkpoint names its tensors differently."""
-    index = _file(source, INDEX)
+    index = file_of(source, INDEX)
     if index is not None:
         files = read_json(index).get("weight_map", {})
     else:
-        single = _file(source, WEIGHTS)
+        single = file_of(source, WEIGHTS)
         if single is None:
             return None
         with _opened(single) as file:
@@ -218,19 +218,11 @@ def _stored_weights(source: Source, names: Sequence[str]) -> dict[str, _Stored] 
         return None
     paths: dict[str, Path] = {}
     for file in sorted({files[name] for name in names}):
-        path = _file(source, file)
+        path = file_of(source, file)
         if path is None:
             raise CheckpointError(f"model {source.place!r} lacks its file {file}", remedy="restore the missing file")
         paths[file] = path
     return {name.removesuffix(".weight"): _Stored(paths[files[name]], name) for name in names}
-
-
-def _file(source: Source, name: str) -> Path | None:
-    """One file of a model folder or hub repository; None where it has no such file."""
-    if Path(source.place).is_dir():
-        path = Path(source.place) / name
-        return path if path.is_file() else None
-    return file_of(source.place, source.revision, name)
 
 
 @contextmanager

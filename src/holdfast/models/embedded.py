@@ -11,13 +11,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import CheckpointError, ResourceError
-from holdfast.core.files import read_json, write_json
+from holdfast.core.files import new_folder, read_json, write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import versions
 
@@ -138,25 +136,19 @@ def _hub_snapshot() -> Path | None:
 
 
 def _publish(folder: Path, model: Any, tokenizer: Any, source: dict[str, str]) -> Path:
-    """Check, save and move into place in one rename, so that no reader sees half a model."""
+    """Check and save."""
     _prepare_tokens(model, tokenizer)
     _check_reply(model, tokenizer)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        weights = {"weights_sha256": sha256_file(temporary / WEIGHTS_NAME)}
-        write_json(temporary / PROVENANCE_NAME, {**source, **weights, "versions": versions()})
-        temporary.chmod(0o755)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            # Another process may have published the same folder meanwhile; anything else is a real failure.
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with new_folder(folder) as temporary:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            weights = {"weights_sha256": sha256_file(temporary / WEIGHTS_NAME)}
+            write_json(temporary / PROVENANCE_NAME, {**source, **weights, "versions": versions()})
+    except OSError:
+        # Another process may have published the same folder meanwhile; anything else is a real failure.
+        if not folder.is_dir():
+            raise
     return folder
 
 

@@ -7,6 +7,7 @@ of module names may backtrack for longer than anyone waits.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -107,30 +108,25 @@ def _require_patterns(adapter: Path, config: dict[str, Any], base: Any) -> None:
     asked = list(_patterns(config))
     names = [name for name, _ in base.named_modules()] if asked else []
     for key, pattern in asked:
-        problem = _unmatchable(pattern, names)
-        if problem is not None:
+        code = limited_run(["-I", "-S", "-c", _MATCH], json.dumps([pattern, names]).encode(), WALL_S)
+        if code != 0:
+            problem = f"is not matched against the modules within {CPU_S} s" if code < 0 else "is no regular expression"
             raise CheckpointError(
                 f"adapter {adapter}: the pattern under {key} {problem}",
                 remedy=f"write the names of the modules under {key} in {ADAPTER_CONFIG}",
             )
 
 
-def _unmatchable(pattern: str, names: list[str]) -> str | None:
+def limited_run(arguments: list[str], given: bytes, wall_s: float, **environment: str) -> int:
+    """The exit code of our own code in another interpreter, where it limits itself; negative when it was killed."""
     try:
         done = subprocess.run(  # noqa: S603  (our own code in our own interpreter)
-            [sys.executable, "-I", "-S", "-c", _MATCH],
-            input=json.dumps([pattern, names]),
-            encoding="utf-8",
-            capture_output=True,
-            timeout=WALL_S,
-            check=False,
-        )
-        code = done.returncode
+            [sys.executable, *arguments], input=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=os.environ | environment, timeout=wall_s, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
-        code = -1
-    if code < 0:
-        return f"is not matched against the modules within {CPU_S} s"
-    return None if code == 0 else "is no regular expression"
+        return -1
+    return done.returncode
 
 
 def _patterns(config: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -64,7 +64,6 @@ _OWN_CLASS = re.compile(r"(?!\d)\w+(/\w+)*\.\w+", re.ASCII)
 
 
 def settings_in(path: Path) -> dict[str, Any]:
-    """The JSON object in a foreign file."""
     try:
         size = path.stat().st_size
         value = None if size > MAX_JSON else json.loads(path.read_text(encoding="utf-8"))

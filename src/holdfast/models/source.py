@@ -122,13 +122,16 @@ def snapshot(repository: str, revision: str | None, patterns: Sequence[str], lea
         return Path(str(found))
 
 
-def file_of(repository: str, revision: str | None, name: str) -> Path | None:
-    """One file of a model that the hub can be asked for; None where it has no such file."""
+def file_of(source: Source, name: str) -> Path | None:
+    """One file of a model's folder, or of its hub repository; None where it has no such file."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    with one_line_errors(repository, "model"):
+    folder = Path(source.place)
+    if folder.is_dir():
+        return folder / name if (folder / name).is_file() else None
+    with one_line_errors(source.place, "model"):
         try:
-            return Path(hf_hub_download(repository, name, revision=revision))
+            return Path(hf_hub_download(source.place, name, revision=source.revision))
         except EntryNotFoundError:
             return None

@@ -30,7 +30,6 @@ _SHAPE = ("r", "lora_alpha", "lora_dropout", "target_modules")
 
 
 def adapter_settings_of(adapter: Path) -> dict[str, Any]:
-    """The content of an adapter's configuration file."""
     return settings_in(adapter / ADAPTER_CONFIG)
 
 

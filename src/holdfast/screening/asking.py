@@ -67,7 +67,6 @@ class Asker:
         return [example for example, fits in zip(examples, self.fits(examples), strict=True) if fits]
 
     def sort(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
-        """The class of the reply to every prompt, by id."""
         quick = {key: _sorted(reply) for key, reply in self._ask(examples, SORTING, what).items()}
         undecided = [e for e in examples if quick[e.id].reply.truncated and quick[e.id].reply_class == UNSORTED]
         longer = self._ask(undecided, LONGER, f"{what}, longer")
@@ -112,7 +111,6 @@ def asker_of(
     folder: Path | None = None,
     told: Told | None = None,
 ) -> Asker:
-    """Ready to ask."""
     device = getattr(getattr(model, "device", None), "type", None)
     batch = BATCH_CUDA if device == "cuda" else BATCH_CPU
     made = open_engine(
@@ -168,11 +166,9 @@ class AskingPlan:
     sets: Mapping[str, Mapping[str, Any]]  # what is held, by name
 
     def to_json(self) -> dict[str, Any]:
-        """For `holdfast check --json`."""
         return asdict(self)
 
     def sentence(self) -> str:
-        """The plan in words."""
         sample = f" (a stratified sample: {self.asked_rows} of {self.rows} rows)"
         sampled = "" if self.asked_rows == self.rows else sample
         files = f" and those of {', '.join(self.files)}" if self.files else ""

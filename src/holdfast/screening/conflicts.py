@@ -47,7 +47,6 @@ class Conflict:
     by: Literal["refusal", "judge"] = "refusal"  # what found it: theta_0's refusal, or the judge alone
 
     def to_json(self) -> dict[str, int | str | bool]:
-        """Without any text."""
         return asdict(self)
 
 

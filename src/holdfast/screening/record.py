@@ -60,7 +60,6 @@ def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> N
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a whole screening lies here."""
     return (folder / RECORD).exists()
 
 

@@ -177,7 +177,6 @@ def belongs_to(model_sha256: str, rows: list[Example], settings: ScreeningSettin
 
 
 def task_sha256(rows: Sequence[Example]) -> str:
-    """Of the rows' ids, in order."""
     return sha256_lines(row.id for row in rows)
 
 

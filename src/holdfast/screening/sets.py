@@ -68,7 +68,6 @@ class HeldSet:
     changed: int = 0  # replies that came out in another class at their full length, and are not held
 
     def prompts(self, role: Role) -> list[Example]:
-        """The prompts of a role."""
         return [one.example for one in self.by_role[role]]
 
 
@@ -225,7 +224,6 @@ class MonitorPrompts:
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to watch."""
         return bool(self.refusals or self.unseen or self.answers)
 
 

@@ -68,7 +68,6 @@ class EndpointEngine:
 
     @property
     def url(self) -> str:
-        """Where requests go."""
         return completions(self.base_url)
 
     @property
@@ -78,7 +77,6 @@ class EndpointEngine:
         return {"base_url": self.base_url.rstrip("/"), "model_name": self.model_name, "extra": extra}
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
-        """Replies one by one, as they arrive."""
         require_sizes(max_new_tokens=max_new_tokens)
         require_prompts(examples)
         key = None if self.key_env is None else read_key(WHO, self.key_env, self.base_url)

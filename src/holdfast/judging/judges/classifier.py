@@ -72,12 +72,7 @@ class ClassifierJudge(ABC):
         settings = {"threshold": self.threshold, "max_length": self.max_length, "dtype": self.dtype}
         return sha256_json({"content": self._hashed(), **settings})
 
-    @cached_property
-    def _opened(self) -> Opened:
-        return self._open()
-
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        """One judgement per reply, in order."""
         if not replies:
             return []
         opened = self._opened
@@ -95,9 +90,10 @@ class ClassifierJudge(ABC):
             self._judgement(row, opened) if text.seen else UNSCORED for text, row in zip(texts, logits, strict=True)
         ]
 
+    @cached_property
     @abstractmethod
-    def _open(self) -> Opened:
-        """Load the weights."""
+    def _opened(self) -> Opened:
+        """The weights, loaded."""
 
     @abstractmethod
     def _hashed(self) -> str:

@@ -101,7 +101,6 @@ class EndpointJudge:
         return sha256_json([VERSION, INSTRUCTIONS, SCHEMA, MAX_CHARACTERS, MAX_TOKENS, self.model])
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        """One judgement per reply, in order."""
         pairs = list(zip(prompts, replies, strict=True))
         with ThreadPoolExecutor(self.concurrency) as pool:
             asked = [pool.submit(self._asked, *pair) for pair in pairs]

@@ -70,7 +70,6 @@ class GuardJudge:
 
     @cached_property
     def revision(self) -> str:
-        """sha256 of the model's content and of every setting that moves a verdict."""
         from holdfast.models.content import content_of
 
         content = content_of(self.model, revision=self.hub_revision).sha256

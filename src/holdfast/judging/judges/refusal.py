@@ -29,6 +29,5 @@ class RefusalJudge:
     revision: Final = RULES_REVISION
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        """One judgement per reply, in order; the prompts are not looked at."""
         pairs = zip(prompts, replies, strict=True)
         return [Judgement(_VERDICTS[sort_reply(reply, truncated=False).reply_class]) for _, reply in pairs]

@@ -44,7 +44,6 @@ class EvaluationLog:
 
     @property
     def score_names(self) -> list[str]:
-        """Scores that some sample has."""
         return sorted({name for sample in self.samples for name in sample.scores})
 
 

@@ -45,7 +45,6 @@ class PairedSample:
 
     @property
     def regressed(self) -> bool:
-        """Passed before, does not after."""
         return self.before and not self.after
 
 
@@ -63,7 +62,6 @@ class PairedOutcomes:
 
     @property
     def n(self) -> int:
-        """Samples."""
         return len(self.samples)
 
     @property
@@ -77,7 +75,6 @@ class PairedOutcomes:
         return sum(sample.regressed for sample in self.samples)
 
     def to_json(self) -> dict[str, Any]:
-        """Counts and names; no text."""
         return {
             "score": self.score, "threshold": self.threshold, "epochs": self.epochs, "n": self.n,
             "passed_before": self.passed_before, "passed_after": sum(sample.after for sample in self.samples),

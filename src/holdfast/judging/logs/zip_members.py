@@ -87,7 +87,6 @@ class ZipMembers:
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[ZipMembers]:
-    """A ZIP file within limits."""
     where = str(path)
     try:
         handle = path.open("rb")

@@ -54,7 +54,6 @@ class ContinuousEngine(LoadedModelEngine):
         self.graph = on_cuda if self.graph is None else self.graph
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
-        """Replies as they finish."""
         sizes = {"max_new_tokens": max_new_tokens, "batch_size": self.batch_size}
         prompts, ends = decodable(self.model, self.tokenizer, examples, self.template, **sizes)
         waiting, rows = by_length(examples), self.batch_size
@@ -80,7 +79,6 @@ class ContinuousEngine(LoadedModelEngine):
     def _decode(
         self, prompts: Sequence[Sequence[int]], waiting: Sequence[int], rows: int, max_new_tokens: int, ends: list[int]
     ) -> Iterator[dict[int, list[int]]]:
-        """New tokens by prompt, as they finish."""
         from holdfast.judging.engines.continuous.graph import GraphedStep
         from holdfast.judging.engines.continuous.loop import EVERY_STEP, RECORDED, SlotLoop
 

@@ -33,7 +33,6 @@ class GraphedStep:
         self.recording = True
 
     def __call__(self, width: int) -> None:
-        """One step."""
         if self.recording and width not in self._graphs:
             self._rehearse(width)
         if self.recording:
