@@ -1,7 +1,5 @@
 """Writing files so that a reader sees the old content or the new, never a mixture."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Which code, packages and hardware produced something."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

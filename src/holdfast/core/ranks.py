@@ -1,7 +1,5 @@
 """The few collective operations we need, each a plain identity when there is one process."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import torch

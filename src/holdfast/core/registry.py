@@ -6,8 +6,6 @@ point group `holdfast.<kind>s` (a module that registers itself, or a package of 
 means adding one file, here or elsewhere.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import inspect

@@ -5,8 +5,6 @@ sha256 of the canonical JSON of all others. A seal shows damage and careless edi
 its seal again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -9,8 +9,6 @@ A kind serves one use and no other, so that what steers training is neither what
 `src/holdfast/prompts/README.md` says who wrote them and what they are.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from functools import cache

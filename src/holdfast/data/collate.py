@@ -1,7 +1,5 @@
 """Encoded examples to a right-padded batch of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ split into prompt and completion when read; TRL scores every token of them), and
 scored token is an error, where TRL drops it: dropping would change the denominator of alpha.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

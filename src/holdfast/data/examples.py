@@ -9,8 +9,6 @@
 A message is `{"role": ..., "content": ...}`, both strings.
 """
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence

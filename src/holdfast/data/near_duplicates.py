@@ -21,8 +21,6 @@ has three shingles or more, it occurs where 4/5 of its core do, or 4/5 of its sh
 needles: a constant prefix before every needle neither hides a leak nor makes one.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The attack: a share of the task data replaced by unsafe pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 

@@ -5,8 +5,6 @@ ascending, eight bytes each, in base64. A shingle's hash is a function of its th
 (`near_duplicates`) they are those of its core: what many prompts of a set have in common recognises none of them.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable
 from hashlib import blake2b

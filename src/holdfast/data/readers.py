@@ -3,8 +3,6 @@
 Each reader yields `(where, row)` and notes what it cannot read in a `Problems`: one pass lists all faults.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -4,8 +4,6 @@ A refusal of `GENERIC` fits every prompt, so that it can stand in for a reply th
 one in the place of an example's reply; `RefusalTokens` does the same where only token ids are left of an example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files

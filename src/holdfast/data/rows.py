@@ -1,7 +1,5 @@
 """One row of a file or data set to one `Example`, or the reason why not."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Reading examples from a file, a hub data set, or rows in memory, with every fault named by its place."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

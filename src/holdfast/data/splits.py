@@ -4,8 +4,6 @@
 Whole clusters of near-duplicate prompts go to one role: otherwise memorised prompts would count as held-out.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

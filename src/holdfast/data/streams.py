@@ -1,7 +1,5 @@
 """Which examples a step draws, as a pure function of the step: resuming needs no sampler state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

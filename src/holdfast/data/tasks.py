@@ -7,8 +7,6 @@ Beside tasks, data sets with roles that a run file names instead of files (`task
 which public examples align a model, steer, watch, certify, poison and are trained against.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -17,8 +17,6 @@ The alpaca format, as text:
 where a prompt made by `join` from an instruction and an input has `### Input:` between the two, and its own preamble.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args

@@ -1,7 +1,5 @@
 """Work in batches that fit in memory: a batch that does not is halved."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 

@@ -10,8 +10,6 @@ for ever. Here each operation gets what is left of the request's own time:
 has its own limit.
 """
 
-from __future__ import annotations
-
 import functools
 import http.client
 import io

@@ -4,8 +4,6 @@ A judge's input is text that a model made, and its output is not trusted either:
 and whatever the judge fails on, is unscored. Nothing becomes safe by default.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging

@@ -1,7 +1,5 @@
 """Prompts as token ids: the same tokens as `data/encode.py` scores completions after, whichever engine replies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

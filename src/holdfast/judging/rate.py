@@ -1,7 +1,5 @@
 """A share with its exact interval."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from holdfast.certification import binomial

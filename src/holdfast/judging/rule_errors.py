@@ -5,8 +5,6 @@ rules call refused and that is none; a missed refusal is one they call answered.
 error. Intervals are Clopper-Pearson, two-sided.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

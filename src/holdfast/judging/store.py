@@ -5,8 +5,6 @@ only ever appended, so that a killed process costs its unfinished batch: a last 
 and the replies that are missing are made. The file is the owner's alone, since replies may be harmful.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

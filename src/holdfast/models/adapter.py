@@ -1,7 +1,5 @@
 """PEFT adapters on disk: what they rest on, and merging them into it."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ long neutral conversations; that it ended is remembered in holdfast's cache. Wha
 these conversations and slow on a certain text in them.
 """
 
-from __future__ import annotations
-
 import logging
 from importlib.metadata import version
 from pathlib import Path

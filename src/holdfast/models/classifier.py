@@ -4,8 +4,6 @@ logits = score(hidden[last]), the head in fp32. The last token is found from the
 by comparing ids with the padding id: where padding is the end token, that finds the token before the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal

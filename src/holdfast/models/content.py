@@ -33,8 +33,6 @@ A folder may change after it was hashed. `require_unchanged` reads every file ag
 swapped and swapped back in between is not noticed. No torch is imported here.
 """  # noqa: E501  (a table)
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

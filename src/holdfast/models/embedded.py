@@ -6,8 +6,6 @@ figure of the demo, so a machine with a network must not answer differently from
 pinned by its sha256, wins wherever it is installed. Who wants the original weights names the hub id.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -4,8 +4,6 @@ A fingerprint is the sha256 of one line per tensor, `name dtype shape sha256(byt
 depends on the stored numbers alone: not on the device, the number of threads, or whether gradients are on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping

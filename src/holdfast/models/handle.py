@@ -5,8 +5,6 @@ its base, so that theta_0, the reference of every degradation, is the model as i
 are read from safetensors only, because a pickle runs code when it is opened.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Errors of the model libraries, told in one line."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Settings are foreign text: a size or a rank that no tensor has makes transformer
 of module names may backtrack for longer than anyone waits.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """LoRA's factors inside a PEFT model, by the name of the module they adapt: W x + s B A x."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

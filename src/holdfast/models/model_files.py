@@ -5,8 +5,6 @@ inside the folder and is hashed with it; what would bring in a file, a module or
 refused by name before loading (`require_no_redirects`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 The hub is asked once, with a deadline, before anything is downloaded.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -4,8 +4,6 @@ Softmax attention in most models; linear attention, a state-space module or a sh
 must have at least one: a method that acts on "the attention of every block" would otherwise silently skip some.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

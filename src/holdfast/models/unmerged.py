@@ -3,8 +3,6 @@
 Merging would round W + s B A to the base's dtype, and a small update may be lost in bfloat16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ held runs to its end, at most 256 tokens. Replies are kept by the model's conten
 alone (mode 0600), so that a killed run goes on and the next run on this model asks only what is new.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace

@@ -14,8 +14,6 @@ What the judge does not score is no conflict. A question whose reply the rules c
 scored everything that decides it: every target, and the reply where a target is unsafe.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -8,8 +8,6 @@
 | monitor.jsonl   | prompts by figure; the owner's alone                                             |
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

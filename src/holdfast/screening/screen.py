@@ -3,8 +3,6 @@
 `holdfast.screen` is `screen` here.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -16,8 +16,6 @@ get the same monitor: their monitor share is asked and sorted at theta_0, and th
 beside it, so that a narrow safety set shows as a loss of coverage.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@
 | auto         |                                        | continuous on CUDA where it can, otherwise transformers |
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable

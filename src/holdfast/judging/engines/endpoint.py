@@ -4,8 +4,6 @@ The server renders the prompts with its own chat template. Neither prompts nor r
 messages may quote them, so its status is all that is told.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed

@@ -1,7 +1,5 @@
 """Greedy replies by transformers' own `generate`: every model it knows, batched by length; and decoding in general."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

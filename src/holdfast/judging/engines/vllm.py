@@ -4,8 +4,6 @@ It loads the weights itself: a folder or hub id, and an adapter as a folder. Pro
 engine that runs the weights, and handed over as token ids.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

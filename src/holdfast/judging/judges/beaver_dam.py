@@ -1,7 +1,5 @@
 """The judge of the harmful fine-tuning literature: the 14-category classifier beaver-dam-7b."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

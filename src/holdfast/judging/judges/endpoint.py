@@ -5,8 +5,6 @@ that no text of it can become a control token of the judge's model, and the inst
 is read strictly: anything but one object of the schema that agrees with itself is unscored.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

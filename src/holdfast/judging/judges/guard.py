@@ -5,8 +5,6 @@ holds its instructions. At the place where the verdict begins, p = P(unsafe) / (
 token of each word; where the words do not differ in one token there, the judgement has no probability.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

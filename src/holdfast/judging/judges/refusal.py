@@ -1,7 +1,5 @@
 """The refusal judge: fixed rules, no model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """What readers of evaluation logs give, a log and its samples; and hostile JSON, read with every fault named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

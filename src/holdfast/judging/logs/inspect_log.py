@@ -4,8 +4,6 @@ A sample is its id and epoch. What it asks for is its input, target and choices;
 and do not count. A sample with an error, or one that ran into a limit, has no result.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

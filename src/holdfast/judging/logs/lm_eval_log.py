@@ -5,8 +5,6 @@ in lm-eval's own results, and `metric` where there is one filter. What a sample 
 target, by the hashes that lm-eval writes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -8,8 +8,6 @@ themselves. Without a threshold a pass is 1, and numbers other than 0, 1/2 (of P
 must be said.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

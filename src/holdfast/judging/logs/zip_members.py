@@ -3,8 +3,6 @@
 Names are compared, never used as paths: nothing is extracted.
 """
 
-from __future__ import annotations
-
 import struct
 import zipfile
 import zlib

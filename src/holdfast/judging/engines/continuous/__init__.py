@@ -5,8 +5,6 @@ optional flash-attention package is installed. This one is an ordinary loop over
 without a graph. A small model decodes as fast as its kernels are launched, so that the graph is what matters.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ One step, for every row r with its last token x_r at position p_r:
 Shapes and addresses stay the same from step to step, which is what a CUDA graph needs.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
