@@ -51,7 +51,6 @@ class EventLog:
         return descriptor
 
     def _length_of_rows(self, descriptor: int) -> int:
-        """Bytes up to and including the last newline, of a file that is a log."""
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise self._foreign("is no regular file")
         with open(descriptor, "rb", closefd=False) as file:
@@ -115,8 +114,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     """All rows of an event log; a torn last line is ignored."""
     rows = []
     for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
-        row = _object(line)
-        if row is None:
+        if (row := _object(line)) is None:
             raise CheckpointError(
                 f"{path}:{number}: not a JSON object ({len(line)} bytes)",
                 remedy="delete the damaged line, or restore the file from a backup",

@@ -125,8 +125,7 @@ class RunLock:
 
     def _sign(self, descriptor: int) -> None:
         os.lseek(descriptor, 0, os.SEEK_SET)
-        holder = _holder(os.read(descriptor, 4096))
-        if holder is not None:
+        if (holder := _holder(os.read(descriptor, 4096))) is not None:
             if holder["host"] != self._me["host"]:
                 raise self._in_use(holder)
             self._log(f"{self.path}: stale lock of process {holder['pid']}, which is gone, taken over")
@@ -146,7 +145,6 @@ class RunLock:
 
 
 def _holder(content: bytes) -> dict[str, Any] | None:
-    """Pid and host in the file; None when it is empty or was cut off while being written."""
     try:
         holder = json.loads(content)
         return {"pid": int(holder["pid"]), "host": str(holder["host"])}

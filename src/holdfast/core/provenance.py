@@ -38,8 +38,7 @@ def commit() -> str | None:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    head = git("rev-parse", "--short=12", "HEAD")
-    if head is None:
+    if (head := git("rev-parse", "--short=12", "HEAD")) is None:
         return None
     return f"{head}-dirty" if git("status", "--porcelain", "--untracked-files=no") else head
 

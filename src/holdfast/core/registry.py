@@ -36,7 +36,6 @@ def require_number(
 
 
 def _import_modules(package: ModuleType) -> None:
-    """Import the modules of a package, which register themselves; nothing more to do for a module."""
     for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
         if not module.name.startswith("_"):
             importlib.import_module(f"{package.__name__}.{module.name}")
@@ -90,9 +89,8 @@ class Registry(Generic[T]):
             if option not in taken:
                 remedy = nearest(option, list(taken)) if taken else "it takes no options"
                 raise ConfigError(f"{self.kind} {name!r} has no option {option!r}", remedy=remedy)
-        missing = [key for key, p in taken.items() if p.default is p.empty and key not in options]
-        if missing:
-            remedy = f"write {name}:{','.join(f'{key}=...' for key in missing)}, or the same as a mapping"
+        if missing := [key for key, p in taken.items() if p.default is p.empty and key not in options]:
+            remedy = f"give {', '.join(f'{key}=...' for key in missing)} with the {self.kind}"
             raise ConfigError(f"{self.kind} {name!r} needs {', '.join(missing)}", remedy=remedy)
 
     def __contains__(self, name: object) -> bool:

@@ -43,11 +43,7 @@ class Example:
 def make_example(
     prompt: str | Turns, completion: str | Turns, where: str = "memory", category: str | None = None
 ) -> Example:
-    """Build an example and its id.
-
-    The canonical form of a plain example is its conversational form, so that `as_chat` keeps the id and
-    a split or a reference table survives the conversion.
-    """
+    """An example with its id: that of its conversational form, so that `as_chat` keeps it, and with it the split."""
     is_plain = isinstance(prompt, str) and prompt
     canonical = [_turn("user", prompt), _turn("assistant", completion)] if is_plain else [prompt, completion]
     text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))

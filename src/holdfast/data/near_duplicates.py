@@ -58,11 +58,7 @@ def clusters(texts: Sequence[str]) -> list[int]:
 def matches(
     texts_a: Sequence[str], texts_b: Sequence[str], *, among: Sequence[str] | None = None
 ) -> list[tuple[int, int]]:
-    """All pairs (position in a, position in b) that match, ascending.
-
-    Args:
-        among: the texts that decide which shingles are common, where a and b are a part of them.
-    """
+    """All pairs (position in a, position in b) that match, ascending; `among` all texts whose common shingles count."""
     places_a, places_b = shingles.by_normalised(texts_a), shingles.by_normalised(texts_b)
     unique = list(dict.fromkeys([*places_a, *places_b, *shingles.by_normalised(among or ())]))
     in_a = np.array([text in places_a for text in unique], dtype=np.bool_)
@@ -81,8 +77,7 @@ def matches(
 def contained(needles: Sequence[str], haystacks: Sequence[str], *, ignore_common: bool = True) -> list[tuple[int, int]]:
     """All pairs (position in needles, position in haystacks) where the needle occurs in the haystack, ascending.
 
-    Args:
-        ignore_common: leave out what many needles have in common, as above; otherwise all shingles count.
+    Unless `ignore_common`, what many needles have in common counts, too.
     """
     places, texts = shingles.by_normalised(needles), shingles.by_normalised(haystacks)
     found = _search(list(places), list(texts), lambda _: False, ignore_common)
@@ -129,7 +124,6 @@ class _Parts:
 def _matching(
     texts: Sequence[str], wanted: Wanted, limit: int | None, parts: _Parts | None = None
 ) -> Iterator[tuple[int, Numbers]]:
-    """Each text with others that match it; with `parts`, no more than connect what matches."""
     found = shingles.shingles_of(texts, limit=limit)
     cored = (found.core.sizes >= MIN_CORE) & (found.words >= MIN_WORDS)
 
@@ -215,7 +209,6 @@ def _not_connected(parts: _Parts, kinds: Sequence[Numbers]) -> Wanted:
 def _search(
     needles: list[str], haystacks: list[str], done: Callable[[str], bool], ignore_common: bool
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Needles and haystacks, each of the one in each of the other; needles that are `done` may be left out."""
 
     def finished(names: list[str]) -> Callable[[int], bool]:
         return lambda number: done(names[number])

@@ -32,8 +32,7 @@ def poisoned(
     with equal id count once, so that N examples are N different ones and a trainer that drops repeated rows drops none.
     """
     unsafe = poison_count(ratio, size)
-    shared = {example.id for example in task} & {example.id for example in poison}
-    if shared:
+    if shared := {example.id for example in task} & {example.id for example in poison}:
         raise DataError(
             f"{len(shared)} examples are task and poison data at once: {', '.join(sorted(shared)[:20])}",
             remedy="remove them from the task data: their share could not be counted",
@@ -44,7 +43,6 @@ def poisoned(
 
 
 def _first(examples: Sequence[Example], n: int, seed: int, name: str) -> list[Example]:
-    """The first n of the named random order of the distinct examples."""
     distinct = {example.id: example for example in reversed(examples)}
     ids = sorted(distinct)
     if len(ids) < n:

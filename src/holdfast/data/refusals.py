@@ -82,8 +82,7 @@ class RefusalTokens:
     def after(self, prompt: Sequence[int], first: int, max_length: int | None) -> Encoded:
         """The prompt with its refusal, which is fixed by the sha256 of the prompt's ids."""
         number = int(sha256_json(list(prompt)), 16) % len(GENERIC)
-        settled = self._conversation(prompt)
-        if settled is not None:
+        if (settled := self._conversation(prompt)) is not None:
             prompt, ids = settled, self._chat[number]
         else:
             ids = self._plain[self._blank(prompt, first)][number]
@@ -107,7 +106,6 @@ class RefusalTokens:
         return None if self._plain else prompt
 
     def _blank(self, prompt: Sequence[int], first: int) -> str:
-        """What the row's own reply to a plain prompt begins with."""
         before = self.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
         behind = self.tokenizer.decode([*prompt, first], clean_up_tokenization_spaces=False)[len(before) :]
         return " " if behind[:1] == " " else ""

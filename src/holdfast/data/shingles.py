@@ -6,20 +6,28 @@ in a common shingle: what is left when templates, system prompts and jailbreak p
 Sets are similar where |A and B| / |A or B| >= 4/5, exactly, by prefix filtering. Values are numbered from rare to
 frequent. Whatever holds 4/5 of A holds one of its |A| - ceil(4/5 |A|) + 1 rarest values, and is looked for through
 these; of two similar sets each holds 4/5 of the other, so that their rarest values meet. Only what meets is compared.
+
+Where no text may be kept, prompts are recognised by marks: `text:HASH`, and where the text has three words or more
+`text:HASH SHINGLES`, the shingles' 64-bit hashes, ascending, eight bytes each, in base64. A shingle's hash depends on
+its three words alone. Of a text with a core they are those of its core: what many prompts of a set have in common
+recognises none of them.
 """
 
 from __future__ import annotations
 
+import base64
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.data.examples import normalise
+from holdfast.core.hashing import sha256_text
+from holdfast.data.examples import Example, normalise, prompt_text
 
 NUMERATOR, DENOMINATOR = 4, 5
 WIDTH = 3
@@ -36,6 +44,7 @@ One percent of a few hundred texts is a handful, which a family of variants reac
 
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Hashes = NDArray[np.uint64]
 Wanted = Callable[[int, Numbers], Numbers]
 """Of a set and others: those others that are worth comparing with it."""
 
@@ -151,11 +160,9 @@ def occurrences(
 
 
 def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None = None) -> Shingles:
-    """The sets of shingles of different normalised texts.
+    """The sets of shingles of different normalised texts; common are those that more than `limit` texts hold.
 
-    Args:
-        limit: a shingle that more texts hold is common; None: none is.
-        counted: only so many of the first texts are asked for that; None: all.
+    None is common without a limit; only the first `counted` texts are asked for that, where it is given.
     """
     found = occurrences(texts, limit=limit, counted=counted)
     short = np.flatnonzero(found.lengths < MIN_WORDS)  # theirs come first: each is in one text
@@ -182,7 +189,6 @@ def _numbered(texts: Sequence[str]) -> tuple[Numbers, Numbers, list[str]]:
 
 
 def _codes(flat: Numbers, at: Numbers, size: int) -> Numbers:
-    """One number for each different run of three words."""
     first = flat[at] * size + flat[at + 1]
     if size**WIDTH >= _LARGEST:  # numbers of pairs are fewer than pairs of numbers
         _, first = np.unique(first, return_inverse=True)
@@ -215,9 +221,7 @@ def equal_sets(sets: Sets, order: Numbers) -> list[Numbers]:
 def similar(sets: Sets, wanted: Wanted, *, below: int | None = None) -> Iterator[tuple[int, Numbers, Numbers]]:
     """Sets with others that are similar to them, and how much they share; every pair comes once.
 
-    Args:
-        wanted: which of the candidates to compare.
-        below: only pairs that share a value under this one.
+    Only candidates that are `wanted` are compared, and only pairs that share a value under `below`.
     """
     rare, sizes = _rarest(sets, below), sets.sizes
     rare = rare.where(np.bincount(rare.values)[rare.values] > 1)
@@ -238,9 +242,7 @@ def holding(
 ) -> Iterator[tuple[int, Numbers, Numbers]]:
     """Sets A with the sets B that hold |A and B| / |A| >= 4/5 of them, and how much that is.
 
-    Args:
-        done: which needles need not be looked for any more.
-        below: only through values under this one.
+    Needles that are `done` are left out; the others are looked for through values under `below`.
     """
     sizes = needles.sizes
     for one, others in _meeting(_rarest(needles, below), haystacks):
@@ -269,3 +271,43 @@ def _meeting(asked: Sets, listed: Sets) -> Iterator[tuple[int, Numbers]]:
         own = slice(asked.starts[one], asked.starts[one + 1])
         found = [owner[a:b] for a, b in zip(low[own].tolist(), high[own].tolist(), strict=True)]
         yield one, distinct(np.concatenate(found))
+
+
+def prompt_marks(examples: Iterable[Example]) -> dict[str, str]:
+    """By id, the mark of the prompt: the same prompt with another completion has another id and the same mark."""
+    texts = {example.id: normalise(prompt_text(example)) for example in examples}
+    unique = list(dict.fromkeys(texts.values()))
+    marks = {}
+    for text, hashes in zip(unique, shingle_hashes(unique), strict=True):
+        coded = base64.b64encode(hashes.astype("<u8").tobytes()).decode("ascii")
+        marks[text] = f"text:{sha256_text(text)[:16]} {coded}".rstrip()
+    return {name: marks[text] for name, text in texts.items()}
+
+
+def shingle_hashes(texts: list[str]) -> list[Hashes]:
+    """Of each of different normalised texts: the hashes of its core, or of all its shingles; ascending."""
+    found = occurrences(texts, limit=common_limit(len(texts)), min_words=WIDTH)
+    core = distinct((found.text * max(found.kinds, 1) + found.shingle)[found.free]) // max(found.kinds, 1)
+    cored = np.bincount(core, minlength=len(texts)) >= MIN_CORE
+    chosen = found.free | ~cored[found.text]
+    text, at = found.text[chosen], found.at[chosen]
+    digests = (blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest() for word in found.vocabulary)
+    of_words = np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+    hashes = _mixed(of_words[found.flat[at[:, None] + np.arange(WIDTH)]])
+    order = np.lexsort((hashes, text))
+    text, hashes = text[order], hashes[order]
+    new = np.ones(len(text), dtype=np.bool_)
+    new[1:] = (text[1:] != text[:-1]) | (hashes[1:] != hashes[:-1])
+    text, hashes = text[new], hashes[new]
+    return np.split(hashes, np.searchsorted(text, np.arange(1, len(texts)))) if texts else []
+
+
+def _mixed(parts: Hashes) -> Hashes:
+    """One hash for three in their order: Horner's rule with an odd factor, then the finaliser of splitmix64."""
+    found = np.zeros(len(parts), dtype=np.uint64)
+    for place in range(WIDTH):
+        found = found * np.uint64(0x9E3779B97F4A7C15) + parts[:, place]
+        found ^= found >> np.uint64(29)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
+    return found ^ (found >> np.uint64(31))

@@ -82,8 +82,7 @@ def open_rows(
             remedy=f"remove {option}",
         )
     _require_file(path)
-    reader = reader_for(path)
-    if reader is None:
+    if (reader := reader_for(path)) is None:
         raise DataError(
             f"{path}: unknown file ending; expected one of {', '.join(READERS)}",
             remedy="convert the file, for example to JSON lines",
@@ -168,7 +167,6 @@ def prompt_key(example: Example) -> str:
 
 
 def _prompt_row(row: Any, columns: Mapping[str, str], where: str) -> Example:
-    """The row as an example; one with a prompt alone, a string or several turns, has an empty completion."""
     try:
         return example_from_row(row, columns, where)
     except MissingColumnsError:

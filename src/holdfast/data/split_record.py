@@ -49,8 +49,7 @@ class SplitRecord:
                 remedy="use the holdfast version that wrote it, or a new output_dir",
             )
         ids = {role: tuple(value["ids"][role]) for role in ROLES}
-        fault = _contradiction(value, ids)
-        if fault is not None:
+        if (fault := _contradiction(value, ids)) is not None:
             raise CheckpointError(
                 f"the split record's {fault}", remedy="restore splits.json from a backup, or use a new output_dir"
             )
@@ -92,7 +91,6 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 
 
 def _contradiction(value: Mapping[str, Any], ids: Mapping[str, tuple[str, ...]]) -> str | None:
-    """What in a record does not follow from its ids."""
     counts, clusters = {role: len(ids[role]) for role in ROLES}, value["clusters"]
     fitting = all(clusters[role] <= counts[role] and bool(clusters[role]) == bool(counts[role]) for role in ROLES)
     faults = {

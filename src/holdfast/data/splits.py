@@ -37,10 +37,9 @@ class Split:
 
 
 def split_examples(examples: Sequence[Example], *, seed: int, fractions: Fractions = (0.6, 0.2, 0.2)) -> Split:
-    """Split into constraint, monitor and certify.
+    """Split into constraint, monitor and certify; depends on the examples and the seed alone, not on row order.
 
-    Depends on the examples and the seed alone, not on row order. Sizes hit the fractions exactly where single
-    prompts can fill the gaps, and otherwise miss by less than twice the largest cluster.
+    Sizes hit the fractions where single prompts can fill the gaps, and else miss by under twice the largest cluster.
     """
     fine = all(math.isfinite(fraction) and fraction >= 0 for fraction in fractions)
     if not (fine and fractions[0] > 0 and abs(sum(fractions) - 1) < 1e-9):
@@ -102,7 +101,6 @@ def _assign(groups: Sequence[Sequence[Example]], targets: Sequence[int], seed: i
 
 
 def _deduplicate(examples: Sequence[Example]) -> list[Example]:
-    """One example per id, sorted by id: the order of rows no longer matters."""
     first = {example.id: example for example in reversed(examples)}
     return [first[key] for key in sorted(first)]
 
@@ -153,8 +151,7 @@ def require_disjoint(split: Split) -> None:
     every = [text for members in roles.values() for text in _prompts(members)]
     for first, second in (("constraint", "monitor"), ("constraint", "certify"), ("monitor", "certify")):
         a, b = roles[first], roles[second]
-        pairs = matches(_prompts(a), _prompts(b), among=every)
-        if pairs:
+        if pairs := matches(_prompts(a), _prompts(b), among=every):
             same = sum(normalise(prompt_text(a[i])) == normalise(prompt_text(b[j])) for i, j in pairs)
             counts.append(f"{first} and {second}: {same} equal and {len(pairs) - same} nearly equal pairs")
             found.extend(f"{_place(a[i])} = {_place(b[j])}" for i, j in pairs)
@@ -190,8 +187,7 @@ def require_apart(splits: Mapping[str, Split]) -> None:
 def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> None:
     """Prove that training sees no certify prompt, exact after normalisation or nearly, alone or in a longer text."""
     # A near-duplicate occurs too: |A and B| / |A| is at least |A and B| / |A or B|.
-    leaking = occurring(_prompts(certify), task_texts)
-    if leaking:
+    if leaking := occurring(_prompts(certify), task_texts):
         raise DataError(
             f"{len(leaking)} of {len(certify)} certify prompts occur in the task data, exactly or nearly: "
             f"at {_listed([_place(certify[i]) for i in leaking])}",
@@ -201,14 +197,12 @@ def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> Non
 
 def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:
     """Move certify clusters that the task data touches to the constraint, never the other way."""
-    leaking = occurring(_prompts(split.certify), task_texts)
-    if not leaking:
+    if not (leaking := occurring(_prompts(split.certify), task_texts)):
         return split
     labels = clusters(_prompts(split.certify))
     touched = {labels[i] for i in leaking}
     moved = [e for e, label in zip(split.certify, labels, strict=True) if label in touched]
-    kept = [e for e, label in zip(split.certify, labels, strict=True) if label not in touched]
-    if not kept:
+    if not (kept := [e for e, label in zip(split.certify, labels, strict=True) if label not in touched]):
         raise DataError(
             f"all {len(moved)} certify prompts occur in the task data; none would be left to certify on",
             remedy="add safety examples whose prompts are not in the task data",

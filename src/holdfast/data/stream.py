@@ -136,7 +136,6 @@ def _example(row: object, columns: Mapping[str, str], where: str) -> Example:
 
 
 def _is_chat(seen: _Seen, template: Template) -> bool:
-    """Whether examples become conversations: on request, or since some already are."""
     chat = template == "chat" or len(seen.kinds) > 1
     if chat and "text" in seen.kinds:
         mixed = " mixed with others" if len(seen.kinds) > 1 else ""

@@ -162,7 +162,6 @@ def _is_judge(value: object) -> bool:
 
 
 def _named(spec: str | Path) -> Judge:
-    """A judge from one word of the command line; a folder where no judge has that name."""
     name, colon, written = str(spec).partition(":")
     folder = Path(spec).expanduser()
     if isinstance(spec, str) and name in JUDGES:

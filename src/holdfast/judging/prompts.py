@@ -56,8 +56,7 @@ def require_room(
     model: Any, examples: Sequence[Example], prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> None:
     """Refuse prompts that leave less than `max_new_tokens` of the model's positions, before anything is decoded."""
-    positions = positions_of(model)
-    if positions is None:
+    if (positions := positions_of(model)) is None:
         return
     long = [e for e, ids in zip(examples, prompts, strict=True) if len(ids) + max_new_tokens > positions]
     if long:

@@ -85,8 +85,7 @@ class ReplyStore:
         lines = whole.split(b"\n")
         self._compare(lines[0])
         for number, line in enumerate(lines[1:], start=2):
-            found = _reply(line)
-            if found is None:
+            if (found := _reply(line)) is None:
                 raise CheckpointError(f"replies {self.path}: line {number} is damaged", remedy=_ELSEWHERE)
             self._replies.setdefault(found.id, found)
         self.path.chmod(MODE)
@@ -179,7 +178,6 @@ def read_replies(path: Path) -> dict[str, Reply]:
 
 
 def _reply(line: bytes) -> Reply | None:
-    """The reply of one line; None when it is damaged."""
     try:
         row = json.loads(line)
     except ValueError:

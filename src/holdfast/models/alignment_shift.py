@@ -71,14 +71,12 @@ def alignment_shift(layers: Sequence[LoraLayer], unaligned: Any) -> dict[str, Sh
             f"unaligned is a {type(unaligned).__name__}", remedy="give a folder, a hub id, embedded, or a model object"
         )
     source = resolve(unaligned, None, trust_remote_code=False)
-    adapter = adapter_folder(source)
-    if adapter is not None:
+    if (adapter := adapter_folder(source)) is not None:
         return _from_adapter(layers, adapter)
     config = file_of(source, CONFIG)
     if config is not None and read_json(config).get("quantization_config"):
         raise _packed(source.place)
-    stored = _stored_weights(source, [f"{layer.name}.weight" for layer in layers])
-    if stored is not None:
+    if (stored := _stored_weights(source, [f"{layer.name}.weight" for layer in layers])) is not None:
         return _from_weights(layers, stored, str(unaligned))
     loaded = _weights_of(load_model(unaligned))
     return _from_weights(layers, {x.name: loaded[x.name] for x in layers if x.name in loaded}, str(unaligned))
@@ -115,8 +113,7 @@ def starting_shift(model: Any, unaligned: Any, *, defense: str) -> tuple[list[Lo
 
 
 def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]:
-    reason = not_plain_lora(folder)
-    if reason is not None:
+    if (reason := not_plain_lora(folder)) is not None:
         raise UnsupportedError(
             f"alignment adapter {folder}: {reason}, so the shift is not s B A",
             remedy="give the model before alignment instead of the adapter",
@@ -158,8 +155,7 @@ def _from_weights(
     layers: Sequence[LoraLayer], weights: Mapping[str, Tensor] | Mapping[str, _Stored], where: str
 ) -> dict[str, Shift]:
     """Differences to these weights, by module name; shapes and dtypes are checked now, numbers are read later."""
-    missing = [layer.name for layer in layers if layer.name not in weights]
-    if missing:
+    if missing := [layer.name for layer in layers if layer.name not in weights]:
         raise ConfigError(
             f"the model before alignment ({where}) lacks {len(missing)} of {len(layers)} modules, first {missing[0]}",
             remedy="give the model that was aligned, of the same architecture and class",
@@ -204,13 +200,10 @@ class _Stored:
 
 
 def _stored_weights(source: Source, names: Sequence[str]) -> dict[str, _Stored] | None:
-    """Where the named tensors are stored, by module name; None where the checkpoint names its tensors differently."""
-    index = file_of(source, INDEX)
-    if index is not None:
+    if (index := file_of(source, INDEX)) is not None:
         files = read_json(index).get("weight_map", {})
     else:
-        single = file_of(source, WEIGHTS)
-        if single is None:
+        if (single := file_of(source, WEIGHTS)) is None:
             return None
         with _opened(single) as file:
             files = dict.fromkeys(file.keys(), WEIGHTS)
@@ -218,8 +211,7 @@ def _stored_weights(source: Source, names: Sequence[str]) -> dict[str, _Stored] 
         return None
     paths: dict[str, Path] = {}
     for file in sorted({files[name] for name in names}):
-        path = file_of(source, file)
-        if path is None:
+        if (path := file_of(source, file)) is None:
             raise CheckpointError(f"model {source.place!r} lacks its file {file}", remedy="restore the missing file")
         paths[file] = path
     return {name.removesuffix(".weight"): _Stored(paths[files[name]], name) for name in names}

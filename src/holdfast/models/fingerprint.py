@@ -83,8 +83,7 @@ def adapter_fingerprint(model: nn.Module) -> str | None:
 
     It survives saving and loading the adapter, and moving the base model to another folder.
     """
-    settings = adapter_settings(model)
-    if not settings:
+    if not (settings := adapter_settings(model)):
         return None
     from peft import get_peft_model_state_dict
 

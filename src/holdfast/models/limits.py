@@ -102,7 +102,6 @@ def _require_ranks(adapter: Path, config: dict[str, Any]) -> None:
 
 
 def _require_patterns(adapter: Path, config: dict[str, Any], base: Any) -> None:
-    """Match every pattern in a process of its own, which is killed when it does not end."""
     asked = list(_patterns(config))
     names = [name for name, _ in base.named_modules()] if asked else []
     for key, pattern in asked:
@@ -128,7 +127,6 @@ def limited_run(arguments: list[str], given: bytes, wall_s: float, **environment
 
 
 def _patterns(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every text that PEFT matches as a pattern, in the form in which it does; plain names are left out."""
     for key, form in _FORMS.items():
         value = config.get(key)
         whole_words = key in ("target_modules", "exclude_modules") and not isinstance(value, str)

@@ -73,7 +73,6 @@ def lora_layers(model: Any, *, defense: str) -> list[LoraLayer]:
 
 
 def _refuse_other_layer(path: str, module: Any, adapter: str, defense: str) -> None:
-    """Refuse an adapted module whose update is not s B A of a linear map, or is already inside W."""
     for what, present in (
         ("is an embedding", adapter in getattr(module, "lora_embedding_A", {})),
         ("has a variant of LoRA", adapter in getattr(module, "lora_variant", {})),

@@ -81,8 +81,7 @@ def weight_files(folder: Path) -> list[str]:
     Where both are there it reads the one file; the index then counts beside it, its shards do not.
     """
     names = sorted(path.name for path in folder.iterdir() if require_regular(path))
-    distributed = [name for name in names if _DISTRIBUTED.fullmatch(name)]
-    if distributed:
+    if distributed := [name for name in names if _DISTRIBUTED.fullmatch(name)]:
         raise CheckpointError(
             f"{folder / distributed[0]} is part of a distributed checkpoint, which is read instead of {WEIGHTS}",
             remedy="save the model with save_pretrained into an empty folder",
@@ -91,8 +90,7 @@ def weight_files(folder: Path) -> list[str]:
         return [WEIGHTS, *([INDEX] if INDEX in names else [])]
     if INDEX in names:
         return [INDEX, *_shards(folder)]
-    others = [name for name in names if name.endswith(".safetensors")]
-    if not others:
+    if not (others := [name for name in names if name.endswith(".safetensors")]):
         raise UnsupportedError(
             f"{folder} holds no weights: expected {WEIGHTS}, an index with shards, or an adapter",
             remedy="name the folder that save_pretrained wrote",
@@ -137,8 +135,7 @@ def require_regular(path: Path) -> bool:
 def _code(folder: Path) -> set[Path]:
     found = set()
     for place, below, names in os.walk(folder):
-        linked = [name for name in below if Path(place, name).is_symlink()]
-        if linked:
+        if linked := [name for name in below if Path(place, name).is_symlink()]:
             raise CheckpointError(
                 f"{Path(place, linked[0])} is a link to a folder, whose code would run without being hashed",
                 remedy="copy the code into the model's folder",

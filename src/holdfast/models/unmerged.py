@@ -84,8 +84,7 @@ def load_unmerged(
     place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     options: dict[str, Any] = {"dtype": dtype, "device": place, "trust_remote_code": trust_remote_code}
     tokenizer = load_tokenizer(ref, revision=revision, trust_remote_code=trust_remote_code)
-    folder = adapter_folder(resolve(ref, revision, trust_remote_code))
-    if folder is None:
+    if (folder := adapter_folder(resolve(ref, revision, trust_remote_code))) is None:
         model = load_model(ref, revision=revision, **options)
     else:
         require_scorable(folder)
@@ -102,8 +101,7 @@ def load_adapter_pair(
 
     theta_0 is base + adapter. The adapter's own shape must be the run's: it cannot change while it is trained.
     """
-    folder = adapter_folder(resolve(ref, revision, trust_remote_code))
-    if folder is None:
+    if (folder := adapter_folder(resolve(ref, revision, trust_remote_code))) is None:
         raise ConfigError(
             f"model {str(ref)!r} is not an adapter, so there is none to continue",
             remedy="use adapter_policy: merge, or name an adapter as the model",

@@ -125,7 +125,6 @@ def asker_of(
 
 
 def _fits(model: Any, tokenizer: Any, template: Template) -> Any:
-    """A test of prompts: whether the model's positions leave room for a whole reply."""
     positions = positions_of(model)
 
     def fitting(examples: Sequence[Example]) -> list[bool]:

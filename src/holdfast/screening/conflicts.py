@@ -180,9 +180,7 @@ def judged_rows(
 
 
 def _verdicts(judge: GuardedJudge, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
-    """The verdict on every pair (prompt, reply), each judged once."""
-    distinct = list(dict.fromkeys(pairs))
-    if not distinct:
+    if not (distinct := list(dict.fromkeys(pairs))):
         return {}
     judgements = judge.judge([prompt for prompt, _ in distinct], [reply for _, reply in distinct])
     return {pair: judgement.verdict for pair, judgement in zip(distinct, judgements, strict=True)}

@@ -145,8 +145,7 @@ def fixed_screening(
             _provide(folder, belongs_to, make, started=started)
         except HoldfastError as error:  # the other processes wait: they must hear of it
             failed = error
-    failed = gather_objects(failed)[0]
-    if failed is not None:
+    if (failed := gather_objects(failed)[0]) is not None:
         raise failed
     return load(folder, belongs_to)
 

@@ -234,7 +234,6 @@ def _held(
     *,
     plain: bool,
 ) -> dict[str, HeldSet]:
-    """Every set with its prompts by role."""
     dropped = {one.row for one in conflicts if one.dropped}
     learned = {one.row for one in conflicts if one.id in settings.learn}
     held: dict[str, HeldSet] = {}

@@ -51,13 +51,11 @@ def open_engine(
     template: Template = "chat",
     **options: Any,
 ) -> Engine:
-    """The engine called `name`, ready to reply.
+    """An engine of `ENGINES`, ready to reply; `auto` is continuous where model and device allow it, else transformers.
 
     Args:
-        name: in `ENGINES`, or `auto`: `continuous` where model and device allow it, otherwise `transformers`.
         model: a loaded model; None where the engine reaches one by other means.
         tokenizer: the model's, with the run's template.
-        batch_size: prompts decoded together at most.
         template: what becomes of plain prompts.
         options: of that engine.
     """
@@ -74,13 +72,11 @@ def require_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def _chosen(model: Any) -> str:
-    """`continuous` where it is faster and can run the model."""
     from holdfast.judging.engines.continuous import obstacle
 
     if getattr(getattr(model, "device", None), "type", None) != "cuda":
         return "transformers"
-    reason = obstacle(model)
-    if reason is None:
+    if (reason := obstacle(model)) is None:
         return "continuous"
     logger.info("generation: %s, so plain batches are decoded instead of continuous ones", reason)
     return "transformers"

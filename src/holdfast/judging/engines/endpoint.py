@@ -57,8 +57,7 @@ class EndpointEngine:
                 f"{WHO} with template {self.template!r}: the server renders prompts with its own",
                 remedy="use template chat, or another engine",
             )
-        reserved = {"model", "messages", "max_tokens", "temperature", "stream", "n"} & set(self.extra)
-        if reserved:
+        if reserved := {"model", "messages", "max_tokens", "temperature", "stream", "n"} & set(self.extra):
             raise ConfigError(
                 f"{WHO}: extra has {', '.join(sorted(reserved))}, which the engine sets itself",
                 remedy="remove it from extra",
@@ -86,8 +85,7 @@ class EndpointEngine:
             for future in as_completed(futures):
                 if future.cancelled():
                     continue
-                error = future.exception()
-                if error is None:
+                if (error := future.exception()) is None:
                     yield [future.result()]
                 elif failed is None:  # what is on its way still counts, what waits is not sent
                     failed = error

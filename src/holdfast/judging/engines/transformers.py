@@ -7,14 +7,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.data.examples import Example
 from holdfast.data.templates import Template
-from holdfast.judging.batches import fitting_batches
 from holdfast.judging.engines import BATCH_SIZE, ENGINES
 from holdfast.judging.prompts import by_length, decodable
 from holdfast.judging.reply import Progress, Reply
+from holdfast.models.library_errors import fitting_batches
 
 
 @dataclass(kw_only=True)
@@ -137,13 +138,9 @@ def too_large(tokens: int) -> ResourceError:
 
 def left_padded(prompts: Sequence[Sequence[int]], pad: int | None) -> tuple[Tensor, Tensor]:
     """Ids and attention mask; the padding token is never attended to, so that any id serves."""
-    width = max(len(ids) for ids in prompts)
-    ids = torch.full((len(prompts), width), pad or 0, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
-    return ids, mask
+    rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad or 0, padding_side="left")
+    return ids, pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
 
 
 def reply(example_id: str, row: list[int], tokenizer: Any, ends: Sequence[int]) -> Reply:

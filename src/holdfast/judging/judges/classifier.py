@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.hashing import sha256_json
 from holdfast.core.registry import require_number
-from holdfast.judging.batches import fitting_batches
 from holdfast.judging.judge import UNSCORED, Judgement, Verdict
 from holdfast.judging.prompts import positions_of
+from holdfast.models.library_errors import fitting_batches
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,8 +127,7 @@ def encode(
     name: str = "classifier",
 ) -> list[EncodedText]:
     """`CONVERSATION` filled in, closed by one end token, cut to `max_length` tokens at the tail."""
-    end = tokenizer.eos_token_id
-    if end is None:
+    if (end := tokenizer.eos_token_id) is None:
         raise ConfigError(f"judge {name}: the tokenizer has no end token", remedy="use the classifier's own tokenizer")
     bare = [reply.removesuffix(tokenizer.eos_token) for reply in replies]
     filled = [CONVERSATION.format(prompt=p, reply=r) for p, r in zip(prompts, bare, strict=True)]

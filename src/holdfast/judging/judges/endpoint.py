@@ -106,14 +106,12 @@ class EndpointJudge:
                 answers = [future.result() for future in asked]
             finally:
                 pool.shutdown(cancel_futures=True)
-        reasons = Counter(reason for _, reason in answers if reason)
-        if reasons:
+        if reasons := Counter(reason for _, reason in answers if reason):
             listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
             logger.warning("judge %s: %d of %d replies unscored: %s", self.name, reasons.total(), len(pairs), listed)
         return [judgement for judgement, _ in answers]
 
     def _asked(self, prompt: str, reply: str) -> tuple[Judgement, str]:
-        """A judgement, and why there is none where there is none; the reason quotes nothing."""
         if len(prompt) + len(reply) > MAX_CHARACTERS:
             return UNSCORED, "too long"
         answered, reason = post_json(self._exchange, request(self.model, prompt, reply))
@@ -162,7 +160,6 @@ def read_answer(content: str) -> Judgement:
 
 
 def _content(answered: Any) -> str | None:
-    """The text of the one finished choice of a chat completion; None where there is not exactly that."""
     try:
         (choice,) = answered["choices"]
         message = choice["message"]

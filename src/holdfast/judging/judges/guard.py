@@ -18,10 +18,10 @@ from holdfast.core.hashing import sha256_json
 from holdfast.core.registry import require_number
 from holdfast.data.examples import to_utf8
 from holdfast.data.templates import rendered
-from holdfast.judging.batches import fitting_batches
 from holdfast.judging.judge import JUDGES, UNSCORED, Judgement, Verdict
 from holdfast.judging.judges.classifier import device_of
 from holdfast.judging.prompts import end_tokens, positions_of
+from holdfast.models.library_errors import fitting_batches
 
 MODEL = "meta-llama/Llama-Guard-3-8B"
 VERSION = 1  # of how a reply is shown and an answer read

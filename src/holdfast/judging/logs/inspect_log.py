@@ -20,8 +20,8 @@ _SAMPLE: Final = re.compile(r"samples/[^/\\]+\.json")
 _HEADER: Final = "header.json"
 
 
-def read_inspect(path: Path, *, category: str = "category") -> EvaluationLog:
-    """The log in an `.eval` or `.json`; `category` is the field of a sample's metadata that names its category."""
+def read_inspect(path: Path) -> EvaluationLog:
+    """The log in an `.eval` or `.json`."""
     where = str(path)
     if path.suffix == ".eval":
         with open_zip(path) as members:
@@ -29,11 +29,11 @@ def read_inspect(path: Path, *, category: str = "category") -> EvaluationLog:
                 raise _unfinished(where, "no header.json")
             header = loads(members.read(_HEADER), f"{where}, {_HEADER}")
             named = ((f"{where}, {log.shown(name)}", name) for name in members.names if _SAMPLE.fullmatch(name))
-            samples = _samples(((place, loads(members.read(name), place)) for place, name in named), category)
+            samples = _samples(((place, loads(members.read(name), place)) for place, name in named))
     else:
         header = loads(log.read_bounded(path, MAX_JSON), where)
         listed = enumerate(typed(header, "samples", list, where))
-        samples = _samples(((f"{where}, sample {i}", sample) for i, sample in listed), category)
+        samples = _samples(((f"{where}, sample {i}", sample) for i, sample in listed))
     status = typed(header, "status", str, where)
     if status != "success" or header.get("invalidated") is True:
         raise _unfinished(where, f"status {log.shown(status)}" if status != "success" else "marked as invalid")
@@ -59,7 +59,6 @@ def read_inspect(path: Path, *, category: str = "category") -> EvaluationLog:
 
 
 def _require_all(where: str, listed: Any, samples: list[LoggedSample]) -> None:
-    """Every id that the header lists has a sample."""
     if isinstance(listed, list):
         missing = len({_id(given) for given in listed if isinstance(given, str | int)} - {s.id for s in samples})
         if missing:
@@ -70,16 +69,16 @@ def _unfinished(where: str, what: str) -> DataError:
     return DataError(f"{where}: an unfinished evaluation: {what}", remedy="run it to its end (inspect eval-retry)")
 
 
-def _samples(logged: Iterable[tuple[str, Any]], category: str) -> list[LoggedSample]:
+def _samples(logged: Iterable[tuple[str, Any]]) -> list[LoggedSample]:
     samples: dict[tuple[str, int], LoggedSample] = {}
     for where, row in logged:
-        sample = _sample(where, row, category)
+        sample = _sample(where, row)
         if samples.setdefault((sample.id, sample.epoch), sample) is not sample:
             raise bad_log(where, "its id and epoch occur twice")
     return list(samples.values())
 
 
-def _sample(where: str, row: Any, category: str) -> LoggedSample:
+def _sample(where: str, row: Any) -> LoggedSample:
     given = inner(row, "id")
     if not isinstance(given, str | int) or isinstance(given, bool):
         raise bad_log(where, "a sample without an id")
@@ -92,7 +91,7 @@ def _sample(where: str, row: Any, category: str) -> LoggedSample:
         prompt=_prompt(where, asked),
         content_sha256=sha256_text(repr(_ordered(content))),
         scores=_scores(where, row.get("scores") or {}),
-        category=log.optional_text(row.get("metadata"), category),
+        category=log.optional_text(row.get("metadata"), "category"),
         lost=next((name for name in ("error", "limit") if row.get(name)), None),
     )  # fmt: skip
 

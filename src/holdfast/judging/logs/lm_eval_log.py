@@ -21,13 +21,13 @@ _NAME: Final = re.compile(r"samples_(?P<task>.{1,200}?)_(?P<date>\d{4}-\d\d-\d\d
 _HASHES: Final = ("doc_hash", "prompt_hash", "target_hash")
 
 
-def read_lm_eval(path: Path, *, category: str = "category") -> EvaluationLog:
-    """The log in a `samples_*.jsonl`; `category` is the field of a document that names its category."""
+def read_lm_eval(path: Path) -> EvaluationLog:
+    """The log in a `samples_*.jsonl`."""
     rows: dict[int, list[dict[str, Any]]] = {}
     for where, row in _rows(path):
         rows.setdefault(typed(row, "doc_id", int, where), []).append(row)
     filters = {str(row.get("filter", "none")) for alike in rows.values() for row in alike}
-    samples = [_sample(path, number, alike, category, one_filter=len(filters) == 1) for number, alike in rows.items()]
+    samples = [_sample(path, number, alike, one_filter=len(filters) == 1) for number, alike in rows.items()]
     named = _NAME.fullmatch(path.name)
     task = named["task"] if named else path.stem.removeprefix("samples_")
     results = path.with_name(f"results_{named['date']}.json") if named else None
@@ -67,8 +67,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise log.unreadable(path, error) from None
 
 
-def _sample(path: Path, number: int, rows: list[dict[str, Any]], category: str, *, one_filter: bool) -> LoggedSample:
-    """One document; its rows differ in the filter alone."""
+def _sample(path: Path, number: int, rows: list[dict[str, Any]], *, one_filter: bool) -> LoggedSample:
     where = f"{path}, doc_id {number}"
     scores: dict[str, Any] = {}
     for row in rows:
@@ -86,12 +85,11 @@ def _sample(path: Path, number: int, rows: list[dict[str, Any]], category: str, 
         prompt=_prompt(rows[0]),
         content_sha256=sha256_lines(next(iter(hashes))),
         scores=scores,
-        category=log.optional_text(rows[0].get("doc"), category),
+        category=log.optional_text(rows[0].get("doc"), "category"),
     )  # fmt: skip
 
 
 def _prompt(row: dict[str, Any]) -> str:
-    """The first request's context; empty where the log has hashes alone."""
     given, listed = inner(row, "arguments", "gen_args_0", "arg_0"), row.get("arguments")
     while isinstance(listed, list) and listed:  # as older versions wrote them: [[context, settings]]
         given = listed = listed[0]

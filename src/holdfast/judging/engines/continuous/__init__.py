@@ -12,12 +12,11 @@ from typing import Any
 
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.examples import Example
-from holdfast.judging.batches import free_memory
 from holdfast.judging.engines import ENGINES
 from holdfast.judging.engines.transformers import LoadedModelEngine, decoding, reply, too_large
 from holdfast.judging.prompts import by_length, decodable
 from holdfast.judging.reply import Reply
-from holdfast.models.library_errors import out_of_memory
+from holdfast.models.library_errors import free_memory, out_of_memory
 
 logger = logging.getLogger(__name__)
 

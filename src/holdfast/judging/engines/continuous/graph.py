@@ -55,7 +55,6 @@ class GraphedStep:
             logger.warning("generation: the decode step runs without a CUDA graph: %s", problem)
 
     def _recorded(self, width: int, before: Sequence[Tensor]) -> str | None:
-        """Record the step at a width; returns what is wrong with the recording."""
         for _ in range(WARM_UPS):
             self._restore(before)
             expected = self._record.aside(lambda: self._step(width)).clone()

@@ -102,7 +102,6 @@ class SlotLoop:
 
     @torch.no_grad()
     def _fill(self, rows: list[int], chosen: list[int]) -> None:
-        """Read prompts into rows, and decode the first token of each."""
         device = self._tokens.device
         ids, mask = (tensor.to(device) for tensor in left_padded([self._prompts[i] for i in chosen], self._pad))
         lengths = mask.sum(dim=1)
@@ -156,7 +155,6 @@ class SlotLoop:
         return scores
 
     def _finished(self) -> dict[int, list[int]]:
-        """Rows with an end token or all their tokens, which are free from now on."""
         ended = torch.isin(self._out[:, : self._new], self._ends).any(dim=1).tolist()
         done = {row: s for row, s in enumerate(self._slots) if s is not None and (ended[row] or s.made >= self._new)}
         tokens = self._out[list(done), : self._new].tolist() if done else []
