@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -134,18 +134,11 @@ def screen(
 
 
 def ask_and_screen(
-    model: Any,
-    rows: list[Example],
-    asker: Asker,
-    settings: ScreeningSettings,
-    *,
-    template: Template,
-    pairs: Iterable[Split] = (),
-    listed: Path | None = None,
+    model: Any, rows: list[Example], asker: Asker, settings: ScreeningSettings, *, template: Template, **options: Any
 ) -> Screening:
     """`screen_examples`, leaving the model's modes and all random states as they were."""
     with undisturbed(model):
-        return screen_examples(rows, asker, settings, pairs=list(pairs), plain=template == "none", listed=listed)
+        return screen_examples(rows, asker, settings, plain=template == "none", **options)
 
 
 def task_examples(dataset: Any, template: Template = "chat") -> list[Example]:
@@ -191,7 +184,7 @@ def screen_examples(
     asker: Asker,
     settings: ScreeningSettings,
     *,
-    pairs: Sequence[Split] = (),
+    pairs: Collection[Split] = (),
     plain: bool = False,
     listed: Path | None = None,
     judge: JudgeSpec | None = None,

@@ -222,7 +222,7 @@ class MonitorPrompts:
 
 
 def monitor_prompts(
-    held: Mapping[str, HeldSet], pairs: Sequence[Split], asker: Asker, settings: ScreeningSettings, *, plain: bool
+    held: Mapping[str, HeldSet], pairs: Collection[Split], asker: Asker, settings: ScreeningSettings, *, plain: bool
 ) -> MonitorPrompts:
     """At most `settings.monitor_prompts` for each figure, of what was built by asking and of the user's own pairs."""
     if not settings.monitor_prompts:
