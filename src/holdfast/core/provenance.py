@@ -26,14 +26,8 @@ def commit() -> str | None:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(  # noqa: S603  (fixed program, no shell, no user input)
-                ["git", *arguments],  # noqa: S607
-                cwd=here,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=10,
-            )
+            asked = ["git", *arguments]  # a fixed program, no shell, no user input
+            done = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=False, timeout=10)  # noqa: S603
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip() if done.returncode == 0 else None

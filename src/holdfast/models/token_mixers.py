@@ -5,7 +5,7 @@ must have at least one: a method that acts on "the attention of every block" wou
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -76,7 +76,6 @@ def shifted(mixers: Mixers, shift: Callable[[str, Tensor], Tensor]) -> Iterator[
 
     It must enclose the backward too: gradient checkpointing runs the layers again there.
     """
-    handles = []
 
     def hook(name: str) -> Callable[..., Any]:
         def add(_module: nn.Module, _arguments: Any, output: Any) -> Any:
@@ -87,10 +86,7 @@ def shifted(mixers: Mixers, shift: Callable[[str, Tensor], Tensor]) -> Iterator[
 
         return add
 
-    try:
+    with ExitStack() as hooks:
         for name, module in mixers:
-            handles.append(module.register_forward_hook(hook(name)))
+            hooks.callback(module.register_forward_hook(hook(name)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

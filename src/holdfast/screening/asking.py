@@ -109,6 +109,7 @@ def asker_of(
     folder: Path | None = None,
     told: Told | None = None,
 ) -> Asker:
+    """Ready to ask; replies are stored by `model_sha256`, and prompts leave the machine for an `endpoint` alone."""
     device = getattr(getattr(model, "device", None), "type", None)
     batch = BATCH_CUDA if device == "cuda" else BATCH_CPU
     made = open_engine(
@@ -121,18 +122,12 @@ def asker_of(
         "template_sha256": None if tokenizer is None else template_sha256(tokenizer),
         "dtype": str(getattr(model, "dtype", None)).removeprefix("torch."), "device": device,
     }  # fmt: skip
-    return Asker(made, identity, folder, told, fits=None if engine in REMOTE else _fits(model, tokenizer, template))
+    positions = None if engine in REMOTE else positions_of(model)
 
+    def room(examples: Sequence[Example]) -> list[bool]:
+        return [len(ids) + HELD <= (positions or 0) for ids in prompt_ids(tokenizer, examples, template)]
 
-def _fits(model: Any, tokenizer: Any, template: Template) -> Any:
-    positions = positions_of(model)
-
-    def fitting(examples: Sequence[Example]) -> list[bool]:
-        if positions is None:
-            return [True] * len(examples)
-        return [len(ids) + HELD <= positions for ids in prompt_ids(tokenizer, examples, template)]
-
-    return fitting
+    return Asker(made, identity, folder, told, fits=None if positions is None else room)
 
 
 @contextmanager
