@@ -1,7 +1,5 @@
 """`events.jsonl`: one JSON object per line, one row per step, and one (`behaviour`) where behaviour was measured."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -9,7 +7,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -103,7 +101,7 @@ class EventLog:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def __enter__(self) -> EventLog:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

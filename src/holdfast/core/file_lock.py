@@ -1,7 +1,5 @@
 """Locks between processes, by `filelock`: the operating system frees them when a process dies, SIGKILL included."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -9,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
@@ -79,7 +77,7 @@ class RunLock:
             self.path, mode=0o600, thread_local=False, blocking=False, fallback_to_soft=False, on_acquired=self._sign
         )
 
-    def __enter__(self) -> RunLock:
+    def __enter__(self) -> Self:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._make_folder()

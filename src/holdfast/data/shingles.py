@@ -13,8 +13,6 @@ its three words alone. Of a text with a core they are those of its core: what ma
 recognises none of them.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from array import array
@@ -92,13 +90,13 @@ class Sets:
     def row(self, number: int) -> Numbers:
         return self.values[self.starts[number] : self.starts[number + 1]]
 
-    def rows(self, numbers: Numbers) -> Sets:
+    def rows(self, numbers: Numbers) -> "Sets":
         """The sets with these numbers, in this order."""
         sizes = self.sizes[numbers]
         starts = np.concatenate([[0], np.cumsum(sizes)])
         return Sets(starts, self.values[np.repeat(self.starts[numbers] - starts[:-1], sizes) + np.arange(starts[-1])])
 
-    def where(self, kept: Flags) -> Sets:
+    def where(self, kept: Flags) -> "Sets":
         """The values with a flag, each in its set."""
         ends = np.concatenate([[0], np.cumsum(kept)])
         return Sets(ends[self.starts], self.values[kept])

@@ -1,12 +1,10 @@
 """What a split was: enough to prove that a later run uses the same one, without any text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from holdfast.core.errors import CheckpointError
 from holdfast.core.hashing import sha256_lines
@@ -41,7 +39,7 @@ class SplitRecord:
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]  # tuples become lists
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SplitRecord:
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
         if set(value) != set(_FITS) or not all(fits(value[name]) for name, fits in _FITS.items()):
             raise CheckpointError(
                 f"the split record has version {value.get('version')}; expected version {VERSION}, every key and "
@@ -56,7 +54,7 @@ class SplitRecord:
         fractions = value["fractions"]
         return cls(**{**value, "ids": ids, "fractions": None if fractions is None else tuple(fractions)})
 
-    def with_roles(self, ids: Mapping[str, Iterable[str]], clusters: Mapping[str, int]) -> SplitRecord:
+    def with_roles(self, ids: Mapping[str, Iterable[str]], clusters: Mapping[str, int]) -> Self:
         """The same record for other members: ids, hashes and counts follow them."""
         ordered = {role: tuple(sorted(ids[role])) for role in ROLES}
         groups = {role: clusters[role] for role in ROLES}

@@ -3,8 +3,6 @@
 Between the passes nine bytes an example are kept (its id, and whether it is a duplicate), and a small sample.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import json
@@ -42,7 +40,7 @@ class ExampleStream:
     chat: bool  # whether the examples are conversations
     _rows: RowSource
     _columns: Mapping[str, str]
-    _ids: array[int]
+    _ids: "array[int]"
     _kept: np.ndarray[Any, np.dtype[np.bool_]]
 
     def __iter__(self) -> Iterator[Example]:

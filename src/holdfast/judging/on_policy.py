@@ -6,12 +6,10 @@ probabilities is taken by its verdicts: D_i = 1 where the reply was safe before 
 have become so (not unsafe before, not safe now, one of them unscored), otherwise 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +70,7 @@ class OnPolicy:
     unscored: int  # prompts without a score on a side
 
     @classmethod
-    def of(cls, before: Sequence[Judgement], after: Sequence[Judgement], tau: float) -> OnPolicy:
+    def of(cls, before: Sequence[Judgement], after: Sequence[Judgement], tau: float) -> Self:
         """Count the regressions of `after` against `before`, prompt by prompt."""
         require_tau(tau)
         rises = degradations(before, after)

@@ -11,8 +11,6 @@ The aligned model is the one being fine-tuned. What it was before is given in on
 Modules are matched by name, weights only; nothing is told apart by its shape or position.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +55,25 @@ class DenseShift:
         """V in float32 on the module's device, d_out x d_in."""
         aligned = self.layer.base_weight
         return aligned.float() - self.unaligned().to(aligned.device, torch.float32)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in a safetensors file, read when called."""
+
+    path: Path
+    name: str
+
+    def header(self) -> tuple[tuple[int, ...], torch.dtype | None]:
+        """Shape and dtype, without reading the numbers; None for dtypes that hold no plain weights."""
+        with _opened(self.path) as file:
+            part = file.get_slice(self.name)
+            return tuple(part.get_shape()), _SAFETENSORS_NAMES.get(part.get_dtype())
+
+    def __call__(self) -> Tensor:
+        with _opened(self.path) as file:
+            tensor: Tensor = file.get_tensor(self.name)
+            return tensor
 
 
 Shift = FactoredShift | DenseShift
@@ -178,25 +195,6 @@ def _weights_of(model: nn.Module) -> dict[str, Tensor]:
             remedy="merge the adapter, or give the base model",
         )
     return {name.removesuffix(".weight"): p for name, p in model.named_parameters() if name.endswith(".weight")}
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor in a safetensors file, read when called."""
-
-    path: Path
-    name: str
-
-    def header(self) -> tuple[tuple[int, ...], torch.dtype | None]:
-        """Shape and dtype, without reading the numbers; None for dtypes that hold no plain weights."""
-        with _opened(self.path) as file:
-            part = file.get_slice(self.name)
-            return tuple(part.get_shape()), _SAFETENSORS_NAMES.get(part.get_dtype())
-
-    def __call__(self) -> Tensor:
-        with _opened(self.path) as file:
-            tensor: Tensor = file.get_tensor(self.name)
-            return tensor
 
 
 def _stored_weights(source: Source, names: Sequence[str]) -> dict[str, _Stored] | None:

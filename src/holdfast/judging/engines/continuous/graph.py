@@ -1,7 +1,5 @@
 """A step as CUDA graphs: its kernels are recorded once and launched together from then on."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +15,35 @@ Step = Callable[[int], Tensor]
 """Takes the width that attention looks at, changes the loop's state in place, returns the scores of the next token."""
 WARM_UPS = 2
 TOLERANCE = 0.05
+
+
+class CudaRecorder:
+    """Records calls as `torch.cuda.CUDAGraph`s of one memory pool: they never run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def __call__(self, function: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+        """The graph, and the tensor that every replay writes the result to."""
+        graph = torch.cuda.CUDAGraph()
+        # Another thread's allocation must not spoil the recording.
+        with torch.cuda.device(self._device), torch.cuda.graph(
+            graph, pool=self._pool, capture_error_mode="thread_local"
+        ):  # fmt: skip
+            found = function()
+        self._pool = graph.pool()
+        return graph, found
+
+    def aside(self, function: Callable[[], Tensor]) -> Tensor:
+        """Run on a stream of its own, as torch asks of what is recorded next: libraries set themselves up there."""
+        with torch.cuda.device(self._device):
+            stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                found = function()
+            torch.cuda.current_stream().wait_stream(stream)
+        return found
 
 
 class GraphedStep:
@@ -70,32 +97,3 @@ class GraphedStep:
     def _restore(self, before: Sequence[Tensor]) -> None:
         for tensor, value in zip(self._state, before, strict=True):
             tensor.copy_(value)
-
-
-class CudaRecorder:
-    """Records calls as `torch.cuda.CUDAGraph`s of one memory pool: they never run at the same time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool: Any = None
-
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Any, Tensor]:
-        """The graph, and the tensor that every replay writes the result to."""
-        graph = torch.cuda.CUDAGraph()
-        # Another thread's allocation must not spoil the recording.
-        with torch.cuda.device(self._device), torch.cuda.graph(
-            graph, pool=self._pool, capture_error_mode="thread_local"
-        ):  # fmt: skip
-            found = function()
-        self._pool = graph.pool()
-        return graph, found
-
-    def aside(self, function: Callable[[], Tensor]) -> Tensor:
-        """Run on a stream of its own, as torch asks of what is recorded next: libraries set themselves up there."""
-        with torch.cuda.device(self._device):
-            stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                found = function()
-            torch.cuda.current_stream().wait_stream(stream)
-        return found
