@@ -24,7 +24,7 @@ def fsync_path(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int | None = None) -> None:
-    """Atomic write: temporary file beside the target, fsync, rename, fsync of the folder."""
+    """Atomic write: temporary file beside the target, fsync, rename, fsync of the folder; `mode` whatever the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:

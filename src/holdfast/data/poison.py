@@ -25,7 +25,7 @@ def poison_count(ratio: float, size: int) -> int:
 def poisoned(
     task: Sequence[Example], poison: Sequence[Example], *, size: int, ratio: float, seed: int
 ) -> list[Example]:
-    """floor(p N) unsafe and N - floor(p N) task examples, shuffled.
+    """floor(p N) unsafe and N - floor(p N) task examples, shuffled; N is `size`, p is `ratio`.
 
     Which ones are taken depends on their ids and the seed, not on their order; for one seed the unsafe examples of a
     smaller ratio are among those of a larger one, and the task examples of a larger among those of a smaller. Examples

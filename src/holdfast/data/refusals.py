@@ -80,7 +80,7 @@ class RefusalTokens:
         return list(rendered[0][0][len(rendered[0][0]) - same :])
 
     def after(self, prompt: Sequence[int], first: int, max_length: int | None) -> Encoded:
-        """The prompt with its refusal, which is fixed by the sha256 of the prompt's ids."""
+        """The prompt with its refusal, fixed by the sha256 of the prompt's ids; `first` begins the row's own reply."""
         number = int(sha256_json(list(prompt)), 16) % len(GENERIC)
         if (settled := self._conversation(prompt)) is not None:
             prompt, ids = settled, self._chat[number]

@@ -68,7 +68,7 @@ class Problems:
         self._fatal = False
 
     def add(self, where: str, reason: str, *, fatal: bool = False) -> None:
-        """Note one refusal; only the first 20 are kept."""
+        """Note one refusal; the first 20 are kept. After a `fatal` one nothing can be read, so it is no row to skip."""
         self.total += 1
         self._fatal |= fatal
         if len(self.listed) < MAX_LISTED:
@@ -119,6 +119,7 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Example:
+    """The example of one row, by the columns of `check_columns`; a `RowError` says why not, without any of the text."""
     if not isinstance(row, Mapping):
         raise RowError(f"expected an object with named columns, found {_type(row)}")
     for name in UNSUPPORTED:

@@ -185,7 +185,7 @@ def require_apart(splits: Mapping[str, Split]) -> None:
 
 
 def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> None:
-    """Prove that training sees no certify prompt, exact after normalisation or nearly, alone or in a longer text."""
+    """Prove that no certify prompt is in the task's `searchable_texts`, exactly or nearly, alone or in a longer one."""
     # A near-duplicate occurs too: |A and B| / |A| is at least |A and B| / |A or B|.
     if leaking := occurring(_prompts(certify), task_texts):
         raise DataError(
@@ -196,7 +196,7 @@ def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> Non
 
 
 def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:
-    """Move certify clusters that the task data touches to the constraint, never the other way."""
+    """Move certify clusters that the task data's `searchable_texts` touch to the constraint, never the other way."""
     if not (leaking := occurring(_prompts(split.certify), task_texts)):
         return split
     labels = clusters(_prompts(split.certify))

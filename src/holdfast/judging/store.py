@@ -28,7 +28,7 @@ _ELSEWHERE = "name another folder, or delete this file to make the replies again
 
 
 class ReplyStore:
-    """The replies in one file."""
+    """The replies in one file, whose header says what makes them; the file is made where there is none."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path

@@ -77,7 +77,8 @@ def load_finished(
 ) -> tuple[Screening, dict[str, Any]]:
     """Read the screening of a finished run, and what it belongs to.
 
-    The rules and bundled prompts of this version may be others than the run's: the sets stay what they were.
+    The rules and bundled prompts of this version may be others than the run's: the sets stay what they were. `places`
+    says where the task and the model are, for the error about what has changed.
     """
     values = _values(folder)
     there: dict[str, Any] = values["belongs_to"]

@@ -189,7 +189,10 @@ def screen_examples(
     listed: Path | None = None,
     judge: JudgeSpec | None = None,
 ) -> Screening:
-    """Screen a task, build the sets to hold, and choose what is watched."""
+    """Screen a task, build the sets to hold, and choose what is watched; `pairs` are the user's own safety sets.
+
+    Conflicts that the rule refuses are listed in `listed`; no template is put around `plain` prompts.
+    """
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
     questions = distinct(task, numbers, plain=plain)
     fits = {example.id for example in asker.fitting([question.example for question in questions])}

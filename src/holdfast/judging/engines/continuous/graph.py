@@ -51,6 +51,7 @@ class GraphedStep:
 
     A recording freezes everything that the host decides. So each is checked once: replayed from the same state, it has
     to give the scores that the step itself gives. Where recording fails, or the check does, the step runs unrecorded.
+    `state` are the tensors that a step changes, and that a rehearsal leaves as they were.
     """
 
     def __init__(self, step: Step, state: Sequence[Tensor], record: CudaRecorder | None = None) -> None:

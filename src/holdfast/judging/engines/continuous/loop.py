@@ -49,7 +49,7 @@ class _Slot:
 
 
 class SlotLoop:
-    """Decodes prompts in `rows` rows."""
+    """Decodes prompts in `rows` rows; `prepared` turns the step into what runs in its place, such as a recording."""
 
     def __init__(
         self,
