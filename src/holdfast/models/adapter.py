@@ -1,5 +1,6 @@
 """PEFT adapters on disk: what they rest on, and merging them into it."""
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ def base_of(adapter: Path) -> tuple[str, str | None]:
     """The base model a PEFT adapter names, and its revision."""
     named = _named_base(adapter)
     passed, below = {adapter.resolve()}, Path(named[0])
-    while _is_adapter(below):
+    while os.path.isfile(below / ADAPTER_CONFIG):  # noqa: PTH113  (False for a name too long for the system, too)
         if below.resolve() in passed:
             raise _circle(adapter)
         passed.add(below.resolve())
@@ -79,13 +80,6 @@ def _named_base(adapter: Path) -> tuple[str, str | None]:
                 remedy="restore the file from the run that saved the adapter",
             )
     return config["base_model_name_or_path"], config.get("revision")
-
-
-def _is_adapter(folder: Path) -> bool:
-    try:
-        return (folder / ADAPTER_CONFIG).is_file()
-    except OSError:  # a name that is too long for the system
-        return False
 
 
 def _circle(adapter: Path) -> CheckpointError:

@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.errors import CheckpointError, HoldfastError
 from holdfast.core.hashing import sha256_file, sha256_lines
@@ -69,7 +70,16 @@ def content_of(
     ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False, base: str | Path | None = None
 ) -> ModelContent:
     """Hash the files of a model or adapter."""
-    files = _files_of(ref, revision, trust_remote_code, base)
+    found = lineage(ref, revision, trust_remote_code, base)
+    files: dict[str, str] = {}
+    for depth, folder in enumerate([*found.adapters, found.base]):
+        names = decisive_files(folder, trust_remote_code=trust_remote_code)
+        if folder is found.base:
+            hashed = _hashed(folder, [*weight_files(folder), *names])
+        else:
+            hashed = _hashed(folder, [ADAPTER_WEIGHTS, *names])
+            hashed[ADAPTER_CONFIG] = _adapter_config_sha256(folder / ADAPTER_CONFIG)
+        files |= {"base/" * depth + name: digest for name, digest in hashed.items()}
     whole = sha256_lines(f"{name} {files[name]}" for name in sorted(files))
     return ModelContent(str(ref), whole, files, revision, trust_remote_code, None if base is None else str(base))
 
@@ -79,7 +89,8 @@ def require_unchanged(contents: Iterable[ModelContent]) -> None:
     forget_hashes()
     for before in contents:
         try:
-            now = _files_of(before.ref, before.revision, before.trust_remote_code, before.base)
+            asked: dict[str, Any] = {key: getattr(before, key) for key in ("revision", "trust_remote_code", "base")}
+            now = content_of(before.ref, **asked).files
         except HoldfastError as error:
             raise _changed(before.ref, error.what) from error
         names = sorted(name for name in {*before.files, *now} if before.files.get(name) != now.get(name))
@@ -93,22 +104,6 @@ def _changed(ref: str, what: str) -> CheckpointError:
         f"model {ref!r} is no longer what was hashed before it was measured: {what}",
         remedy="measure again, and leave the model's files alone meanwhile",
     )
-
-
-def _files_of(
-    ref: str | Path, revision: str | None, trust_remote_code: bool, base: str | Path | None
-) -> dict[str, str]:
-    found = lineage(ref, revision, trust_remote_code, base)
-    files: dict[str, str] = {}
-    for depth, folder in enumerate([*found.adapters, found.base]):
-        names = decisive_files(folder, trust_remote_code=trust_remote_code)
-        if folder is found.base:
-            hashed = _hashed(folder, [*weight_files(folder), *names])
-        else:
-            hashed = _hashed(folder, [ADAPTER_WEIGHTS, *names])
-            hashed[ADAPTER_CONFIG] = _adapter_config_sha256(folder / ADAPTER_CONFIG)
-        files |= {"base/" * depth + name: digest for name, digest in hashed.items()}
-    return files
 
 
 def _hashed(folder: Path, names: list[str]) -> dict[str, str]:

@@ -27,7 +27,6 @@ DType = Literal["auto", "bfloat16", "float32"]
 Quantization = Literal["4bit", "8bit"]
 
 _DTYPES: dict[str, Any] = {"auto": "auto", "bfloat16": torch.bfloat16, "float32": torch.float32}
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -157,11 +156,10 @@ def merge_adapter(
 def _load_full(folder: Path, trust_remote_code: bool, options: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    _refuse_pickles(folder)
+    files = [folder / name for name in weight_files(folder) if name.endswith(".safetensors")]
     options = {"use_safetensors": True, "output_loading_info": True, "trust_remote_code": trust_remote_code, **options}
     with one_line_errors(folder, "model"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        files = [folder / name for name in weight_files(folder) if name.endswith(".safetensors")]
         require_sizes_of(config, files, f"model {str(folder)!r}")
         model, info = AutoModelForCausalLM.from_pretrained(folder, **options)
     if info["missing_keys"]:
@@ -175,17 +173,6 @@ def _load_full(folder: Path, trust_remote_code: bool, options: dict[str, Any]) -
             f"model {str(folder)!r} is stored in fp16, which the barrier does not support", remedy="set dtype: bfloat16"
         )
     return model.eval()
-
-
-def _refuse_pickles(folder: Path) -> None:
-    if any(folder.glob("*.safetensors")):
-        return
-    pickles = [path.name for pattern in _PICKLES for path in sorted(folder.glob(pattern))]
-    found = f"only pickled weights ({pickles[0]})" if pickles else "no weights"
-    raise UnsupportedError(
-        f"model folder {folder}: expected *.safetensors, found {found}",
-        remedy="save the model again with save_pretrained, which writes safetensors",
-    )
 
 
 def _quantization_config(quantization: str) -> Any:

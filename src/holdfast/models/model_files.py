@@ -92,8 +92,8 @@ def weight_files(folder: Path) -> list[str]:
         return [INDEX, *_shards(folder)]
     if not (others := [name for name in names if name.endswith(".safetensors")]):
         raise UnsupportedError(
-            f"{folder} holds no weights: expected {WEIGHTS}, an index with shards, or an adapter",
-            remedy="name the folder that save_pretrained wrote",
+            f"{folder} holds no weights: expected {WEIGHTS}, an index with shards, or an adapter; no pickle is opened",
+            remedy="name the folder that save_pretrained wrote; it writes safetensors",
         )
     return others
 
