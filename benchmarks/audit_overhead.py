@@ -133,7 +133,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
         runs: dict[str, Callable[[], Any]] = {
             "bare": lambda: bare_passes(pair, encoded, budget),
             "measure": lambda: measured(measurer, encoded),
-            "audit": lambda: audit_roles(pair, {"audit": stream}, ChanceConstraint(), given),
+            "audit": lambda: audit_roles(pair, {"audit": stream}, ChanceConstraint(unit="nll_token"), given),
         }
         for run in runs.values():  # warm-up
             run()

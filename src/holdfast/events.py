@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from holdfast.constraint.barrier import Event
-from holdfast.constraint.filter import FilterEvent
+from holdfast.constraint.event import Event, FilterEvent
 from holdfast.core import event_log
 
 __all__ = ["Event", "FilterEvent", "read"]

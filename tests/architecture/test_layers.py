@@ -53,7 +53,12 @@ LAYERS = {
 MODULES = {"records": {"holdfast.models.content"}}
 # Where an upstream library may be named: when its next release breaks something, it breaks here.
 HOMES = {
-    "trl": {"holdfast.training.config", "holdfast.training.trainer", "holdfast_lab.bench.paths"},
+    "trl": {
+        "holdfast.training.config",
+        "holdfast.training.monitored",
+        "holdfast.training.trainer",
+        "holdfast_lab.bench.paths",
+    },
     "peft": {
         "holdfast.models",
         "holdfast.fused.support",

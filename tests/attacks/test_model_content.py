@@ -247,7 +247,13 @@ def test_a_model_swapped_before_it_is_loaded_is_not_audited(swapping, base, tmp_
     prompts = write_rows(tmp_path / "prompts.jsonl", 8, seed=3)
 
     def audited() -> None:
-        audit(base, swapping, str(prompts), ChanceConstraint(tau=0.1, alpha=0.2), output=tmp_path / "out")
+        audit(
+            base,
+            swapping,
+            str(prompts),
+            ChanceConstraint(tau=0.1, alpha=0.2, unit="nll_token"),
+            output=tmp_path / "out",
+        )
 
     refused = refusal(audited)
     assert refused is not None, "figures of one model are bound to the hash of another"

@@ -116,6 +116,6 @@ def test_a_sequence_with_near_duplicates_is_refused(scene, tmp_path):
     assert len(read_prompts(str(data)).ids) == HELD + len(again)
     with pytest.raises(DataError, match="nearly equal an earlier one"):
         open_certify(
-            scene["before"], scene["after"], str(data), ChanceConstraint(tau=0.1, alpha=0.05),
+            scene["before"], scene["after"], str(data), ChanceConstraint(tau=0.1, alpha=0.05, unit="nll_token"),
             output=tmp_path / "out", kind="sequential",
         )  # fmt: skip

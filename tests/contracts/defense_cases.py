@@ -21,7 +21,7 @@ from tests import tiny
 from tests.unit.trainers.building import COMMON, SLACK
 
 # Adapter scales at which four steps are enough for every constraint to be violated.
-TIGHT = hf.ChanceConstraint(tau=1e-4, alpha=0.2, beta=1e4)
+TIGHT = hf.ChanceConstraint(tau=1e-4, alpha=0.2, beta=1e4, unit="nll_token")
 HARD = {
     "max_steps": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 2e-2,
     "optim": "adamw_torch", "weight_decay": 0.1,

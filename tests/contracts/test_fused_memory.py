@@ -32,7 +32,10 @@ class Count(TrainerCallback):
 LIMIT = {"tau": 0.05, "alpha": 0.2, "beta": 20.0}
 TWO = {
     "safety_dataset": {"one": dataset(16, 2, "w0"), "two": dataset(16, 4, "w3")},
-    "constraint": {"one": hf.ChanceConstraint(**LIMIT), "two": hf.ChanceConstraint(**LIMIT, unit="kl_token")},
+    "constraint": {
+        "one": hf.ChanceConstraint(**LIMIT, unit="nll_token"),
+        "two": hf.ChanceConstraint(**LIMIT, unit="kl_token"),
+    },
 }
 
 
@@ -51,7 +54,7 @@ def counted(folder, first: int, last: int, given: dict[str, Any] | None = None, 
 
 
 def test_the_number_of_tensors_is_flat_over_hundreds_of_steps(tmp_path):
-    early, late = counted(tmp_path, 100, 300, {"constraint": hf.ChanceConstraint(**LIMIT)})
+    early, late = counted(tmp_path, 100, 300, {"constraint": hf.ChanceConstraint(**LIMIT, unit="nll_token")})
     assert late == early
 
 

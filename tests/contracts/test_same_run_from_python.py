@@ -108,6 +108,5 @@ def test_messages_are_scored_alike(tmp_path, model):
     assert same(from_run_file(tmp_path, model, task), python)
 
 
-@pytest.mark.xfail(reason="`ChanceConstraint()` still counts in nll_token, run files in kl_token", strict=True)
-def test_a_constraint_from_python_counts_in_the_unit_of_a_run_file(tmp_path, model):
+def test_a_constraint_from_python_counts_in_the_unit_of_a_run_file():
     assert hf.ChanceConstraint().unit == default("constraint.unit")

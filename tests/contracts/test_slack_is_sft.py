@@ -55,7 +55,7 @@ def assert_identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> 
 @pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "sgd"])
 def test_inactive_filter_is_bit_identical_to_trl(tmp_path, tau, beta, optimizer):
     expected = plain(tmp_path, optim=optimizer)
-    found, trainer = safe(tmp_path, hf.ChanceConstraint(tau=tau, beta=beta), optim=optimizer)
+    found, trainer = safe(tmp_path, hf.ChanceConstraint(tau=tau, beta=beta, unit="nll_token"), optim=optimizer)
     assert_identical(expected, found)
     rows = read(trainer.run_dir / "events.jsonl")
     assert {row["event"] for row in rows} == {"inactive"}
@@ -63,19 +63,19 @@ def test_inactive_filter_is_bit_identical_to_trl(tmp_path, tau, beta, optimizer)
 
 def test_sft_with_a_safety_set_is_bit_identical_to_trl(tmp_path):
     expected = plain(tmp_path)
-    found, _ = safe(tmp_path, hf.ChanceConstraint(), defense="sft")
+    found, _ = safe(tmp_path, hf.ChanceConstraint(unit="nll_token"), defense="sft")
     assert_identical(expected, found)
 
 
 def test_an_active_filter_does_change_the_adapter(tmp_path):
     """The comparison above can fail."""
     expected = plain(tmp_path)
-    found, _ = safe(tmp_path, hf.ChanceConstraint(tau=0.01, beta=100.0))
+    found, _ = safe(tmp_path, hf.ChanceConstraint(tau=0.01, beta=100.0, unit="nll_token"))
     assert any(not torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_reentrant_checkpointing_too(tmp_path):
     reentrant = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
     expected = plain(tmp_path, **reentrant)
-    found, _ = safe(tmp_path, hf.ChanceConstraint(tau=10.0, beta=0.0999), **reentrant)
+    found, _ = safe(tmp_path, hf.ChanceConstraint(tau=10.0, beta=0.0999, unit="nll_token"), **reentrant)
     assert_identical(expected, found)

@@ -58,11 +58,12 @@ def make(
     }  # fmt: skip
     several = "one" in constraint
     safety = {name: tiny.dataset(60, seed=2 + 3 * i) for i, name in enumerate(constraint)} if several else None
-    limits = {name: hf.ChanceConstraint(**c) for name, c in constraint.items()} if several else None
+    given = constraint if several else {"one": constraint}
+    limits = {name: hf.ChanceConstraint(**{"unit": "nll_token", **c}) for name, c in given.items()}
     trainer = hf.SafeSFTTrainer(
         tiny.model(dtype=dtype), hf.SafeSFTConfig(str(folder), **args), processing_class=tiny.tokenizer(),
         train_dataset=tiny.dataset(24, seed=1, start="w1"), peft_config=tiny.lora(),
-        safety_dataset=safety or tiny.dataset(60, seed=2), constraint=limits or hf.ChanceConstraint(**constraint),
+        safety_dataset=safety or tiny.dataset(60, seed=2), constraint=limits if several else limits["one"],
     )  # fmt: skip
     if flat:
         flatten(trainer, flat)

@@ -32,7 +32,7 @@ def told(folder: Path, case: str) -> list[str]:
             processing_class=tiny.tokenizer(), peft_config=tiny.lora(),
             train_dataset=tiny.dataset(16, seed=9 if other and case == "task" else 1, start="w1"),
             safety_dataset=tiny.dataset(20, seed=8 if other and case == "safety" else 2),
-            constraint=hf.ChanceConstraint(tau=tau, alpha=0.2, beta=20.0),
+            constraint=hf.ChanceConstraint(tau=tau, alpha=0.2, beta=20.0, unit="nll_token"),
         )  # fmt: skip
     except HoldfastError as error:
         return [type(error).__name__, error.what, error.remedy]

@@ -87,7 +87,7 @@ def make_trainer(
         tied_model() if full else tiny.model(), hf.SafeSFTConfig(str(folder), **args),
         processing_class=tiny.tokenizer(), train_dataset=tiny.dataset(48, seed=1, start="w1"),
         peft_config=None if full else tiny.lora(dropout), safety_dataset=tiny.dataset(60, seed=2),
-        constraint=hf.ChanceConstraint(**constraint),
+        constraint=hf.ChanceConstraint(**{"unit": "nll_token", **constraint}),
     )  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def refusals(tmp_path):
     yield lambda: build(tmp_path / "1", given={"safety_dataset": [*shared, bad]})
     yield lambda: build(tmp_path / "2", given={"safety_dataset": roles})
     yield lambda: build(tmp_path / "3", given={"train_dataset": safety()})
-    yield lambda: build(tmp_path / "4", given={"constraint": hf.ChanceConstraint(tau=0.1, beta=1.0)})
+    yield lambda: build(tmp_path / "4", given={"constraint": hf.ChanceConstraint(tau=0.1, beta=1.0, unit="nll_token")})
     yield lambda: build(tmp_path / "5", given={"defense": "holdfst"})
     yield lambda: build(tmp_path / "6", given={"safety_dataset": task().to_iterable_dataset()})
     yield lambda: build(tmp_path / "7", max_length=3)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.constraint.barrier import Array, Event, barrier_multiplier, barrier_multipliers
+from holdfast.constraint.barrier import Array, barrier_multiplier, barrier_multipliers
+from holdfast.constraint.event import Event
 from holdfast.core.errors import ConfigError, NumericalError
 
 DIM = 12

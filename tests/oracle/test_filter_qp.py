@@ -16,7 +16,7 @@ import pytest
 import torch
 from scipy import sparse
 
-from holdfast.constraint.barrier import Event
+from holdfast.constraint.event import Event
 from holdfast.constraint.filter import SafetyFilter
 from holdfast.constraint.memory import SAFETY_BETA2
 from holdfast.constraint.metric import RELATIVE_FLOOR

@@ -10,7 +10,7 @@ import torch
 
 import holdfast as hf
 from holdfast.constraint import memory as filter_module
-from holdfast.constraint.barrier import Event
+from holdfast.constraint.event import Event
 from holdfast.core.errors import ConfigError, InfeasibleError, NumericalError, UnsupportedError
 from tests.oracle.lion import Lion
 from tests.oracle.test_filter_qp import problem
@@ -42,7 +42,7 @@ def curved(params):
 
 def steps(optimizer, params, g, *, count=300, **kwargs):
     """Run the loop and yield, per step: event, gradient of g before the step, value, applied step."""
-    filt = hf.SafetyFilter(optimizer, **kwargs)
+    filt = hf.SafetyFilter(optimizer, **{"rate": 1.0, **kwargs})
     for _ in range(count):
         optimizer.zero_grad()
         task_loss(params).backward()
@@ -233,7 +233,7 @@ def test_capped_and_infeasible_drops_the_task_step():
 def test_violated_with_zero_gradient_is_infeasible_and_moves_nothing():
     for space in ("update", "gradient"):
         p = torch.nn.Parameter(torch.ones(3))
-        filt = hf.SafetyFilter(torch.optim.AdamW([p], lr=0.1), space=space)
+        filt = hf.SafetyFilter(torch.optim.AdamW([p], lr=0.1), space=space, rate=1.0)
         p.grad = torch.ones(3)
         event = filt.step((p * 0.0).sum() + 0.5)
         assert event.name is Event.INFEASIBLE
@@ -266,9 +266,9 @@ def test_optimizers_whose_step_is_not_one_move_are_refused():
 
     p = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(UnsupportedError, match="second set of weights"):
-        hf.SafetyFilter(ScheduleFree([p], lr=0.1))
+        hf.SafetyFilter(ScheduleFree([p], lr=0.1), rate=1.0)
     with pytest.raises(UnsupportedError, match="LBFGS"):
-        hf.SafetyFilter(torch.optim.LBFGS([p]))
+        hf.SafetyFilter(torch.optim.LBFGS([p]), rate=1.0)
 
 
 def test_restoration_without_headway_stops():
@@ -291,7 +291,7 @@ def test_restoration_without_headway_stops():
 def test_non_finite_numbers_stop_the_step(where, space):
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([p], lr=0.1)
-    filt = hf.SafetyFilter(optimizer, space=space, gradient_decay=0.9)
+    filt = hf.SafetyFilter(optimizer, space=space, gradient_decay=0.9, rate=1.0)
     p.grad = torch.ones(3)
     filt.step(p.mean() - 5.0)
     moments, before = optimizer.state[p]["exp_avg_sq"].clone(), p.detach().clone()
@@ -309,7 +309,7 @@ def test_non_finite_numbers_stop_the_step(where, space):
 
 def test_too_many_non_finite_steps_end_the_run():
     p = torch.nn.Parameter(torch.ones(3))
-    filt = hf.SafetyFilter(torch.optim.SGD([p], lr=0.1))
+    filt = hf.SafetyFilter(torch.optim.SGD([p], lr=0.1), rate=1.0)
 
     def train():
         for _ in range(4):
@@ -324,7 +324,7 @@ def test_too_many_non_finite_steps_end_the_run():
 def test_forgetting_the_constraint_is_an_error_and_detach_ends_it():
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([p], lr=0.1)
-    filt = hf.SafetyFilter(optimizer)
+    filt = hf.SafetyFilter(optimizer, rate=1.0)
     p.grad = torch.ones(3)
     with pytest.raises(ConfigError, match="would not be filtered"):
         optimizer.step()
@@ -374,19 +374,19 @@ def test_bad_settings_are_refused(kwargs, error, words):
 def test_adam_metric_needs_second_moments():
     p = torch.nn.Parameter(torch.ones(1))
     with pytest.raises(ConfigError, match="Lion has none"):
-        hf.SafetyFilter(Lion([p]), metric="adam")
-    assert hf.SafetyFilter(Lion([p])).metric == "identity"
-    assert hf.SafetyFilter(torch.optim.AdamW([p])).metric == "adam"
+        hf.SafetyFilter(Lion([p]), metric="adam", rate=1.0)
+    assert hf.SafetyFilter(Lion([p]), rate=1.0).metric == "identity"
+    assert hf.SafetyFilter(torch.optim.AdamW([p]), rate=1.0).metric == "adam"
 
 
 def test_bfloat16_parameters_are_refused():
     with pytest.raises(UnsupportedError, match="trainable parameters in bfloat16"):
-        hf.SafetyFilter(torch.optim.SGD([torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))], lr=0.1))
+        hf.SafetyFilter(torch.optim.SGD([torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))], lr=0.1), rate=1.0)
 
 
 def test_gradient_space_needs_one_learning_rate():
     p, q = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([{"params": [p], "lr": 0.1}, {"params": [q], "lr": 0.2}])
-    filt = hf.SafetyFilter(optimizer, space="gradient")
+    filt = hf.SafetyFilter(optimizer, space="gradient", rate=1.0)
     with pytest.raises(ConfigError, match="one learning rate"):
         filt.step(p.sum() + q.sum())

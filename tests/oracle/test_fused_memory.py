@@ -18,7 +18,7 @@ OPTIONS = {"learning_rate": 0.05, "optim": "sgd", "max_steps": 4, "safety_batch_
 
 
 def made(folder: Any, **options: Any) -> tuple[hf.SafeSFTTrainer, Watch, list[dict[str, Any]]]:
-    given = {"constraint": hf.ChanceConstraint(**ALL_ACTIVE)}
+    given = {"constraint": hf.ChanceConstraint(**ALL_ACTIVE, unit="nll_token")}
     if "defense" in options:
         given["defense"] = options.pop("defense")
     trainer = build(folder, given=given, **{**OPTIONS, **options})

@@ -143,7 +143,7 @@ def test_it_is_the_same_with_several_safety_sets(tmp_path):
         return {
             "safety_dataset": {"one": tiny.dataset(20, seed=2), "two": tiny.dataset(20, seed=5)},
             "constraint": {
-                "one": hf.ChanceConstraint(**SOME_ACTIVE),
+                "one": hf.ChanceConstraint(**SOME_ACTIVE, unit="nll_token"),
                 "two": hf.ChanceConstraint(**SOME_ACTIVE, unit="kl_token"),
             },
         }
@@ -169,7 +169,10 @@ def test_packed_rows_leave_other_defenses_as_they_are(tmp_path, name, start, mon
     monkeypatch.setattr(FusedEngine, "_packed", counted)
     found = {}
     for step in ("fused", "two_pass"):
-        given: dict[str, Any] = {"defense": {"name": name, **options}, "constraint": hf.ChanceConstraint(tau=1.0)}
+        given: dict[str, Any] = {
+            "defense": {"name": name, **options},
+            "constraint": hf.ChanceConstraint(tau=1.0, unit="nll_token"),
+        }
         if name == "asft":
             given["unaligned"] = tiny.model(seed=3)
         if start == "continued":

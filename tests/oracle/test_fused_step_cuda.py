@@ -28,7 +28,7 @@ ROWS = {"per_device_train_batch_size": 4, "safety_batch_size": 4, "use_cpu": Fal
 def watched(
     folder: Any, *, dtype: torch.dtype, model: Any = tiny.model, lora: Any = tiny.lora, **options: Any
 ) -> Watch:
-    limit = hf.ChanceConstraint(**ALL_ACTIVE, allow_tau_below_noise=True)
+    limit = hf.ChanceConstraint(**ALL_ACTIVE, unit="nll_token", allow_tau_below_noise=True)
     made = model(dtype=options.pop("like", dtype)).to(dtype)
     given = {"model": made, "peft_config": lora(), "constraint": limit}
     settings = {**ROWS, "learning_rate": 0.01, "bf16": dtype == torch.bfloat16, "max_steps": 4, **options}
@@ -125,7 +125,7 @@ def test_memory_stays_flat(tmp_path):
     trainer = Mark(
         tiny.model(dtype=torch.bfloat16), args, processing_class=tiny.tokenizer(), train_dataset=building.task(),
         safety_dataset=building.safety(), peft_config=tiny.lora(),
-        constraint=hf.ChanceConstraint(**ALL_ACTIVE, allow_tau_below_noise=True),
+        constraint=hf.ChanceConstraint(**ALL_ACTIVE, unit="nll_token", allow_tau_below_noise=True),
     )  # fmt: skip
     for p in trainer.model.parameters():
         if p.requires_grad:
@@ -141,7 +141,7 @@ def test_recorded_passes_leave_other_defenses_as_they_are(tmp_path, name):
     torch.backends.cuda.matmul.allow_tf32 = False
     found = {}
     for step in ("two_pass", "fused"):
-        given = {"defense": name, "constraint": hf.ChanceConstraint(tau=1.0)}
+        given = {"defense": name, "constraint": hf.ChanceConstraint(tau=1.0, unit="nll_token")}
         graphs = "on" if step == "fused" else "auto"
         options = {**ROWS, "learning_rate": 0.01, "bf16": False, "tf32": False, "step": step, "step_graphs": graphs}
         trainer = build(tmp_path / step, given=given, **options)
@@ -157,7 +157,11 @@ def test_recorded_dropout_draws_anew_at_every_step_and_repeats_with_the_seed(tmp
     def run(name: str, dropout: float) -> Watch:
         # No step moves the weights: the same rows differ by their masks alone.
         data = tiny.dataset(4, seed=1, start="w1")
-        given = {"peft_config": tiny.lora(dropout), "constraint": hf.ChanceConstraint(tau=1.0), "train_dataset": data}
+        given = {
+            "peft_config": tiny.lora(dropout),
+            "constraint": hf.ChanceConstraint(tau=1.0, unit="nll_token"),
+            "train_dataset": data,
+        }
         options = {**ROWS, "learning_rate": 0.0, "step": "fused", "step_graphs": "on", "max_steps": 3}
         trainer = build(tmp_path / name, given=given, **options)
         watch = Watch(trainer)

@@ -14,7 +14,7 @@ from tests.oracle.plain_lm import SGD, PlainLM, theta, whole_batch_trainer
 from tests.unit.trainers.building import build, same, weights
 
 LR, STEPS = SGD["learning_rate"], SGD["max_steps"]
-CONSTRAINT = hf.ChanceConstraint(tau=0.5, alpha=0.1, beta=4.0)
+CONSTRAINT = hf.ChanceConstraint(tau=0.5, alpha=0.1, beta=4.0, unit="nll_token")
 EPSILON = 0.002
 
 
@@ -53,7 +53,7 @@ def test_mean_constraint_is_its_transcription(tmp_path, space, accumulation):
 
 @pytest.mark.parametrize("term", ["mean", "majorizer"])
 def test_penalty_is_its_transcription(tmp_path, term):
-    weight, ramp = 2.0, hf.ChanceConstraint(tau=0.5, alpha=0.05, beta=1.9)
+    weight, ramp = 2.0, hf.ChanceConstraint(tau=0.5, alpha=0.05, beta=1.9, unit="nll_token")
     trainer = whole_batch_trainer(tmp_path, {"name": "penalty", "weight": weight, "term": term}, ramp, accumulation=2)
     lm = PlainLM(trainer)
     trainer.train()
@@ -79,7 +79,11 @@ def test_a_slack_mean_constraint_is_sft(tmp_path):
     options = {"max_steps": 3, "weight_decay": 0.1, "gradient_accumulation_steps": 2}
     found = []
     for name in ("sft", "mean_constraint", {"name": "mean_constraint", "estimator": "table"}):
-        given = {"constraint": hf.ChanceConstraint(tau=1e6, beta=10.0), "peft_config": tiny.lora(0.2), "defense": name}
+        given = {
+            "constraint": hf.ChanceConstraint(tau=1e6, beta=10.0, unit="nll_token"),
+            "peft_config": tiny.lora(0.2),
+            "defense": name,
+        }
         trainer = build(tmp_path / str(len(found)), given=given, **options)
         trainer.train()
         found.append(weights(trainer))
@@ -93,7 +97,7 @@ def test_epsilon_is_tau_unless_given(tmp_path):
         defense = {"name": "mean_constraint", "epsilon": epsilon}
         trainer = build(
             tmp_path / str(number),
-            given={"defense": defense, "constraint": hf.ChanceConstraint(tau=0.02, beta=50.0)},
+            given={"defense": defense, "constraint": hf.ChanceConstraint(tau=0.02, beta=50.0, unit="nll_token")},
             max_steps=2,
         )
         trainer.train()

@@ -44,7 +44,9 @@ def test_the_random_variable_of_the_proof(mu, tau, alpha):
     n = 1000
     d = np.repeat(values, [round(alpha * n), n - round(alpha * n)])
     assert d.mean() <= mu
-    assert hf.ChanceConstraint(tau=tau, alpha=alpha, beta=1e3).violation_rate(torch.tensor(d)) >= alpha
+    assert (
+        hf.ChanceConstraint(tau=tau, alpha=alpha, beta=1e3, unit="nll_token").violation_rate(torch.tensor(d)) >= alpha
+    )
 
 
 def rows(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
@@ -79,7 +81,7 @@ def degradations(folder, model, safety, task, defense) -> tuple[Tensor, list[boo
         given={
             "model": copy.deepcopy(model), "peft_config": None, "train_dataset": Dataset.from_list(task),
             "safety_dataset": {"constraint": safety}, "defense": {"estimator": "batch", **defense},
-            "constraint": hf.ChanceConstraint(tau=TAU, alpha=ALPHA, beta=4.0),
+            "constraint": hf.ChanceConstraint(tau=TAU, alpha=ALPHA, beta=4.0, unit="nll_token"),
         },
         max_steps=24, learning_rate=2e-3, lr_scheduler_type="linear", per_device_train_batch_size=CONFLICTING,
         safety_batch_size=len(safety), safety_micro_batch_size=len(safety), logging_strategy="no",

@@ -15,7 +15,9 @@ from tests.unit.trainers.building import SLACK, build, same, weights
 
 LR, STEPS = 0.1, SGD["max_steps"]
 TAU, BETA, ALPHA, BUFFER = 0.5, 0.5, 0.6, 0.05
-RAMP = hf.ChanceConstraint(tau=TAU, beta=BETA, alpha=ALPHA, buffer=BUFFER, allow_infeasible_start=True)
+RAMP = hf.ChanceConstraint(
+    tau=TAU, beta=BETA, alpha=ALPHA, buffer=BUFFER, allow_infeasible_start=True, unit="nll_token"
+)
 START, RATE = 2.0, 2.0
 
 
@@ -86,7 +88,7 @@ def test_primal_dual_is_its_transcription(tmp_path, accumulation, single, step):
 def test_the_multiplier_rises_while_violated_and_falls_to_zero_once_met(tmp_path):
     """b: never negative. The unchanged model has c = 0.05: above alpha = 0.02, below alpha = 0.5."""
     for alpha, expected in ((0.02, [0.1, 0.13]), (0.5, [0.1, 0.0])):
-        constraint = hf.ChanceConstraint(tau=0.5, beta=1.9, alpha=alpha, allow_infeasible_start=True)
+        constraint = hf.ChanceConstraint(tau=0.5, beta=1.9, alpha=alpha, allow_infeasible_start=True, unit="nll_token")
         defense = {"name": "primal_dual", "start": 0.1, "dual_rate": 1.0}
         trainer = whole_batch_trainer(tmp_path / str(alpha), defense, constraint, learning_rate=0.0, max_steps=2)
         trainer.train()
@@ -97,7 +99,7 @@ def test_the_multiplier_rises_while_violated_and_falls_to_zero_once_met(tmp_path
 def test_the_multiplier_waits_for_the_warm_up(tmp_path):
     """c: twelve rows in batches of four are three steps a pass; the first four steps begin in the first 1.3 passes."""
     defense = {"name": "primal_dual", "start": 3.0, "dual_rate": 1.0, "warmup_epochs": 1.3}
-    constraint = hf.ChanceConstraint(tau=0.5, beta=1.9, alpha=0.02, allow_infeasible_start=True)
+    constraint = hf.ChanceConstraint(tau=0.5, beta=1.9, alpha=0.02, allow_infeasible_start=True, unit="nll_token")
     trainer = build(
         tmp_path, given={"defense": defense, "constraint": constraint}, max_steps=7, per_device_train_batch_size=4,
         learning_rate=0.0,
@@ -110,7 +112,7 @@ def test_the_multiplier_waits_for_the_warm_up(tmp_path):
 
 def test_the_multiplier_is_saved_and_restored(tmp_path):
     """d: two steps, a new process, two steps are four steps; bit for bit, cvar's moving threshold included."""
-    constraint = hf.ChanceConstraint(tau=0.02, alpha=0.1, majorizer="cvar")
+    constraint = hf.ChanceConstraint(tau=0.02, alpha=0.1, majorizer="cvar", unit="nll_token")
     given = {
         "defense": {"name": "primal_dual", "dual_rate": 5.0}, "constraint": constraint, "peft_config": tiny.lora(0.2),
     }  # fmt: skip
@@ -129,7 +131,8 @@ def test_the_multiplier_is_saved_and_restored(tmp_path):
 def test_evaluation_does_not_move_the_multiplier(tmp_path):
     """e: neither evaluations between the steps nor one at the end."""
     given = {
-        "defense": {"name": "primal_dual", "dual_rate": 5.0}, "constraint": hf.ChanceConstraint(tau=0.02, beta=50.0),
+        "defense": {"name": "primal_dual", "dual_rate": 5.0},
+        "constraint": hf.ChanceConstraint(tau=0.02, beta=50.0, unit="nll_token"),
         "eval_dataset": tiny.dataset(6, seed=8, start="w1"),
     }  # fmt: skip
     quiet = build(tmp_path / "a", given=given)

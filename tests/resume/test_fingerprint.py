@@ -45,7 +45,8 @@ def one_more_token():
 
 
 def constraint(**changes):
-    return {"constraint": hf.ChanceConstraint(**{"tau": CONSTRAINT.tau, "beta": CONSTRAINT.beta, **changes})}
+    given = {"tau": CONSTRAINT.tau, "beta": CONSTRAINT.beta, "unit": "nll_token", **changes}
+    return {"constraint": hf.ChanceConstraint(**given)}
 
 
 def nudge(model):

@@ -17,7 +17,7 @@ from holdfast.training.fused_engine import FusedEngine
 
 FUSED = {"step": "fused"}
 # Nearly all rows are flat throughout, so that after about ten steps `skip_inactive_rows: auto` looks before it steps.
-MOSTLY_FLAT = hf.ChanceConstraint(tau=0.5, beta=5.0)
+MOSTLY_FLAT = hf.ChanceConstraint(tau=0.5, beta=5.0, unit="nll_token")
 
 
 def dropout(rate: float = 0.1) -> dict[str, Any]:

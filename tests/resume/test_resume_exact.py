@@ -41,7 +41,9 @@ VARIANTS = {
     },
     "gradient, ema": {"defense": {"name": "holdfast", "space": "gradient"}},
     "table": {"defense": {"name": "holdfast", "estimator": "table"}},
-    "cvar": {"constraint": hf.ChanceConstraint(tau=0.05, majorizer="cvar", allow_infeasible_start=True)},
+    "cvar": {
+        "constraint": hf.ChanceConstraint(tau=0.05, majorizer="cvar", allow_infeasible_start=True, unit="nll_token")
+    },
     "sft": {"defense": "sft"},
     "all parameters": {"peft_config": None, "args": {"learning_rate": 1e-3}},
 }

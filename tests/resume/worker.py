@@ -35,7 +35,7 @@ COMMON = {
     "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "max_length": 32, "disable_tqdm": True,
     "logging_steps": 1, "safety_batch_size": 6,
 }  # fmt: skip
-CONSTRAINT = hf.ChanceConstraint(tau=0.05, beta=20.0)
+CONSTRAINT = hf.ChanceConstraint(tau=0.05, beta=20.0, unit="nll_token")
 
 
 def task_rows() -> list[dict[str, str]]:

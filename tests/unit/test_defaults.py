@@ -98,7 +98,7 @@ def test_python_keeps_the_defaults_of_trl():
 
 
 def test_the_limits_of_the_table_are_those_of_python():
-    assert ChanceConstraint().alpha == default("constraint.refusals.alpha")
+    assert ChanceConstraint(unit="nll_token").alpha == default("constraint.refusals.alpha")
 
 
 def test_python_screens_as_a_run_file_does():

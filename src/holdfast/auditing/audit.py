@@ -29,6 +29,7 @@ from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import versions
 from holdfast.data.shingles import prompt_marks
 from holdfast.data.stream import ExampleStream, Template, open_stream
+from holdfast.defaults import constraint_defaults
 from holdfast.judging.judge import open_judge
 from holdfast.judging.on_policy import UNIT, require_tau
 from holdfast.models.handle import DType
@@ -151,7 +152,8 @@ def audit(
             max_length=max_length, kl=kl, batch_tokens=batch_tokens, max_new_tokens=max_new_tokens, harm_tau=harm_tau,
             judge=None if judge is None else open_judge(judge),
         )  # fmt: skip
-        limit = constraint or ChanceConstraint()
+        with_kl = pair.switchable and not pair.tokenizers.own and kl is not False
+        limit = constraint or ChanceConstraint(**constraint_defaults(adapter=with_kl))
         settings = {"template": template, "tokenizer": tokenizer, "max_length": max_length}
 
         def enter() -> None:

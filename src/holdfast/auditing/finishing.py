@@ -15,7 +15,8 @@ from holdfast.auditing.behaviour import Behaviour
 from holdfast.auditing.measure import Measured
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.windows import Windows, finished_columns
-from holdfast.constraint.chance import NOISE_MARGIN, ChanceConstraint
+from holdfast.constraint.chance import ChanceConstraint
+from holdfast.constraint.feasibility import NOISE_MARGIN
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.records.audit import Audit

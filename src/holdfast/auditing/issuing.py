@@ -17,7 +17,7 @@ from holdfast.certification.behaviour import assessed
 from holdfast.certification.openings import Ledger, Opening
 from holdfast.certification.statement import named_statement
 from holdfast.certification.terms import Terms
-from holdfast.constraint.chance import NOISE_MARGIN
+from holdfast.constraint.feasibility import NOISE_MARGIN
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.models.content import content_of

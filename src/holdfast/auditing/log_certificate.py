@@ -64,8 +64,8 @@ def certify_logs(
         raise ConfigError(f"{output / FILE_NAME} exists", remedy="name another folder with --output")
     pairs = paired_outcomes(before, after, score, threshold=threshold, epochs=epochs)
     spec = CertificateSpec(
-        str(before), str(after), ChanceConstraint(alpha=alpha), "log", kind, confidence, None, drawn, max_weight,
-        measured={"log": described(pairs)},
+        str(before), str(after), ChanceConstraint(alpha=alpha, unit="nll_token"), "log", kind, confidence, None, drawn,
+        max_weight, measured={"log": described(pairs)},
     )  # fmt: skip
     ids, table = sample_ids(pairs), counted(pairs)
     if kind == "per_category":

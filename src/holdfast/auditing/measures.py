@@ -25,6 +25,7 @@ from holdfast.auditing.strength import search_strength
 from holdfast.certification.behaviour import Claimed, Classes, too_many_flips
 from holdfast.certification.terms import Rows, Terms
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.constraint.feasibility import require_tau_above_noise
 from holdfast.core.errors import DataError, InfeasibleError, NumericalError
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import prompt_text
@@ -111,7 +112,7 @@ class ByLikelihood(Measure):
                 "the model before gives no finite loss on these prompts",
                 remedy="load it in float32, or check its files",
             )
-        self.limit.require_tau_above_noise(self.noise)
+        require_tau_above_noise(self.limit, self.noise)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Rows:
         unit, first_k = self.limit.unit, self.limit.first_k

@@ -36,6 +36,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.examples import Example, make_example
 from holdfast.data.sources import prompts_in_memory
+from holdfast.defaults import constraint_defaults
 from holdfast.judging.judge import JudgeSpec
 from holdfast.records.certificate import FILE_NAME, CertificateRecord, load_certificate
 from holdfast.records.certificate_table import Table, outcome_lines, read_stored, require_figures
@@ -90,7 +91,7 @@ def open_certify(
         DataError: bad data, or a prompt that was trained on.
         ConfigError: settings that do not fit, or an output folder with another certificate.
     """
-    limit, setup = constraint or ChanceConstraint(), setup or Setup()
+    limit, setup = constraint or ChanceConstraint(**constraint_defaults(adapter=by == "kl")), setup or Setup()
     by = "harm" if judge is not None else by or ("kl" if limit.unit == "kl_token" else "likelihood")
     limit = replace(limit, unit="kl_token") if by == "kl" else limit
     if also and by != "behaviour":
@@ -262,7 +263,8 @@ def certify(
             remedy="holdfast.certify_counts(regressions, n) tests a count",
         )
     wanted: dict[str, Any] = {"alpha": alpha, "tau": tau, "unit": unit}
-    limit = ChanceConstraint(**{name: value for name, value in wanted.items() if value is not None})
+    given = {name: value for name, value in wanted.items() if value is not None}
+    limit = ChanceConstraint(**constraint_defaults(adapter=by == "kl") | given)
     record = open_certify(
         before, after, str(prompts) if isinstance(prompts, str | Path) else _examples(prompts), limit,
         by=by, also=[also] if isinstance(also, str) else also, output=Path(output), judge=judge,

@@ -29,6 +29,7 @@ def check(
     config = load_config(run, overrides or ())
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.cli.survey import survey
+    from holdfast.constraint.feasibility import likelihood_note, require_feasible_start, warn_of_free_degradation
     from holdfast.runs.config.resolve import resolve
 
     quiet_libraries()
@@ -40,9 +41,9 @@ def check(
         _show(findings, reveal)
     if findings["defense"]["constrains"]:
         for name, limit in plan.constraints.items():
-            limit.require_feasible_start()
-            limit.warn_of_free_degradation(name)
-            if config.lora is not None and (remark := limit.likelihood_note()) is not None:
+            require_feasible_start(limit)
+            warn_of_free_degradation(limit, name)
+            if config.lora is not None and (remark := likelihood_note(limit)) is not None:
                 note(f"{name}: {remark}")
 
 

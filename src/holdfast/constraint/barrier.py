@@ -8,40 +8,14 @@ whatever the parameters are and wherever they live.
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
+from holdfast.constraint.dual import solve_unit
 from holdfast.core.errors import ConfigError, NumericalError
 
 Array = NDArray[np.float64]
-
-# Eigenvalues of the unit-diagonal Gram matrix below this share of the largest are the rounding that
-# duplicated constraints leave behind.
-_RANK = 1e-12
-# A constraint that misses by more than this, relative to its own terms, after the solve cannot be met.
-_UNMET = 1e-6
-
-
-class Event(StrEnum):
-    """What the filter did in one step."""
-
-    INACTIVE = "inactive"
-    """The nominal step already satisfies the barrier; nothing was changed."""
-    ACTIVE = "active"
-    """The step was corrected, and the barrier holds with equality."""
-    CAPPED = "capped"
-    """The correction was scaled down to the trust region; the barrier holds in part."""
-    INFEASIBLE = "infeasible"
-    """The barrier asks for a decrease of g, but grad g is zero: no step can give it."""
-    INFEASIBLE_START = "infeasible_start"
-    """The constraint does not hold for the unchanged model; allowed by the user."""
-    RESTORATION = "restoration"
-    """The task step was dropped; only the constraint is being worked on."""
-    NONFINITE = "nonfinite"
-    """A loss or gradient was not finite; the step was discarded."""
 
 
 def barrier_multiplier(*, inner: float, value: float, norm_sq: float, rate: float) -> float:
@@ -95,7 +69,7 @@ def barrier_multipliers(gram: Array, violation: Array, *, ridge: float = 0.0) ->
     scale = norm[live]
     with np.errstate(over="ignore"):  # a tiny gradient may ask for an infinite step; the caller names it
         unit_gram = gram[np.ix_(live, live)] / scale[:, None] / scale
-        mu[live] = _solve_unit(unit_gram, violation[live] / scale) / scale
+        mu[live] = solve_unit(unit_gram, violation[live] / scale) / scale
     return mu
 
 
@@ -119,36 +93,3 @@ def _checked(gram: Array, violation: Array, ridge: float) -> tuple[Array, Array]
             remedy="pass a Gram matrix H M H^T with a positive metric M, and ridge >= 0",
         )
     return gram, violation
-
-
-def _solve_unit(gram: Array, violation: Array) -> Array:
-    """Solves the dual for a unit-diagonal Gram matrix by growing the set of constraints taken into account.
-
-    Starting from the violated constraints keeps those far from their boundary out of the arithmetic: a
-    gradient that has decayed to almost nothing gives a = -1e18, whose rounding would drown the others.
-    """
-    mu = np.zeros_like(violation)
-    working = violation > 0
-    while True:
-        mu[working] = _nnls(gram[np.ix_(working, working)], violation[working])
-        unmet = violation - gram @ mu
-        size = np.abs(violation) + np.abs(gram) @ mu
-        entering = ~working & (unmet > _RANK * size)
-        if not entering.any():
-            return np.where(working & (unmet > _UNMET * size), math.inf, mu)
-        working |= entering
-
-
-def _nnls(gram: Array, violation: Array) -> Array:
-    """Solves the dual as min_{mu >= 0} |A mu - b| with A^T A = G and A^T b = a."""
-    top = np.abs(violation).max(initial=0.0)
-    if top == 0:
-        return np.zeros_like(violation)
-    eigenvalues, vectors = np.linalg.eigh(gram)
-    kept = eigenvalues > _RANK * eigenvalues[-1]
-    root = np.sqrt(eigenvalues[kept])[:, None]
-    factor = root * vectors[:, kept].T
-    # The solver's stopping tolerance is absolute in b, hence the division by the largest entry.
-    target = (vectors[:, kept].T @ (violation / top)) / root[:, 0]
-    solution, _ = nnls(factor, target)
-    return np.asarray(solution * top, dtype=np.float64)

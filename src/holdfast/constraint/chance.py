@@ -6,7 +6,6 @@ as it entered fine-tuning, and phi is a majorizer of the indicator of z > 0.
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
@@ -16,22 +15,17 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint.majorizers import MAJORIZERS
-from holdfast.core.errors import ConfigError, DataError, InfeasibleError, UnsupportedError
+from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.registry import nearest
 from holdfast.defaults import default
-
-logger = logging.getLogger(__name__)
 
 Unit = Literal["nll_token", "nll_sum", "nll_first", "kl_token"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 ON_POLICY = "on_policy"  # of audits and certificates alone
 
 TAIL_SHARE = 0.9  # cvar's t stays below this share of tau, since beta = 1/(tau - t) diverges at tau
-FREE_KL = 0.02  # nats per token; at 0.05 a 135M model had lost its refusals (docs/results.md)
-NOISE_MARGIN = 5.0  # tau must be at least this many times the measured noise floor
 # 1 - 9.5 * 0.1 exceeds 0.05 by rounding alone; the boundary of the feasible start belongs to the user.
 _ROUNDING = 1e-12
-_ALLOW = "allow_infeasible_start: true to train towards feasibility"
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class ChanceConstraint:
     alpha: float = default("constraint.alpha")
     majorizer: str = default("constraint.majorizer")
     beta: float = default("constraint.beta")
-    unit: Unit = default("constraint.unit_without_adapter")
+    unit: Unit = default("constraint.unit")
     buffer: float = default("constraint.buffer")
     _: KW_ONLY
     first_k: int = default("constraint.first_k")
@@ -109,24 +103,6 @@ class ChanceConstraint:
         rank = torch.arange(len(worst), dtype=torch.float64, device=worst.device)
         return float((worst * (tail - rank).clamp(0, 1)).sum() / tail)
 
-    def slack(self, degradation: Tensor) -> Tensor:
-        """Returns the room left in nats, positive when feasible; differentiable.
-
-        tau - (t + mean (D - t)_+ / alpha) with t = tau - 1/beta, for ramp and cvar; it is -g / (alpha beta).
-        """
-        self._only("slack", "ramp", "cvar")
-        t = self.threshold()
-        return self.tau - t - torch.relu(_examples(degradation) - t).mean() / self.alpha
-
-    def entropic_value(self, degradation: Tensor) -> Tensor:
-        """Returns the exponential's constraint in nats, with the sign of g and without its overflow.
-
-        (1/beta) (log mean exp(beta (D - tau)) - log alpha) = (1/beta) log((g + alpha) / alpha).
-        """
-        self._only("entropic_value", "exponential")
-        z = self.beta * (_examples(degradation) - self.tau)
-        return (torch.logsumexp(z, dim=0) - math.log(len(z)) - math.log(self.alpha)) / self.beta
-
     def start_value(self) -> float:
         """Returns g at the unchanged model, phi(-tau) - alpha."""
         return float(self.phi(torch.zeros(1, dtype=torch.float64))) - self.alpha
@@ -136,92 +112,17 @@ class ChanceConstraint:
         """Whether the unchanged model satisfies the buffered constraint: phi(-tau) <= alpha - rho."""
         return self.start_value() + self.buffer <= _ROUNDING
 
-    @property
-    def smallest_beta(self) -> float:
-        """The smallest beta with a feasible start at this tau, alpha and buffer; inf at tau = 0."""
-        return MAJORIZERS[self.majorizer].smallest_beta(self.tau, self.alpha - self.buffer)
-
-    @property
-    def unreachable(self) -> bool:
-        """Whether no model meets it: a KL is never below 0, where phi is least and the unchanged model stands."""
-        return self.unit == "kl_token" and not self.feasible_start
-
-    def require_feasible_start(self) -> None:
-        """Raises `InfeasibleError` when the start is infeasible, unless `allow_infeasible_start`."""
-        if self.allow_infeasible_start and self.unreachable:
-            logger.warning(
-                "constraint: no model meets g + buffer <= 0: kl_token is never below 0, where phi = %.6g > alpha - "
-                "buffer = %.6g already; a filter restores until it gives up (raise tau, or beta where tau > 0)",
-                self.start_value() + self.alpha,
-                self.alpha - self.buffer,
-            )
-        if self.feasible_start or self.allow_infeasible_start:
-            return
-        smallest = self.smallest_beta
-        found = f"smallest feasible beta {_rounded_up(smallest)}" if smallest < math.inf else "no beta is feasible"
-        change = f"beta >= {_rounded_up(smallest)} or a larger tau" if smallest < math.inf else "tau > 0"
-        raise InfeasibleError(
-            f"constraint: infeasible start: {self.majorizer} has "
-            f"phi(-tau) = {self.start_value() + self.alpha:.6g}, expected "
-            f"<= alpha - buffer = {self.alpha - self.buffer:.6g} "
-            f"(tau={self.tau:g}, beta={self.beta:g}; {found})",
-            remedy=f"set {change}" + ("" if self.unreachable else f", or {_ALLOW}"),
-        )
-
-    def require_tau_above_noise(self, noise_floor: float) -> None:
-        """Raises `InfeasibleError` when tau < 5 * noise_floor, unless `allow_tau_below_noise`."""
-        if self.tau >= NOISE_MARGIN * noise_floor or self.allow_tau_below_noise:
-            return
-        raise InfeasibleError(
-            f"constraint: tau = {self.tau:g} is inside the numerical noise: the unchanged model moves by "
-            f"{noise_floor:.3g} ({self.unit}), expected tau >= {NOISE_MARGIN:g} times that",
-            remedy=f"set tau >= {_rounded_up(NOISE_MARGIN * noise_floor)}, compute in float32 (dtype: float32, --dtype "
-            "float32), or set constraint.allow_tau_below_noise: true (--allow-tau-below-noise)",
-        )
-
-    @property
-    def free(self) -> float:
-        """The degradation that may cost nothing, in nats: phi is 0 up to t = tau - 1/beta where it has a flat part.
-
-        cvar's t follows the degradations, so the largest that it may become counts.
-        """
-        if self.majorizer == "cvar":
-            return TAIL_SHARE * self.tau
-        return max(0.0, self.threshold()) if self.majorizer in ("ramp", "squared_hinge") else 0.0
-
-    def warn_of_free_degradation(self, name: str) -> None:
-        """Says so where every example may move further than is known to be harmless.
-
-        A KL is never negative: with beta = 1/tau nothing of it is free, and the ramp bounds its mean by alpha tau.
-        """
-        if self.unit != "kl_token" or self.free <= FREE_KL:
-            return
-        ramp = f"{'majorizer: ramp and ' if self.majorizer == 'cvar' else ''}beta: {1 / self.tau:.4g}"
-        logger.warning(
-            "%s: kl_token may cost nothing up to %.3g nats per token (%s), so every example may move that far; 0.05 "
-            "was enough for a small model to lose its refusals (docs/results.md). To count every movement set %s",
-            name,
-            self.free,
-            "cvar's largest t" if self.majorizer == "cvar" else "tau - 1/beta",
-            ramp,
-        )
-
-    def likelihood_note(self) -> str | None:
-        """What a limit on the likelihood of whole replies leaves open; None in other units."""
-        if self.unit not in ("nll_token", "nll_sum"):
-            return None
-        return (
-            f"{self.unit} holds the likelihood of whole replies: one can stay as likely and no longer be said, as the "
-            "refusals of a small model were (docs/protocol.md). kl_token also counts what the model would rather say"
-        )
-
     def threshold(self, beta: float | None = None) -> float:
         """Returns t = tau - 1/beta, where the ramp starts to rise, at `beta` or the constraint's own."""
         return self.tau - 1 / (self.beta if beta is None else beta)
 
     def with_threshold(self, t: float) -> ChanceConstraint:
         """Returns this cvar constraint with beta = 1/(tau - t), t clipped to [0, 0.9 tau]."""
-        self._only("with_threshold", "cvar")
+        if self.majorizer != "cvar":
+            raise UnsupportedError(
+                f"constraint: with_threshold is defined for cvar, found {self.majorizer}",
+                remedy="choose majorizer: cvar",
+            )
         return replace(self, cvar_t=min(max(t, 0.0), TAIL_SHARE * self.tau))
 
     def describe(self) -> str:
@@ -238,13 +139,6 @@ class ChanceConstraint:
             f"at most {100 * self.alpha:g}% of examples may degrade by more than {self.tau:g} {quantity} "
             f"({self.unit}), {self.majorizer} {sharpness}{margin}"
         )
-
-    def _only(self, name: str, *majorizers: str) -> None:
-        if self.majorizer not in majorizers:
-            raise UnsupportedError(
-                f"constraint: {name} is defined for {' and '.join(majorizers)}, found {self.majorizer}",
-                remedy=f"choose majorizer: {majorizers[0]}, or use value(D)",
-            )
 
 
 def _require(
@@ -275,12 +169,3 @@ def _examples(degradation: Tensor) -> Tensor:
             remedy="pass one degradation per safety example, and at least one example",
         )
     return degradation
-
-
-def _rounded_up(x: float) -> str:
-    """Formats x with four significant digits, never below x, so that a printed bound satisfies itself."""
-    if not (0 < x < math.inf):
-        return f"{x:g}"
-    step = 10.0 ** (math.floor(math.log10(x)) - 3)
-    # The allowance is rounding only: without it 9.5 would print as 9.501.
-    return f"{math.ceil(x / step - 1e-11) * step:.4g}"

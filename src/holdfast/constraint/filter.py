@@ -22,57 +22,19 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from holdfast.constraint.barrier import Event
-from holdfast.constraint.filter_input import differentiable, require_dependence
+from holdfast.constraint.event import Event, FilterEvent
+from holdfast.constraint.filter_input import measured_constraints, nonfinite, one_learning_rate
 from holdfast.constraint.filter_settings import check_settings, require_one_step
-from holdfast.constraint.gradients import ParameterSpace, Vector, shard, trainable
+from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.memory import FilterMemory
 from holdfast.constraint.metric import adam_diagonal, resolve_metric
 from holdfast.constraint.problem import FilterProblem, measure
-from holdfast.core.errors import ConfigError, UnsupportedError
-from holdfast.core.ranks import sum_in_place, world
+from holdfast.core.errors import ConfigError
+from holdfast.defaults import default
 
 Space = Literal["update", "gradient"]
 TRUST_FLOOR = 1e-4  # of norm(theta): lets a correction through while a warm-up holds the learning rate at zero
-
-
-def _averaged(values: list[float], gradients: list[Vector]) -> tuple[list[float], list[Vector]]:
-    """Means over the ranks: the constraint of the whole batch, for equally large parts."""
-    numbers = torch.tensor(values, dtype=torch.float64, device=gradients[0][0].device)
-    sum_in_place([numbers, *(x for gradient in gradients for x in gradient)])
-    for gradient in gradients:
-        for x in gradient:
-            x.div_(world())
-    return [float(v) for v in (numbers / world()).tolist()], gradients
-
-
-@dataclass(frozen=True)
-class FilterEvent:
-    """What one step of the filter did.
-
-    Attributes:
-        name: the case, see `Event`.
-        values: `g_k + rho_k` as given.
-        multipliers: lambda_k (gradient space) or mu_k (update space) as applied.
-        residual: `max_k h_k . s + gamma v_k` of the corrected step (gradient space: of the direction, with kappa);
-            at most zero, up to rounding, unless capped.
-        correction_ratio: norm(correction) / norm(nominal); None when the nominal step is zero.
-        cosine: cosine between the first constraint's gradient and the nominal step; None when either is zero.
-    """
-
-    name: Event
-    values: tuple[float, ...]
-    multipliers: tuple[float, ...]
-    residual: float | None = None
-    correction_ratio: float | None = None
-    cosine: float | None = None
-
-    @property
-    def corrected(self) -> bool:
-        """Whether the nominal step was changed."""
-        return self.name not in (Event.INACTIVE, Event.NONFINITE)
 
 
 @dataclass
@@ -82,7 +44,7 @@ class _Armed:
     values: list[float]
     gradients: list[Vector]
     before: Vector | None = None
-    void: bool = False
+    nonfinite: str = ""  # what was not finite; the step is then discarded
     skipped: bool = False
 
 
@@ -109,11 +71,11 @@ class SafetyFilter:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        rate: float = 1.0,
-        space: Space = "update",
+        rate: float = default("defense.rate"),
+        space: Space = default("defense.space"),
         *,
-        metric: str = "auto",
-        trust_region: float = 3.0,
+        metric: str = default("defense.metric"),
+        trust_region: float = default("defense.trust_region"),
         gradient_decay: float = 0.0,
     ) -> None:
         check_settings(rate, space, metric, trust_region, gradient_decay)
@@ -145,24 +107,7 @@ class SafetyFilter:
         Raises:
             ConfigError: a constraint is no scalar tensor, has no graph, or depends on no trainable parameter.
         """
-        constraints = differentiable(g)
-        params = trainable(self.optimizer)
-        if any(isinstance(p, DTensor) for p in params):
-            raise UnsupportedError(
-                "SafetyFilter.step on sharded (FSDP2) parameters: their gradients exist only inside backward()",
-                remedy="use SafeSFTTrainer, or measure the gradients yourself and call arm() before optimizer.step()",
-            )
-        gradients: list[Vector] = []
-        for i, constraint in enumerate(constraints):
-            more = i + 1 < len(constraints)
-            found = torch.autograd.grad(constraint, params, retain_graph=more, allow_unused=True)
-            require_dependence(found, i)
-            gradients.append(
-                [torch.zeros_like(shard(p)) if x is None else shard(x) for p, x in zip(params, found, strict=True)]
-            )
-        values = [float(c.detach()) for c in constraints]
-        if world() > 1:  # autograd.grad goes past DDP's reduction; every rank must filter with the same numbers
-            values, gradients = _averaged(values, gradients)
+        values, gradients = measured_constraints(g, trainable(self.optimizer))
         self.arm(values, gradients)
         self.optimizer.step()
         assert self.last_event is not None
@@ -181,9 +126,11 @@ class SafetyFilter:
         space = ParameterSpace(trainable(self.optimizer))
         armed = _Armed(list(estimates if estimates is not None else values), [list(h) for h in gradients])
         norms = space.dots([(h, h) for h in gradients])
-        armed.void = not all(map(math.isfinite, [*values, *armed.values, *norms]))
         self._armed = armed
-        if armed.void:
+        armed.nonfinite = nonfinite("value", zip(values, armed.values, strict=True)) or nonfinite(
+            "gradient", zip(norms, strict=True)
+        )
+        if armed.nonfinite:
             return
         self._average(space, armed)
         if self.space == "gradient":
@@ -204,17 +151,8 @@ class SafetyFilter:
 
     # -- gradient space (Algorithm 1) ----------------------------------------------------------------------------
 
-    def _learning_rate(self) -> float:
-        rates = {float(group["lr"]) for group in self.optimizer.param_groups}
-        if len(rates) > 1:
-            raise ConfigError(
-                f"gradient space needs one learning rate, the optimizer has {len(rates)}",
-                remedy="use space 'update', which works with any optimizer, or one learning rate",
-            )
-        return rates.pop()
-
     def _filter_gradient(self, space: ParameterSpace, armed: _Armed) -> None:
-        lr = self._learning_rate()
+        lr = one_learning_rate(self.optimizer)
         if lr == 0.0:  # no step, no filter
             self._report(Event.INACTIVE, armed, [0.0] * len(armed.values))
             return
@@ -222,7 +160,7 @@ class SafetyFilter:
         nominal = [-x for x in space.task_gradient()]
         problem = measure(space, armed.gradients, armed.values, nominal, diagonal=None, rate=kappa)
         if not problem.finite:
-            armed.void = True
+            armed.nonfinite = "correction"
             return
         mu = problem.multipliers()
         if not np.isfinite(mu).all():
@@ -248,10 +186,11 @@ class SafetyFilter:
             space.drop_gradient()
             return
         gradient = space.task_gradient()
-        if armed.void or not math.isfinite(space.dots([(gradient, gradient)])[0]):
-            armed.void = True
+        if not math.isfinite(space.dots([(gradient, gradient)])[0]):
+            armed.nonfinite = "task gradient"
+        if armed.nonfinite:
             space.drop_gradient()  # the optimizer then touches neither parameters nor moments
-        if armed.void or self.space == "update":
+        if armed.nonfinite or self.space == "update":
             armed.before = space.snapshot()
 
     def _after_step(self, *_: Any) -> None:
@@ -260,7 +199,7 @@ class SafetyFilter:
         if armed.skipped:
             return
         space = ParameterSpace(trainable(self.optimizer))
-        if armed.void:
+        if armed.nonfinite:
             self._discard(space, armed)
         elif self.space == "update":
             self._correct(space, armed)
@@ -273,6 +212,7 @@ class SafetyFilter:
         )
         problem = measure(space, armed.gradients, armed.values, nominal, diagonal=diagonal, rate=self.rate)
         if not problem.finite:
+            armed.nonfinite = "correction"
             self._discard(space, armed)
             return
         self._memory.fold_norm(problem.nominal_norm)
@@ -317,7 +257,7 @@ class SafetyFilter:
         """Undo a step in which something was not finite, and stop when that happens too often."""
         self._restore(space, armed)
         self._report(Event.NONFINITE, armed, [0.0] * len(armed.values))
-        self._memory.count_nonfinite()
+        self._memory.count_nonfinite(armed.nonfinite)
 
     def _report(
         self, name: Event, armed: _Armed, multipliers: list[float], problem: FilterProblem | None = None
@@ -331,6 +271,7 @@ class SafetyFilter:
             residual=problem.residual(mu) if problem is not None and measured else None,
             correction_ratio=problem.correction_ratio(mu) if problem is not None and measured else None,
             cosine=problem.cosine if problem is not None else None,
+            nonfinite=armed.nonfinite if name is Event.NONFINITE else "",
         )
         self._memory.watch_restoration(name, max(armed.values))
 

@@ -77,11 +77,7 @@ def cvar(z: Tensor, beta: float) -> Tensor:
 
 @majorizer("exponential", start=lambda level: -math.log(level))
 def exponential(z: Tensor, beta: float) -> Tensor:
-    """exp(beta z).
-
-    Overflows to inf for beta z above 88 (float32) or 709 (float64); `ChanceConstraint.entropic_value` is the
-    equivalent constraint that does not.
-    """
+    """exp(beta z); overflows to inf for beta z above 88 (float32) or 709 (float64)."""
     return torch.exp(beta * z)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.constraint.barrier import Event
+from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.core.errors import ConfigError, InfeasibleError, NumericalError
 
@@ -72,14 +72,18 @@ class FilterMemory:
             norm if self.nominal_norm == 0.0 else NORM_DECAY * self.nominal_norm + (1.0 - NORM_DECAY) * norm
         )
 
-    def count_nonfinite(self) -> None:
-        """Count a discarded step, and stop when there are too many."""
+    def count_nonfinite(self, what: str) -> None:
+        """Count a discarded step, and stop when there are too many.
+
+        Args:
+            what: was not finite, in words.
+        """
         recent = [*self.nonfinite_steps, self.steps]
         self.nonfinite_steps = [step for step in recent if step > self.steps - NONFINITE_WINDOW]
         if len(self.nonfinite_steps) > NONFINITE_LIMIT:
             raise NumericalError(
                 f"non-finite loss, gradient or constraint in {len(self.nonfinite_steps)} of the last "
-                f"{NONFINITE_WINDOW} steps; each was discarded",
+                f"{NONFINITE_WINDOW} steps; each was discarded (the last: {what})",
                 remedy="lower the learning rate, check the data for extreme examples, or train in float32",
             )
 

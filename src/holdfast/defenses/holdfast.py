@@ -29,8 +29,8 @@ from typing import Any, final
 
 from torch import Tensor
 
-from holdfast.constraint.barrier import Event
 from holdfast.constraint.estimators import make_estimator
+from holdfast.constraint.event import Event
 from holdfast.constraint.filter import SafetyFilter, Space
 from holdfast.constraint.filter_settings import check_settings
 from holdfast.defaults import default
@@ -117,6 +117,7 @@ class FilteredDefense(Defense):
                 "correction_ratio": event.correction_ratio,
                 "cosine": event.cosine,
                 "active": float(event.corrected),
+                **({"nonfinite": event.nonfinite} if event.nonfinite else {}),
             },
             each,
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.auditing.finishing import MeasuredRole, write_run_audit
+from holdfast.constraint.feasibility import require_feasible_start
 from holdfast.core.adapter_card import CARD_MARKER, loading_note
 from holdfast.core.errors import ConfigError
 from holdfast.core.file_lock import RunLock
@@ -78,7 +79,7 @@ def run(
     """
     plan = resolve(config)
     for limit in plan.constraints.values() if plan.defense.constrains else ():
-        limit.require_feasible_start()
+        require_feasible_start(limit)
     folder, main = RunFolder(plan.folder), plan.arguments.process_index == 0
     with ExitStack() as stack:
         if main:  # the lock is taken before anything is made, and held until what a refused run made is removed

@@ -120,7 +120,7 @@ def constraints_of(screening: Screening | None, given: Any, defense: Defense, ar
     adapter = arguments.get("peft_config") is not None
     if given is not None or (screening is None and not adapter):
         return given
-    unit = defense.unit if adapter else ChanceConstraint().unit
+    unit = defense.unit if adapter else default("constraint.unit_without_adapter")
     if screening is None:
         return ChanceConstraint(unit=unit)
     keeps = {name: screening.counts[name]["keep"] for name in screening.sets}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,12 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.constraint.feasibility import (
+    likelihood_note,
+    require_feasible_start,
+    require_tau_above_noise,
+    warn_of_free_degradation,
+)
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.ranks import barrier, rank
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
@@ -26,11 +34,14 @@ from holdfast.data.splits import (
     split_examples,
     split_from_roles,
 )
+from holdfast.defaults import constraint_defaults
 from holdfast.scoring.completion import adapter_layers, deterministic, require_understood_head
 from holdfast.scoring.degradation import require_unit_supported
 from holdfast.scoring.forward import Forward
 from holdfast.scoring.noise import noise_floor
 from holdfast.scoring.reference import ReferenceTable, cache_folder, data_sha256, reference_table
+
+logger = logging.getLogger(__name__)
 
 DEFAULT = "safety"
 KL_AT_START = 1e-2  # nats per token; rounding between batch compositions stays well below
@@ -72,7 +83,7 @@ def named(value: Any, constraint: Any) -> dict[str, tuple[Any, ChanceConstraint]
     """Safety sets with their constraints by name, from one or several of each."""
     sets = dict(value) if isinstance(value, Mapping) and not _is_roles(value) else {DEFAULT: value}
     if constraint is None:
-        constraint = ChanceConstraint()
+        constraint = ChanceConstraint(**constraint_defaults(adapter=False))
     constraints = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(sets, constraint)
     if set(sets) != set(constraints):
         raise ConfigError(
@@ -166,21 +177,21 @@ def encode_set(
     )
 
 
-def measure_all(trainer: Any, log: Callable[[str], None]) -> None:
+def measure_all(trainer: Any) -> None:
     """Measure every safety set of a run at theta_0; a defense that promises the constraints must be able to start."""
     for one in trainer.safety.values():
         if trainer.defense.constrains:
-            one.constraint.require_feasible_start()
-            one.constraint.warn_of_free_degradation(one.name)
-            if adapter_layers(trainer.model) and (note := one.constraint.likelihood_note()) is not None:
-                log(f"{one.name}: {note}")
+            require_feasible_start(one.constraint)
+            warn_of_free_degradation(one.constraint, one.name)
+            if adapter_layers(trainer.model) and (note := likelihood_note(one.constraint)) is not None:
+                _announce(f"{one.name}: {note}")
         measure(
             one, trainer.run.forward, trainer._theta_0, run_dir=trainer.run_dir,
             cache=cache_folder(trainer.args.reference_cache), seed=trainer.args.stream_seed,
-            micro_batch=trainer.run.side_rows, log=log,
+            micro_batch=trainer.run.side_rows, log=_announce,
         )  # fmt: skip
     if trainer.safety and not trainer.defense.constrains:
-        log(f"defense {trainer.defense.name!r} does not enforce these limits: the run is only measured by them")
+        _announce(f"defense {trainer.defense.name!r} does not enforce these limits: the run is only measured by them")
 
 
 def measure(
@@ -231,4 +242,12 @@ def measure(
             f"{safety.name}: {safety.n_truncated} examples are cut at max_length; their degradation covers the kept "
             "part"
         )
-    constraint.require_tau_above_noise(safety.noise_floor)
+    require_tau_above_noise(constraint, safety.noise_floor)
+
+
+def _announce(text: str) -> None:
+    """Say what the constraint is and how noisy it is: to the log where one listens, otherwise to stderr."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info(text)
+    elif rank() == 0:
+        print(f"holdfast: {text}", file=sys.stderr)

@@ -9,6 +9,7 @@ import torch
 
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import UnsupportedError
+from holdfast.scoring.completion import deterministic, require_understood_head
 
 logger = logging.getLogger(__name__)
 
@@ -142,3 +143,16 @@ def keep_adapters_in_float32(model: Any) -> int:
     if cast:
         logger.info("adapters of the quantised base are kept in float32: bfloat16 cannot hold the filter's corrections")
     return len(cast)
+
+
+def require_supported_defense(trainer: Any) -> None:
+    """Refuse a head that harmful pairs could not be scored by, and sharding that the defense does not know."""
+    run, defense = trainer.run, trainer.defense
+    if run.data.harmful:  # an alignment run has no safety set with which this is looked at
+        with deterministic(trainer.model), run.forward.precision():
+            require_understood_head(trainer.model, run.forward.batch(run.data.harmful[:1]))
+    if trainer.is_fsdp_enabled and not defense.fsdp:
+        raise UnsupportedError(
+            f"defense {defense.name!r} under FSDP2: its algebra on sharded weights is not implemented",
+            remedy="use DDP (accelerate launch --multi_gpu), or a defense that supports it: holdfast, sft",
+        )

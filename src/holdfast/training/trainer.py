@@ -1,40 +1,34 @@
 """`SafeSFTTrainer`: TRL's `SFTTrainer` with safety sets, chance constraints and a defense.
 
-This file overrides what the Trainer does in a step and in an evaluation; `checkpointing` what is saved and loaded. The
-rest is composed: `run` is what defenses and engines see, `recorder` writes a row per step, `safety_monitor` measures
-the monitor split, `behaviour_monitor` asks for replies. What happens at each step is the defense's business (`hooks`).
+This file overrides what the Trainer does in a step, `monitored` in an evaluation, `checkpointing` what is saved and
+loaded. The rest is composed: `run` is what defenses and engines see, `recorder` writes a row per step. What happens at
+each step is the defense's business (`hooks`).
 """
 
 from __future__ import annotations
 
-import logging
-import math
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from trl import SFTConfig, SFTTrainer
+from trl import SFTConfig
 from trl.trainer.utils import create_model_from_path
 
-from holdfast.certification.kept import Limits
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ConfigError, UnsupportedError
-from holdfast.core.ranks import gather_objects, rank
-from holdfast.data.templates import Template
-from holdfast.scoring.completion import deterministic, require_understood_head
-from holdfast.screening.sets import MonitorPrompts
+from holdfast.core.errors import ConfigError
+from holdfast.core.ranks import gather_objects
 from holdfast.training import safety as safety_sets
 from holdfast.training.auto import AUTO, constraints_of, screened, watch_screened, where_needed
-from holdfast.training.behaviour import BehaviourMonitor, Every, metrics, require_monitor
+from holdfast.training.behaviour import require_monitor
 from holdfast.training.checkpointing import CheckpointMixin
-from holdfast.training.config import SafeSFTConfig, is_behaviour_metric
+from holdfast.training.config import SafeSFTConfig
 from holdfast.training.fingerprint import theta_0_provenance
 from holdfast.training.fitting import Fitting, in_several_processes, loss_is_scaled
 from holdfast.training.fused_setup import BATCH
 from holdfast.training.hooks import Defense, Items, make_defense
+from holdfast.training.monitored import MonitoredTrainer
 from holdfast.training.monitoring import SafetyMonitor, StepRecorder
 from holdfast.training.run import Run
 from holdfast.training.safety import SafetySet
@@ -44,20 +38,17 @@ from holdfast.training.support import (
     keep_adapters_in_float32,
     require_device,
     require_supported_arguments,
+    require_supported_defense,
     require_supported_engine,
     require_supported_model,
 )
 from holdfast.training.task_prompts import require_task_tokenizer, trained_texts
 
-logger = logging.getLogger(__name__)
 
-
-class SafeSFTTrainer(CheckpointMixin, SFTTrainer):
+class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
     """Drop-in for `trl.SFTTrainer`: pass `safety_dataset`, `constraint` and, if not holdfast, `defense`."""
 
     _tag_names: ClassVar[list[str]] = ["trl", "sft", "holdfast"]
-    recorder: StepRecorder
-    behaviour_monitor: BehaviourMonitor | None = None
     batch_keys: frozenset[str] = BATCH
     """What the batch in progress holds, as collated."""
 
@@ -81,8 +72,8 @@ class SafeSFTTrainer(CheckpointMixin, SFTTrainer):
                 answers are held; or a `Screening`, to do that with other settings; or prompt/completion, messages or
                 text rows, examples, a `Split`, a mapping with the keys constraint, monitor and certify, or a mapping
                 of names to any of these (several constraints).
-            constraint: one for all safety sets, or one per name; None is `ChanceConstraint()`, with a
-                `peft_config` in the defense's unit (kl_token for nearly all).
+            constraint: one for all safety sets, or one per name; None: the defaults, with a `peft_config` in the
+                defense's unit (kl_token for nearly all), without one in nll_token.
             defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.
             harmful_dataset: harmful pairs, in the formats of `safety_dataset`, for defenses that train against them.
             unaligned: the weights before alignment, for defenses that need them: a model (its reference or the object),
@@ -132,7 +123,7 @@ class SafeSFTTrainer(CheckpointMixin, SFTTrainer):
         self.add_callback(self.recorder)
         self.run = Run(self, data, Fitting(self))
         self.safety_monitor = SafetyMonitor(self.run)
-        self._require_supported_defense()
+        require_supported_defense(self)
         require_same_inputs(self)
         self.defense.validate(self.run)
         self.run.data.identify_unaligned()
@@ -147,23 +138,11 @@ class SafeSFTTrainer(CheckpointMixin, SFTTrainer):
         """Safety sets by name."""
         return self.run.data.safety
 
-    def _require_supported_defense(self) -> None:
-        """Refuse a head that harmful pairs could not be scored by, and sharding that the defense does not know."""
-        if self.run.data.harmful:  # an alignment run has no safety set with which this is looked at
-            forward = self.run.forward
-            with deterministic(self.model), forward.precision():
-                require_understood_head(self.model, forward.batch(self.run.data.harmful[:1]))
-        if self.is_fsdp_enabled and not self.defense.fsdp:
-            raise UnsupportedError(
-                f"defense {self.defense.name!r} under FSDP2: its algebra on sharded weights is not implemented",
-                remedy="use DDP (accelerate launch --multi_gpu), or a defense that supports it: holdfast, sft",
-            )
-
     def measure_reference(self) -> None:
         """Measure every safety set at theta_0, once, before any checkpoint can be loaded."""
         if not self._measured:
             self._measured = True
-            safety_sets.measure_all(self, _announce)
+            safety_sets.measure_all(self)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -256,88 +235,10 @@ class SafeSFTTrainer(CheckpointMixin, SFTTrainer):
             self._flops_per_token = int(super().floating_point_ops(inputs)) // numbers
         return self._flops_per_token * numbers
 
-    # -- evaluation and behaviour ------------------------------------------------------------------------------------
-
-    @property
-    def step_listeners(self) -> list[Callable[[dict[str, Any]], None]]:
-        """Called with each row of the event log."""
-        return self.recorder.listeners
-
-    def degradations(self, name: str = safety_sets.DEFAULT, role: str = "monitor") -> Tensor:
-        """`D_i` of every example of the constraint or monitor split, at the current parameters."""
-        return self.safety_monitor.degradations(name, role)
-
-    def safety_metrics(self, prefix: str = "eval") -> dict[str, float]:
-        """The monitor split's figures, and the kept shares where they are known, or asked for by name."""
-        figures, monitor = self.safety_monitor.metrics(prefix), self.behaviour_monitor
-        if monitor is None:
-            return figures
-        if monitor.step in monitor.known or (self.is_in_train and is_behaviour_metric(self.args.metric_for_best_model)):
-            return {**figures, **metrics(monitor.measure(log=False), prefix)}
-        return figures if self.is_in_train else {**figures, **metrics(monitor.ask(), prefix)}
-
-    def watch_behaviour(
-        self,
-        prompts: MonitorPrompts,
-        limits: Limits | None = None,
-        *,
-        every: Every = "end",
-        template: Template = "chat",
-    ) -> BehaviourMonitor:
-        """Watch the model's replies from now on; to be called before `train`. See `BehaviourMonitor`."""
-        if self.behaviour_monitor is not None:
-            self.remove_callback(self.behaviour_monitor)
-        self.behaviour_monitor = BehaviourMonitor(self, prompts, limits, every=every, template=template)
-        self.add_callback(self.behaviour_monitor)
-        return self.behaviour_monitor
-
-    def behaviour_result(self) -> dict[str, Any]:
-        """What result.json says about behaviour: nothing where it was not watched."""
-        return {} if self.behaviour_monitor is None else self.behaviour_monitor.result()
-
     def protected_checkpoints(self) -> set[Path]:
         """Checkpoints that rotation must leave: the best, and the one that a rollback would return to."""
         watched = self.behaviour_monitor if self.args.rollback else None
         return super().protected_checkpoints() | (set() if watched is None else watched.protected())
-
-    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """As the Trainer's; what `trainer_state.json` keeps has null for a non-finite number, as JSON demands."""
-        super().log(logs, *args, **kwargs)
-        kept = self.state.log_history[-1]
-        kept.update({k: None for k, v in kept.items() if isinstance(v, float) and not math.isfinite(v)})
-
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """The task's evaluation, with the monitor split's figures in its metrics (early stopping reads them there)."""
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        # With several evaluation sets the prefix is eval_<set>; the monitor split does not depend on the set.
-        output.metrics.update(self.safety_metrics(metric_key_prefix.split("_", maxsplit=1)[0]))
-        return output
-
-    def evaluate(
-        self, eval_dataset: Any = None, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
-    ) -> dict[str, float]:
-        """As the Trainer's, leaving the random state alone; without a task evaluation set, the monitor split alone."""
-        if eval_dataset is not None or not self._safety_only_evaluation:
-            devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-            # A data loader draws its seed from the global state, which would change the dropout masks that follow.
-            with torch.random.fork_rng(devices=devices):
-                found: dict[str, float] = super().evaluate(
-                    eval_dataset, *args, metric_key_prefix=metric_key_prefix, **kwargs
-                )
-            return found
-        self.model.eval()  # TRL's log() tells evaluation from training by this flag; training_step sets it again
-        figures = self.safety_metrics(metric_key_prefix)
-        self.log(dict(figures))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
-        return figures
-
-
-def _announce(text: str) -> None:
-    """Say what the constraint is and how noisy it is: to the log where one listens, otherwise to stderr."""
-    if logger.isEnabledFor(logging.INFO):
-        logger.info(text)
-    elif rank() == 0:
-        print(f"holdfast: {text}", file=sys.stderr)
 
 
 def _raw(optimizer: Any) -> torch.optim.Optimizer:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from holdfast.constraint.barrier import Event
+from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import Vector
 from holdfast.constraint.memory import NONFINITE_LIMIT, NONFINITE_WINDOW
 from holdfast.core.errors import ConfigError, NumericalError

@@ -30,7 +30,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from holdfast.constraint.barrier import Event
+from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import Vector
 from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import gather_rows

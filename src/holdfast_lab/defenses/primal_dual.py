@@ -43,7 +43,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.constraint.barrier import Event
+from holdfast.constraint.event import Event
 from holdfast.core.ranks import gather_rows
 from holdfast.training.hooks import DEFENSES, Inputs, Items, Row, TrainingRun, two_pass_only
 from holdfast.training.safety import SafetySet

@@ -18,7 +18,7 @@ from holdfast.records.certificate import CertificateRecord
 gc.freeze()
 
 WEAK, STRONG = 0.01, 0.5  # sizes of an adapter's change: hardly any degradation, and one for most prompts
-CONSTRAINT = ChanceConstraint(tau=0.05, alpha=0.2)
+CONSTRAINT = ChanceConstraint(tau=0.05, alpha=0.2, unit="nll_token")
 
 
 class Scene(NamedTuple):

@@ -27,7 +27,7 @@ from holdfast.judging.judge import FunctionJudge
 from holdfast.records.audit import Audit
 from holdfast.records.audit_figures import LEVELS
 
-LIMIT = ChanceConstraint(tau=0.05, alpha=0.3, first_k=2)
+LIMIT = ChanceConstraint(tau=0.05, alpha=0.3, first_k=2, unit="nll_token")
 N = 20
 
 
@@ -205,7 +205,7 @@ def test_a_finished_audit_is_returned_and_never_overwritten(base, adapter, data,
     monkeypatch.setattr(windowing.Measurer, "launch", lambda *_: pytest.fail("measured again"))
     assert run(base, adapter, data, output=out) == first
     with pytest.raises(ConfigError, match="holds the audit of other") as refused:
-        run(base, adapter, data, output=out, constraint=ChanceConstraint(tau=0.2))
+        run(base, adapter, data, output=out, constraint=ChanceConstraint(tau=0.2, unit="nll_token"))
     assert refused.value.exit_code == 2
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
 

@@ -50,7 +50,7 @@ def write(path: Path, rows: list[dict[str, str]], *, completions: bool = False) 
 
 
 def certify(models, after: str, prompts: Path, output: Path, **options):
-    limit = ChanceConstraint(alpha=options.pop("alpha", ALPHA))
+    limit = ChanceConstraint(alpha=options.pop("alpha", ALPHA), unit="nll_token")
     given = {"by": "behaviour", "max_new_tokens": 16} | options
     return open_certify(models["before"], models[after], str(prompts), limit, output=output, **given)
 

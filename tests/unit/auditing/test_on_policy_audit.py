@@ -42,7 +42,9 @@ def audited(base, adapter, tmp_path):
     def call(judge=JUDGE, *, n: int = 12, folder: str = "out", **options):
         data = write_rows(tmp_path / "safety.jsonl", n)
         given = {"max_new_tokens": TOKENS, "harm_tau": 0.25, "output": tmp_path / folder, "device": "cpu"} | options
-        return audit(base, adapter, str(data), ChanceConstraint(tau=1.0, alpha=0.2), judge=judge, **given)
+        return audit(
+            base, adapter, str(data), ChanceConstraint(tau=1.0, alpha=0.2, unit="nll_token"), judge=judge, **given
+        )
 
     return call
 

@@ -26,7 +26,7 @@ from holdfast.data.examples import as_chat, make_example
 from holdfast.models.content import content_of
 
 # At this tau the adapter passes at some strengths and fails at full strength.
-LIMIT = ChanceConstraint(tau=0.05, alpha=0.2)
+LIMIT = ChanceConstraint(tau=0.05, alpha=0.2, unit="nll_token")
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_a_search_is_one_opening_and_no_plain_certificate_may_follow(searched, t
 
 def test_when_no_strength_passes_no_adapter_is_written(searched, tmp_path):
     made = _fresh(searched[0], tmp_path)
-    record = made.certify(kind="strength", constraint=ChanceConstraint(tau=1e-4, alpha=0.2))
+    record = made.certify(kind="strength", constraint=ChanceConstraint(tau=1e-4, alpha=0.2, unit="nll_token"))
     assert not record.certified
     assert (record.strength["chosen"], record.strength["adapter"], len(record.strength["tested"])) == (None, None, 1)
     assert record.places["after"] == str(made.adapter)

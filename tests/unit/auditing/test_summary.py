@@ -30,13 +30,13 @@ def test_quantiles_and_cvar_equal_torch_and_the_constraint(values, alpha):
     tensor = torch.tensor(values)
     for level in LEVELS.values():
         assert quantile(np.sort(values), level) == pytest.approx(float(torch.quantile(tensor, level)), abs=1e-12)
-    assert cvar(values, alpha) == pytest.approx(ChanceConstraint(alpha=alpha).cvar(tensor), abs=1e-12)
+    assert cvar(values, alpha) == pytest.approx(ChanceConstraint(alpha=alpha, unit="nll_token").cvar(tensor), abs=1e-12)
 
 
 @given(VALUES, st.floats(0, 2))
 def test_the_violation_rate_equals_the_constraints(values, tau):
     found = role_figures(values, tau, 0.05)
-    assert found["violation_rate"] == ChanceConstraint(tau=tau).violation_rate(torch.tensor(values))
+    assert found["violation_rate"] == ChanceConstraint(tau=tau, unit="nll_token").violation_rate(torch.tensor(values))
     assert found["violations"] == (values > tau).sum()
     assert found["violation_upper"] > found["violation_rate"] or found["violation_rate"] == 1.0
 
@@ -77,7 +77,8 @@ def run_audit(folder, *, kl=None) -> Audit:
         ids = [example.id for example in examples(n, seed=seed)]
         roles[role] = MeasuredRole(ids, [None] * n, [False] * n, losses(n, seed), losses(n, seed + 1), kl)
     return write_run_audit(
-        folder, roles, ChanceConstraint(tau=0.1), before={"ref": "b", "sha256": "1"}, after={"ref": "a", "sha256": "2"},
+        folder, roles, ChanceConstraint(tau=0.1, unit="nll_token"), before={"ref": "b", "sha256": "1"},
+        after={"ref": "a", "sha256": "2"},
         data={"source": "s", "sha256": "3"}, tokenizer_sha256="4", template_sha256="5", dtype="float32", device="cpu",
         noise_floor=1e-6, duplicates_dropped=0, seconds=1.0,
     )  # fmt: skip

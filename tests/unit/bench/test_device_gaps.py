@@ -98,7 +98,7 @@ def test_the_sections_of_an_audit_are_watched_and_none_is_inside_another(tmp_pat
     with open_pair(base, write_adapter(tmp_path / "adapter", base), device="cpu") as pair:
 
         def run():
-            audit_roles(pair, {"audit": stream}, ChanceConstraint(), AuditOptions(batch_tokens=600))
+            audit_roles(pair, {"audit": stream}, ChanceConstraint(unit="nll_token"), AuditOptions(batch_tokens=600))
 
         found = benchmark.sections(run, pair, 0.0)
         with benchmark.watched(pair) as watches:

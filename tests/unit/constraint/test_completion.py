@@ -132,7 +132,7 @@ def test_padding_order_and_neighbours_do_not_move_degradations(unit):
 
 def test_dropout_does_not_reach_degradations():
     model = adapted(dropout=0.5, trained=0.3).train()
-    c = ChanceConstraint()
+    c = ChanceConstraint(unit="nll_token")
     reference = in_unit(forward(model).losses(ROWS, 8), c)
     assert float(forward(model).degradations(ROWS, reference, c).abs().max()) == 0.0
     assert model.training
@@ -208,7 +208,7 @@ def test_chunks_change_neither_value_nor_gradient(monkeypatch, unit, trained_hea
 
 
 def test_gradient_of_the_degradation_is_the_literal_one():
-    model, c = adapted(trained=0.2).eval(), ChanceConstraint()
+    model, c = adapted(trained=0.2).eval(), ChanceConstraint(unit="nll_token")
     params = [p for p in model.parameters() if p.requires_grad]
     d = degradation(model, collate(ROWS, PAD), torch.zeros(len(ROWS), dtype=torch.float64), c)
     ours = torch.autograd.grad(d.mean(), params)
@@ -221,7 +221,7 @@ def test_gradient_of_the_degradation_is_the_literal_one():
 
 
 def test_measuring_no_examples_gives_no_degradations():
-    assert forward(tiny.model()).degradations([], torch.empty(0), ChanceConstraint()).shape == (0,)
+    assert forward(tiny.model()).degradations([], torch.empty(0), ChanceConstraint(unit="nll_token")).shape == (0,)
 
 
 def test_mean_degradation_of_samples_is_the_sequence_kl():

@@ -35,7 +35,7 @@ def examples(n: int) -> list[Encoded]:
 def test_quantile_of_the_absolute_value():
     values = {str(i): (-1) ** i * i / 1000 for i in range(101)}
     fake = FakeForward(values)
-    found = noise_floor(fake, examples(101), torch.zeros(101), ChanceConstraint(), seed=7)
+    found = noise_floor(fake, examples(101), torch.zeros(101), ChanceConstraint(unit="nll_token"), seed=7)
     assert found == pytest.approx(0.099)  # sorted |D| = 0, 0.001, ..., 0.100
     assert fake.shuffle == 7
 
@@ -45,7 +45,7 @@ def test_at_most_256_examples_drawn_by_the_seed():
     asked = []
     for seed in (1, 1, 2):
         fake = FakeForward(values)
-        noise_floor(fake, examples(1000), torch.zeros(1000), ChanceConstraint(), seed=seed)
+        noise_floor(fake, examples(1000), torch.zeros(1000), ChanceConstraint(unit="nll_token"), seed=seed)
         asked.append(fake.asked)
     assert len(asked[0]) == SAMPLE == 256
     assert asked[0] == asked[1] != asked[2]
@@ -54,7 +54,7 @@ def test_at_most_256_examples_drawn_by_the_seed():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_real_model_stays_far_below_any_sensible_tau(dtype):
     forward = Forward(tiny.model(dtype=dtype), pad_token_id=0, batch_size=4, device=torch.device("cpu"))
-    rows, c = examples(30), ChanceConstraint()
+    rows, c = examples(30), ChanceConstraint(unit="nll_token")
     reference = in_unit(forward.losses(rows, 8), c)
     assert noise_floor(forward, rows, reference, c, seed=1) < (1e-5 if dtype == torch.float32 else 0.02)
     moved = reference + 0.5

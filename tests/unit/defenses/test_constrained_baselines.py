@@ -21,8 +21,8 @@ from holdfast.training.side_pass import may_share_backward
 SEVERAL = {"mild": tiny.dataset(8, seed=2), "strict": tiny.dataset(8, seed=3, start="w2")}
 # c of the unchanged model is 0.05 in both: below the one alpha, above the other.
 CONSTRAINTS = {
-    "mild": hf.ChanceConstraint(tau=0.5, beta=1.9, alpha=0.5),
-    "strict": hf.ChanceConstraint(tau=0.5, beta=1.9, alpha=0.02, allow_infeasible_start=True),
+    "mild": hf.ChanceConstraint(tau=0.5, beta=1.9, alpha=0.5, unit="nll_token"),
+    "strict": hf.ChanceConstraint(tau=0.5, beta=1.9, alpha=0.02, allow_infeasible_start=True, unit="nll_token"),
 }
 FRACTIONS = {"safety_fractions": (1.0, 0.0, 0.0)}
 
@@ -138,7 +138,7 @@ def test_a_degradation_that_is_no_number_leaves_the_task_step_alone(tmp_path):
 
 
 def test_reaching_the_cap_is_said_once(tmp_path, caplog):
-    constraint = hf.ChanceConstraint(tau=0.5, beta=1.9, alpha=0.02, allow_infeasible_start=True)
+    constraint = hf.ChanceConstraint(tau=0.5, beta=1.9, alpha=0.02, allow_infeasible_start=True, unit="nll_token")
     defense = {"name": "primal_dual", "cap": 1.05, "dual_rate": 100.0}
     with caplog.at_level(logging.WARNING, logger="holdfast"):
         trainer, rows = trained(tmp_path, defense, constraint)

@@ -82,7 +82,7 @@ def tokens(rows: torch.Tensor) -> set[tuple[int, ...]]:
 def twelve_steps(tmp_path_factory):
     """Phases of 2 and 3 steps, 2 rows a step, 12 safe pairs in two sets."""
     sets = {"one": tiny.dataset(10, seed=2), "two": tiny.dataset(10, seed=9, start="w2")}
-    given = {"safety_dataset": sets, "constraint": hf.ChanceConstraint(tau=1e6)}
+    given = {"safety_dataset": sets, "constraint": hf.ChanceConstraint(tau=1e6, unit="nll_token")}
     return trained(tmp_path_factory.mktemp("lisa"), given=given, max_steps=12, learning_rate=0.05)
 
 

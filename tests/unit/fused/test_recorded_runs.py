@@ -26,7 +26,8 @@ def several():
 
 
 def mixed():
-    return {"model": hybrid.model(), "peft_config": hybrid.lora(), "constraint": hf.ChanceConstraint(**SOME)}
+    limit = hf.ChanceConstraint(**SOME, unit="nll_token")
+    return {"model": hybrid.model(), "peft_config": hybrid.lora(), "constraint": limit}
 
 
 def align():

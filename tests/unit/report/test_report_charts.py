@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.constraint.barrier import Event
+from holdfast.constraint.event import Event
 from holdfast.report.distribution import (
     MAX_POINTS,
     Range,

@@ -48,7 +48,7 @@ def test_they_train_and_steer(tmp_path):
     """The same rows under a slack and a tight limit: both train, and the tight one changes what is learnt."""
     given = {"safety_dataset": Dataset.from_list(pairs(20)), "train_dataset": Dataset.from_list(pairs(12, seed=9))}
     learnt = []
-    for name, limit in (("slack", hf.ChanceConstraint(tau=1e6, beta=10.0)), ("tight", TIGHT)):
+    for name, limit in (("slack", hf.ChanceConstraint(tau=1e6, beta=10.0, unit="nll_token")), ("tight", TIGHT)):
         trainer = build(tmp_path / name, given={**given, "constraint": limit}, max_length=64)
         trainer.train()
         learnt.append(weights(trainer))
@@ -62,7 +62,7 @@ def test_they_are_measured_after_the_whole_conversation(tmp_path):
     rows = pairs(8)
     path = tmp_path / "safety.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    found = audit(base, adapter, path, hf.ChanceConstraint(tau=0.05, alpha=0.3), device="cpu")
+    found = audit(base, adapter, path, hf.ChanceConstraint(tau=0.05, alpha=0.3, unit="nll_token"), device="cpu")
     encoded = [encode(example(row), tiny.tokenizer(), max_length=None) for row in rows]
     for unit in ("nll_token", "kl_token"):
         wanted = [literal(plain(base), plain(adapter, base), one, 8)[unit] for one in encoded]
@@ -102,7 +102,8 @@ def test_a_certificate_counts_them(tmp_path):
     counts = {}
     for after in ("kept", "gone"):
         record = open_certify(
-            models["before"], models[after], str(path), hf.ChanceConstraint(alpha=0.05), output=tmp_path / f"o{after}",
+            models["before"], models[after], str(path), hf.ChanceConstraint(alpha=0.05, unit="nll_token"),
+            output=tmp_path / f"o{after}",
             by="behaviour", max_new_tokens=16, ledger=tmp_path / f"{after}.json",
         )  # fmt: skip
         counts[after] = (record.groups["n"], record.groups["regressions"])

@@ -15,8 +15,8 @@ COMMON = {
     "lr_scheduler_type": "constant", "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no",
     "max_length": 32, "disable_tqdm": True, "gradient_checkpointing": False,
 }  # fmt: skip
-SLACK = hf.ChanceConstraint(tau=1e6, beta=10.0)
-TIGHT = hf.ChanceConstraint(tau=0.01, beta=100.0)
+SLACK = hf.ChanceConstraint(tau=1e6, beta=10.0, unit="nll_token")
+TIGHT = hf.ChanceConstraint(tau=0.01, beta=100.0, unit="nll_token")
 
 
 def task(n: int = 12):

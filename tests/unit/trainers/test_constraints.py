@@ -22,7 +22,7 @@ def sets():
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    limits = {"refusal": TIGHT, "over_refusal": hf.ChanceConstraint(tau=0.02, alpha=0.1, beta=50.0)}
+    limits = {"refusal": TIGHT, "over_refusal": hf.ChanceConstraint(tau=0.02, alpha=0.1, beta=50.0, unit="nll_token")}
     folder = tmp_path_factory.mktemp("two")
     trainer = build(folder, given={"safety_dataset": sets(), "constraint": limits}, max_steps=6)
     trainer.train()
@@ -77,13 +77,13 @@ INFEASIBLE = {"tau": 0.1, "beta": 1.0}
 
 def test_an_infeasible_start_is_refused(tmp_path):
     with pytest.raises(InfeasibleError, match="infeasible start") as caught:
-        build(tmp_path, given={"constraint": hf.ChanceConstraint(**INFEASIBLE)})
+        build(tmp_path, given={"constraint": hf.ChanceConstraint(**INFEASIBLE, unit="nll_token")})
     assert caught.value.exit_code == 4
     assert "beta >= 9.5" in caught.value.remedy
 
 
 def test_an_infeasible_start_can_be_allowed_and_is_recorded(tmp_path):
-    c = hf.ChanceConstraint(**INFEASIBLE, allow_infeasible_start=True)
+    c = hf.ChanceConstraint(**INFEASIBLE, unit="nll_token", allow_infeasible_start=True)
     trainer = build(tmp_path, given={"constraint": c})
     trainer.train()
     events = [row["event"] for row in read(trainer.run_dir / "events.jsonl")]

@@ -67,6 +67,9 @@ def test_the_step_is_discarded(tmp_path, monkeypatch, where, space):
 
     rows = strict_rows(trainer.run_dir / "events.jsonl")
     assert [row["event"] == "nonfinite" for row in rows] == [False, False, True, False, False, False]
+    assert [row.get("nonfinite") for row in rows if row.get("nonfinite")] == [
+        "task gradient" if where == "task" else "value of constraint 1"
+    ]
     assert (rows[2]["loss"] is None) == (where == "task")
     assert (rows[2]["g"] is None) == (where == "safety")
     assert same(shots.weights[1], shots.weights[2])

@@ -160,12 +160,12 @@ def test_the_noise_floor_is_printed_with_its_unit(tmp_path, caplog):
 def test_tau_inside_the_noise_is_refused_unless_allowed(tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.training.safety.noise_floor", lambda *_: 0.021)
     with pytest.raises(InfeasibleError, match="inside the numerical noise") as caught:
-        build(tmp_path, given={"constraint": hf.ChanceConstraint(tau=0.1)})
+        build(tmp_path, given={"constraint": hf.ChanceConstraint(tau=0.1, unit="nll_token")})
     assert caught.value.exit_code == 4
     assert "tau >= 0.105" in caught.value.remedy
-    build(tmp_path, given={"constraint": hf.ChanceConstraint(tau=0.1, allow_tau_below_noise=True)})
+    build(tmp_path, given={"constraint": hf.ChanceConstraint(tau=0.1, allow_tau_below_noise=True, unit="nll_token")})
     monkeypatch.setattr("holdfast.training.safety.noise_floor", lambda *_: 0.019)
-    build(tmp_path, given={"constraint": hf.ChanceConstraint(tau=0.1)})
+    build(tmp_path, given={"constraint": hf.ChanceConstraint(tau=0.1, unit="nll_token")})
 
 
 def test_kl_that_does_not_start_at_zero_is_refused(tmp_path):

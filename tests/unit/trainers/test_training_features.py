@@ -15,7 +15,7 @@ from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.event_log import read
 from holdfast.scoring.completion import Head
 
-NOISY = hf.ChanceConstraint(tau=0.01, beta=100.0, allow_tau_below_noise=True)
+NOISY = hf.ChanceConstraint(tau=0.01, beta=100.0, allow_tau_below_noise=True, unit="nll_token")
 
 
 class Lion(torch.optim.Optimizer):
@@ -158,7 +158,7 @@ def test_gradient_space_and_batch_estimates(tmp_path):
 def test_the_filter_protects(tmp_path):
     """Same task, same steps: with the filter fewer safety examples get worse than without."""
     options = {"max_steps": 40, "learning_rate": 1e-2, "safety_batch_size": 12}
-    limit = hf.ChanceConstraint(tau=0.1, alpha=0.25, beta=10.0)
+    limit = hf.ChanceConstraint(tau=0.1, alpha=0.25, beta=10.0, unit="nll_token")
     with_filter = build(tmp_path / "a", given={"constraint": limit}, **options)
     without = build(tmp_path / "b", given={"constraint": limit, "defense": "sft"}, **options)
     with_filter.train()

@@ -1,0 +1,54 @@
+"""What the filter did in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Event(StrEnum):
+    """What the filter did in one step."""
+
+    INACTIVE = "inactive"
+    """The nominal step already satisfies the barrier; nothing was changed."""
+    ACTIVE = "active"
+    """The step was corrected, and the barrier holds with equality."""
+    CAPPED = "capped"
+    """The correction was scaled down to the trust region; the barrier holds in part."""
+    INFEASIBLE = "infeasible"
+    """The barrier asks for a decrease of g, but grad g is zero: no step can give it."""
+    INFEASIBLE_START = "infeasible_start"
+    """The constraint does not hold for the unchanged model; allowed by the user."""
+    RESTORATION = "restoration"
+    """The task step was dropped; only the constraint is being worked on."""
+    NONFINITE = "nonfinite"
+    """A loss or gradient was not finite; the step was discarded."""
+
+
+@dataclass(frozen=True)
+class FilterEvent:
+    """What one step of the filter did.
+
+    Attributes:
+        name: the case, see `Event`.
+        values: `g_k + rho_k` as given.
+        multipliers: lambda_k (gradient space) or mu_k (update space) as applied.
+        residual: `max_k h_k . s + gamma v_k` of the corrected step (gradient space: of the direction, with kappa);
+            at most zero, up to rounding, unless capped.
+        correction_ratio: norm(correction) / norm(nominal); None when the nominal step is zero.
+        cosine: cosine between the first constraint's gradient and the nominal step; None when either is zero.
+        nonfinite: what was not finite, where the step was discarded for it.
+    """
+
+    name: Event
+    values: tuple[float, ...]
+    multipliers: tuple[float, ...]
+    residual: float | None = None
+    correction_ratio: float | None = None
+    cosine: float | None = None
+    nonfinite: str = ""
+
+    @property
+    def corrected(self) -> bool:
+        """Whether the nominal step was changed."""
+        return self.name not in (Event.INACTIVE, Event.NONFINITE)

@@ -1,0 +1,103 @@
+"""Whether a constraint can be met, and what it leaves open: the start, numerical noise, free movement, likelihood."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from holdfast.constraint.chance import TAIL_SHARE, ChanceConstraint
+from holdfast.constraint.majorizers import MAJORIZERS
+from holdfast.core.errors import InfeasibleError
+
+logger = logging.getLogger(__name__)
+
+FREE_KL = 0.02  # nats per token; at 0.05 a 135M model had lost its refusals (docs/results.md)
+NOISE_MARGIN = 5.0  # tau must be at least this many times the measured noise floor
+
+
+def smallest_beta(c: ChanceConstraint) -> float:
+    """The smallest beta with a feasible start at this tau, alpha and buffer; inf at tau = 0."""
+    return MAJORIZERS[c.majorizer].smallest_beta(c.tau, c.alpha - c.buffer)
+
+
+def unreachable(c: ChanceConstraint) -> bool:
+    """Whether no model meets it: a KL is never below 0, where phi is least and the unchanged model stands."""
+    return c.unit == "kl_token" and not c.feasible_start
+
+
+def require_feasible_start(c: ChanceConstraint) -> None:
+    """Raises `InfeasibleError` when the start is infeasible, unless `allow_infeasible_start`."""
+    if c.allow_infeasible_start and unreachable(c):
+        logger.warning(
+            "constraint: no model meets g + buffer <= 0: kl_token is never below 0, where phi = %.6g > alpha - "
+            "buffer = %.6g already; a filter restores until it gives up (raise tau, or beta where tau > 0)",
+            c.start_value() + c.alpha, c.alpha - c.buffer,
+        )  # fmt: skip
+    if c.feasible_start or c.allow_infeasible_start:
+        return
+    beta = smallest_beta(c)
+    found = f"smallest feasible beta {_rounded_up(beta)}" if beta < math.inf else "no beta is feasible"
+    change = f"beta >= {_rounded_up(beta)} or a larger tau" if beta < math.inf else "tau > 0"
+    allow = "" if unreachable(c) else ", or allow_infeasible_start: true to train towards feasibility"
+    raise InfeasibleError(
+        f"constraint: infeasible start: {c.majorizer} has phi(-tau) = {c.start_value() + c.alpha:.6g}, expected "
+        f"<= alpha - buffer = {c.alpha - c.buffer:.6g} (tau={c.tau:g}, beta={c.beta:g}; {found})",
+        remedy=f"set {change}{allow}",
+    )
+
+
+def require_tau_above_noise(c: ChanceConstraint, noise_floor: float) -> None:
+    """Raises `InfeasibleError` when tau < 5 * noise_floor, unless `allow_tau_below_noise`."""
+    if c.tau >= NOISE_MARGIN * noise_floor or c.allow_tau_below_noise:
+        return
+    raise InfeasibleError(
+        f"constraint: tau = {c.tau:g} is inside the numerical noise: the unchanged model moves by "
+        f"{noise_floor:.3g} ({c.unit}), expected tau >= {NOISE_MARGIN:g} times that",
+        remedy=f"set tau >= {_rounded_up(NOISE_MARGIN * noise_floor)}, compute in float32 (dtype: float32, --dtype "
+        "float32), or set constraint.allow_tau_below_noise: true (--allow-tau-below-noise)",
+    )
+
+
+def free_degradation(c: ChanceConstraint) -> float:
+    """The degradation that may cost nothing, in nats: phi is 0 up to t = tau - 1/beta where it has a flat part.
+
+    cvar's t follows the degradations, so the largest that it may become counts.
+    """
+    if c.majorizer == "cvar":
+        return TAIL_SHARE * c.tau
+    return max(0.0, c.threshold()) if c.majorizer in ("ramp", "squared_hinge") else 0.0
+
+
+def warn_of_free_degradation(c: ChanceConstraint, name: str) -> None:
+    """Says so where every example may move further than is known to be harmless.
+
+    A KL is never negative: with beta = 1/tau nothing of it is free, and the ramp bounds its mean by alpha tau.
+    """
+    free = free_degradation(c)
+    if c.unit != "kl_token" or free <= FREE_KL:
+        return
+    ramp = f"{'majorizer: ramp and ' if c.majorizer == 'cvar' else ''}beta: {1 / c.tau:.4g}"
+    logger.warning(
+        "%s: kl_token may cost nothing up to %.3g nats per token (%s), so every example may move that far; 0.05 "
+        "was enough for a small model to lose its refusals (docs/results.md). To count every movement set %s",
+        name, free, "cvar's largest t" if c.majorizer == "cvar" else "tau - 1/beta", ramp,
+    )  # fmt: skip
+
+
+def likelihood_note(c: ChanceConstraint) -> str | None:
+    """What a limit on the likelihood of whole replies leaves open; None in other units."""
+    if c.unit not in ("nll_token", "nll_sum"):
+        return None
+    return (
+        f"{c.unit} holds the likelihood of whole replies: one can stay as likely and no longer be said, as the "
+        "refusals of a small model were (docs/protocol.md). kl_token also counts what the model would rather say"
+    )
+
+
+def _rounded_up(x: float) -> str:
+    """Formats x with four significant digits, never below x, so that a printed bound satisfies itself."""
+    if not (0 < x < math.inf):
+        return f"{x:g}"
+    step = 10.0 ** (math.floor(math.log10(x)) - 3)
+    # The allowance is rounding only: without it 9.5 would print as 9.501.
+    return f"{math.ceil(x / step - 1e-11) * step:.4g}"

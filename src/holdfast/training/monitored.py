@@ -1,0 +1,101 @@
+"""SFTTrainer whose evaluations also say how the safety sets and the model's behaviour are doing.
+
+Metrics of an evaluation must be in the dictionary that early stopping reads, which a callback comes too late for: so
+evaluation is overridden here, and what is measured is composed (`monitoring`, `behaviour`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import SFTTrainer
+
+from holdfast.certification.kept import Limits
+from holdfast.data.templates import Template
+from holdfast.screening.sets import MonitorPrompts
+from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
+from holdfast.training.config import is_behaviour_metric
+from holdfast.training.monitoring import SafetyMonitor, StepRecorder
+from holdfast.training.safety import DEFAULT
+
+
+class MonitoredTrainer(SFTTrainer):
+    """Evaluation with the monitor split's figures, and on request the model's replies."""
+
+    recorder: StepRecorder
+    safety_monitor: SafetyMonitor
+    behaviour_monitor: BehaviourMonitor | None = None
+    control: Any
+    _safety_only_evaluation: bool = False
+
+    @property
+    def step_listeners(self) -> list[Callable[[dict[str, Any]], None]]:
+        """Called with each row of the event log."""
+        return self.recorder.listeners
+
+    def degradations(self, name: str = DEFAULT, role: str = "monitor") -> Tensor:
+        """`D_i` of every example of the constraint or monitor split, at the current parameters."""
+        return self.safety_monitor.degradations(name, role)
+
+    def safety_metrics(self, prefix: str = "eval") -> dict[str, float]:
+        """The monitor split's figures, and the kept shares where they are known, or asked for by name."""
+        figures, monitor = self.safety_monitor.metrics(prefix), self.behaviour_monitor
+        if monitor is None:
+            return figures
+        if monitor.step in monitor.known or (self.is_in_train and is_behaviour_metric(self.args.metric_for_best_model)):
+            return {**figures, **metrics(monitor.measure(log=False), prefix)}
+        return figures if self.is_in_train else {**figures, **metrics(monitor.ask(), prefix)}
+
+    def watch_behaviour(
+        self,
+        prompts: MonitorPrompts,
+        limits: Limits | None = None,
+        *,
+        every: Every = "end",
+        template: Template = "chat",
+    ) -> BehaviourMonitor:
+        """Watch the model's replies from now on; to be called before `train`. See `BehaviourMonitor`."""
+        if self.behaviour_monitor is not None:
+            self.remove_callback(self.behaviour_monitor)
+        self.behaviour_monitor = BehaviourMonitor(self, prompts, limits, every=every, template=template)
+        self.add_callback(self.behaviour_monitor)
+        return self.behaviour_monitor
+
+    def behaviour_result(self) -> dict[str, Any]:
+        """What result.json says about behaviour: nothing where it was not watched."""
+        return {} if self.behaviour_monitor is None else self.behaviour_monitor.result()
+
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's; what `trainer_state.json` keeps has null for a non-finite number, as JSON demands."""
+        super().log(logs, *args, **kwargs)
+        kept = self.state.log_history[-1]
+        kept.update({k: None for k, v in kept.items() if isinstance(v, float) and not math.isfinite(v)})
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """The task's evaluation, with the monitor split's figures in its metrics (early stopping reads them there)."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        # With several evaluation sets the prefix is eval_<set>; the monitor split does not depend on the set.
+        output.metrics.update(self.safety_metrics(metric_key_prefix.split("_", maxsplit=1)[0]))
+        return output
+
+    def evaluate(
+        self, eval_dataset: Any = None, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> dict[str, float]:
+        """As the Trainer's, leaving the random state alone; without a task evaluation set, the monitor split alone."""
+        if eval_dataset is not None or not self._safety_only_evaluation:
+            devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+            # A data loader draws its seed from the global state, which would change the dropout masks that follow.
+            with torch.random.fork_rng(devices=devices):
+                found: dict[str, float] = super().evaluate(
+                    eval_dataset, *args, metric_key_prefix=metric_key_prefix, **kwargs
+                )
+            return found
+        self.model.eval()  # TRL's log() tells evaluation from training by this flag; training_step sets it again
+        figures = self.safety_metrics(metric_key_prefix)
+        self.log(dict(figures))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
+        return figures
