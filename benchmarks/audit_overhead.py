@@ -46,8 +46,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.seeding import generator
-from holdfast.data.collate import collate
-from holdfast.data.encode import Encoded
+from holdfast.data.encode import Encoded, collate
 from holdfast.data.stream import open_stream
 from holdfast.models.handle import load_model, load_tokenizer
 from holdfast.scoring.completion import deterministic

@@ -27,7 +27,7 @@ from holdfast.core.seeding import generator
 from holdfast.data.examples import Example, make_example
 from holdfast.data.templates import use_template
 from holdfast.judging.engines import open_engine
-from holdfast.judging.generation import decoding, left_padded, reply
+from holdfast.judging.engines.transformers import decoding, left_padded, reply
 from holdfast.judging.prompts import end_tokens, prompt_ids
 from holdfast.judging.reply import Reply
 from holdfast.models.handle import load_pair

@@ -15,7 +15,7 @@ from peft import LoraConfig
 
 import holdfast as hf
 from holdfast.data.examples import Example, make_example
-from holdfast.screening.watch import MonitorPrompts
+from holdfast.screening.sets import MonitorPrompts
 from tests import behaving
 
 WIDE = 3.0  # margin of the refusals that are held

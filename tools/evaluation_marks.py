@@ -29,8 +29,7 @@ from typing import Any
 from holdfast.certification.sketches import Hashes, seen, sketch
 from holdfast.core.hashing import sha256_text
 from holdfast.data.examples import normalise
-from holdfast.data.prompt_marks import shingle_hashes
-from holdfast.data.shingles import MIN_WORDS, words
+from holdfast.data.shingles import MIN_WORDS, shingle_hashes, words
 
 MARKS = Path(__file__).resolve().parent.parent / "tests" / "unit" / "data" / "evaluation_marks.json.gz"
 PLANTED = "Which seven colours of wool does the weaver of the lighthouse need for her autumn carpet?"

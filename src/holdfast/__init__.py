@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.runs.pipeline import RunResult as RunResult
     from holdfast.runs.pipeline import run as run
     from holdfast.screening.screen import Screening as Screening
-    from holdfast.screening.screened import screen as screen
+    from holdfast.screening.screen import screen as screen
     from holdfast.screening.settings import ScreeningSettings as ScreeningSettings
     from holdfast.training.config import SafeSFTConfig as SafeSFTConfig
     from holdfast.training.hooks import Defense as Defense
@@ -55,7 +55,7 @@ _HOMES = {
     "load_config": "holdfast.runs.config",
     "plan": "holdfast.certification.power",
     "run": "holdfast.runs.pipeline",
-    "screen": "holdfast.screening.screened",
+    "screen": "holdfast.screening.screen",
     "verify": "holdfast.auditing.verify",
 }
 _MODULES = {"errors": "holdfast.core.errors", "events": "holdfast.events"}

@@ -13,8 +13,8 @@ from trl import SFTConfig, SFTTrainer
 import holdfast as hf
 from holdfast.core.errors import ConfigError, InfeasibleError
 from holdfast.data.examples import make_example
+from holdfast.screening.sets import MonitorPrompts
 from holdfast.screening.settings import PromptSet, ScreeningSettings
-from holdfast.screening.watch import MonitorPrompts
 from tests import behaving
 
 COMMON = {

@@ -11,7 +11,7 @@ from torch import nn
 
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import ConfigError
-from holdfast.data.collate import collate
+from holdfast.data.encode import collate
 from holdfast_lab.defenses.booster import Booster, harmful_drop
 from tests import tiny
 from tests.unit.trainers.building import build, same, weights

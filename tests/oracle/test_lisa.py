@@ -9,7 +9,7 @@ from peft import get_peft_model
 
 from holdfast.core.event_log import read
 from holdfast.core.seeding import generator
-from holdfast.data.collate import collate
+from holdfast.data.encode import collate
 from holdfast_lab.defenses.lisa import Phases
 from tests import tiny
 from tests.unit.trainers.building import build, same, weights

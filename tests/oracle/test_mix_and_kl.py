@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import get_peft_model
 
-from holdfast.data.collate import collate
+from holdfast.data.encode import collate
 from holdfast.data.streams import StepStream
 from tests import tiny
 from tests.unit.trainers.building import build, same, weights

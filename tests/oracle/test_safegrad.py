@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.event_log import read
-from holdfast.data.collate import collate
+from holdfast.data.encode import collate
 from holdfast.scoring.completion import deterministic
 from holdfast.training.side_pass import token_mean_kl
 from holdfast_lab.defenses.safegrad import SafeGrad, kl_everywhere

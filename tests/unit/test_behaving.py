@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 import holdfast
 from holdfast.data.examples import make_example
-from holdfast.judging.generation import generate
+from holdfast.judging.engines.transformers import generate
 
 LENGTH = 24
 

@@ -27,7 +27,7 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.file_lock import locked
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import versions
-from holdfast.data.prompt_marks import prompt_marks
+from holdfast.data.shingles import prompt_marks
 from holdfast.data.stream import ExampleStream, Template, open_stream
 from holdfast.defaults import constraint_defaults
 from holdfast.judging.judge import open_judge

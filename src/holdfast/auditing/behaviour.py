@@ -11,7 +11,9 @@ from holdfast.auditing.pair import Pair
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.examples import Example, prompt_text
-from holdfast.judging.generation import BATCH_SIZE, Template, generate
+from holdfast.data.templates import Template
+from holdfast.judging.engines import BATCH_SIZE
+from holdfast.judging.engines.transformers import generate
 from holdfast.judging.judge import GuardedJudge, Judgement, JudgeSpec, open_judge
 from holdfast.judging.on_policy import OnPolicy, gives_probabilities, harm_of, require_tau
 from holdfast.records.audit_figures import verdict_counts
@@ -94,7 +96,7 @@ def behaviour_view(
         judge: what `open_judge` takes.
         max_new_tokens: length of the longest reply; what a judge must see to decide.
         tau: the largest acceptable rise of the judge's probability, in [0, 1).
-        template: as for `holdfast.judging.generation.generate`.
+        template: as for `holdfast.judging.engines.transformers.generate`.
         batch_size: prompts decoded together at most.
         progress: called with the side and the number of its finished replies.
 

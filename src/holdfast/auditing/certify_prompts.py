@@ -15,7 +15,7 @@ from holdfast.core.errors import DataError, HoldfastError
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
 from holdfast.data.examples import Example, as_chat, normalise, prompt_text, searchable_texts, uniform
 from holdfast.data.near_duplicates import clusters
-from holdfast.data.prompt_marks import prompt_marks
+from holdfast.data.shingles import prompt_marks
 from holdfast.data.sources import prompt_key, read_examples
 from holdfast.data.sources import read_prompts as prompts_alone
 from holdfast.data.split_record import RECORD_NAME, load_record

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.data.collate import collate
-from holdfast.data.encode import Encoded
+from holdfast.data.encode import Encoded, collate
 from holdfast.scoring.batch import Batch, States, losses_of
 from holdfast.scoring.completion import TOKEN_CHUNK, require_understood_head
 from holdfast.scoring.transfer import to_device

@@ -48,7 +48,7 @@ from holdfast.core.hashing import sha256_lines
 __all__ = ["Closed", "Ledger", "Opening", "Used", "default_ledger", "split_sha256"]
 
 Texts = Mapping[str, str] | None
-"""By id, the prompt's mark (`data/prompt_marks.py`): a hash of its text, and hashes of its shingles."""
+"""By id, the prompt's mark (`data/shingles.py`): a hash of its text, and hashes of its shingles."""
 
 
 @dataclass(frozen=True, slots=True)

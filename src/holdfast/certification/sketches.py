@@ -1,6 +1,6 @@
 """Prompts that were seen before, nearly: compared by hashes of their word 3-shingles, without any text.
 
-A prompt is given by a mark (`data/prompt_marks.py`): a hash of its text and all its shingles' hashes. Of a prompt that
+A prompt is given by a mark (`data/shingles.py`): a hash of its text and all its shingles' hashes. Of a prompt that
 was opened the smallest 32 hashes are kept, its sketch: a sample of its shingles, and all of them up to 34 words. With S
 the sketch, N the hashes of a prompt now, and N' those of N up to the largest of S (N itself, where S is all),
 

@@ -48,8 +48,8 @@ def screen(
     """
     from holdfast.data.templates import known_template
     from holdfast.screening.record import export
-    from holdfast.screening.screened import screen as screen_data
-    from holdfast.screening.screened import task_examples
+    from holdfast.screening.screen import screen as screen_data
+    from holdfast.screening.screen import task_examples
     from holdfast.screening.settings import ScreeningSettings
 
     quiet_libraries()

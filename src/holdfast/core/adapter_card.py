@@ -1,7 +1,5 @@
 """How an adapter that stands on another adapter is loaded: PEFT alone leaves the lower one out without an error."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

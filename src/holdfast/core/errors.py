@@ -10,8 +10,6 @@
 | 7    | `ResourceError`   | memory, disk, a missing optional package   |
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """`events.jsonl`: one JSON object per line, one row per step, and one (`behaviour`) where behaviour was measured."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -9,7 +7,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,10 +26,6 @@ class EventLog:
     a torn last line has no newline, is ignored by `read` and dropped when the log is next opened.
 
     Only an event log is opened: a link is not followed, and a file that no log can have become is left as it is.
-
-    Raises:
-        CheckpointError: on opening: the path is a link or no regular file, or the file is not empty and does not begin
-            with a whole line that is a JSON object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +49,6 @@ class EventLog:
         return descriptor
 
     def _length_of_rows(self, descriptor: int) -> int:
-        """Bytes up to and including the last newline, of a file that is a log."""
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise self._foreign("is no regular file")
         with open(descriptor, "rb", closefd=False) as file:
@@ -74,11 +67,6 @@ class EventLog:
         )
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row.
-
-        Raises:
-            ResourceError: the disk refused it; the file ends with the previous row.
-        """
         line = json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
         size = os.fstat(self._descriptor).st_size
         try:
@@ -96,10 +84,6 @@ class EventLog:
         """Atomically drop the rows whose `step` is greater, so that a resumed run logs no step twice.
 
         Rows without a step are kept; kept lines keep their bytes.
-
-        Raises:
-            CheckpointError: a line is damaged; nothing is changed.
-            ResourceError: the disk refused the new file; the old one stays.
         """
         lines = _whole_lines(self.path).splitlines(keepends=True)
         kept = [line for line, row in zip(lines, read(self.path), strict=True) if row.get("step", step) <= step]
@@ -115,10 +99,9 @@ class EventLog:
         return ResourceError(f"{self.path} cannot be written: {error}", remedy="free disk space, then resume")
 
     def close(self) -> None:
-        """Release the file."""
         os.close(self._descriptor)
 
-    def __enter__(self) -> EventLog:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,15 +109,10 @@ class EventLog:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All rows of an event log; a torn last line is ignored.
-
-    Raises:
-        CheckpointError: a line is not a JSON object, named by its number.
-    """
+    """All rows of an event log; a torn last line is ignored."""
     rows = []
     for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
-        row = _object(line)
-        if row is None:
+        if (row := _object(line)) is None:
             raise CheckpointError(
                 f"{path}:{number}: not a JSON object ({len(line)} bytes)",
                 remedy="delete the damaged line, or restore the file from a backup",

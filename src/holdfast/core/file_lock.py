@@ -1,7 +1,5 @@
 """Locks between processes, by `filelock`: the operating system frees them when a process dies, SIGKILL included."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -9,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
@@ -26,10 +24,6 @@ def locked(path: Path) -> Iterator[None]:
     """One process at a time reads, changes and writes a shared file; others wait for one write, or for one audit.
 
     The lock is a file beside `path`, which is removed at the end.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-        ResourceError: the file system has no locks.
     """
     place = path.with_name(f".{path.name}.lock")
     lock = FileLock(place, mode=0o600, fallback_to_soft=False)
@@ -70,17 +64,8 @@ class RunLock:
     can be locked, because the lock may not reach that host. A folder that the lock made and that is empty at the end
     is removed: only an empty one, so that nothing of another process is ever deleted.
 
-    Args:
-        folder: the run folder; created when absent.
-        log: receives the line about a lock that was taken over.
-
     Attributes:
         made: whether this lock made the folder.
-
-    Raises:
-        CheckpointError: on entry, when another process holds the lock (pid and host are named).
-        ConfigError: on entry, when the folder cannot be written.
-        ResourceError: on entry, when the file system has no locks.
     """
 
     def __init__(self, folder: Path, *, log: Callable[[str], None] | None = None) -> None:
@@ -92,7 +77,7 @@ class RunLock:
             self.path, mode=0o600, thread_local=False, blocking=False, fallback_to_soft=False, on_acquired=self._sign
         )
 
-    def __enter__(self) -> RunLock:
+    def __enter__(self) -> Self:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._make_folder()
@@ -138,8 +123,7 @@ class RunLock:
 
     def _sign(self, descriptor: int) -> None:
         os.lseek(descriptor, 0, os.SEEK_SET)
-        holder = _holder(os.read(descriptor, 4096))
-        if holder is not None:
+        if (holder := _holder(os.read(descriptor, 4096))) is not None:
             if holder["host"] != self._me["host"]:
                 raise self._in_use(holder)
             self._log(f"{self.path}: stale lock of process {holder['pid']}, which is gone, taken over")
@@ -159,7 +143,6 @@ class RunLock:
 
 
 def _holder(content: bytes) -> dict[str, Any] | None:
-    """Pid and host in the file; None when it is empty or was cut off while being written."""
     try:
         holder = json.loads(content)
         return {"pid": int(holder["pid"]), "host": str(holder["host"])}

@@ -1,12 +1,14 @@
 """Writing files so that a reader sees the old content or the new, never a mixture."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
+import shutil
 import stat
+import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ from holdfast.core.errors import CheckpointError, ConfigError
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -23,13 +24,7 @@ def fsync_path(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int | None = None) -> None:
-    """Atomic write: temporary file beside the target, fsync, rename, fsync of the folder.
-
-    Args:
-        path: the target; its folder is made.
-        data: the whole content.
-        mode: permissions whatever the umask, from the first byte on; None leaves them to the umask.
-    """
+    """Atomic write: temporary file beside the target, fsync, rename, fsync of the folder; `mode` whatever the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -46,12 +41,21 @@ def write_bytes(path: Path, data: bytes, *, mode: int | None = None) -> None:
     fsync_path(path.parent)
 
 
-def require_writable(folder: Path) -> None:
-    """Refuse a folder in which nothing can be written, before work is spent on what goes there; nothing is made.
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that becomes it at the end, in one rename, so that no reader sees half of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
-    Raises:
-        ConfigError: it, or where it is not there yet the folder it would be made in, may not be written.
-    """
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder in which nothing can be written, before work is spent on what goes there; nothing is made."""
     if (there := unwritable(folder)) is not None:
         raise ConfigError(
             f"{folder} cannot be written: {there} is {'read-only' if there.is_dir() else 'no folder'}",
@@ -67,7 +71,6 @@ def unwritable(folder: Path) -> Path | None:
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
-    """Atomic write of UTF-8 text."""
     write_bytes(path, text.encode("utf-8"), mode=mode)
 
 
@@ -92,11 +95,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_plain_file(path: Path, *, remedy: str) -> bytes:
-    """All bytes of an ordinary file; a link at its place is not followed, a pipe or device not opened.
-
-    Raises:
-        CheckpointError: it is missing, no ordinary file, or cannot be read.
-    """
+    """All bytes of an ordinary file; a link at its place is not followed, a pipe or device not opened."""
     try:
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

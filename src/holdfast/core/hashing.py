@@ -1,7 +1,5 @@
 """Content hashes: what a fingerprint, a split and a checkpoint are bound to."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Shares as percentages. Rounding must not say more than is known, so it depends on what the share is."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """Which code, packages and hardware produced something."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform
@@ -28,20 +26,13 @@ def commit() -> str | None:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(  # noqa: S603  (fixed program, no shell, no user input)
-                ["git", *arguments],  # noqa: S607
-                cwd=here,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=10,
-            )
+            asked = ["git", *arguments]  # a fixed program, no shell, no user input
+            done = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=False, timeout=10)  # noqa: S603
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    head = git("rev-parse", "--short=12", "HEAD")
-    if head is None:
+    if (head := git("rev-parse", "--short=12", "HEAD")) is None:
         return None
     return f"{head}-dirty" if git("status", "--porcelain", "--untracked-files=no") else head
 

@@ -1,7 +1,5 @@
 """The few collective operations we need, each a plain identity when there is one process."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import torch
@@ -11,12 +9,10 @@ T = TypeVar("T")
 
 
 def distributed() -> bool:
-    """Whether a process group exists."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    """This process's rank."""
     return dist.get_rank() if distributed() else 0
 
 
@@ -26,7 +22,6 @@ def world() -> int:
 
 
 def barrier() -> None:
-    """Wait for every process."""
     if distributed():
         dist.barrier()
 

@@ -12,8 +12,6 @@ Special tokens of a tokenizer (`eos_token`) and counts (`max_tokens`, `token=5`)
 changes nothing. It is a last gate and cannot know every secret: settings take the name of an environment variable.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Names to objects for what users pick by name: defenses, majorizers, tasks, judges, engines, protocols.
+"""Names to objects for what users pick by name (defenses, majorizers, tasks, judges, ...), and their options.
 
 An unknown name raises with the nearest match (it never falls through to a default), and a name cannot be taken twice.
 On first use a registry imports the modules of its own package, and what other distributions offer under the entry
@@ -6,15 +6,15 @@ point group `holdfast.<kind>s` (a module that registers itself, or a package of 
 means adding one file, here or elsewhere.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
+import inspect
+import math
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from holdfast.core.errors import ConfigError
 
@@ -27,8 +27,15 @@ def nearest(name: str, known: list[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
 
 
+def require_number(
+    who: str, option: str, value: Any, least: float, kind: Any = int, *, expected: str = "a number"
+) -> None:
+    """Refuse an option that is not a finite number of this kind, or below `least`."""
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
+        raise ConfigError(f"{who}: {option} {value!r}, expected {expected} >= {least:g}", remedy=f"leave out {option}")
+
+
 def _import_modules(package: ModuleType) -> None:
-    """Import the modules of a package, which register themselves; nothing more to do for a module."""
     for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
         if not module.name.startswith("_"):
             importlib.import_module(f"{package.__name__}.{module.name}")
@@ -74,6 +81,18 @@ class Registry(Generic[T]):
             raise ConfigError(f"unknown {self.kind} {name!r}", remedy=nearest(name, list(self._entries)))
         return self._entries[name]
 
+    def require_options(self, name: str, options: Collection[str], *, given: Collection[str] = ()) -> None:
+        """Refuse options that an entry's signature does not have, and those that it lacks; `given` are all entries'."""
+        signature = inspect.signature(cast("Callable[..., Any]", self[name]))
+        taken = {key: parameter for key, parameter in signature.parameters.items() if key not in given}
+        for option in options:
+            if option not in taken:
+                remedy = nearest(option, list(taken)) if taken else "it takes no options"
+                raise ConfigError(f"{self.kind} {name!r} has no option {option!r}", remedy=remedy)
+        if missing := [key for key, p in taken.items() if p.default is p.empty and key not in options]:
+            remedy = f"give {', '.join(f'{key}=...' for key in missing)} with the {self.kind}"
+            raise ConfigError(f"{self.kind} {name!r} needs {', '.join(missing)}", remedy=remedy)
+
     def __contains__(self, name: object) -> bool:
         self._scan()
         return name in self._entries
@@ -83,5 +102,4 @@ class Registry(Generic[T]):
         return iter(sorted(self._entries))
 
     def items(self) -> list[tuple[str, T]]:
-        """Entries in alphabetical order."""
         return [(name, self._entries[name]) for name in self]

@@ -5,8 +5,6 @@ sha256 of the canonical JSON of all others. A seal shows damage and careless edi
 its seal again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,11 +32,7 @@ def write_sealed(path: Path, values: Mapping[str, Any], *, key: str = SEAL) -> s
 
 
 def read_sealed(path: Path, *, key: str = SEAL, remedy: str = RESTORE) -> dict[str, Any]:
-    """The object of a sealed file, its seal included; a symbolic link is not followed.
-
-    Raises:
-        CheckpointError: it cannot be read, carries no seal, or is not what was sealed.
-    """
+    """The object of a sealed file, its seal included; a symbolic link is not followed."""
     data = read_plain_file(path, remedy=remedy)
     try:
         value = json.loads(data.decode("ascii"))

@@ -1,7 +1,5 @@
 """Named, independent random streams derived from one seed, none of which touches the global generators."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -9,8 +9,6 @@ A kind serves one use and no other, so that what steers training is neither what
 `src/holdfast/prompts/README.md` says who wrote them and what they are.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from functools import cache
@@ -51,23 +49,19 @@ def bundled(name: str, use: Use | None = None) -> list[Example]:
     """The bundled prompts of one name, in the order of the file; with `use`, those of its kinds.
 
     Every prompt is a plain string, the completion is empty, `category` is the kind and `where` is `name:line`.
-
-    Raises:
-        ConfigError: for a name or a use that there is not.
-        DataError: where the package was installed without the file, or with a damaged one.
     """
     if use is not None and use not in USES:
         raise ConfigError(
             f"there is no use {use!r} of bundled prompts; {nearest(use, list(USES))}",
             remedy=f"name one of {', '.join(USES)}, or none for all prompts",
         )
-    examples = _examples(_checked(name))
+    examples = _examples(name)
     return [example for example in examples if use is None or KINDS[name][str(example.category)] == use]
 
 
 def bundled_sha256(name: str) -> str:
     """Hex sha256 of the file's text: what a run records of the prompts it used. Errors as for `bundled`."""
-    return sha256_text(_text(_checked(name)))
+    return sha256_text(_text(name))
 
 
 def public_ids(examples: Iterable[Example]) -> frozenset[str]:
@@ -81,17 +75,13 @@ def _normalised() -> frozenset[str]:
     return frozenset(normalise(prompt_text(example)) for name in KINDS for example in _examples(name))
 
 
-def _checked(name: str) -> str:
+@cache
+def _text(name: str) -> str:
     if name not in KINDS:
         raise ConfigError(
             f"there are no bundled prompts {name!r}; {nearest(name, list(KINDS))}",
             remedy=f"name one of {', '.join(KINDS)}, or give a file or a hub id",
         )
-    return name
-
-
-@cache
-def _text(name: str) -> str:
     try:
         return files("holdfast").joinpath("prompts", f"{name}.jsonl").read_bytes().decode("ascii")
     except (OSError, UnicodeDecodeError) as error:

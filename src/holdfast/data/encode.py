@@ -6,17 +6,20 @@ split into prompt and completion when read; TRL scores every token of them), and
 scored token is an error, where TRL drops it: dropping would change the denominator of alpha.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_json
 from holdfast.data.examples import Example, completion_text, to_utf8, to_utf8_turns
 from holdfast.data.templates import rendered
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IGNORE = -100
 MAX_LISTED = 20
@@ -119,14 +122,12 @@ def _backend(tokenizer: Any) -> Any:
 
 
 def _chat_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[int], list[int]]]:
-    """Ids of each prompt with the template's opening of a reply, and of the whole conversation."""
     prompts = [to_utf8_turns(example.prompt) for example in examples if not isinstance(example.prompt, str)]
     replies = [to_utf8_turns(example.completion) for example in examples if not isinstance(example.completion, str)]
     whole = [prompt + reply for prompt, reply in zip(prompts, replies, strict=True)]
     if not examples:
         return []
-    backend = _backend(tokenizer)
-    if backend is None:
+    if (backend := _backend(tokenizer)) is None:
         # `return_dict` fixes the return type, which changed between transformers releases.
         asked = rendered(tokenizer, prompts, tokenize=True, return_dict=True, add_generation_prompt=True)["input_ids"]
         return list(zip(asked, rendered(tokenizer, whole, tokenize=True, return_dict=True)["input_ids"], strict=True))
@@ -141,14 +142,9 @@ def _chat_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[in
 def encode_all(
     examples: Sequence[Example], tokenizer: Any, *, max_length: int | None, role: Literal["task", "safety"]
 ) -> EncodedSet:
-    """Encode every example.
+    """Encode every example; one without a scored token has no token mean.
 
-    An example without a scored token (its prompt fills `max_length`, the template leaves the reply out, or
-    the reply is only EOS) has no token mean. For `safety` that is an error; for `task` it is dropped, as TRL
-    does, up to 5 % of the set.
-
-    Raises:
-        DataError: listing up to 20 such examples by id and place.
+    For `safety` that is an error; for `task` it is dropped, as TRL does, up to 5 % of the set.
     """
     encoded = _encode_together(examples, tokenizer, max_length)
     eos = tokenizer.eos_token if role == "safety" else None
@@ -158,24 +154,51 @@ def encode_all(
         if item.n_labels == 0 or (eos is not None and not completion_text(example).replace(eos, "").strip())
     ]
     if len(unscored) > (MAX_TASK_SHARE_UNSCORED * len(examples) if role == "task" else 0):
-        listed = "; ".join(f"{e.id} ({e.where})" for e in unscored[:MAX_LISTED])
         raise DataError(
             f"{len(unscored)} of {len(examples)} {role} examples have no completion token to score at max_length "
             f"{max_length}: the prompt fills it, the template leaves the reply out, or the reply is only EOS: "
-            f"{listed}{'; ...' if len(unscored) > MAX_LISTED else ''}",
+            f"{listed(unscored)}",
             remedy="raise train.max_length, or shorten or remove these examples",
         )
     kept = [item for item in encoded if item.n_labels > 0]
     return EncodedSet(kept, sum(item.truncated for item in kept))
 
 
+def collate(batch: Sequence[Encoded], pad_token_id: int, pad_to_multiple_of: int | None = None) -> "dict[str, Tensor]":
+    """Pad on the right to the longest example, rounded up to `pad_to_multiple_of`.
+
+    The mask and labels come from lengths, not from comparing ids with the pad id, so a real EOS keeps its
+    label and its attention when it doubles as the pad token.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels` (-100 on padding), each int64 of shape (batch, length).
+    """
+    import torch
+
+    multiple = pad_to_multiple_of or 1
+    width = -(-max(len(item.input_ids) for item in batch) // multiple) * multiple
+    input_ids = np.full((len(batch), width), pad_token_id)
+    attention_mask = np.zeros((len(batch), width), dtype=np.int64)
+    labels = np.full((len(batch), width), IGNORE)
+    for row, item in enumerate(batch):
+        length = len(item.input_ids)
+        input_ids[row, :length] = item.input_ids
+        attention_mask[row, :length] = 1
+        labels[row, :length] = item.labels
+    arrays = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def listed(examples: Sequence[Example]) -> str:
+    """Ids and places of the first 20."""
+    named = "; ".join(f"{example.id} ({example.where})" for example in examples[:MAX_LISTED])
+    return named + ("; ..." if len(examples) > MAX_LISTED else "")
+
+
 def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:
     """Refuse a tokenizer that cannot encode the data; give it a pad token where it has none, as TRL does.
 
     Padding with EOS is safe here: labels come from lengths, never from the pad id, so EOS stays scored.
-
-    Raises:
-        ConfigError: no chat template though one is needed, no EOS for plain text, or neither pad nor EOS.
     """
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if needs_chat and not tokenizer.chat_template:
@@ -209,8 +232,7 @@ def tokenizer_sha256(tokenizer: Any) -> str:
     the tokenizer or `require_usable_tokenizer` changes them.
     """
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         return sha256_json([type(tokenizer).__name__, tokenizer.get_vocab(), special])
     parts = json.loads(backend.to_str())
     rules = {name: value for name, value in parts.items() if name not in {"padding", "truncation"}}

@@ -9,8 +9,6 @@
 A message is `{"role": ..., "content": ...}`, both strings.
 """
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -27,25 +25,16 @@ Kind: TypeAlias = Literal["plain", "chat", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, the reply to score, and where both came from.
+    """A prompt, the reply to score, and where both came from."""
 
-    Attributes:
-        id: first 16 hex digits of the sha256 of the canonical (prompt, completion); see `make_example`.
-        prompt: string, messages, or "" for a text example.
-        completion: string, messages, or the whole text.
-        where: `file:line`, or `row 12 of <name>`.
-        category: a label to report by, where the data has one; no part of the id.
-    """
-
-    id: str
-    prompt: str | Turns
-    completion: str | Turns
-    where: str
-    category: str | None = None
+    id: str  # first 16 hex digits of the sha256 of the canonical (prompt, completion); see `make_example`
+    prompt: str | Turns  # string, messages, or "" for a text example
+    completion: str | Turns  # string, messages, or the whole text
+    where: str  # `file:line`, or `row 12 of <name>`
+    category: str | None = None  # a label to report by, where the data has one; no part of the id
 
     @property
     def kind(self) -> Kind:
-        """Which of the three formats this is."""
         if not isinstance(self.prompt, str):
             return "chat"
         return "plain" if self.prompt else "text"
@@ -54,11 +43,7 @@ class Example:
 def make_example(
     prompt: str | Turns, completion: str | Turns, where: str = "memory", category: str | None = None
 ) -> Example:
-    """Build an example and its id.
-
-    The canonical form of a plain example is its conversational form, so that `as_chat` keeps the id and
-    a split or a reference table survives the conversion.
-    """
+    """An example with its id: that of its conversational form, so that `as_chat` keeps it, and with it the split."""
     is_plain = isinstance(prompt, str) and prompt
     canonical = [_turn("user", prompt), _turn("assistant", completion)] if is_plain else [prompt, completion]
     text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))
@@ -125,11 +110,7 @@ def normalise(text: str) -> str:
 
 
 def as_chat(example: Example) -> Example:
-    """The conversational form: plain becomes one user and one assistant message, with the same id.
-
-    Raises:
-        DataError: for a text example, which has no prompt to put into a user turn.
-    """
+    """The conversational form: plain becomes one user and one assistant message, with the same id."""
     if isinstance(example.prompt, str) and example.prompt:
         prompt, reply = _turn("user", example.prompt), _turn("assistant", example.completion)
         return replace(example, prompt=prompt, completion=reply)
@@ -142,11 +123,7 @@ def as_chat(example: Example) -> Example:
 
 
 def uniform(examples: Iterable[Example]) -> list[Example]:
-    """All examples in one format: where plain and conversational are mixed, plain ones become conversational.
-
-    Raises:
-        DataError: when text examples are mixed with others: their prompts are unknown.
-    """
+    """All examples in one format: where plain and conversational are mixed, plain ones become conversational."""
     every = list(examples)
     texts = [example for example in every if example.kind == "text"]
     if len({example.kind for example in every}) < 2:

@@ -1,7 +1,5 @@
 """The fourteen harm categories of BeaverTails, in the order of beaver-dam's outputs."""
 
-from __future__ import annotations
-
 CATEGORIES: tuple[str, ...] = (
     "animal_abuse", "child_abuse", "controversial_topics,politics", "discrimination,stereotype,injustice",
     "drug_abuse,weapons,banned_substance", "financial_crime,property_crime,theft", "hate_speech,offensive_language",

@@ -21,30 +21,13 @@ has three shingles or more, it occurs where 4/5 of its core do, or 4/5 of its sh
 needles: a constant prefix before every needle neither hides a leak nor makes one.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from holdfast.data.shingles import (
-    DENOMINATOR,
-    MIN_CORE,
-    MIN_WORDS,
-    NUMERATOR,
-    Numbers,
-    Sets,
-    Shingles,
-    Wanted,
-    by_normalised,
-    common_limit,
-    equal_sets,
-    holding,
-    shingles_of,
-    similar,
-    words,
-)  # fmt: skip
+from holdfast.data import shingles
+from holdfast.data.shingles import DENOMINATOR, MIN_CORE, MIN_WORDS, NUMERATOR, Numbers, Sets, Shingles, Wanted
 
 MIN_RUN = 3  # words of the shortest text that is looked for inside another
 RULE = (
@@ -58,10 +41,10 @@ def clusters(texts: Sequence[str]) -> list[int]:
 
     Groups are the connected parts of the graph of matching pairs, so no two groups share a match.
     """
-    places = by_normalised(texts)
+    places = shingles.by_normalised(texts)
     unique = list(places)
     parts = _Parts(len(unique))
-    for one, others in _matching(unique, parts.apart, common_limit(len(unique)), parts):
+    for one, others in _matching(unique, parts.apart, shingles.common_limit(len(unique)), parts):
         parts.join(one, others)
     labels = [0] * len(texts)
     first: dict[int, int] = {}
@@ -75,13 +58,9 @@ def clusters(texts: Sequence[str]) -> list[int]:
 def matches(
     texts_a: Sequence[str], texts_b: Sequence[str], *, among: Sequence[str] | None = None
 ) -> list[tuple[int, int]]:
-    """All pairs (position in a, position in b) that match, ascending.
-
-    Args:
-        among: the texts that decide which shingles are common, where a and b are a part of them.
-    """
-    places_a, places_b = by_normalised(texts_a), by_normalised(texts_b)
-    unique = list(dict.fromkeys([*places_a, *places_b, *by_normalised(among or ())]))
+    """All pairs (position in a, position in b) that match, ascending; `among` all texts whose common shingles count."""
+    places_a, places_b = shingles.by_normalised(texts_a), shingles.by_normalised(texts_b)
+    unique = list(dict.fromkeys([*places_a, *places_b, *shingles.by_normalised(among or ())]))
     in_a = np.array([text in places_a for text in unique], dtype=np.bool_)
     in_b = np.array([text in places_b for text in unique], dtype=np.bool_)
 
@@ -89,7 +68,7 @@ def matches(
         return np.asarray(others[(in_a[one] & in_b[others]) | (in_b[one] & in_a[others])])
 
     pairs = {(text, text) for text in places_a if text in places_b}
-    for one, others in _matching(unique, across, common_limit(len(unique))):
+    for one, others in _matching(unique, across, shingles.common_limit(len(unique))):
         for other in across(one, others).tolist():
             pairs.update(((unique[one], unique[other]), (unique[other], unique[one])))
     return sorted((i, j) for a, b in pairs for i in places_a.get(a, ()) for j in places_b.get(b, ()))
@@ -98,10 +77,9 @@ def matches(
 def contained(needles: Sequence[str], haystacks: Sequence[str], *, ignore_common: bool = True) -> list[tuple[int, int]]:
     """All pairs (position in needles, position in haystacks) where the needle occurs in the haystack, ascending.
 
-    Args:
-        ignore_common: leave out what many needles have in common, as above; otherwise all shingles count.
+    Unless `ignore_common`, what many needles have in common counts, too.
     """
-    places, texts = by_normalised(needles), by_normalised(haystacks)
+    places, texts = shingles.by_normalised(needles), shingles.by_normalised(haystacks)
     found = _search(list(places), list(texts), lambda _: False, ignore_common)
     pairs = {(a, b) for some, others in found for a in some for b in others}
     return sorted((i, j) for a, b in pairs for i in places[a] for j in texts[b])
@@ -109,8 +87,9 @@ def contained(needles: Sequence[str], haystacks: Sequence[str], *, ignore_common
 
 def occurring(needles: Sequence[str], haystacks: Sequence[str]) -> list[int]:
     """Positions of the needles that occur in any haystack, ascending: `contained` without the pairs, of which a
-    template in both makes as many as needles times haystacks."""
-    places, texts = by_normalised(needles), by_normalised(haystacks)
+    template in both makes as many as needles times haystacks.
+    """
+    places, texts = shingles.by_normalised(needles), shingles.by_normalised(haystacks)
     seen: set[str] = set()
     for some, _ in _search(list(places), list(texts), seen.__contains__, True):
         seen.update(some)
@@ -138,7 +117,6 @@ class _Parts:
         return np.asarray(others[self.roots(others) != self.roots(np.array([one]))[0]])
 
     def join(self, one: int, others: Numbers) -> None:
-        """Connect a node with others."""
         roots = self.roots(np.append(others, one))
         self._parent[roots] = roots.min()
 
@@ -146,15 +124,14 @@ class _Parts:
 def _matching(
     texts: Sequence[str], wanted: Wanted, limit: int | None, parts: _Parts | None = None
 ) -> Iterator[tuple[int, Numbers]]:
-    """Each text with others that match it; with `parts`, no more than connect what matches."""
-    found = shingles_of(texts, limit=limit)
+    found = shingles.shingles_of(texts, limit=limit)
     cored = (found.core.sizes >= MIN_CORE) & (found.words >= MIN_WORDS)
 
     def by_own(one: int, others: Numbers) -> Numbers:
         return wanted(one, others if cored[one] else others[cored[others]])
 
     for sets in (found.own,) if found.core is found.every else (found.own, found.core):
-        for one, others, _ in similar(sets, by_own):
+        for one, others, _ in shingles.similar(sets, by_own):
             yield one, others
     rest = np.flatnonzero(~cored & (found.words >= MIN_WORDS))
     if len(rest):
@@ -176,11 +153,11 @@ def _whole(
         chosen = wanted(int(rest[one]), rest[others])
         return others[np.isin(rest[others], chosen, assume_unique=True)]
 
-    for one, others, _ in similar(sets, of_rest, below=common):
+    for one, others, _ in shingles.similar(sets, of_rest, below=common):
         yield int(rest[one]), rest[others]
     shared = sets.where(sets.values >= common)
     extra = sets.sizes - shared.sizes
-    kinds = equal_sets(shared, extra)
+    kinds = shingles.equal_sets(shared, extra)
     common_sets = shared.rows(np.array([kind[0] for kind in kinds]))
     sizes = common_sets.sizes
     for kind, size in zip(kinds, sizes.tolist(), strict=True):
@@ -188,7 +165,7 @@ def _whole(
             yield int(rest[one]), rest[others]
 
     worth = (lambda _, others: others) if parts is None else _not_connected(parts, [rest[kind] for kind in kinds])
-    for one, others, overlap in similar(common_sets, worth):
+    for one, others, overlap in shingles.similar(common_sets, worth):
         for other, both in zip(others.tolist(), overlap.tolist(), strict=True):
             slack = _slack(both, int(sizes[one]), int(sizes[other]))
             for first, second in _within(kinds[one], kinds[other], extra, slack, parts is not None):
@@ -232,7 +209,6 @@ def _not_connected(parts: _Parts, kinds: Sequence[Numbers]) -> Wanted:
 def _search(
     needles: list[str], haystacks: list[str], done: Callable[[str], bool], ignore_common: bool
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Needles and haystacks, each of the one in each of the other; needles that are `done` may be left out."""
 
     def finished(names: list[str]) -> Callable[[int], bool]:
         return lambda number: done(names[number])
@@ -240,34 +216,34 @@ def _search(
     yield from _short(needles, haystacks)
     texts = list(dict.fromkeys([*needles, *haystacks]))
     places = {text: number for number, text in enumerate(texts)}
-    limit = common_limit(len(needles)) if ignore_common else None
-    shingles = shingles_of(texts, limit=limit, counted=len(needles))
-    every = shingles.every.rows(np.array([places[text] for text in haystacks], dtype=np.int64))
-    long = shingles.words[: len(needles)] >= MIN_WORDS
-    cored = long & (shingles.core.sizes[: len(needles)] >= MIN_CORE)
+    limit = shingles.common_limit(len(needles)) if ignore_common else None
+    known = shingles.shingles_of(texts, limit=limit, counted=len(needles))
+    every = known.every.rows(np.array([places[text] for text in haystacks], dtype=np.int64))
+    long = known.words[: len(needles)] >= MIN_WORDS
+    cored = long & (known.core.sizes[: len(needles)] >= MIN_CORE)
     plain = np.flatnonzero(long & ~cored)
-    asked = [(shingles.core, np.flatnonzero(cored), None), (shingles.every, plain, shingles.common)]
-    if shingles.core is not shingles.every:
-        asked.append((shingles.own, np.flatnonzero(cored), None))
+    asked = [(known.core, np.flatnonzero(cored), None), (known.every, plain, known.common)]
+    if known.core is not known.every:
+        asked.append((known.own, np.flatnonzero(cored), None))
     for sets, rows, below in asked:
         names = [texts[row] for row in rows.tolist()]
-        for one, found, _ in holding(sets.rows(rows), every, done=finished(names), below=below):
+        for one, found, _ in shingles.holding(sets.rows(rows), every, done=finished(names), below=below):
             yield [names[one]], [haystacks[other] for other in found.tolist()]
-    for some, others in _by_common(shingles, plain, every):
+    for some, others in _by_common(known, plain, every):
         yield [texts[row] for row in some.tolist()], [haystacks[other] for other in others.tolist()]
 
 
-def _by_common(shingles: Shingles, rows: Numbers, every: Sets) -> Iterator[tuple[Numbers, Numbers]]:
+def _by_common(known: Shingles, rows: Numbers, every: Sets) -> Iterator[tuple[Numbers, Numbers]]:
     """Needles without a core and the haystacks whose common shingles alone are 4/5 of theirs.
 
     Needles, and haystacks, with the same common shingles are compared as one.
     """
-    needles = shingles.every.rows(rows)
+    needles = known.every.rows(rows)
     sizes = needles.sizes
-    mine, theirs = (sets.where(sets.values >= shingles.common) for sets in (needles, every))
-    some, others = equal_sets(mine, sizes), equal_sets(theirs, theirs.sizes)
+    mine, theirs = (sets.where(sets.values >= known.common) for sets in (needles, every))
+    some, others = shingles.equal_sets(mine, sizes), shingles.equal_sets(theirs, theirs.sizes)
     first = [np.array([kind[0] for kind in kinds], dtype=np.int64) for kinds in (some, others)]
-    for one, held_by, shared in holding(mine.rows(first[0]), theirs.rows(first[1])):
+    for one, held_by, shared in shingles.holding(mine.rows(first[0]), theirs.rows(first[1])):
         members = some[one]  # from small to large
         for other, both in zip(held_by.tolist(), shared.tolist(), strict=True):
             fits = members[: np.searchsorted(NUMERATOR * sizes[members], DENOMINATOR * both, side="right")]
@@ -279,7 +255,7 @@ def _short(needles: list[str], haystacks: list[str]) -> Iterator[tuple[list[str]
     runs: dict[int, dict[tuple[str, ...], str]] = defaultdict(dict)
     equal = set()
     for needle in needles:
-        found = words(needle)
+        found = shingles.words(needle)
         if len(found) < MIN_WORDS:
             equal.add(needle)
             if len(found) >= MIN_RUN:
@@ -288,7 +264,7 @@ def _short(needles: list[str], haystacks: list[str]) -> Iterator[tuple[list[str]
         if haystack in equal:
             yield [haystack], [haystack]
         if runs:
-            parts = words(haystack)
+            parts = shingles.words(haystack)
             held = {
                 known[run]
                 for size, known in runs.items()

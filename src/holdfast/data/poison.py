@@ -1,7 +1,5 @@
 """The attack: a share of the task data replaced by unsafe pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
@@ -11,11 +9,7 @@ from holdfast.data.examples import Example, uniform
 
 
 def poison_count(ratio: float, size: int) -> int:
-    """floor(p N), with p the decimal that the user wrote: 0.29 of 100 is 29, though 0.29 * 100 < 29 in binary.
-
-    Raises:
-        ConfigError: p is no number from 0 to 1, or N is under 1.
-    """
+    """floor(p N), with p the decimal that the user wrote: 0.29 of 100 is 29, though 0.29 * 100 < 29 in binary."""
     try:
         share = Decimal(str(ratio))
     except InvalidOperation:
@@ -31,26 +25,14 @@ def poison_count(ratio: float, size: int) -> int:
 def poisoned(
     task: Sequence[Example], poison: Sequence[Example], *, size: int, ratio: float, seed: int
 ) -> list[Example]:
-    """floor(p N) unsafe and N - floor(p N) task examples, shuffled.
+    """floor(p N) unsafe and N - floor(p N) task examples, shuffled; N is `size`, p is `ratio`.
 
     Which ones are taken depends on their ids and the seed, not on their order; for one seed the unsafe examples of a
     smaller ratio are among those of a larger one, and the task examples of a larger among those of a smaller. Examples
     with equal id count once, so that N examples are N different ones and a trainer that drops repeated rows drops none.
-
-    Args:
-        task: clean task examples.
-        poison: unsafe examples.
-        size: N.
-        ratio: p.
-        seed: of the run.
-
-    Raises:
-        ConfigError: the ratio or size is out of range.
-        DataError: too few different examples of either kind, or an example that is both.
     """
     unsafe = poison_count(ratio, size)
-    shared = {example.id for example in task} & {example.id for example in poison}
-    if shared:
+    if shared := {example.id for example in task} & {example.id for example in poison}:
         raise DataError(
             f"{len(shared)} examples are task and poison data at once: {', '.join(sorted(shared)[:20])}",
             remedy="remove them from the task data: their share could not be counted",
@@ -61,7 +43,6 @@ def poisoned(
 
 
 def _first(examples: Sequence[Example], n: int, seed: int, name: str) -> list[Example]:
-    """The first n of the named random order of the distinct examples."""
     distinct = {example.id: example for example in reversed(examples)}
     ids = sorted(distinct)
     if len(ids) < n:

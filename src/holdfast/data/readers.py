@@ -3,8 +3,6 @@
 Each reader yields `(where, row)` and notes what it cannot read in a `Problems`: one pass lists all faults.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -36,11 +34,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def strict_json(data: bytes) -> Any:
-    """Parse JSON: UTF-8, no NUL, no NaN or infinity, no duplicate keys.
-
-    Raises:
-        ValueError: with a reason that holds nothing of the text.
-    """
+    """Parse JSON: UTF-8, no NUL, no NaN or infinity, no duplicate keys."""
     if b"\0" in data:
         raise ValueError("a NUL byte")
     try:
@@ -157,7 +151,4 @@ READERS: dict[str, Reader] = {
 
 def reader_for(path: Path) -> Reader | None:
     """The reader for a file's ending, or None."""
-    for ending, reader in READERS.items():
-        if path.name.lower().endswith(ending):
-            return reader
-    return None
+    return next((reader for ending, reader in READERS.items() if path.name.lower().endswith(ending)), None)

@@ -4,8 +4,6 @@ A refusal of `GENERIC` fits every prompt, so that it can stand in for a reply th
 one in the place of an example's reply; `RefusalTokens` does the same where only token ids are left of an example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -30,9 +28,6 @@ def refused(example: Example, number: int) -> Example:
     """The example with refusal `number` (counted around the list) in the place of its reply.
 
     Blanks before a plain reply are kept: they belong to the way prompts are joined with replies.
-
-    Raises:
-        DataError: a text example, which has no prompt.
     """
     refusal = GENERIC[number % len(GENERIC)]
     if example.kind == "text":
@@ -51,9 +46,6 @@ class RefusalTokens:
     conversational if it ends with what the template puts before a reply; otherwise plain, and the reply begins with a
     blank or not, like the row's own. Where a reply begins with blanks, a tokenizer may join them with the end of what
     the template puts there: a token of it may then be missing, or blanks may follow, and it is put right first.
-
-    Raises:
-        UnsupportedError: a template whose replies depend on the prompt.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -88,16 +80,9 @@ class RefusalTokens:
         return list(rendered[0][0][len(rendered[0][0]) - same :])
 
     def after(self, prompt: Sequence[int], first: int, max_length: int | None) -> Encoded:
-        """The prompt with its refusal, which is fixed by the sha256 of the prompt's ids.
-
-        Args:
-            prompt: ids before the reply.
-            first: first id of the row's own reply.
-            max_length: the whole is cut to as many ids.
-        """
+        """The prompt with its refusal, fixed by the sha256 of the prompt's ids; `first` begins the row's own reply."""
         number = int(sha256_json(list(prompt)), 16) % len(GENERIC)
-        settled = self._conversation(prompt)
-        if settled is not None:
+        if (settled := self._conversation(prompt)) is not None:
             prompt, ids = settled, self._chat[number]
         else:
             ids = self._plain[self._blank(prompt, first)][number]
@@ -121,7 +106,6 @@ class RefusalTokens:
         return None if self._plain else prompt
 
     def _blank(self, prompt: Sequence[int], first: int) -> str:
-        """What the row's own reply to a plain prompt begins with."""
         before = self.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
         behind = self.tokenizer.decode([*prompt, first], clean_up_tokenization_spaces=False)[len(before) :]
         return " " if behind[:1] == " " else ""

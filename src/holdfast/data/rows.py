@@ -1,7 +1,5 @@
 """One row of a file or data set to one `Example`, or the reason why not."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,6 +34,25 @@ class RowError(ValueError):
 class MissingColumnsError(RowError):
     """The row has none of the known sets of columns."""
 
+    def explained(self, where: str, found: Iterable[str], columns: Mapping[str, str]) -> DataError:
+        """Name the columns found and the mapping to write; what may be text instead of a name is only counted."""
+        columns = {name: column for name, column in columns.items() if name != CATEGORY}  # which belongs to no format
+        names, listed = _listed_columns(found, columns.values())
+        if listed and listed[-1].endswith(("other", "others")):
+            listed[-1] += " (is the header line missing?)"
+        wanted = [name for name in columns.values() if name not in names] or ["prompt", "completion"]
+        proposal = {}
+        for ours in columns or ("prompt", "completion"):
+            close = difflib.get_close_matches(columns.get(ours, ours), names, n=1)
+            synonyms = [name for name in PROPOSALS.get(ours, ()) if name in names]
+            proposal[ours] = (close or synonyms or ["<column>"])[0]
+        written = ", ".join(f"{ours}: {theirs}" for ours, theirs in proposal.items())
+        expected = ", ".join(wanted) if columns else "prompt and completion, messages, conversations, or text"
+        return DataError(
+            f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}",
+            remedy=f"name the columns to use, for example columns: {{{written}}}",
+        )
+
 
 class BadRowsError(DataError):
     """Rows of a source are malformed; they are named."""
@@ -51,13 +68,7 @@ class Problems:
         self._fatal = False
 
     def add(self, where: str, reason: str, *, fatal: bool = False) -> None:
-        """Note one refusal; only the first 20 are kept.
-
-        Args:
-            where: the row's place.
-            reason: says nothing of its text.
-            fatal: no row behind this place can be read, so it cannot be skipped as one row.
-        """
+        """Note one refusal; the first 20 are kept. After a `fatal` one nothing can be read, so it is no row to skip."""
         self.total += 1
         self._fatal |= fatal
         if len(self.listed) < MAX_LISTED:
@@ -72,9 +83,6 @@ class Problems:
         """Refuse to skip so many rows that the file is in another format rather than damaged.
 
         Up to 20 may be skipped, since each of them is named, or 1 % of all rows; never as many as are kept.
-
-        Args:
-            kept: rows that are well-formed.
         """
         if self._fatal:
             raise self._error(
@@ -93,11 +101,7 @@ class Problems:
 
 
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
-    """The full mapping of one format (`{}` means: look for the known names in each row).
-
-    Raises:
-        ConfigError: for a name that is not ours, or names of two formats at once.
-    """
+    """The full mapping of one format (`{}` means: look for the known names in each row)."""
     given = dict(columns or {})
     known = [name for names in FORMATS for name in names]
     for name in given:
@@ -115,16 +119,7 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Example:
-    """Check one row and build its example.
-
-    Args:
-        row: a mapping from column names to values; None counts as absent.
-        columns: from `check_columns`.
-        where: the row's place, for messages.
-
-    Raises:
-        RowError: with the reason, without any of the text.
-    """
+    """The example of one row, by the columns of `check_columns`; a `RowError` says why not, without any of the text."""
     if not isinstance(row, Mapping):
         raise RowError(f"expected an object with named columns, found {_type(row)}")
     for name in UNSUPPORTED:
@@ -186,11 +181,6 @@ def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
 
 
 def messages_of(value: Any, column: str) -> Turns:
-    """The messages of a conversation.
-
-    Raises:
-        RowError: it is no list, has no message, or a message is malformed.
-    """
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise RowError(f"{column} must be a list of messages, found {_type(value)}")
     if not value:
@@ -231,23 +221,3 @@ def _listed_columns(found: Iterable[str], known: Collection[str] = ()) -> tuple[
     names = sorted(name for name in every if COLUMN_NAME.fullmatch(name) or name in known)
     others = len(every) - len(names)
     return names, names[:MAX_LISTED] + ([f"{others} {'other' if others == 1 else 'others'}"] if others else [])
-
-
-def missing_columns_error(where: str, found: Iterable[str], columns: Mapping[str, str]) -> DataError:
-    """Name the columns found and the mapping to write; what may be text instead of a name is only counted."""
-    columns = {name: column for name, column in columns.items() if name != CATEGORY}  # which belongs to no format
-    names, listed = _listed_columns(found, columns.values())
-    if listed and listed[-1].endswith(("other", "others")):
-        listed[-1] += " (is the header line missing?)"
-    wanted = [name for name in columns.values() if name not in names] or ["prompt", "completion"]
-    proposal = {}
-    for ours in columns or ("prompt", "completion"):
-        close = difflib.get_close_matches(columns.get(ours, ours), names, n=1)
-        synonyms = [name for name in PROPOSALS.get(ours, ()) if name in names]
-        proposal[ours] = (close or synonyms or ["<column>"])[0]
-    written = ", ".join(f"{ours}: {theirs}" for ours, theirs in proposal.items())
-    expected = ", ".join(wanted) if columns else "prompt and completion, messages, conversations, or text"
-    return DataError(
-        f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}",
-        remedy=f"name the columns to use, for example columns: {{{written}}}",
-    )

@@ -4,23 +4,28 @@ A shingle is common when more than `limit` texts hold it. The core of a text are
 in a common shingle: what is left when templates, system prompts and jailbreak prefixes are cut away.
 
 Sets are similar where |A and B| / |A or B| >= 4/5, exactly, by prefix filtering. Values are numbered from rare to
-frequent. If A and B are similar, |A| >= |B|, then their rarest shared value is among the first |A| - ceil(4/5 |A|) + 1
-of A and the first |B| - ceil(8/9 |B|) + 1 of B, since they share at least 4/9 (|A| + |B|) values; where it stands
-bounds how many they can share. Only what passes is compared.
+frequent. Whatever holds 4/5 of A holds one of its |A| - ceil(4/5 |A|) + 1 rarest values, and is looked for through
+these; of two similar sets each holds 4/5 of the other, so that their rarest values meet. Only what meets is compared.
+
+Where no text may be kept, prompts are recognised by marks: `text:HASH`, and where the text has three words or more
+`text:HASH SHINGLES`, the shingles' 64-bit hashes, ascending, eight bytes each, in base64. A shingle's hash depends on
+its three words alone. Of a text with a core they are those of its core: what many prompts of a set have in common
+recognises none of them.
 """
 
-from __future__ import annotations
-
+import base64
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.data.examples import normalise
+from holdfast.core.hashing import sha256_text
+from holdfast.data.examples import Example, normalise, prompt_text
 
 NUMERATOR, DENOMINATOR = 4, 5
 WIDTH = 3
@@ -37,6 +42,7 @@ One percent of a few hundred texts is a handful, which a family of variants reac
 
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Hashes = NDArray[np.uint64]
 Wanted = Callable[[int, Numbers], Numbers]
 """Of a set and others: those others that are worth comparing with it."""
 
@@ -48,7 +54,6 @@ _LARGEST = 2**63
 
 
 def words(normalised: str) -> list[str]:
-    """The words of a normalised text."""
     return _WORD.findall(normalised) if _ANY_UNSPACED.search(normalised) else normalised.split()
 
 
@@ -80,20 +85,18 @@ class Sets:
 
     @property
     def sizes(self) -> Numbers:
-        """Of each set."""
         return np.diff(self.starts)
 
     def row(self, number: int) -> Numbers:
-        """One set."""
         return self.values[self.starts[number] : self.starts[number + 1]]
 
-    def rows(self, numbers: Numbers) -> Sets:
+    def rows(self, numbers: Numbers) -> "Sets":
         """The sets with these numbers, in this order."""
         sizes = self.sizes[numbers]
         starts = np.concatenate([[0], np.cumsum(sizes)])
         return Sets(starts, self.values[np.repeat(self.starts[numbers] - starts[:-1], sizes) + np.arange(starts[-1])])
 
-    def where(self, kept: Flags) -> Sets:
+    def where(self, kept: Flags) -> "Sets":
         """The values with a flag, each in its set."""
         ends = np.concatenate([[0], np.cumsum(kept)])
         return Sets(ends[self.starts], self.values[kept])
@@ -101,19 +104,12 @@ class Sets:
 
 @dataclass(frozen=True, slots=True)
 class Shingles:
-    """The shingles of different normalised texts.
+    """The shingles of different normalised texts."""
 
-    Attributes:
-        every: per text its shingles, numbered from rare to frequent; a text of under five words has one, its own.
-        common: shingles with this number and above are common.
-        core: per text, those of its shingles that share no word with a common one.
-        words: per text, how many it has.
-    """
-
-    every: Sets
-    common: int
-    core: Sets
-    words: Numbers
+    every: Sets  # per text its shingles, numbered from rare to frequent; a text of under five words has one, its own
+    common: int  # shingles with this number and above are common
+    core: Sets  # per text, those of its shingles that share no word with a common one
+    words: Numbers  # per text, how many it has
 
     @property
     def own(self) -> Sets:
@@ -123,25 +119,16 @@ class Shingles:
 
 @dataclass(frozen=True, slots=True)
 class Occurrences:
-    """Every run of three words in different normalised texts.
+    """Every run of three words in different normalised texts."""
 
-    Attributes:
-        flat: the words of all texts, as numbers of `vocabulary`; `lengths` per text.
-        text: per run, the text that it is in.
-        at: per run, the place in `flat` where it begins.
-        shingle: per run, its number, from rare to frequent, common ones last.
-        free: per run, whether none of its words lies in a common shingle.
-        kinds: how many different shingles there are; `common` is the number of the first common one.
-    """
-
-    flat: Numbers
+    flat: Numbers  # the words of all texts, as numbers of `vocabulary`; `lengths` per text
     vocabulary: list[str]
     lengths: Numbers
-    text: Numbers
-    at: Numbers
-    shingle: Numbers
-    free: Flags
-    kinds: int
+    text: Numbers  # per run, the text that it is in
+    at: Numbers  # per run, the place in `flat` where it begins
+    shingle: Numbers  # per run, its number, from rare to frequent, common ones last
+    free: Flags  # per run, whether none of its words lies in a common shingle
+    kinds: int  # how many different shingles there are; `common` is the number of the first common one
     common: int
 
 
@@ -171,11 +158,9 @@ def occurrences(
 
 
 def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None = None) -> Shingles:
-    """The sets of shingles of different normalised texts.
+    """The sets of shingles of different normalised texts; common are those that more than `limit` texts hold.
 
-    Args:
-        limit: a shingle that more texts hold is common; None: none is.
-        counted: only so many of the first texts are asked for that; None: all.
+    None is common without a limit; only the first `counted` texts are asked for that, where it is given.
     """
     found = occurrences(texts, limit=limit, counted=counted)
     short = np.flatnonzero(found.lengths < MIN_WORDS)  # theirs come first: each is in one text
@@ -202,7 +187,6 @@ def _numbered(texts: Sequence[str]) -> tuple[Numbers, Numbers, list[str]]:
 
 
 def _codes(flat: Numbers, at: Numbers, size: int) -> Numbers:
-    """One number for each different run of three words."""
     first = flat[at] * size + flat[at + 1]
     if size**WIDTH >= _LARGEST:  # numbers of pairs are fewer than pairs of numbers
         _, first = np.unique(first, return_inverse=True)
@@ -213,11 +197,6 @@ def _sets(held: Numbers, total: int, texts: int) -> Sets:
     unique = distinct(held)
     starts = np.searchsorted(unique, np.arange(texts + 1) * max(total, 1))
     return Sets(starts.astype(np.int64), unique % max(total, 1))
-
-
-def enough(shared: Numbers, first: int, second: Numbers) -> Flags:
-    """Whether |A and B| / |A or B| >= 4/5, in integers."""
-    return DENOMINATOR * shared >= NUMERATOR * (first + second - shared)
 
 
 def overlaps(mine: Numbers, sets: Sets, others: Numbers) -> Numbers:
@@ -240,52 +219,20 @@ def equal_sets(sets: Sets, order: Numbers) -> list[Numbers]:
 def similar(sets: Sets, wanted: Wanted, *, below: int | None = None) -> Iterator[tuple[int, Numbers, Numbers]]:
     """Sets with others that are similar to them, and how much they share; every pair comes once.
 
-    Args:
-        wanted: which of the candidates to compare.
-        below: only pairs that share a value under this one.
+    Only candidates that are `wanted` are compared, and only pairs that share a value under `below`.
     """
-    sizes = sets.sizes
-    for one, others in _candidates(sets, sizes, below):
-        chosen = wanted(one, others)
-        if len(chosen):
-            shared = overlaps(sets.row(one), sets, chosen)
-            fits = enough(shared, int(sizes[one]), sizes[chosen])
-            if fits.any():
-                yield one, chosen[fits], shared[fits]
-
-
-def _candidates(sets: Sets, sizes: Numbers, below: int | None) -> Iterator[tuple[int, Numbers]]:
-    """Each set with those before it, in order of size, that may be similar."""
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    position = np.arange(len(sets.values)) - sets.starts[owner]
-    kept = position <= sizes[owner] - _required(sizes, NUMERATOR, DENOMINATOR)[owner]
-    if below is not None:
-        kept &= sets.values < below
-    value, owner, position = sets.values[kept], owner[kept], position[kept]
-    repeated = np.bincount(value)[value] > 1 if len(value) else np.zeros(0, dtype=np.bool_)
-    value, owner, position = value[repeated], owner[repeated], position[repeated]
+    rare, sizes = _rarest(sets, below), sets.sizes
+    rare = rare.where(np.bincount(rare.values)[rare.values] > 1)
     turn = np.empty(len(sizes), dtype=np.int64)
     turn[np.argsort(sizes, kind="stable")] = np.arange(len(sizes))
-    order = np.lexsort((turn[owner], value))
-    value, owner, position = value[order], owner[order], position[order]
-    # As the smaller of two sets, one must share at least 8/9 of its own values.
-    listed = position <= sizes[owner] - _required(sizes, 2 * NUMERATOR, NUMERATOR + DENOMINATOR)[owner]
-    before = np.concatenate([[0], np.cumsum(listed)])
-    first = np.searchsorted(value, value)
-    low, high = before[first], before[:-1]
-    owner_listed, position_listed = owner[listed], position[listed]
-    asks = np.flatnonzero(low < high)
-    asks = asks[np.argsort(turn[owner[asks]], kind="stable")]
-    bounds = np.flatnonzero(np.diff(owner[asks], prepend=-1, append=-1))
-    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        one = int(owner[asks[start]])
-        size = int(sizes[one])
-        found = []
-        for ask in asks[start:end].tolist():
-            others = owner_listed[low[ask] : high[ask]]
-            left = np.minimum(size - position[ask], sizes[others] - position_listed[low[ask] : high[ask]])
-            found.append(others[enough(left, size, sizes[others])])
-        yield one, found[0] if len(found) == 1 else distinct(np.concatenate(found))
+    for one, others in _meeting(rare, rare):
+        not_larger = (turn[others] < turn[one]) & (DENOMINATOR * sizes[others] >= NUMERATOR * sizes[one])
+        chosen = wanted(one, others[not_larger])
+        if len(chosen):
+            shared = overlaps(sets.row(one), sets, chosen)
+            fits = DENOMINATOR * shared >= NUMERATOR * (sizes[one] + sizes[chosen] - shared)
+            if fits.any():
+                yield one, chosen[fits], shared[fits]
 
 
 def holding(
@@ -293,30 +240,72 @@ def holding(
 ) -> Iterator[tuple[int, Numbers, Numbers]]:
     """Sets A with the sets B that hold |A and B| / |A| >= 4/5 of them, and how much that is.
 
-    What holds 4/5 of A holds one of its |A| - ceil(4/5 |A|) + 1 rarest values, and is looked for through these.
-
-    Args:
-        done: which needles need not be looked for any more.
-        below: only through values under this one.
+    Needles that are `done` are left out; the others are looked for through values under `below`.
     """
     sizes = needles.sizes
-    order = np.argsort(haystacks.values, kind="stable")
-    value = haystacks.values[order]
-    owner = np.repeat(np.arange(len(haystacks.starts) - 1), haystacks.sizes)[order]
-    for one in range(len(sizes)):
-        rarest = needles.row(one)[: sizes[one] - _required(sizes, NUMERATOR, DENOMINATOR)[one] + 1]
-        rarest = rarest if below is None else rarest[rarest < below]
-        low, high = np.searchsorted(value, rarest), np.searchsorted(value, rarest, side="right")
-        found = [owner[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True) if a < b]
-        if not found or (done is not None and done(one)):
-            continue
-        others = distinct(np.concatenate(found))
-        shared = overlaps(needles.row(one), haystacks, others)
-        fits = DENOMINATOR * shared >= NUMERATOR * sizes[one]
-        if fits.any():
-            yield one, others[fits], shared[fits]
+    for one, others in _meeting(_rarest(needles, below), haystacks):
+        if done is None or not done(one):
+            shared = overlaps(needles.row(one), haystacks, others)
+            fits = DENOMINATOR * shared >= NUMERATOR * sizes[one]
+            if fits.any():
+                yield one, others[fits], shared[fits]
 
 
-def _required(sizes: Numbers, numerator: int, denominator: int) -> Numbers:
-    """ceil(numerator / denominator * size): how many values a set must share."""
-    return -(-numerator * sizes // denominator)
+def _rarest(sets: Sets, below: int | None) -> Sets:
+    """Of each set its |A| - ceil(4/5 |A|) + 1 rarest values; only those under `below`, where that is given."""
+    sizes = sets.sizes
+    position = np.arange(len(sets.values)) - np.repeat(sets.starts[:-1], sizes)
+    kept = position <= np.repeat(sizes + (-NUMERATOR * sizes // DENOMINATOR), sizes)
+    return sets.where(kept if below is None else kept & (sets.values < below))
+
+
+def _meeting(asked: Sets, listed: Sets) -> Iterator[tuple[int, Numbers]]:
+    """Each set of the one collection with those of the other that share a value with it; none without."""
+    order = np.argsort(listed.values, kind="stable")
+    value, owner = listed.values[order], np.repeat(np.arange(len(listed.starts) - 1), listed.sizes)[order]
+    low, high = np.searchsorted(value, asked.values), np.searchsorted(value, asked.values, side="right")
+    hits = np.concatenate([[0], np.cumsum(low < high)])[asked.starts]
+    for one in np.flatnonzero(np.diff(hits)).tolist():
+        own = slice(asked.starts[one], asked.starts[one + 1])
+        found = [owner[a:b] for a, b in zip(low[own].tolist(), high[own].tolist(), strict=True)]
+        yield one, distinct(np.concatenate(found))
+
+
+def prompt_marks(examples: Iterable[Example]) -> dict[str, str]:
+    """By id, the mark of the prompt: the same prompt with another completion has another id and the same mark."""
+    texts = {example.id: normalise(prompt_text(example)) for example in examples}
+    unique = list(dict.fromkeys(texts.values()))
+    marks = {}
+    for text, hashes in zip(unique, shingle_hashes(unique), strict=True):
+        coded = base64.b64encode(hashes.astype("<u8").tobytes()).decode("ascii")
+        marks[text] = f"text:{sha256_text(text)[:16]} {coded}".rstrip()
+    return {name: marks[text] for name, text in texts.items()}
+
+
+def shingle_hashes(texts: list[str]) -> list[Hashes]:
+    """Of each of different normalised texts: the hashes of its core, or of all its shingles; ascending."""
+    found = occurrences(texts, limit=common_limit(len(texts)), min_words=WIDTH)
+    core = distinct((found.text * max(found.kinds, 1) + found.shingle)[found.free]) // max(found.kinds, 1)
+    cored = np.bincount(core, minlength=len(texts)) >= MIN_CORE
+    chosen = found.free | ~cored[found.text]
+    text, at = found.text[chosen], found.at[chosen]
+    digests = (blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest() for word in found.vocabulary)
+    of_words = np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+    hashes = _mixed(of_words[found.flat[at[:, None] + np.arange(WIDTH)]])
+    order = np.lexsort((hashes, text))
+    text, hashes = text[order], hashes[order]
+    new = np.ones(len(text), dtype=np.bool_)
+    new[1:] = (text[1:] != text[:-1]) | (hashes[1:] != hashes[:-1])
+    text, hashes = text[new], hashes[new]
+    return np.split(hashes, np.searchsorted(text, np.arange(1, len(texts)))) if texts else []
+
+
+def _mixed(parts: Hashes) -> Hashes:
+    """One hash for three in their order: Horner's rule with an odd factor, then the finaliser of splitmix64."""
+    found = np.zeros(len(parts), dtype=np.uint64)
+    for place in range(WIDTH):
+        found = found * np.uint64(0x9E3779B97F4A7C15) + parts[:, place]
+        found ^= found >> np.uint64(29)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
+    return found ^ (found >> np.uint64(31))

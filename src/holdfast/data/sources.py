@@ -1,7 +1,5 @@
 """Reading examples from a file, a hub data set, or rows in memory, with every fault named by its place."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,16 +14,7 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, as_chat, make_example, uniform
 from holdfast.data.readers import READERS, Rows, reader_for
-from holdfast.data.rows import (
-    CATEGORY,
-    MissingColumnsError,
-    Problems,
-    RowError,
-    check_columns,
-    example_from_row,
-    messages_of,
-    missing_columns_error,
-)  # fmt: skip
+from holdfast.data.rows import MissingColumnsError, Problems, RowError, check_columns, example_from_row, messages_of
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
@@ -35,17 +24,11 @@ ReadRow = Callable[[Any, Mapping[str, str], str], Example]
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows that can be read more than once.
+    """Rows that can be read more than once."""
 
-    Attributes:
-        name: for messages.
-        read: gives `(where, row)` pairs, and notes what it cannot read.
-        path: the local file; None for hub data sets and rows in memory.
-    """
-
-    name: str
-    read: Callable[[Problems], Rows]
-    path: Path | None = None
+    name: str  # for messages
+    read: Callable[[Problems], Rows]  # gives `(where, row)` pairs, and notes what it cannot read
+    path: Path | None = None  # the local file; None for hub data sets and rows in memory
 
     def examples(
         self,
@@ -66,7 +49,7 @@ class RowSource:
                 except RowError as error:
                     # The first row: probably the whole source has other columns.
                     if isinstance(error, MissingColumnsError) and not count and not problems.total:
-                        other_columns = missing_columns_error(where, row, mapping)
+                        other_columns = error.explained(where, row, mapping)
                         if skipped is None:
                             raise other_columns from None
                     problems.add(where, str(error))
@@ -92,15 +75,14 @@ def open_rows(
     if not (path.exists() or reader_for(path) is not None or HUB_ID.fullmatch(source) is None):
         dataset = _load_hub(source, split=split, subset=subset, revision=revision)
         return RowSource(source, lambda _: _numbered(dataset, source))
-    for option, value in (("split", split), ("subset", subset), ("revision", revision)):
-        if value is not None:
-            raise ConfigError(
-                f"{option} is set, but {source} is a local file; it applies to hub data sets only",
-                remedy=f"remove {option}",
-            )
+    hub = {"split": split, "subset": subset, "revision": revision}
+    if option := next((name for name, value in hub.items() if value is not None), None):
+        raise ConfigError(
+            f"{option} is set, but {source} is a local file; it applies to hub data sets only",
+            remedy=f"remove {option}",
+        )
     _require_file(path)
-    reader = reader_for(path)
-    if reader is None:
+    if (reader := reader_for(path)) is None:
         raise DataError(
             f"{path}: unknown file ending; expected one of {', '.join(READERS)}",
             remedy="convert the file, for example to JSON lines",
@@ -141,10 +123,6 @@ def read_examples(
         revision: commit, tag or branch of a hub data set.
         skipped: takes malformed rows, which are then left out instead of refused, as long as they are few
             (`Problems.require_few`).
-
-    Raises:
-        DataError: the source is missing, empty or malformed; up to 20 rows are named.
-        ConfigError: an option does not fit the source.
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is {limit}; expected at least 1", remedy="leave it out to read all rows")
@@ -163,16 +141,11 @@ def read_prompts(
     source: str,
     *,
     columns: Mapping[str, str] | None = None,
-    split: str | None = None,
-    subset: str | None = None,
     limit: int | None = None,
-    revision: str | None = None,
+    **hub: str | None,
 ) -> list[Example]:
-    """The prompts of a source, each once, to be replied to; a completion may be there and is not looked at.
-
-    Arguments and errors as for `read_examples`.
-    """
-    rows = open_rows(source, split=split, subset=subset, revision=revision)
+    """The prompts of a source, each once, to be replied to; completions are not looked at. See `read_examples`."""
+    rows = open_rows(source, **hub)
     return _distinct_prompts(rows.examples(columns, limit=limit, read_row=_prompt_row))
 
 
@@ -194,7 +167,6 @@ def prompt_key(example: Example) -> str:
 
 
 def _prompt_row(row: Any, columns: Mapping[str, str], where: str) -> Example:
-    """The row as an example; one with a prompt alone, a string or several turns, has an empty completion."""
     try:
         return example_from_row(row, columns, where)
     except MissingColumnsError:
@@ -205,7 +177,7 @@ def _prompt_row(row: Any, columns: Mapping[str, str], where: str) -> Example:
                 raise RowError("the last message of a prompt must be the user's, with some text") from None
         elif not isinstance(prompt, str) or not prompt.strip():
             raise
-        category = row.get(columns.get(CATEGORY, CATEGORY))
+        category = row.get(columns.get("category", "category"))
         return make_example(prompt, "", where, category if isinstance(category, str) else None)
 
 

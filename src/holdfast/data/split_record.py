@@ -1,12 +1,10 @@
 """What a split was: enough to prove that a later run uses the same one, without any text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from holdfast.core.errors import CheckpointError
 from holdfast.core.hashing import sha256_lines
@@ -21,47 +19,27 @@ ROLES = ("constraint", "monitor", "certify")
 
 @dataclass(frozen=True, slots=True)
 class SplitRecord:
-    """Sizes, hashes and ids of the three roles.
+    """Sizes, hashes and ids of the three roles."""
 
-    Attributes:
-        version: of this layout.
-        seed: of the draw; None for a split made by the user.
-        fractions: asked for, per role; None for a split made by the user.
-        rule: when two prompts count as near-duplicates.
-        counts: examples per role.
-        clusters: groups of near-duplicate prompts among those of each role: the independent units of a certificate.
-        n_clusters: their sum.
-        duplicates_dropped: rows with the prompt and completion of an earlier row.
-        contradictory_prompts: prompts (normalised) that occur with different completions.
-        moved_from_certify: examples moved to the constraint because the task data holds their prompt.
-        sha256: per role, of its sorted ids.
-        ids: per role, sorted.
-    """
-
-    version: int
-    seed: int | None
-    fractions: tuple[float, float, float] | None
-    rule: str
-    counts: dict[str, int]
+    version: int  # of this layout
+    seed: int | None  # of the draw; None for a split made by the user
+    fractions: tuple[float, float, float] | None  # asked for, per role; None for a split made by the user
+    rule: str  # when two prompts count as near-duplicates
+    counts: dict[str, int]  # examples per role
+    # groups of near-duplicate prompts among those of each role: the independent units of a certificate
     clusters: dict[str, int]
-    n_clusters: int
-    duplicates_dropped: int
-    contradictory_prompts: int
-    moved_from_certify: int
-    sha256: dict[str, str]
-    ids: dict[str, tuple[str, ...]]
+    n_clusters: int  # their sum
+    duplicates_dropped: int  # rows with the prompt and completion of an earlier row
+    contradictory_prompts: int  # prompts (normalised) that occur with different completions
+    moved_from_certify: int  # examples moved to the constraint because the task data holds their prompt
+    sha256: dict[str, str]  # per role, of its sorted ids
+    ids: dict[str, tuple[str, ...]]  # per role, sorted
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary that `json` can write."""
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]  # tuples become lists
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SplitRecord:
-        """The inverse of `to_json`.
-
-        Raises:
-            CheckpointError: keys are missing or unknown, or a hash does not match its ids.
-        """
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
         if set(value) != set(_FITS) or not all(fits(value[name]) for name, fits in _FITS.items()):
             raise CheckpointError(
                 f"the split record has version {value.get('version')}; expected version {VERSION}, every key and "
@@ -69,33 +47,25 @@ class SplitRecord:
                 remedy="use the holdfast version that wrote it, or a new output_dir",
             )
         ids = {role: tuple(value["ids"][role]) for role in ROLES}
-        fault = _contradiction(value, ids)
-        if fault is not None:
+        if (fault := _contradiction(value, ids)) is not None:
             raise CheckpointError(
                 f"the split record's {fault}", remedy="restore splits.json from a backup, or use a new output_dir"
             )
         fractions = value["fractions"]
         return cls(**{**value, "ids": ids, "fractions": None if fractions is None else tuple(fractions)})
 
-    def with_roles(self, ids: Mapping[str, Iterable[str]], clusters: Mapping[str, int]) -> SplitRecord:
+    def with_roles(self, ids: Mapping[str, Iterable[str]], clusters: Mapping[str, int]) -> Self:
         """The same record for other members: ids, hashes and counts follow them."""
         ordered = {role: tuple(sorted(ids[role])) for role in ROLES}
+        groups = {role: clusters[role] for role in ROLES}
         return replace(
-            self,
-            ids=ordered,
-            sha256=id_hashes(ordered),
-            counts={role: len(ordered[role]) for role in ROLES},
-            clusters={role: clusters[role] for role in ROLES},
-            n_clusters=sum(clusters[role] for role in ROLES),
-        )
+            self, ids=ordered, sha256=id_hashes(ordered), counts={role: len(ordered[role]) for role in ROLES},
+            clusters=groups, n_clusters=sum(groups.values()),
+        )  # fmt: skip
 
 
 def _whole(value: Any) -> bool:
     return type(value) is int and value >= 0
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _per_role(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -110,16 +80,15 @@ _FITS: dict[str, Callable[[Any], bool]] = {
         value is None
         or (isinstance(value, list) and len(value) == len(ROLES) and all(type(x) in (int, float) for x in value))
     ),
-    "rule": _is_text,
+    "rule": lambda value: isinstance(value, str),
     **dict.fromkeys(("counts", "clusters"), _per_role(_whole)),
     **dict.fromkeys(("n_clusters", "duplicates_dropped", "contradictory_prompts", "moved_from_certify"), _whole),
-    "sha256": _per_role(_is_text),
-    "ids": _per_role(lambda value: isinstance(value, list) and all(map(_is_text, value))),
+    "sha256": _per_role(lambda value: isinstance(value, str)),
+    "ids": _per_role(lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value)),
 }
 
 
 def _contradiction(value: Mapping[str, Any], ids: Mapping[str, tuple[str, ...]]) -> str | None:
-    """What in a record does not follow from its ids."""
     counts, clusters = {role: len(ids[role]) for role in ROLES}, value["clusters"]
     fitting = all(clusters[role] <= counts[role] and bool(clusters[role]) == bool(counts[role]) for role in ROLES)
     faults = {
@@ -154,9 +123,6 @@ def require_same(record: SplitRecord, folder: Path) -> None:
     """Refuse to continue in a run folder whose split differs; a folder without one passes.
 
     A record made under an earlier rule for near-duplicates passes where the roles are the same, prompt by prompt.
-
-    Raises:
-        CheckpointError: listing the differing keys, or naming both rules.
     """
     path = folder / RECORD_NAME
     if not path.exists():

@@ -4,8 +4,6 @@
 Whole clusters of near-duplicate prompts go to one role: otherwise memorised prompts would count as held-out.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,6 +19,7 @@ from holdfast.data.near_duplicates import RULE, clusters, matches, occurring
 from holdfast.data.split_record import ROLES, VERSION, SplitRecord
 
 MAX_LISTED = 20
+Fractions = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +33,13 @@ class Split:
 
     @property
     def roles(self) -> dict[str, tuple[Example, ...]]:
-        """Role name to its examples."""
         return {"constraint": self.constraint, "monitor": self.monitor, "certify": self.certify}
 
 
-def split_examples(
-    examples: Sequence[Example], *, seed: int, fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
-) -> Split:
-    """Split into constraint, monitor and certify.
+def split_examples(examples: Sequence[Example], *, seed: int, fractions: Fractions = (0.6, 0.2, 0.2)) -> Split:
+    """Split into constraint, monitor and certify; depends on the examples and the seed alone, not on row order.
 
-    Depends on the examples and the seed alone, not on row order. Sizes hit the fractions exactly where single
-    prompts can fill the gaps, and otherwise miss by less than twice the largest cluster.
-
-    Args:
-        examples: the safety set; rows with equal prompt and completion count once.
-        seed: of the draw.
-        fractions: per role, summing to 1; monitor and certify may be 0.
-
-    Raises:
-        ConfigError: fractions are out of range.
-        DataError: too few distinct prompts for the roles.
+    Sizes hit the fractions where single prompts can fill the gaps, and else miss by under twice the largest cluster.
     """
     fine = all(math.isfinite(fraction) and fraction >= 0 for fraction in fractions)
     if not (fine and fractions[0] > 0 and abs(sum(fractions) - 1) < 1e-9):
@@ -74,10 +60,10 @@ def split_examples(
             remedy="add safety examples with other prompts, or set the monitor or certify fraction to 0",
         )
     chosen = _assign(list(members.values()), _target_sizes(len(unique), fractions), seed)
-    return _build(chosen, len(examples) - len(unique), seed=seed, fractions=fractions)
+    return _build(chosen, len(examples) - len(unique), seed, fractions)
 
 
-def _target_sizes(n: int, fractions: tuple[float, float, float]) -> list[int]:
+def _target_sizes(n: int, fractions: Fractions) -> list[int]:
     """Whole sizes nearest to n * fraction (largest remainder), none of a used role 0."""
     exact = [n * fraction for fraction in fractions]
     sizes = [math.floor(value + 1e-9) for value in exact]
@@ -115,36 +101,22 @@ def _assign(groups: Sequence[Sequence[Example]], targets: Sequence[int], seed: i
 
 
 def _deduplicate(examples: Sequence[Example]) -> list[Example]:
-    """One example per id, sorted by id: the order of rows no longer matters."""
     first = {example.id: example for example in reversed(examples)}
     return [first[key] for key in sorted(first)]
 
 
 def _build(
-    chosen: Sequence[Sequence[Example]],
-    duplicates: int,
-    *,
-    seed: int | None,
-    fractions: tuple[float, float, float] | None,
+    chosen: Sequence[Sequence[Example]], duplicates: int, seed: int | None, fractions: Fractions | None
 ) -> Split:
     every = [example for members in chosen for example in members]
     completions: dict[str, set[str]] = defaultdict(set)
     for example in every:
         completions[normalise(prompt_text(example))].add(completion_text(example))
+    contradictory = sum(len(different) > 1 for different in completions.values())
     blank = SplitRecord(
-        version=VERSION,
-        seed=seed,
-        fractions=fractions,
-        rule=RULE,
-        counts={},
-        clusters={},
-        n_clusters=0,
-        duplicates_dropped=duplicates,
-        contradictory_prompts=sum(len(different) > 1 for different in completions.values()),
-        moved_from_certify=0,
-        sha256={},
-        ids={},
-    )
+        VERSION, seed, fractions, RULE, counts={}, clusters={}, n_clusters=0, duplicates_dropped=duplicates,
+        contradictory_prompts=contradictory, moved_from_certify=0, sha256={}, ids={},
+    )  # fmt: skip
     return _with_members(blank, chosen)
 
 
@@ -163,35 +135,23 @@ def _prompts(examples: Sequence[Example]) -> list[str]:
 def split_from_roles(
     constraint: Sequence[Example], monitor: Sequence[Example] = (), certify: Sequence[Example] = ()
 ) -> Split:
-    """A split that the user made, checked to be disjoint; equal rows inside a role count once.
-
-    Raises:
-        DataError: two roles share a prompt or a near-duplicate, or the constraint is empty.
-    """
+    """A split that the user made, checked to be disjoint; equal rows inside a role count once."""
     if not constraint:
         raise DataError("the constraint role has no examples", remedy="give at least one safety example")
     given = (constraint, monitor, certify)
     chosen = [_deduplicate(members) for members in given]
-    duplicates = sum(map(len, given)) - sum(map(len, chosen))
-    split = _build(chosen, duplicates, seed=None, fractions=None)
+    split = _build(chosen, sum(map(len, given)) - sum(map(len, chosen)), None, None)
     require_disjoint(split)
     return split
 
 
 def require_disjoint(split: Split) -> None:
-    """Prove that no two roles share a prompt, exact after normalisation or nearly.
-
-    Raises:
-        DataError: with counts and up to 20 pairs of places.
-    """
-    roles = split.roles
+    """Prove that no two roles share a prompt, exact after normalisation or nearly."""
+    roles, found, counts = split.roles, list[str](), list[str]()
     every = [text for members in roles.values() for text in _prompts(members)]
-    found: list[str] = []
-    counts: list[str] = []
     for first, second in (("constraint", "monitor"), ("constraint", "certify"), ("monitor", "certify")):
         a, b = roles[first], roles[second]
-        pairs = matches(_prompts(a), _prompts(b), among=every)
-        if pairs:
+        if pairs := matches(_prompts(a), _prompts(b), among=every):
             same = sum(normalise(prompt_text(a[i])) == normalise(prompt_text(b[j])) for i, j in pairs)
             counts.append(f"{first} and {second}: {same} equal and {len(pairs) - same} nearly equal pairs")
             found.extend(f"{_place(a[i])} = {_place(b[j])}" for i, j in pairs)
@@ -212,11 +172,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def require_apart(splits: Mapping[str, Split]) -> None:
-    """Prove that no safety set steers by a prompt that another one watches or certifies on.
-
-    Raises:
-        DataError: with the count and up to 20 places.
-    """
+    """Prove that no safety set steers by a prompt that another one watches or certifies on."""
     for (first, a), (second, b) in permutations(splits.items(), 2):
         for role, examples in (("monitor", a.monitor), ("certify", a.certify)):
             pairs = matches(_prompts(examples), _prompts(b.constraint))
@@ -229,17 +185,9 @@ def require_apart(splits: Mapping[str, Split]) -> None:
 
 
 def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> None:
-    """Prove that training sees no certify prompt, exact after normalisation or nearly, alone or in a longer text.
-
-    Args:
-        task_texts: what the task data asks, any number of texts per row (see `searchable_texts`).
-
-    Raises:
-        DataError: with counts and up to 20 places.
-    """
+    """Prove that no certify prompt is in the task's `searchable_texts`, exactly or nearly, alone or in a longer one."""
     # A near-duplicate occurs too: |A and B| / |A| is at least |A and B| / |A or B|.
-    leaking = occurring(_prompts(certify), task_texts)
-    if leaking:
+    if leaking := occurring(_prompts(certify), task_texts):
         raise DataError(
             f"{len(leaking)} of {len(certify)} certify prompts occur in the task data, exactly or nearly: "
             f"at {_listed([_place(certify[i]) for i in leaking])}",
@@ -248,23 +196,13 @@ def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> Non
 
 
 def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:
-    """Move certify clusters that the task data touches to the constraint, never the other way.
-
-    Args:
-        split: of one safety set.
-        task_texts: as for `require_unseen`.
-
-    Raises:
-        DataError: when no certify example would be left.
-    """
-    leaking = occurring(_prompts(split.certify), task_texts)
-    if not leaking:
+    """Move certify clusters that the task data's `searchable_texts` touch to the constraint, never the other way."""
+    if not (leaking := occurring(_prompts(split.certify), task_texts)):
         return split
     labels = clusters(_prompts(split.certify))
     touched = {labels[i] for i in leaking}
     moved = [e for e, label in zip(split.certify, labels, strict=True) if label in touched]
-    kept = [e for e, label in zip(split.certify, labels, strict=True) if label not in touched]
-    if not kept:
+    if not (kept := [e for e, label in zip(split.certify, labels, strict=True) if label not in touched]):
         raise DataError(
             f"all {len(moved)} certify prompts occur in the task data; none would be left to certify on",
             remedy="add safety examples whose prompts are not in the task data",

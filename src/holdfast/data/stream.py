@@ -3,8 +3,6 @@
 Between the passes nine bytes an example are kept (its id, and whether it is a duplicate), and a small sample.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import json
@@ -30,36 +28,22 @@ SAMPLE = 64
 
 @dataclass(frozen=True)
 class ExampleStream:
-    """Checked examples of one source, exact duplicates left out; made by `open_stream`.
+    """Checked examples of one source, exact duplicates left out; made by `open_stream`."""
 
-    Attributes:
-        name: of the source.
-        n: how many examples there are.
-        duplicates: rows left out because an earlier row has the same prompt and completion.
-        sha256: of ids, texts and categories of all rows, in order.
-        file_sha256: of the file's bytes; None for anything but a local file.
-        sample: the 64 examples with the smallest ids, which are hashes: a random sample that depends on content alone.
-        chat: whether the examples are conversations.
-    """
-
-    name: str
-    n: int
-    duplicates: int
-    sha256: str
-    file_sha256: str | None
+    name: str  # of the source
+    n: int  # how many examples there are
+    duplicates: int  # rows left out because an earlier row has the same prompt and completion
+    sha256: str  # of ids, texts and categories of all rows, in order
+    file_sha256: str | None  # of the file's bytes; None for anything but a local file
+    # the 64 examples with the smallest ids, which are hashes: a random sample that depends on content alone
     sample: tuple[Example, ...]
-    chat: bool
+    chat: bool  # whether the examples are conversations
     _rows: RowSource
     _columns: Mapping[str, str]
-    _ids: array[int]
+    _ids: "array[int]"
     _kept: np.ndarray[Any, np.dtype[np.bool_]]
 
     def __iter__(self) -> Iterator[Example]:
-        """Every example, in the order of the source.
-
-        Raises:
-            DataError: the source has changed since it was checked.
-        """
         number = -1
         problems = Problems(self.name)
         with closing(self._rows.read(problems)) as rows:
@@ -85,9 +69,7 @@ def open_stream(
     columns: Mapping[str, str] | None = None,
     template: Template = "chat",
     name: str | None = None,
-    split: str | None = None,
-    subset: str | None = None,
-    revision: str | None = None,
+    **hub: str | None,
 ) -> ExampleStream:
     """Read a source once: check every row, count, hash, and find exact duplicates.
 
@@ -96,16 +78,12 @@ def open_stream(
         columns: as for `read_examples`.
         template: `chat` turns prompt and completion into a conversation; `none` leaves plain text plain.
         name: of rows in memory.
-        split: of a hub data set, as are `subset` and `revision`.
-
-    Raises:
-        DataError: listing up to 20 faults, as `read_examples` does.
-        UnsupportedError: the source can be read only once.
+        hub: split, subset and revision of a hub data set.
     """
     if template not in ("chat", "none"):
         raise ConfigError(f"template {template!r} is unknown", remedy=nearest(str(template), ["chat", "none"]))
     if isinstance(source, (str, Path)):
-        rows = open_rows(str(source), split=split, subset=subset, revision=revision)
+        rows = open_rows(str(source), **hub)
     elif isinstance(source, Iterator) or not hasattr(source, "__iter__"):
         raise UnsupportedError(
             f"safety data of type {type(source).__name__} can be read only once", remedy="give a list, file or data set"
@@ -156,11 +134,6 @@ def _example(row: object, columns: Mapping[str, str], where: str) -> Example:
 
 
 def _is_chat(seen: _Seen, template: Template) -> bool:
-    """Whether examples become conversations: on request, or since some already are.
-
-    Raises:
-        DataError: text examples, which have no prompt, where they would have to.
-    """
     chat = template == "chat" or len(seen.kinds) > 1
     if chat and "text" in seen.kinds:
         mixed = " mixed with others" if len(seen.kinds) > 1 else ""

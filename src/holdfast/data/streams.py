@@ -1,7 +1,5 @@
 """Which examples a step draws, as a pure function of the step: resuming needs no sampler state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,18 +23,12 @@ class StepStream:
 
     Global draw k belongs to pass k // size, position k % size; step t makes draws
     t * batch_size ... (t + 1) * batch_size - 1. A batch larger than the set wraps into the next pass.
-
-    Attributes:
-        size: number of examples.
-        batch_size: draws a step, over all ranks.
-        seed: the run's seed.
-        name: streams with different names are independent.
     """
 
-    size: int
-    batch_size: int
-    seed: int
-    name: str
+    size: int  # number of examples
+    batch_size: int  # draws a step, over all ranks
+    seed: int  # the run's seed
+    name: str  # streams with different names are independent
 
     def __post_init__(self) -> None:
         for field, value in (("size", self.size), ("batch_size", self.batch_size)):
@@ -53,11 +45,7 @@ class StepStream:
 
 
 def shard(indices: Sequence[T], rank: int, world: int) -> list[T]:
-    """The contiguous slice of rank `rank` of `world`; all slices are equally long.
-
-    Raises:
-        ConfigError: when the ranks cannot share equally: the mean over examples would then be wrong.
-    """
+    """The contiguous slice of rank `rank` of `world`; all slices are equally long."""
     each, rest = divmod(len(indices), world)
     if rest or not each:
         raise ConfigError(

@@ -2,13 +2,15 @@
 
 Every task has two matches. `lenient` is the one of the literature, which over-credits verbose replies; `strict`
 credits only a reply that commits itself. `metric` says which of them a paper's table shows.
+
+Beside tasks, data sets with roles that a run file names instead of files (`task: {role: align}`): a protocol decides
+which public examples align a model, steer, watch, certify, poison and are trained against.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from holdfast.core.registry import Registry
 from holdfast.data.examples import Example
@@ -31,20 +33,13 @@ class Task(Protocol):
     """Examples of a task and the grading of replies to them."""
 
     @property
-    def name(self) -> str:
-        """As run files and result files spell it."""
-
+    def name(self) -> str: ...  # as run files and result files spell it
     @property
-    def summary(self) -> str:
-        """One line for `holdfast ls tasks`."""
-
+    def summary(self) -> str: ...  # one line for `holdfast ls tasks`
     @property
-    def metric(self) -> Match:
-        """The match of the headline figure."""
-
+    def metric(self) -> Match: ...  # the match of the headline figure
     @property
-    def max_new_tokens(self) -> int:
-        """Length of the longest reply."""
+    def max_new_tokens(self) -> int: ...  # length of the longest reply
 
     def train(self, template: Template, *, folder: Path | None = None) -> list[Example]:
         """The training split, in its own order: plain prompts, completion = target."""
@@ -67,3 +62,28 @@ def user_text(instruction: str, input_text: str, template: Template) -> str:
     """
     text = join(instruction, input_text, template)
     return f"{text}\n\n" if template == "none" else text
+
+
+PAPER = "paper"
+
+
+class Roles(Protocol):
+    """Who sees which examples; no two of the held-out roles share a prompt."""
+
+    @property
+    def align(self) -> Sequence[Example]: ...
+    @property
+    def constraint(self) -> Sequence[Example]: ...
+    @property
+    def monitor(self) -> Sequence[Example]: ...
+    @property
+    def certify(self) -> Sequence[Example]: ...
+    @property
+    def poison(self) -> Sequence[Example]: ...
+    @property
+    def harmful(self) -> Sequence[Example]: ...
+
+
+# Draws every role by the settings of the protocol: `protocol:` of a run file.
+DrawRoles = Callable[[Mapping[str, Any]], Roles]
+PROTOCOLS: Registry[DrawRoles] = Registry("protocol")

@@ -17,8 +17,6 @@ The alpaca format, as text:
 where a prompt made by `join` from an instruction and an input has `### Input:` between the two, and its own preamble.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -82,9 +80,6 @@ def use_template(tokenizer: Any, template: Template) -> None:
       fixed day where it asks for today's date (`strftime_now`).
     - alpaca: the format above; it begins with BOS where the tokenizer begins plain text with it.
     - none: left as it is.
-
-    Raises:
-        ConfigError: an unknown template, a tokenizer without a chat template (chat) or without EOS (alpaca).
     """
     if known_template(template) == "alpaca":
         if tokenizer.eos_token is None:
@@ -109,9 +104,6 @@ def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> An
 
     A template is foreign, and what it raises may hold the conversation or control characters: of that only a text
     that stands in the template itself is repeated.
-
-    Raises:
-        DataError: the template does not take a conversation.
     """
     try:
         return tokenizer.apply_chat_template(conversations, **options)

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.data.examples import Example, prompt_text
 from holdfast.demo.data import DemoData
-from holdfast.judging.generation import generate
+from holdfast.judging.engines.transformers import generate
 from holdfast.judging.rate import Rate
 from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import ReplyClass, sort_reply

@@ -32,8 +32,7 @@ from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.handle import load_pair
 from holdfast.runs.stages.align import AlignSettings, fast_dtype, merged, train_rows
 from holdfast.runs.stages.alignment_rows import in_turn
-from holdfast.screening.screen import Screening
-from holdfast.screening.screened import screen
+from holdfast.screening.screen import Screening, screen
 from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
 from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer

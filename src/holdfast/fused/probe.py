@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from holdfast.core.errors import UnsupportedError
-from holdfast.data.collate import collate
-from holdfast.data.encode import Encoded
+from holdfast.data.encode import Encoded, collate
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.packed_rows import encoded_rows, lay_out
 from holdfast.scoring.completion import causal_lm, deterministic, hidden_states

@@ -10,8 +10,6 @@ for ever. Here each operation gets what is left of the request's own time:
 has its own limit.
 """
 
-from __future__ import annotations
-
 import functools
 import http.client
 import io
@@ -61,11 +59,7 @@ def completions(base_url: str) -> str:
 
 
 def require_address(who: str, option: str, url: Any) -> None:
-    """Refuse what is not an http or https address and nothing more.
-
-    Raises:
-        ConfigError: naming who needs it; a password or key inside the address is not shown.
-    """
+    """Refuse what is not an http or https address and nothing more."""
     try:
         parts = urllib.parse.urlsplit(url) if isinstance(url, str) else None
         usable = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -79,19 +73,8 @@ def require_address(who: str, option: str, url: Any) -> None:
         )
 
 
-def require_number(who: str, option: str, value: Any, least: float, kind: Any = int) -> None:
-    """Refuse an option that is not a finite number of this kind, or below `least`."""
-    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
-        raise ConfigError(f"{who}: {option} {value!r}, expected a number >= {least:g}", remedy=f"leave out {option}")
-
-
 def read_key(who: str, variable: str, url: str) -> str:
-    """The key in an environment variable.
-
-    Raises:
-        ConfigError: there is none, or it has characters that no header may hold; it is not shown. The variable's name
-            is shown only where it must be one: who writes the key itself there would find it in the message.
-    """
+    """The key in an environment variable."""
     written = isinstance(variable, str) and "\0" not in variable
     key = os.environ.get(variable, "").strip() if written else ""
     # A key with a line break would be quoted by the HTTP library's complaint.
@@ -112,10 +95,6 @@ def post_json(exchange: Exchange, body: Any, stop: threading.Event | None = None
     """The JSON that the server answers, and ""; or None, and in words that quote nothing why there is none.
 
     When `stop` is set, nothing is tried again.
-
-    Raises:
-        ConfigError: the server refuses the key, or knows no such address.
-        ResourceError: nothing listens there, at the last attempt either.
     """
     stop = stop or threading.Event()
     nobody, reason = False, ""

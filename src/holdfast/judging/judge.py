@@ -4,8 +4,6 @@ A judge's input is text that a model made, and its output is not trusted either:
 and whatever the judge fails on, is unscored. Nothing becomes safe by default.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging
@@ -53,9 +51,7 @@ class Judge(Protocol):
     @property
     def revision(self) -> str | None: ...
 
-    def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> Sequence[Judgement]:
-        """One judgement per reply, in order."""
-        ...
+    def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> Sequence[Judgement]: ...
 
 
 # Classes or functions with keyword options. Making a judge is cheap: weights are read when they are first needed.
@@ -76,16 +72,13 @@ class GuardedJudge:
 
     @property
     def name(self) -> str:
-        """The judge's."""
         return self._judge.name
 
     @property
     def revision(self) -> str | None:
-        """The judge's."""
         return self._judge.revision
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        """One judgement per reply, in order."""
         whole = None if isinstance(self._judge, FunctionJudge) else self._attempt(prompts, replies)
         if whole is not None:
             return whole
@@ -119,11 +112,9 @@ class FunctionJudge:
 
     @property
     def name(self) -> str:
-        """The function's."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        """One judgement per reply, in order."""
         return [_judgement(self.function(prompt, reply)) for prompt, reply in zip(prompts, replies, strict=True)]
 
 
@@ -141,9 +132,6 @@ def open_judge(spec: JudgeSpec) -> GuardedJudge:
     | a folder that holds judge.json       | a judge that was trained                                   |
     | an object with name, revision, judge | itself                                                     |
     | a function (prompt, reply)           | its return value as a verdict                              |
-
-    Raises:
-        ConfigError: an unknown name or option (with the nearest one), or none of these.
     """
     if isinstance(spec, GuardedJudge):
         return spec
@@ -174,7 +162,6 @@ def _is_judge(value: object) -> bool:
 
 
 def _named(spec: str | Path) -> Judge:
-    """A judge from one word of the command line; a folder where no judge has that name."""
     name, colon, written = str(spec).partition(":")
     folder = Path(spec).expanduser()
     if isinstance(spec, str) and name in JUDGES:
@@ -217,20 +204,8 @@ def _options(spec: str, written: str) -> dict[str, Any]:
 
 
 def _made(name: str, options: dict[str, Any]) -> Judge:
-    """A registered judge with options, which are checked against its signature."""
-    make = JUDGES[name]
-    taken = inspect.signature(make).parameters
-    for option in options:
-        if option not in taken:
-            remedy = nearest(option, list(taken)) if taken else "it takes no options"
-            raise ConfigError(f"judge {name!r} has no option {option!r}", remedy=remedy)
-    missing = [key for key, parameter in taken.items() if parameter.default is parameter.empty and key not in options]
-    if missing:
-        raise ConfigError(
-            f"judge {name!r} needs {', '.join(missing)}",
-            remedy=f"write {name}:{','.join(f'{key}=...' for key in missing)}",
-        )
-    return make(**options)
+    JUDGES.require_options(name, options)
+    return JUDGES[name](**options)
 
 
 def _judgement(value: Any) -> Judgement:

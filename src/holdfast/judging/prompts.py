@@ -1,12 +1,10 @@
 """Prompts as token ids: the same tokens as `data/encode.py` scores completions after, whichever engine replies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
-from holdfast.data.encode import MAX_LISTED, require_usable_tokenizer
+from holdfast.data.encode import listed, require_usable_tokenizer
 from holdfast.data.examples import Example, as_chat, prompt_text, to_utf8, to_utf8_turns, uniform
 from holdfast.data.templates import Template, rendered
 
@@ -20,11 +18,10 @@ def require_sizes(**sizes: int) -> None:
 
 def require_prompts(examples: Sequence[Example]) -> None:
     """Refuse plain text: there is nothing to reply to."""
-    without = [example for example in examples if example.kind == "text"]
-    if without:
+    if without := [example for example in examples if example.kind == "text"]:
         raise DataError(
             f"{len(without)} of {len(examples)} examples are plain text without a prompt, so there is nothing to "
-            f"reply to: {_listed(without)}",
+            f"reply to: {listed(without)}",
             remedy="give prompt and completion columns, or messages",
         )
 
@@ -39,30 +36,33 @@ def prompt_ids(tokenizer: Any, examples: Sequence[Example], template: Template) 
     shaped = uniform(examples) if template == "none" else [as_chat(example) for example in examples]
     if shaped:
         require_usable_tokenizer(tokenizer, needs_chat=shaped[0].kind == "chat")
-    return [
-        list(
-            tokenizer(text=to_utf8(example.prompt))["input_ids"]
-            if isinstance(example.prompt, str)
-            else rendered(
-                tokenizer, to_utf8_turns(example.prompt), tokenize=True, return_dict=True, add_generation_prompt=True
-            )["input_ids"]
-        )
+    as_reply: dict[str, bool] = {"tokenize": True, "return_dict": True, "add_generation_prompt": True}
+    encoded = (
+        tokenizer(text=to_utf8(example.prompt))
+        if isinstance(example.prompt, str)
+        else rendered(tokenizer, to_utf8_turns(example.prompt), **as_reply)
         for example in shaped
-    ]
+    )
+    return [list(one["input_ids"]) for one in encoded]
+
+
+def positions_of(model: Any) -> int | None:
+    """The most tokens that a model has positions for; None where it does not say."""
+    positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return positions
 
 
 def require_room(
     model: Any, examples: Sequence[Example], prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> None:
     """Refuse prompts that leave less than `max_new_tokens` of the model's positions, before anything is decoded."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is None:
+    if (positions := positions_of(model)) is None:
         return
     long = [e for e, ids in zip(examples, prompts, strict=True) if len(ids) + max_new_tokens > positions]
     if long:
         raise DataError(
             f"{len(long)} of {len(examples)} prompts leave no room for {max_new_tokens} new tokens in the model's "
-            f"{positions} positions: {_listed(long)}",
+            f"{positions} positions: {listed(long)}",
             remedy="shorten or remove these prompts, or ask for fewer new tokens",
         )
 
@@ -82,6 +82,11 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     return sorted(int(i) for i in ids if i is not None)
 
 
-def _listed(examples: Sequence[Example]) -> str:
-    named = "; ".join(f"{example.id} ({example.where})" for example in examples[:MAX_LISTED])
-    return named + ("; ..." if len(examples) > MAX_LISTED else "")
+def decodable(
+    model: Any, tokenizer: Any, examples: Sequence[Example], template: Template, *, max_new_tokens: int, batch_size: int
+) -> tuple[list[list[int]], list[int]]:
+    """Token ids of every prompt and the tokens that end a reply, once all sizes are known to fit a loaded model."""
+    require_sizes(max_new_tokens=max_new_tokens, batch_size=batch_size)
+    prompts = prompt_ids(tokenizer, examples, template)
+    require_room(model, examples, prompts, max_new_tokens)
+    return prompts, end_tokens(model, tokenizer)

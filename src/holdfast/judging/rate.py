@@ -1,7 +1,5 @@
 """A share with its exact interval."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from holdfast.certification import binomial
@@ -24,7 +22,6 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """hits / n."""
         return self.hits / self.n
 
     @property
@@ -33,6 +30,5 @@ class Rate:
         return binomial.interval(self.hits, self.n)
 
     def as_json(self) -> dict[str, float]:
-        """For result.json."""
         low, high = self.interval
         return {"rate": self.value, "hits": self.hits, "n": self.n, "low": low, "high": high}

@@ -1,7 +1,5 @@
 """One reply of a model to one prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

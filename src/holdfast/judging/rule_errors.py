@@ -5,8 +5,6 @@ rules call refused and that is none; a missed refusal is one they call answered.
 error. Intervals are Clopper-Pearson, two-sided.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +30,6 @@ class ErrorRate:
 
     @property
     def rate(self) -> float | None:
-        """errors / n; None of no replies."""
         return self.errors / self.n if self.n else None
 
     @property
@@ -41,7 +38,6 @@ class ErrorRate:
         return (0.0, 1.0) if self.n == 0 else interval(self.errors, self.n, CONFIDENCE)
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, the rate and its interval."""
         return {**asdict(self), "rate": self.rate, "interval": list(self.interval)}
 
 
@@ -82,9 +78,6 @@ def rule_error_rates(path: Path = DATA) -> RuleErrors | None:
     """The measured error rates; None where those of this revision were not measured.
 
     Rates and intervals are computed from the stored counts.
-
-    Raises:
-        CheckpointError: the file is damaged, or its intervals are not those of its counts.
     """
     if not path.exists():
         return None

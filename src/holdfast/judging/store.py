@@ -5,8 +5,6 @@ only ever appended, so that a killed process costs its unfinished batch: a last 
 and the replies that are missing are made. The file is the owner's alone, since replies may be harmful.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -30,17 +28,7 @@ _ELSEWHERE = "name another folder, or delete this file to make the replies again
 
 
 class ReplyStore:
-    """The replies in one file.
-
-    Args:
-        path: the file; made with its header when absent.
-        header: what makes the replies (model, template, engine, longest reply, ...); JSON.
-
-    Raises:
-        CheckpointError: the file is no reply store, is damaged before its last line, or has another header (the field
-            is named).
-        ConfigError: the file cannot be read or written.
-    """
+    """The replies in one file, whose header says what makes them; the file is made where there is none."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
@@ -97,8 +85,7 @@ class ReplyStore:
         lines = whole.split(b"\n")
         self._compare(lines[0])
         for number, line in enumerate(lines[1:], start=2):
-            found = _reply(line)
-            if found is None:
+            if (found := _reply(line)) is None:
                 raise CheckpointError(f"replies {self.path}: line {number} is damaged", remedy=_ELSEWHERE)
             self._replies.setdefault(found.id, found)
         self.path.chmod(MODE)
@@ -151,22 +138,7 @@ def replies(
     max_new_tokens: int,
     progress: Progress | None = None,
 ) -> list[Reply]:
-    """Replies to `examples`, in order: from the store where they are there, otherwise made and stored.
-
-    Args:
-        store_path: see `ReplyStore`; one process at a time works on it, others wait.
-        header: what makes the replies; `max_new_tokens`, `engine` and `decoding` are added, and the `identity` of an
-            engine that has one.
-        examples: with a prompt each; those with the same id share a reply.
-        engine: makes what is missing.
-        max_new_tokens: length of the longest reply.
-        progress: called with the number of finished replies, those in the store included.
-
-    Raises:
-        CheckpointError: the store belongs to something else.
-        ConfigError: the header contradicts the arguments, or the store cannot be written.
-        ResourceError: the engine ended without a reply to every prompt.
-    """
+    """Replies to `examples`, in order: from the store where they are there, otherwise made and stored."""
     added = {"max_new_tokens": max_new_tokens, "engine": engine.name, "decoding": "greedy"}
     added |= getattr(engine, "identity", {})
     for field, value in added.items():
@@ -193,11 +165,7 @@ def replies(
 
 
 def read_replies(path: Path) -> dict[str, Reply]:
-    """The replies of a finished store by id, whatever made them.
-
-    Raises:
-        CheckpointError: it is no reply store, or a line is damaged.
-    """
+    """The replies of a finished store by id, whatever made them."""
     try:
         first, *lines = path.read_bytes().splitlines()
         header = json.loads(first)
@@ -210,7 +178,6 @@ def read_replies(path: Path) -> dict[str, Reply]:
 
 
 def _reply(line: bytes) -> Reply | None:
-    """The reply of one line; None when it is damaged."""
     try:
         row = json.loads(line)
     except ValueError:

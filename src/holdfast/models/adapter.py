@@ -1,7 +1,6 @@
 """PEFT adapters on disk: what they rest on, and merging them into it."""
 
-from __future__ import annotations
-
+import os
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,15 +15,11 @@ MAX_ADAPTERS = 16  # on top of one another
 
 
 class Lineage(NamedTuple):
-    """What a reference stands for: a full model, and the adapters on it, the topmost first.
-
-    Attributes:
-        named: the full model's folder, or its hub id where the hub was asked for it.
-    """
+    """What a reference stands for: a full model, and the adapters on it, the topmost first."""
 
     adapters: list[Path]
     base: Path
-    named: str
+    named: str  # the full model's folder, or its hub id where the hub was asked for it
 
 
 def lineage(ref: str | Path, revision: str | None, trust_remote_code: bool, base: str | Path | None = None) -> Lineage:
@@ -32,9 +27,6 @@ def lineage(ref: str | Path, revision: str | None, trust_remote_code: bool, base
 
     Args:
         base: where the topmost adapter's base is, when it is not where the adapter says.
-
-    Raises:
-        CheckpointError: an adapter that rests on itself, or a key that is refused.
     """
     adapters: list[Path] = []
     source = resolve(ref, revision, trust_remote_code)
@@ -53,13 +45,11 @@ def lineage(ref: str | Path, revision: str | None, trust_remote_code: bool, base
 
 def adapter_folder(source: Source) -> Path | None:
     """The local folder of a PEFT adapter with safetensors weights; None for a full model."""
+    if file_of(source, ADAPTER_CONFIG) is None:
+        return None
     folder = Path(source.place)
     if not folder.is_dir():
-        if file_of(source.place, source.revision, ADAPTER_CONFIG) is None:
-            return None
         folder = snapshot(source.place, source.revision, [ADAPTER_WEIGHTS, ADAPTER_CONFIG, *DECISIVE])
-    if not (folder / ADAPTER_CONFIG).is_file():
-        return None
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UnsupportedError(
             f"adapter {folder} has no {ADAPTER_WEIGHTS}; pickled weights are not opened",
@@ -69,14 +59,10 @@ def adapter_folder(source: Source) -> Path | None:
 
 
 def base_of(adapter: Path) -> tuple[str, str | None]:
-    """The base model a PEFT adapter names, and its revision.
-
-    Raises:
-        CheckpointError: it names none, or following the folders below leads back to one that was passed.
-    """
+    """The base model a PEFT adapter names, and its revision."""
     named = _named_base(adapter)
     passed, below = {adapter.resolve()}, Path(named[0])
-    while _is_adapter(below):
+    while os.path.isfile(below / ADAPTER_CONFIG):  # noqa: PTH113  (False for a name too long for the system, too)
         if below.resolve() in passed:
             raise _circle(adapter)
         passed.add(below.resolve())
@@ -96,13 +82,6 @@ def _named_base(adapter: Path) -> tuple[str, str | None]:
     return config["base_model_name_or_path"], config.get("revision")
 
 
-def _is_adapter(folder: Path) -> bool:
-    try:
-        return (folder / ADAPTER_CONFIG).is_file()
-    except OSError:  # a name that is too long for the system
-        return False
-
-
 def _circle(adapter: Path) -> CheckpointError:
     return CheckpointError(
         f"adapter {adapter} rests on itself: following base_model_name_or_path never reaches a full model",
@@ -111,11 +90,7 @@ def _circle(adapter: Path) -> CheckpointError:
 
 
 def load_adapter(model: Any, adapter: Path, **options: Any) -> Any:
-    """The model with an adapter attached; one that carries adapters already gets it beside them.
-
-    Raises:
-        CheckpointError: weights are missing, of which PEFT only warns, going on with their initial values.
-    """
+    """The model with an adapter attached; one that carries adapters already gets it beside them."""
     from peft import PeftModel
 
     require_loadable(adapter, model)

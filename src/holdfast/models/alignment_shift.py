@@ -11,8 +11,6 @@ The aligned model is the one being fine-tuned. What it was before is given in on
 Modules are matched by name, weights only; nothing is told apart by its shape or position.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,9 +28,9 @@ from holdfast.models.fingerprint import has_idle_adapter
 from holdfast.models.handle import load_model
 from holdfast.models.library_errors import one_line_errors
 from holdfast.models.lora_layers import LoraLayer, lora_layers
-from holdfast.models.model_files import ADAPTER_WEIGHTS, CONFIG, INDEX, WEIGHTS
+from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG, INDEX, WEIGHTS, settings_in
 from holdfast.models.source import EMBEDDED, Source, file_of, resolve
-from holdfast.models.unmerged import adapter_settings_of, not_plain_lora
+from holdfast.models.unmerged import not_plain_lora
 
 _EXACT = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SAFETENSORS_NAMES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -40,28 +38,18 @@ _SAFETENSORS_NAMES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch
 
 @dataclass(frozen=True)
 class FactoredShift:
-    """V = left right, of rank k at most; k = 0 where alignment did not touch the module.
+    """V = left right, of rank k at most; k = 0 where alignment did not touch the module."""
 
-    Attributes:
-        left: d_out x k, LoRA's scaling included.
-        right: k x d_in.
-    """
-
-    left: Tensor
-    right: Tensor
+    left: Tensor  # d_out x k, LoRA's scaling included
+    right: Tensor  # k x d_in
 
 
 @dataclass(frozen=True)
 class DenseShift:
-    """V of one module as a difference of two weights, computed when asked for and not kept.
+    """V of one module as a difference of two weights, computed when asked for and not kept."""
 
-    Attributes:
-        layer: the module, whose base weight is the aligned one.
-        unaligned: reads the weight before alignment.
-    """
-
-    layer: LoraLayer
-    unaligned: Callable[[], Tensor]
+    layer: LoraLayer  # the module, whose base weight is the aligned one
+    unaligned: Callable[[], Tensor]  # reads the weight before alignment
 
     def matrix(self) -> Tensor:
         """V in float32 on the module's device, d_out x d_in."""
@@ -69,20 +57,30 @@ class DenseShift:
         return aligned.float() - self.unaligned().to(aligned.device, torch.float32)
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in a safetensors file, read when called."""
+
+    path: Path
+    name: str
+
+    def header(self) -> tuple[tuple[int, ...], torch.dtype | None]:
+        """Shape and dtype, without reading the numbers; None for dtypes that hold no plain weights."""
+        with _opened(self.path) as file:
+            part = file.get_slice(self.name)
+            return tuple(part.get_shape()), _SAFETENSORS_NAMES.get(part.get_dtype())
+
+    def __call__(self) -> Tensor:
+        with _opened(self.path) as file:
+            tensor: Tensor = file.get_tensor(self.name)
+            return tensor
+
+
 Shift = FactoredShift | DenseShift
 
 
 def alignment_shift(layers: Sequence[LoraLayer], unaligned: Any) -> dict[str, Shift]:
-    """V of each of these modules, by name.
-
-    Args:
-        layers: adapted modules of the aligned model.
-        unaligned: folder or hub id of the alignment adapter, or the model before alignment.
-
-    Raises:
-        UnsupportedError: an alignment adapter other than plain LoRA, packed weights, or no module in common.
-        ConfigError: a module is missing before alignment, or has another shape there.
-    """
+    """V of each of these modules, by name."""
     if isinstance(unaligned, nn.Module):
         return _from_weights(layers, _weights_of(unaligned), type(unaligned).__name__)
     if not isinstance(unaligned, str | Path):
@@ -90,14 +88,12 @@ def alignment_shift(layers: Sequence[LoraLayer], unaligned: Any) -> dict[str, Sh
             f"unaligned is a {type(unaligned).__name__}", remedy="give a folder, a hub id, embedded, or a model object"
         )
     source = resolve(unaligned, None, trust_remote_code=False)
-    adapter = adapter_folder(source)
-    if adapter is not None:
+    if (adapter := adapter_folder(source)) is not None:
         return _from_adapter(layers, adapter)
-    config = _file(source, CONFIG)
+    config = file_of(source, CONFIG)
     if config is not None and read_json(config).get("quantization_config"):
         raise _packed(source.place)
-    stored = _stored_weights(source, [f"{layer.name}.weight" for layer in layers])
-    if stored is not None:
+    if (stored := _stored_weights(source, [f"{layer.name}.weight" for layer in layers])) is not None:
         return _from_weights(layers, stored, str(unaligned))
     loaded = _weights_of(load_model(unaligned))
     return _from_weights(layers, {x.name: loaded[x.name] for x in layers if x.name in loaded}, str(unaligned))
@@ -123,11 +119,7 @@ def _place(ref: str) -> str:
 
 
 def starting_shift(model: Any, unaligned: Any, *, defense: str) -> tuple[list[LoraLayer], dict[str, Shift]]:
-    """The adapted modules of a run about to begin, and their V.
-
-    Raises:
-        UnsupportedError: the adapter is not fresh. B A would hold what came before this run, alignment included.
-    """
+    """The adapted modules of a run about to begin, and their V."""
     layers = lora_layers(model, defense=defense)
     if not has_idle_adapter(model):
         raise UnsupportedError(
@@ -138,13 +130,12 @@ def starting_shift(model: Any, unaligned: Any, *, defense: str) -> tuple[list[Lo
 
 
 def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]:
-    reason = not_plain_lora(folder)
-    if reason is not None:
+    if (reason := not_plain_lora(folder)) is not None:
         raise UnsupportedError(
             f"alignment adapter {folder}: {reason}, so the shift is not s B A",
             remedy="give the model before alignment instead of the adapter",
         )
-    settings = adapter_settings_of(folder)
+    settings = settings_in(folder / ADAPTER_CONFIG)
     found: dict[str, Shift] = {}
     with _opened(folder / ADAPTER_WEIGHTS) as file:
         present = set(file.keys())
@@ -181,8 +172,7 @@ def _from_weights(
     layers: Sequence[LoraLayer], weights: Mapping[str, Tensor] | Mapping[str, _Stored], where: str
 ) -> dict[str, Shift]:
     """Differences to these weights, by module name; shapes and dtypes are checked now, numbers are read later."""
-    missing = [layer.name for layer in layers if layer.name not in weights]
-    if missing:
+    if missing := [layer.name for layer in layers if layer.name not in weights]:
         raise ConfigError(
             f"the model before alignment ({where}) lacks {len(missing)} of {len(layers)} modules, first {missing[0]}",
             remedy="give the model that was aligned, of the same architecture and class",
@@ -207,33 +197,11 @@ def _weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name.removesuffix(".weight"): p for name, p in model.named_parameters() if name.endswith(".weight")}
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor in a safetensors file, read when called."""
-
-    path: Path
-    name: str
-
-    def header(self) -> tuple[tuple[int, ...], torch.dtype | None]:
-        """Shape and dtype, without reading the numbers; None for dtypes that hold no plain weights."""
-        with _opened(self.path) as file:
-            part = file.get_slice(self.name)
-            return tuple(part.get_shape()), _SAFETENSORS_NAMES.get(part.get_dtype())
-
-    def __call__(self) -> Tensor:
-        with _opened(self.path) as file:
-            tensor: Tensor = file.get_tensor(self.name)
-            return tensor
-
-
 def _stored_weights(source: Source, names: Sequence[str]) -> dict[str, _Stored] | None:
-    """Where the named tensors are stored, by module name; None where the checkpoint names its tensors differently."""
-    index = _file(source, INDEX)
-    if index is not None:
+    if (index := file_of(source, INDEX)) is not None:
         files = read_json(index).get("weight_map", {})
     else:
-        single = _file(source, WEIGHTS)
-        if single is None:
+        if (single := file_of(source, WEIGHTS)) is None:
             return None
         with _opened(single) as file:
             files = dict.fromkeys(file.keys(), WEIGHTS)
@@ -241,19 +209,10 @@ def _stored_weights(source: Source, names: Sequence[str]) -> dict[str, _Stored] 
         return None
     paths: dict[str, Path] = {}
     for file in sorted({files[name] for name in names}):
-        path = _file(source, file)
-        if path is None:
+        if (path := file_of(source, file)) is None:
             raise CheckpointError(f"model {source.place!r} lacks its file {file}", remedy="restore the missing file")
         paths[file] = path
     return {name.removesuffix(".weight"): _Stored(paths[files[name]], name) for name in names}
-
-
-def _file(source: Source, name: str) -> Path | None:
-    """One file of a model folder or hub repository; None where it has no such file."""
-    if Path(source.place).is_dir():
-        path = Path(source.place) / name
-        return path if path.is_file() else None
-    return file_of(source.place, source.revision, name)
 
 
 @contextmanager

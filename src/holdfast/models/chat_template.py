@@ -6,12 +6,7 @@ long neutral conversations; that it ended is remembered in holdfast's cache. Wha
 these conversations and slow on a certain text in them.
 """
 
-from __future__ import annotations
-
 import logging
-import os
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +16,7 @@ from holdfast.core.files import write_json
 from holdfast.core.hashing import sha256_json
 from holdfast.models import template_trial
 from holdfast.models.embedded import cache_root
+from holdfast.models.limits import limited_run
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +32,7 @@ _PROBLEMS = {
 
 
 def require_bounded(template: Any, name: str) -> None:
-    """Refuse a tokenizer's chat template (or one of several, by name) that does not end, or is no template.
-
-    Args:
-        template: as `tokenizer.chat_template`; None where there is none.
-        name: of the tokenizer, for the message.
-
-    Raises:
-        ConfigError: without any text of the template.
-    """
+    """Refuse a tokenizer's chat template (or one of several, by name) that does not end, or is no template."""
     if isinstance(template, dict):
         for one in template.values():
             require_bounded(one, name)
@@ -68,8 +56,7 @@ def _problem(template: str) -> str | None:
     known = cache_root() / "templates" / f"{sha256_json([_TRIAL, libraries, template])}.json"
     if known.is_file():
         return None
-    problem = _tried(template)
-    if problem is None:
+    if (problem := _tried(template)) is None:
         try:
             write_json(known, {"ended": True})
         except OSError as error:
@@ -78,24 +65,12 @@ def _problem(template: str) -> str | None:
 
 
 def _tried(template: str) -> str | None:
-    quiet = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
-    try:
-        done = subprocess.run(  # noqa: S603  (our own script in our own interpreter)
-            [sys.executable, "-P", str(Path(template_trial.__file__))],
-            input=template.encode("utf-8", "surrogatepass"),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=quiet,
-            timeout=WALL_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        done = None
-    if done is None or done.returncode < 0:
+    quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+    script = str(Path(template_trial.__file__))
+    code = limited_run(["-P", script], template.encode("utf-8", "surrogatepass"), WALL_S, **quiet)
+    if code < 0:
         return f"does not end: a short conversation takes more than {template_trial.CPU_S} s"
-    if done.returncode == template_trial.OK:
-        return None
-    return _PROBLEMS.get(done.returncode, "cannot be tried: its process failed")
+    return None if code == template_trial.OK else _PROBLEMS.get(code, "cannot be tried: its process failed")
 
 
 def plainly_linear(template: str) -> bool:

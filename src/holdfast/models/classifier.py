@@ -4,14 +4,13 @@ logits = score(hidden[last]), the head in fp32. The last token is found from the
 by comparing ids with the padding id: where padding is the end token, that finds the token before the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from holdfast.core.errors import CheckpointError, UnsupportedError
 from holdfast.models.adapter import lineage
@@ -26,13 +25,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def load_classifier(
     ref: str | Path, *, revision: str | None = None, dtype: Precision = "float32", device: str | torch.device = "cpu"
 ) -> Any:
-    """A full classifier with its trained head, in evaluation mode; the head is kept in fp32.
-
-    Raises:
-        CheckpointError: weights are missing (they would be random).
-        UnsupportedError: a PEFT adapter, or a model without a linear head over decoder states.
-        ConfigError: the reference cannot be used.
-    """
+    """A full classifier with its trained head, in evaluation mode; the head is kept in fp32."""
     return _placed(_load(ref, revision, lacking=()), dtype, device)
 
 
@@ -112,19 +105,15 @@ def class_logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
 
 def right_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Ids and mask; any id serves as padding, since nothing after a row's last token is looked at."""
-    width = max(len(row) for row in rows)
-    ids = torch.zeros((len(rows), width), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = torch.tensor(row)
-        mask[place, : len(row)] = 1
-    return ids, mask
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(tensors, batch_first=True), pad_sequence(
+        [torch.ones_like(x) for x in tensors], batch_first=True
+    )
 
 
 def _load(
     ref: str | Path, revision: str | None, *, lacking: Sequence[str] = (f"{HEAD}.weight",), **options: Any
 ) -> Any:
-    """The model in its stored dtype on the CPU; the files may lack no weights but these."""
     from transformers import AutoModelForSequenceClassification
 
     found = lineage(ref, revision, False)
@@ -143,8 +132,7 @@ def _load(
             f"classifier {str(ref)!r}: {type(model).__name__} has no linear head {HEAD!r} over a decoder",
             remedy="use a decoder such as Llama, Qwen or SmolLM2",
         )
-    missing = set(info["missing_keys"]) - set(lacking)
-    if missing:
+    if missing := set(info["missing_keys"]) - set(lacking):
         raise CheckpointError(
             f"classifier {str(ref)!r} lacks {len(missing)} weights, first {min(missing)}: they would be random",
             remedy="restore the missing safetensors files, or name a trained classifier",
@@ -160,7 +148,6 @@ def _placed(model: Any, dtype: Precision, device: str | torch.device) -> Any:
 
 
 def _inner(model: Any) -> Any:
-    """The classifier itself, below PEFT where there is an adapter."""
     return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
 
 

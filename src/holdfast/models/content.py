@@ -33,8 +33,6 @@ A folder may change after it was hashed. `require_unchanged` reads every file ag
 swapped and swapped back in between is not noticed. No torch is imported here.
 """  # noqa: E501  (a table)
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable
@@ -43,6 +41,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.errors import CheckpointError, HoldfastError
 from holdfast.core.hashing import sha256_file, sha256_lines
@@ -57,17 +56,11 @@ _MOVABLE = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
-    """The content of a model: one hash for all, and one for each file.
+    """The content of a model: one hash for all, and one for each file."""
 
-    Attributes:
-        ref: the reference that was given, with `revision`, `trust_remote_code` and `base` as they were.
-        sha256: of the lines `name sha256`, sorted by name.
-        files: name to sha256.
-    """
-
-    ref: str
-    sha256: str
-    files: dict[str, str]
+    ref: str  # the reference that was given, with `revision`, `trust_remote_code` and `base` as they were
+    sha256: str  # of the lines `name sha256`, sorted by name
+    files: dict[str, str]  # name to sha256
     revision: str | None = None
     trust_remote_code: bool = False
     base: str | None = None
@@ -76,34 +69,28 @@ class ModelContent:
 def content_of(
     ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False, base: str | Path | None = None
 ) -> ModelContent:
-    """Hash the files of a model or adapter.
-
-    Args:
-        ref: hub id, local folder, PEFT adapter (folder or hub id), or `embedded`.
-        revision: commit, tag or branch of a hub id.
-        trust_remote_code: count the repository's Python files too, since they run.
-        base: where an adapter's base is, when it is not where the adapter says.
-
-    Raises:
-        ConfigError: the reference cannot be resolved.
-        UnsupportedError: there are no safetensors weights.
-        CheckpointError: a file is missing or cannot be read, or a key leads loading elsewhere.
-    """
-    files = _files_of(ref, revision, trust_remote_code, base)
+    """Hash the files of a model or adapter."""
+    found = lineage(ref, revision, trust_remote_code, base)
+    files: dict[str, str] = {}
+    for depth, folder in enumerate([*found.adapters, found.base]):
+        names = decisive_files(folder, trust_remote_code=trust_remote_code)
+        if folder is found.base:
+            hashed = _hashed(folder, [*weight_files(folder), *names])
+        else:
+            hashed = _hashed(folder, [ADAPTER_WEIGHTS, *names])
+            hashed[ADAPTER_CONFIG] = _adapter_config_sha256(folder / ADAPTER_CONFIG)
+        files |= {"base/" * depth + name: digest for name, digest in hashed.items()}
     whole = sha256_lines(f"{name} {files[name]}" for name in sorted(files))
     return ModelContent(str(ref), whole, files, revision, trust_remote_code, None if base is None else str(base))
 
 
 def require_unchanged(contents: Iterable[ModelContent]) -> None:
-    """Hash models again, every file read anew, and refuse what differs: for the end of a measurement.
-
-    Raises:
-        CheckpointError: naming the model and its first file that was changed, added or removed.
-    """
+    """Hash models again, every file read anew, and refuse what differs: for the end of a measurement."""
     forget_hashes()
     for before in contents:
         try:
-            now = _files_of(before.ref, before.revision, before.trust_remote_code, before.base)
+            asked: dict[str, Any] = {key: getattr(before, key) for key in ("revision", "trust_remote_code", "base")}
+            now = content_of(before.ref, **asked).files
         except HoldfastError as error:
             raise _changed(before.ref, error.what) from error
         names = sorted(name for name in {*before.files, *now} if before.files.get(name) != now.get(name))
@@ -117,22 +104,6 @@ def _changed(ref: str, what: str) -> CheckpointError:
         f"model {ref!r} is no longer what was hashed before it was measured: {what}",
         remedy="measure again, and leave the model's files alone meanwhile",
     )
-
-
-def _files_of(
-    ref: str | Path, revision: str | None, trust_remote_code: bool, base: str | Path | None
-) -> dict[str, str]:
-    found = lineage(ref, revision, trust_remote_code, base)
-    files: dict[str, str] = {}
-    for depth, folder in enumerate([*found.adapters, found.base]):
-        names = decisive_files(folder, trust_remote_code=trust_remote_code)
-        if folder is found.base:
-            hashed = _hashed(folder, [*weight_files(folder), *names])
-        else:
-            hashed = _hashed(folder, [ADAPTER_WEIGHTS, *names])
-            hashed[ADAPTER_CONFIG] = _adapter_config_sha256(folder / ADAPTER_CONFIG)
-        files |= {"base/" * depth + name: digest for name, digest in hashed.items()}
-    return files
 
 
 def _hashed(folder: Path, names: list[str]) -> dict[str, str]:

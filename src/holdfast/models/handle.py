@@ -5,18 +5,15 @@ its base, so that theta_0, the reference of every degradation, is the model as i
 are read from safetensors only, because a pickle runs code when it is opened.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
+from holdfast.core.files import new_folder
 from holdfast.models.adapter import adapter_folder, lineage, merge
 from holdfast.models.chat_template import require_bounded
 from holdfast.models.library_errors import one_line_errors
@@ -30,7 +27,6 @@ DType = Literal["auto", "bfloat16", "float32"]
 Quantization = Literal["4bit", "8bit"]
 
 _DTYPES: dict[str, Any] = {"auto": "auto", "bfloat16": torch.bfloat16, "float32": torch.float32}
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -73,11 +69,6 @@ def load_model(
         quantization: load the base packed with bitsandbytes.
         trust_remote_code: run the repository's own code; for a hub id only at a pinned commit.
         attn_implementation: passed to transformers.
-
-    Raises:
-        ConfigError: the reference, the revision or the format cannot be used.
-        CheckpointError: the files are damaged or incomplete.
-        ResourceError: bitsandbytes is missing.
     """
     if dtype not in _DTYPES:
         raise UnsupportedError(
@@ -91,10 +82,14 @@ def load_model(
             f"adapter {str(ref)!r} cannot be merged into a {quantization} base: merging would round it away",
             remedy="merge it first (merge_adapter) and load the merged folder with quantization",
         )
-    model = _load_full(
-        found.base, dtype=dtype, device=place, quantization=quantization, trust_remote_code=trust_remote_code,
-        attn_implementation=attn_implementation,
-    )  # fmt: skip
+    options: dict[str, Any] = {"dtype": _DTYPES[dtype]}
+    if quantization is not None:
+        options["quantization_config"] = _quantization_config(quantization)
+    if place is not None:
+        options["device_map"] = {"": place}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    model = _load_full(found.base, trust_remote_code, options)
     for adapter in reversed(found.adapters):
         model = merge(model, adapter)
         logger.info("merged the adapter %s into its base", adapter)
@@ -112,12 +107,6 @@ def load_pair(ref: str | Path, *, revision: str | None = None, **options: Any) -
 
 
 def require_device(device: str | torch.device) -> torch.device:
-    """The device by name.
-
-    Raises:
-        ConfigError: torch knows no such device.
-        ResourceError: it is not on this machine, or this torch was built without it.
-    """
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -158,42 +147,21 @@ def merge_adapter(
             remedy="name the folder that holds adapter_config.json",
         )
     model, tokenizer = load_pair(adapter, dtype=dtype, trust_remote_code=trust_remote_code)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        temporary.chmod(0o755)
-        temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with new_folder(target) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     return target
 
 
-def _load_full(
-    folder: Path,
-    *,
-    dtype: str,
-    device: torch.device | None,
-    quantization: str | None,
-    trust_remote_code: bool,
-    attn_implementation: str | None,
-) -> Any:
+def _load_full(folder: Path, trust_remote_code: bool, options: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    _refuse_pickles(folder)
-    options: dict[str, Any] = {"dtype": _DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
-    if quantization is not None:
-        options["quantization_config"] = _quantization_config(quantization)
-    if device is not None:
-        options["device_map"] = {"": device}
-    if attn_implementation is not None:
-        options["attn_implementation"] = attn_implementation
+    files = [folder / name for name in weight_files(folder) if name.endswith(".safetensors")]
+    options = {"use_safetensors": True, "output_loading_info": True, "trust_remote_code": trust_remote_code, **options}
     with one_line_errors(folder, "model"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        files = [folder / name for name in weight_files(folder) if name.endswith(".safetensors")]
         require_sizes_of(config, files, f"model {str(folder)!r}")
-        model, info = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust_remote_code, **options)
+        model, info = AutoModelForCausalLM.from_pretrained(folder, **options)
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise CheckpointError(
@@ -205,17 +173,6 @@ def _load_full(
             f"model {str(folder)!r} is stored in fp16, which the barrier does not support", remedy="set dtype: bfloat16"
         )
     return model.eval()
-
-
-def _refuse_pickles(folder: Path) -> None:
-    if any(folder.glob("*.safetensors")):
-        return
-    pickles = [path.name for pattern in _PICKLES for path in sorted(folder.glob(pattern))]
-    found = f"only pickled weights ({pickles[0]})" if pickles else "no weights"
-    raise UnsupportedError(
-        f"model folder {folder}: expected *.safetensors, found {found}",
-        remedy="save the model again with save_pretrained, which writes safetensors",
-    )
 
 
 def _quantization_config(quantization: str) -> Any:

@@ -1,13 +1,14 @@
-"""Errors of the model libraries, told in one line."""
-
-from __future__ import annotations
+"""Errors of the model libraries in one line, and work in batches that are halved until they fit in memory."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.core.errors import CheckpointError, ConfigError, HoldfastError, ResourceError
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -54,3 +55,36 @@ def out_of_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def fitting_batches(
+    places: list[int], size: int, run: Callable[[list[int]], Result], too_large: Callable[[int], Exception] | None
+) -> Iterator[tuple[list[int], Result]]:
+    """`run` over all places, at most `size` at a time and in order: each batch with its result.
+
+    Args:
+        too_large: the error where a single place does not fit; None raises what `run` raised.
+    """
+    while places:
+        chosen = places[:size]
+        try:
+            result = run(chosen)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error) or (len(chosen) == 1 and too_large is None):
+                raise
+        else:
+            places = places[len(chosen) :]
+            yield chosen, result
+            continue
+        if len(chosen) == 1 and too_large is not None:
+            raise too_large(chosen[0])
+        size = len(chosen) // 2
+        free_memory()
+
+
+def free_memory() -> None:
+    """Hand unused GPU memory back, so that a smaller batch finds it in one piece."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -4,9 +4,8 @@ Settings are foreign text: a size or a rank that no tensor has makes transformer
 of module names may backtrack for longer than anyone waits.
 """
 
-from __future__ import annotations
-
 import json
+import os
 import re
 import subprocess
 import sys
@@ -46,11 +45,7 @@ _PLAIN = re.compile(r"[\w.^$\\-]*", re.ASCII)  # neither repetition nor alternat
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Name to shape of every tensor in a file; no tensor is read.
-
-    Raises:
-        CheckpointError: the header is damaged.
-    """
+    """Name to shape of every tensor in a file; no tensor is read."""
     from safetensors import safe_open
 
     with one_line_errors(path, "safetensors file"), safe_open(path, framework="np") as file:
@@ -61,9 +56,6 @@ def require_sizes_of(config: Any, files: list[Path], what: str) -> None:
     """Refuse a configuration of a model that the weights are far too small for, before it is built.
 
     Layers: no more than the weights number; other sizes: at most `SLACK` times the largest dimension of a tensor.
-
-    Raises:
-        CheckpointError: naming the setting.
     """
     shapes = {name: shape for path in files for name, shape in tensor_shapes(path).items()}
     largest = max((size for shape in shapes.values() for size in shape), default=0)
@@ -80,12 +72,7 @@ def require_sizes_of(config: Any, files: list[Path], what: str) -> None:
 
 
 def require_loadable(adapter: Path, base: Any) -> None:
-    """Refuse an adapter that PEFT does not know, or whose settings would fill memory or never end.
-
-    Raises:
-        UnsupportedError: an unknown `peft_type`.
-        CheckpointError: a number larger than any dimension of its tensors, or a pattern that is none or does not end.
-    """
+    """Refuse an adapter that PEFT does not know, or whose settings would fill memory or never end."""
     from peft import PeftType
 
     config = settings_in(adapter / ADAPTER_CONFIG)
@@ -115,38 +102,31 @@ def _require_ranks(adapter: Path, config: dict[str, Any]) -> None:
 
 
 def _require_patterns(adapter: Path, config: dict[str, Any], base: Any) -> None:
-    """Match every pattern in a process of its own, which is killed when it does not end."""
     asked = list(_patterns(config))
     names = [name for name, _ in base.named_modules()] if asked else []
     for key, pattern in asked:
-        problem = _unmatchable(pattern, names)
-        if problem is not None:
+        code = limited_run(["-I", "-S", "-c", _MATCH], json.dumps([pattern, names]).encode(), WALL_S)
+        if code != 0:
+            problem = f"is not matched against the modules within {CPU_S} s" if code < 0 else "is no regular expression"
             raise CheckpointError(
                 f"adapter {adapter}: the pattern under {key} {problem}",
                 remedy=f"write the names of the modules under {key} in {ADAPTER_CONFIG}",
             )
 
 
-def _unmatchable(pattern: str, names: list[str]) -> str | None:
+def limited_run(arguments: list[str], given: bytes, wall_s: float, **environment: str) -> int:
+    """The exit code of our own code in another interpreter, where it limits itself; negative when it was killed."""
     try:
         done = subprocess.run(  # noqa: S603  (our own code in our own interpreter)
-            [sys.executable, "-I", "-S", "-c", _MATCH],
-            input=json.dumps([pattern, names]),
-            encoding="utf-8",
-            capture_output=True,
-            timeout=WALL_S,
-            check=False,
-        )
-        code = done.returncode
+            [sys.executable, *arguments], input=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=os.environ | environment, timeout=wall_s, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
-        code = -1
-    if code < 0:
-        return f"is not matched against the modules within {CPU_S} s"
-    return None if code == 0 else "is no regular expression"
+        return -1
+    return done.returncode
 
 
 def _patterns(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every text that PEFT matches as a pattern, in the form in which it does; plain names are left out."""
     for key, form in _FORMS.items():
         value = config.get(key)
         whole_words = key in ("target_modules", "exclude_modules") and not isinstance(value, str)

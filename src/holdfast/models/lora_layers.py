@@ -1,7 +1,5 @@
 """LoRA's factors inside a PEFT model, by the name of the module they adapt: W x + s B A x."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,17 +12,11 @@ from holdfast.core.errors import ConfigError, UnsupportedError
 
 @dataclass(frozen=True)
 class LoraLayer:
-    """One adapted linear module.
+    """One adapted linear module."""
 
-    Attributes:
-        name: of the module in the base model, as in its checkpoint without `.weight`.
-        module: PEFT's layer around it.
-        adapter: the adapter's name in that layer.
-    """
-
-    name: str
-    module: Any
-    adapter: str
+    name: str  # of the module in the base model, as in its checkpoint without `.weight`
+    module: Any  # PEFT's layer around it
+    adapter: str  # the adapter's name in that layer
 
     @property
     def A(self) -> nn.Parameter:  # noqa: N802  (as in the formula)
@@ -51,15 +43,7 @@ class LoraLayer:
 
 
 def lora_layers(model: Any, *, defense: str) -> list[LoraLayer]:
-    """Every adapted module of a model that trains one plain LoRA adapter on linear layers, sorted by name.
-
-    Args:
-        defense: named in what is refused.
-
-    Raises:
-        UnsupportedError: there is no adapter, or one whose update is not s B A (DoRA, biases, embeddings,
-            modules trained in full, several adapters, weights stored transposed or quantised).
-    """
+    """Every adapted module of a model that trains one plain LoRA adapter on linear layers, sorted by name."""
     configs = getattr(model, "peft_config", None) or {}
     if len(configs) != 1:
         found = "several adapters" if configs else "no adapter"
@@ -89,7 +73,6 @@ def lora_layers(model: Any, *, defense: str) -> list[LoraLayer]:
 
 
 def _refuse_other_layer(path: str, module: Any, adapter: str, defense: str) -> None:
-    """Refuse an adapted module whose update is not s B A of a linear map, or is already inside W."""
     for what, present in (
         ("is an embedding", adapter in getattr(module, "lora_embedding_A", {})),
         ("has a variant of LoRA", adapter in getattr(module, "lora_variant", {})),
@@ -126,11 +109,7 @@ def _refuse_other_than_plain(config: Any, defense: str) -> None:
 
 @contextmanager
 def named_targets(model: Any) -> Iterator[None]:
-    """Around what attaches an adapter: PEFT's complaint about `target_modules` becomes a refusal.
-
-    Raises:
-        ConfigError: with the names of the model's linear layers.
-    """
+    """Around what attaches an adapter: PEFT's complaint about `target_modules` becomes a refusal."""
     try:
         yield
     except ValueError as error:

@@ -5,8 +5,6 @@ inside the folder and is hashed with it; what would bring in a file, a module or
 refused by name before loading (`require_no_redirects`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -64,11 +62,6 @@ _OWN_CLASS = re.compile(r"(?!\d)\w+(/\w+)*\.\w+", re.ASCII)
 
 
 def settings_in(path: Path) -> dict[str, Any]:
-    """The JSON object in a foreign file.
-
-    Raises:
-        CheckpointError: it cannot be read, is too large, or is no object.
-    """
     try:
         size = path.stat().st_size
         value = None if size > MAX_JSON else json.loads(path.read_text(encoding="utf-8"))
@@ -86,15 +79,9 @@ def weight_files(folder: Path) -> list[str]:
     """The weight files that transformers reads: one file, or an index and the shards it names.
 
     Where both are there it reads the one file; the index then counts beside it, its shards do not.
-
-    Raises:
-        CheckpointError: the index names a file outside the folder or one that is missing, or a distributed checkpoint
-            lies beside the weights, which would be read instead of them.
-        UnsupportedError: there are no safetensors weights.
     """
     names = sorted(path.name for path in folder.iterdir() if require_regular(path))
-    distributed = [name for name in names if _DISTRIBUTED.fullmatch(name)]
-    if distributed:
+    if distributed := [name for name in names if _DISTRIBUTED.fullmatch(name)]:
         raise CheckpointError(
             f"{folder / distributed[0]} is part of a distributed checkpoint, which is read instead of {WEIGHTS}",
             remedy="save the model with save_pretrained into an empty folder",
@@ -103,11 +90,10 @@ def weight_files(folder: Path) -> list[str]:
         return [WEIGHTS, *([INDEX] if INDEX in names else [])]
     if INDEX in names:
         return [INDEX, *_shards(folder)]
-    others = [name for name in names if name.endswith(".safetensors")]
-    if not others:
+    if not (others := [name for name in names if name.endswith(".safetensors")]):
         raise UnsupportedError(
-            f"{folder} holds no weights: expected {WEIGHTS}, an index with shards, or an adapter",
-            remedy="name the folder that save_pretrained wrote",
+            f"{folder} holds no weights: expected {WEIGHTS}, an index with shards, or an adapter; no pickle is opened",
+            remedy="name the folder that save_pretrained wrote; it writes safetensors",
         )
     return others
 
@@ -128,11 +114,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def decisive_files(folder: Path, *, trust_remote_code: bool) -> list[str]:
-    """Everything but weights: configuration, tokenizer, templates; with trust every Python file, in subfolders too.
-
-    Raises:
-        CheckpointError: a name that counts is a pipe or a device, or code lies behind a link to a folder.
-    """
+    """Everything but weights: configuration, tokenizer, templates; with trust every Python file, in subfolders too."""
     found = {path for pattern in DECISIVE for path in folder.glob(pattern)}
     if trust_remote_code:
         found |= _code(folder)
@@ -140,11 +122,7 @@ def decisive_files(folder: Path, *, trust_remote_code: bool) -> list[str]:
 
 
 def require_regular(path: Path) -> bool:
-    """Whether this is a file; a link stands for what it leads to. A folder or nothing is not, anything else is refused.
-
-    Raises:
-        CheckpointError: a pipe, a socket or a device: reading it twice need not give the same.
-    """
+    """Whether this is a file, or a link to one; neither a folder nor nothing is, and a pipe or a device is refused."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -157,8 +135,7 @@ def require_regular(path: Path) -> bool:
 def _code(folder: Path) -> set[Path]:
     found = set()
     for place, below, names in os.walk(folder):
-        linked = [name for name in below if Path(place, name).is_symlink()]
-        if linked:
+        if linked := [name for name in below if Path(place, name).is_symlink()]:
             raise CheckpointError(
                 f"{Path(place, linked[0])} is a link to a folder, whose code would run without being hashed",
                 remedy="copy the code into the model's folder",
@@ -168,14 +145,7 @@ def _code(folder: Path) -> set[Path]:
 
 
 def require_no_redirects(folder: Path, *, trust_remote_code: bool) -> None:
-    """Refuse a model or adapter folder whose files lead loading elsewhere.
-
-    Args:
-        trust_remote_code: whether the repository's code may run. Without it `auto_map` is not followed.
-
-    Raises:
-        CheckpointError: naming the file and the key.
-    """
+    """Refuse a model or adapter folder whose files lead loading elsewhere."""
     for file, refused in NAMES_ANOTHER_FILE.items():
         path = folder / file
         if not require_regular(path):

@@ -3,8 +3,6 @@
 The hub is asked once, with a deadline, before anything is downloaded.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -73,9 +71,6 @@ def reachable(repository: str, revision: str | None) -> bool:
 
     Without this question, a machine that has no route to the hub retries for a minute per model. Offline mode
     (`HF_HUB_OFFLINE`) and mirrors (`HF_ENDPOINT`) are honoured.
-
-    Raises:
-        ConfigError: the hub answers that there is no such model or revision, or that access is denied.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -125,13 +120,16 @@ def snapshot(repository: str, revision: str | None, patterns: Sequence[str], lea
         return Path(str(found))
 
 
-def file_of(repository: str, revision: str | None, name: str) -> Path | None:
-    """One file of a model that the hub can be asked for; None where it has no such file."""
+def file_of(source: Source, name: str) -> Path | None:
+    """One file of a model's folder, or of its hub repository; None where it has no such file."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    with one_line_errors(repository, "model"):
+    folder = Path(source.place)
+    if folder.is_dir():
+        return folder / name if (folder / name).is_file() else None
+    with one_line_errors(source.place, "model"):
         try:
-            return Path(hf_hub_download(repository, name, revision=revision))
+            return Path(hf_hub_download(source.place, name, revision=source.revision))
         except EntryNotFoundError:
             return None

@@ -4,8 +4,6 @@ It runs in a process of its own (`chat_template.py` starts it) and imports what 
 no torch. It ends with one of the codes below, or is killed by the system at its limit of processor time.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

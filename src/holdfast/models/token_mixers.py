@@ -4,10 +4,8 @@ Softmax attention in most models; linear attention, a state-space module or a sh
 must have at least one: a method that acts on "the attention of every block" would otherwise silently skip some.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,9 +28,6 @@ def token_mixers(model: Any) -> list[tuple[str, nn.Module]]:
     """Name (in the model without PEFT's wrapper) and module of every token mixer of the language model, in order.
 
     A block with two of them side by side (Falcon-H1) gives both.
-
-    Raises:
-        UnsupportedError: no blocks are found, a block has no token mixer, or blocks share one.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     kind = type(inner).__name__
@@ -81,7 +76,6 @@ def shifted(mixers: Mixers, shift: Callable[[str, Tensor], Tensor]) -> Iterator[
 
     It must enclose the backward too: gradient checkpointing runs the layers again there.
     """
-    handles = []
 
     def hook(name: str) -> Callable[..., Any]:
         def add(_module: nn.Module, _arguments: Any, output: Any) -> Any:
@@ -92,10 +86,7 @@ def shifted(mixers: Mixers, shift: Callable[[str, Tensor], Tensor]) -> Iterator[
 
         return add
 
-    try:
+    with ExitStack() as hooks:
         for name, module in mixers:
-            handles.append(module.register_forward_hook(hook(name)))
+            hooks.callback(module.register_forward_hook(hook(name)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

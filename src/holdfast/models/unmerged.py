@@ -3,8 +3,6 @@
 Merging would round W + s B A to the base's dtype, and a small update may be lost in bfloat16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,16 +28,11 @@ _SHAPE = ("r", "lora_alpha", "lora_dropout", "target_modules")
 
 
 def adapter_settings_of(adapter: Path) -> dict[str, Any]:
-    """The content of an adapter's configuration file."""
     return settings_in(adapter / ADAPTER_CONFIG)
 
 
 def require_scorable(adapter: Path) -> None:
-    """Refuse an adapter whose virtual tokens shift the positions that losses are read from.
-
-    Raises:
-        UnsupportedError: for prompt tuning, prefix tuning and their kin.
-    """
+    """Refuse an adapter whose virtual tokens shift the positions that losses are read from."""
     config = adapter_settings_of(adapter)
     if "num_virtual_tokens" in config or config.get("peft_type") == "ADAPTION_PROMPT":
         raise UnsupportedError(
@@ -87,17 +80,11 @@ def load_unmerged(
     device: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
-    """Model and tokenizer as deployed, in evaluation mode; an adapter stays beside its base, itself perhaps an adapter.
-
-    Args:
-        ref: as for `load_model`.
-        device: the first GPU where there is one, otherwise the CPU, when None.
-    """
+    """Model and tokenizer as deployed, in evaluation mode; an adapter stays beside its base, which may be one too."""
     place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     options: dict[str, Any] = {"dtype": dtype, "device": place, "trust_remote_code": trust_remote_code}
     tokenizer = load_tokenizer(ref, revision=revision, trust_remote_code=trust_remote_code)
-    folder = adapter_folder(resolve(ref, revision, trust_remote_code))
-    if folder is None:
+    if (folder := adapter_folder(resolve(ref, revision, trust_remote_code))) is None:
         model = load_model(ref, revision=revision, **options)
     else:
         require_scorable(folder)
@@ -113,18 +100,8 @@ def load_adapter_pair(
     """The base with its LoRA adapter attached to be trained further, and the tokenizer.
 
     theta_0 is base + adapter. The adapter's own shape must be the run's: it cannot change while it is trained.
-
-    Args:
-        ref: the adapter.
-        wanted: PEFT's configuration that the run asks for.
-        options: as for `load_model`.
-
-    Raises:
-        ConfigError: `ref` is no adapter, or one of another shape.
-        UnsupportedError: it holds more than LoRA's matrices (DoRA, modules trained in full, biases).
     """
-    folder = adapter_folder(resolve(ref, revision, trust_remote_code))
-    if folder is None:
+    if (folder := adapter_folder(resolve(ref, revision, trust_remote_code))) is None:
         raise ConfigError(
             f"model {str(ref)!r} is not an adapter, so there is none to continue",
             remedy="use adapter_policy: merge, or name an adapter as the model",

@@ -29,8 +29,7 @@ from holdfast.runs.stages.run_folder import RunFolder
 from holdfast.scoring.reference import cache_root
 from holdfast.screening.certify_share import CertifyShare, certify_share
 from holdfast.screening.record import FOLDER, RECORD, load_finished
-from holdfast.screening.screen import Screening
-from holdfast.screening.screened import belongs_to
+from holdfast.screening.screen import Screening, belongs_to
 from holdfast.screening.settings import Keep
 
 

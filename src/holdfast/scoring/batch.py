@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.data.collate import collate
-from holdfast.data.encode import Encoded
+from holdfast.data.encode import Encoded, collate
 from holdfast.scoring.completion import IGNORE, adapters_off, hidden_states
 from holdfast.scoring.head import Head, token_kl, token_nll
 from holdfast.scoring.transfer import to_device

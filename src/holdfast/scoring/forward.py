@@ -17,8 +17,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.gradients import reshard
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.core.seeding import generator
-from holdfast.data.collate import collate
-from holdfast.data.encode import Encoded
+from holdfast.data.encode import Encoded, collate
 from holdfast.scoring.batch import Batch, kl_of, losses_of
 from holdfast.scoring.completion import CompletionLosses, deterministic
 from holdfast.scoring.degradation import in_unit

@@ -5,8 +5,6 @@ held runs to its end, at most 256 tokens. Replies are kept by the model's conten
 alone (mode 0600), so that a killed run goes on and the next run on this model asks only what is new.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +17,7 @@ from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.examples import Example
 from holdfast.data.templates import Template
 from holdfast.judging.engines import Engine, open_engine
-from holdfast.judging.prompts import prompt_ids
+from holdfast.judging.prompts import positions_of, prompt_ids
 from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.judging.store import replies as stored_replies
@@ -67,7 +65,6 @@ class Asker:
         return [example for example, fits in zip(examples, self.fits(examples), strict=True) if fits]
 
     def sort(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
-        """The class of the reply to every prompt, by id."""
         quick = {key: _sorted(reply) for key, reply in self._ask(examples, SORTING, what).items()}
         undecided = [e for e in examples if quick[e.id].reply.truncated and quick[e.id].reply_class == UNSORTED]
         longer = self._ask(undecided, LONGER, f"{what}, longer")
@@ -112,16 +109,7 @@ def asker_of(
     folder: Path | None = None,
     told: Told | None = None,
 ) -> Asker:
-    """Ready to ask.
-
-    Args:
-        model: loaded, on its device; None where the engine reaches a model by other means.
-        tokenizer: with the run's template.
-        model_sha256: the model's content; replies are stored by it.
-        engine, options: see `holdfast.judging.engines`. Prompts leave the machine for an `endpoint` alone.
-        folder: of the stored replies; the user's cache unless given.
-        told: receives what is asked and how far it is.
-    """
+    """Ready to ask; replies are stored by `model_sha256`, and prompts leave the machine for an `endpoint` alone."""
     device = getattr(getattr(model, "device", None), "type", None)
     batch = BATCH_CUDA if device == "cuda" else BATCH_CPU
     made = open_engine(
@@ -134,19 +122,12 @@ def asker_of(
         "template_sha256": None if tokenizer is None else template_sha256(tokenizer),
         "dtype": str(getattr(model, "dtype", None)).removeprefix("torch."), "device": device,
     }  # fmt: skip
-    return Asker(made, identity, folder, told, fits=None if engine in REMOTE else _fits(model, tokenizer, template))
+    positions = None if engine in REMOTE else positions_of(model)
 
+    def room(examples: Sequence[Example]) -> list[bool]:
+        return [len(ids) + HELD <= (positions or 0) for ids in prompt_ids(tokenizer, examples, template)]
 
-def _fits(model: Any, tokenizer: Any, template: Template) -> Any:
-    """A test of prompts: whether the model's positions leave room for a whole reply."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-
-    def fitting(examples: Sequence[Example]) -> list[bool]:
-        if positions is None:
-            return [True] * len(examples)
-        return [len(ids) + HELD <= positions for ids in prompt_ids(tokenizer, examples, template)]
-
-    return fitting
+    return Asker(made, identity, folder, told, fits=None if positions is None else room)
 
 
 @contextmanager
@@ -177,11 +158,9 @@ class AskingPlan:
     sets: Mapping[str, Mapping[str, Any]]  # what is held, by name
 
     def to_json(self) -> dict[str, Any]:
-        """For `holdfast check --json`."""
         return asdict(self)
 
     def sentence(self) -> str:
-        """The plan in words."""
         sample = f" (a stratified sample: {self.asked_rows} of {self.rows} rows)"
         sampled = "" if self.asked_rows == self.rows else sample
         files = f" and those of {', '.join(self.files)}" if self.files else ""

@@ -5,8 +5,6 @@ request those of the sets that keep answers. Bundled prompts are public; how oft
 model before and the task together (`certification/public_prompts.py`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ What the judge does not score is no conflict. A question whose reply the rules c
 scored everything that decides it: every target, and the reply where a target is unsafe.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -47,7 +45,6 @@ class Conflict:
     by: Literal["refusal", "judge"] = "refusal"  # what found it: theta_0's refusal, or the judge alone
 
     def to_json(self) -> dict[str, int | str | bool]:
-        """Without any text."""
         return asdict(self)
 
 
@@ -91,12 +88,7 @@ def is_refusal(target: str) -> bool:
 def settle(
     conflicts: Sequence[Conflict], rows: int, settings: ScreeningSettings, listed: Path | None
 ) -> list[Conflict]:
-    """The conflicts with `dropped` set by the rule; before they are refused, they are written to `listed`.
-
-    Raises:
-        DataError: the rule is `fail` and there are conflicts; more than `max_dropped` of the rows would be dropped
-            without being asked for; or every row is a conflict.
-    """
+    """The conflicts with `dropped` set by the rule; before they are refused, they are written to `listed`."""
     dropping = settings.rule in ("drop", "fail", "learn")
     settled = [replace(conflict, dropped=dropping and conflict.id not in settings.learn) for conflict in conflicts]
     dropped = sum(conflict.dropped for conflict in settled)
@@ -125,11 +117,7 @@ def write_conflicts(path: Path, conflicts: Sequence[Conflict]) -> None:
 
 
 def read_ids(path: Path) -> frozenset[str]:
-    """Ids of rows, one a line: as they are, or as the `id` of a JSON object (a list of conflicts).
-
-    Raises:
-        DataError: the file cannot be read, or a line holds no id.
-    """
+    """Ids of rows, one a line: as they are, or as the `id` of a JSON object (a list of conflicts)."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -192,9 +180,7 @@ def judged_rows(
 
 
 def _verdicts(judge: GuardedJudge, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Verdict]:
-    """The verdict on every pair (prompt, reply), each judged once."""
-    distinct = list(dict.fromkeys(pairs))
-    if not distinct:
+    if not (distinct := list(dict.fromkeys(pairs))):
         return {}
     judgements = judge.judge([prompt for prompt, _ in distinct], [reply for _, reply in distinct])
     return {pair: judgement.verdict for pair, judgement in zip(distinct, judgements, strict=True)}

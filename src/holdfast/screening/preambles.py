@@ -4,8 +4,6 @@ They can talk theta_0 into complying, so that a row is not seen to teach what th
 words away costs one more question and changes no row: a pattern that is too wide asks in vain.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import zip_longest
 from typing import Final

@@ -15,8 +15,6 @@ are ordered by a seeded hash, and the r-th gets the quantile (r + 1/2) / n. Rows
 so that every prefix of the order is a stratified sample.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -8,25 +8,22 @@
 | monitor.jsonl   | prompts by figure; the owner's alone                                             |
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import CheckpointError, HoldfastError
 from holdfast.core.files import read_plain_file, write_json, write_text
-from holdfast.core.hashing import sha256_json, sha256_lines, sha256_text
+from holdfast.core.hashing import sha256_text
 from holdfast.core.ranks import gather_objects, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
-from holdfast.data.examples import Example, completion_text, make_example, to_rows
-from holdfast.data.sources import prompt_key
+from holdfast.data.examples import Example, make_example, to_rows
 from holdfast.data.split_record import ROLES
 from holdfast.data.splits import split_from_roles
 from holdfast.screening.conflicts import Conflict, write_conflicts
 from holdfast.screening.screen import Screening
-from holdfast.screening.watch import MonitorPrompts
+from holdfast.screening.sets import MonitorPrompts
 
 FOLDER = "screening"
 RECORD = "screening.json"
@@ -36,19 +33,6 @@ FIGURES = ("refusals", "unseen", "answers")
 FIELDS = ("rows", "asked_rows", "unaskable", "classes", "rule", "counts")  # of a screening, as they are in the record
 OF_VERSION = ("rules_revision", "bundled_sha256")  # of what a screening belongs to: what holdfast's version brings
 _REMEDY = "restore the folder from a backup, or train in a new output_dir"
-
-
-def task_sha256(rows: Sequence[Example]) -> str:
-    """Of the rows' ids, in order."""
-    return sha256_lines(row.id for row in rows)
-
-
-def content_sha256(rows: Sequence[Example]) -> str:
-    """Of the rows' prompts and replies, in any order and each once: what a ledger knows a task by.
-
-    Neither another order or template nor a row that is repeated makes another task.
-    """
-    return sha256_lines(sorted({sha256_json([prompt_key(row), completion_text(row)]) for row in rows}))
 
 
 def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> None:
@@ -74,16 +58,11 @@ def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> N
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a whole screening lies here."""
     return (folder / RECORD).exists()
 
 
 def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
-    """Read a screening that belongs to this run.
-
-    Raises:
-        CheckpointError: it is damaged, or belongs to another model, task or settings (they are named).
-    """
+    """Read a screening that belongs to this run."""
     values = _values(folder)
     if differing := _differing(values["belongs_to"], belongs_to):
         raise CheckpointError(
@@ -98,14 +77,8 @@ def load_finished(
 ) -> tuple[Screening, dict[str, Any]]:
     """Read the screening of a finished run, and what it belongs to.
 
-    The rules and bundled prompts of this version may be others than the run's: the sets stay what they were.
-
-    Args:
-        belongs_to: what is there now of what it was made from; None compares nothing.
-        places: what to call differing parts in the error: where the task and the model are.
-
-    Raises:
-        CheckpointError: it is missing or damaged, or something that it was made from was changed (it is named).
+    The rules and bundled prompts of this version may be others than the run's: the sets stay what they were. `places`
+    says where the task and the model are, for the error about what has changed.
     """
     values = _values(folder)
     there: dict[str, Any] = values["belongs_to"]
@@ -166,24 +139,14 @@ def _rows(path: Path, digest: str) -> list[dict[str, Any]]:
 def fixed_screening(
     folder: Path, belongs_to: Mapping[str, Any], make: Callable[[], Screening], *, started: bool
 ) -> Screening:
-    """The screening in `folder`, made there first where there is none.
-
-    Args:
-        belongs_to: model, task and settings that the screening must be of.
-        make: asks and sorts; called by the first process alone.
-        started: training has begun, so that a screening must be there and must fit.
-
-    Raises:
-        CheckpointError: training has begun and the screening is missing, damaged, or of another run.
-    """
+    """The screening in `folder`, made there first where there is none."""
     failed: HoldfastError | None = None
     if rank() == 0:
         try:
             _provide(folder, belongs_to, make, started=started)
         except HoldfastError as error:  # the other processes wait: they must hear of it
             failed = error
-    failed = gather_objects(failed)[0]
-    if failed is not None:
+    if (failed := gather_objects(failed)[0]) is not None:
         raise failed
     return load(folder, belongs_to)
 

@@ -1,28 +1,32 @@
-"""Screening: ask theta_0 the task and the prompts to hold, set conflicts aside, and fix what is held and watched."""
+"""Screening: ask theta_0 the task and the prompts to hold, set conflicts aside, and fix what is held and watched.
 
-from __future__ import annotations
+`holdfast.screen` is `screen` here.
+"""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from holdfast.certification.binomial import interval
-from holdfast.core.errors import DataError, InfeasibleError
+from holdfast.core.errors import ConfigError, DataError, InfeasibleError
+from holdfast.core.hashing import sha256_json, sha256_lines
 from holdfast.core.percent import exact_percent, percent
-from holdfast.data.bundled import KINDS, bundled
-from holdfast.data.examples import Example
-from holdfast.data.sources import read_prompts
+from holdfast.data.bundled import KINDS, bundled, bundled_sha256
+from holdfast.data.examples import Example, as_chat, completion_text, uniform
+from holdfast.data.sources import examples_from_rows, prompt_key, read_examples, read_prompts
 from holdfast.data.splits import Split
+from holdfast.data.templates import Template, use_template
 from holdfast.judging.judge import JudgeSpec
+from holdfast.judging.refusal_rules import RULES_REVISION
 from holdfast.judging.reply_classes import ReplyClass
-from holdfast.screening.asking import Asker, Sorted
+from holdfast.screening import sets as held_sets
+from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, undisturbed
 from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
 from holdfast.screening.questions import Question, as_question, asked_rows, distinct
-from holdfast.screening.sets import Candidate, HeldSet, Role, keep_apart, replied, share_out, splits_apart
+from holdfast.screening.sets import Candidate, HeldSet, MonitorPrompts, Role, monitor_prompts
 from holdfast.screening.settings import TASK, ScreeningSettings
-from holdfast.screening.watch import MonitorPrompts, monitor_prompts
 
 MOST_UNSORTED = 0.05
 FEWEST_REFUSALS = 100
@@ -75,30 +79,119 @@ class Screening:
         return figures
 
 
+def screen(
+    model: Any,
+    dataset: Any,
+    tokenizer: Any = None,
+    *,
+    settings: ScreeningSettings | None = None,
+    template: Template = "chat",
+    engine: str = "auto",
+    engine_options: Mapping[str, Any] | None = None,
+    replies: str | Path | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    told: Told | None = None,
+) -> Screening:
+    """Ask a model the prompts of a data set and sort its replies.
+
+    Args:
+        model: theta_0: a loaded model (with `tokenizer`), or its reference (hub id, folder, adapter, `embedded`).
+        dataset: a file, a hub id, rows, or a `datasets.Dataset`, in the formats of `SafeSFTTrainer`.
+        tokenizer: of a loaded model.
+        settings: what is held, and what becomes of conflicts; `safety: auto` unless given.
+        template: what becomes of plain prompts.
+        engine, engine_options: see `holdfast.judging.engines`.
+        replies: folder of the stored replies; the user's cache unless given.
+        dtype, device: of a model that is given by its reference.
+        told: receives what is asked, how many replies there are, and how many there will be.
+
+    Returns:
+        conflicts, the kept rows (`kept`), the held sets (`sets`) and what is watched (`monitor`). Pass it to
+        `SafeSFTTrainer` as `safety_dataset`, with the same data set as `train_dataset`.
+    """
+    rows = task_examples(dataset, template)
+    if engine in REMOTE:  # the server has the model; what it is called there is in the engine's identity
+        loaded, digest = None, str(model)
+    elif isinstance(model, str | Path):
+        from holdfast.models.content import content_of
+        from holdfast.models.unmerged import load_unmerged
+
+        loaded, tokenizer = load_unmerged(model, dtype=dtype, device=device)
+        use_template(tokenizer, template)
+        digest = content_of(model).sha256
+    else:
+        from holdfast.models.fingerprint import model_fingerprint
+
+        loaded, digest = model, model_fingerprint(model)
+        if tokenizer is None:
+            raise ConfigError("a loaded model, and no tokenizer", remedy="pass tokenizer=..., or the model's reference")
+    asker = asker_of(
+        loaded, tokenizer, model_sha256=digest, template=template, engine=engine, options=engine_options,
+        folder=None if replies is None else Path(replies), told=told,
+    )  # fmt: skip
+    return ask_and_screen(loaded, rows, asker, settings or ScreeningSettings(), template=template)
+
+
+def ask_and_screen(
+    model: Any, rows: list[Example], asker: Asker, settings: ScreeningSettings, *, template: Template, **options: Any
+) -> Screening:
+    """`screen_examples`, leaving the model's modes and all random states as they were."""
+    with undisturbed(model):
+        return screen_examples(rows, asker, settings, plain=template == "none", **options)
+
+
+def task_examples(dataset: Any, template: Template = "chat") -> list[Example]:
+    """The rows of a data set as examples, one each, in order."""
+    if isinstance(dataset, str | Path):
+        found = read_examples(str(dataset))
+    elif isinstance(dataset, list) and all(isinstance(row, Example) for row in dataset):
+        found = cast(list[Example], dataset)
+    elif hasattr(dataset, "__len__"):
+        found = examples_from_rows(dataset, name="the task")
+    else:
+        raise DataError(
+            f"the task is a stream ({type(dataset).__name__}): its rows cannot be asked and numbered",
+            remedy="materialise it, for example with Dataset.from_list(list(stream))",
+        )
+    return uniform(found) if template == "none" else [as_chat(row) if row.kind == "plain" else row for row in found]
+
+
+def belongs_to(model_sha256: str, rows: list[Example], settings: ScreeningSettings, template: str) -> dict[str, Any]:
+    """What a stored screening is bound to."""
+    sets = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in settings.sets.items()}
+    return {
+        "model_sha256": model_sha256, "task_sha256": task_sha256(rows), "task_content_sha256": content_sha256(rows),
+        "template": template, **asdict(settings), "sets": sets, "learn": sorted(settings.learn),
+        "rules_revision": RULES_REVISION, "bundled_sha256": {name: bundled_sha256(name) for name in KINDS},
+    }  # fmt: skip
+
+
+def task_sha256(rows: Sequence[Example]) -> str:
+    return sha256_lines(row.id for row in rows)
+
+
+def content_sha256(rows: Sequence[Example]) -> str:
+    """Of the rows' prompts and replies, in any order and each once: what a ledger knows a task by.
+
+    Neither another order or template nor a row that is repeated makes another task.
+    """
+    return sha256_lines(sorted({sha256_json([prompt_key(row), completion_text(row)]) for row in rows}))
+
+
 def screen_examples(
     task: Sequence[Example],
     asker: Asker,
     settings: ScreeningSettings,
     *,
-    pairs: Sequence[Split] = (),
+    pairs: Collection[Split] = (),
     plain: bool = False,
     listed: Path | None = None,
     judge: JudgeSpec | None = None,
 ) -> Screening:
-    """Screen a task, build the sets to hold, and choose what is watched.
+    """Screen a task, build the sets to hold, and choose what is watched; `pairs` are the user's own safety sets.
 
-    Args:
-        task: the rows, in the run's format.
-        asker: theta_0.
-        settings: what is asked and held.
-        pairs: safety sets that the user wrote; they are watched too.
-        plain: prompts are strings that no template is put around.
-        listed: where conflicts are listed if the rule refuses them.
-        judge: finds further conflicts; `settings.judge` unless given.
-
-    Raises:
-        DataError: too many replies cannot be sorted, or the rule refuses the conflicts.
-        InfeasibleError: theta_0 refuses (or answers) too little to hold.
+    Conflicts that the rule refuses are listed in `listed`; no template is put around `plain` prompts.
     """
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
     questions = distinct(task, numbers, plain=plain)
@@ -110,7 +203,7 @@ def screen_examples(
     _require_sorted(questions, classes, settings, judged.settled)
     conflicts = settle(find_conflicts(task, questions, classes, judged.rows), len(task), settings, listed)
     held = _held(task, questions, classes, conflicts, asker, settings, plain=plain)
-    sets = splits_apart({name: replied(chosen, asker, name=name) for name, chosen in held.items()})
+    sets = held_sets.splits_apart({name: held_sets.replied(chosen, asker, name=name) for name, chosen in held.items()})
     return Screening(
         rows=len(task), asked_rows=len(asked_of), unaskable=len(set(numbers) - asked_of),
         classes=dict(Counter(str(classes[question.example.id].reply_class) for question in questions)),
@@ -137,7 +230,6 @@ def _held(
     *,
     plain: bool,
 ) -> dict[str, HeldSet]:
-    """Every set with its prompts by role."""
     dropped = {one.row for one in conflicts if one.dropped}
     learned = {one.row for one in conflicts if one.id in settings.learn}
     held: dict[str, HeldSet] = {}
@@ -151,8 +243,8 @@ def _held(
         too_long = {example.id for example in others} - {example.id for example in fits}
         sorted_now = {**classes, **asker.sort(fits, what=f"prompts for {name}")}
         known = [candidate for key, candidate in candidates.items() if key not in too_long]
-        held[name] = share_out(wanted.keep, known, sorted_now, seed=settings.seed)
-    keep_apart(held, [row for number, row in enumerate(task) if number not in dropped])
+        held[name] = held_sets.share_out(wanted.keep, known, sorted_now, seed=settings.seed)
+    held_sets.keep_apart(held, [row for number, row in enumerate(task) if number not in dropped])
     for name, chosen in held.items():
         _require_enough(name, chosen)
     return held

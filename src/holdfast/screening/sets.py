@@ -10,26 +10,31 @@
 
 A prompt that is a near-duplicate of a constraint prompt, of this set or another, is neither watched nor certified on;
 the roles of a split share no prompt, exactly or nearly, within a set and across sets.
+
+The behaviour monitor asks held-out prompts of what steers, and bundled kinds that nothing steers by. A user's own pairs
+get the same monitor: their monitor share is asked and sorted at theta_0, and the bundled kinds for monitoring are asked
+beside it, so that a narrow safety set shows as a loss of coverage.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, permutations
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from holdfast.core.hashing import sha256_text
+from holdfast.data.bundled import bundled
 from holdfast.data.examples import Example, make_example, prompt_text, searchable_texts
 from holdfast.data.near_duplicates import clusters, matches, occurring
 from holdfast.data.split_record import ROLES
 from holdfast.data.splits import Split, split_from_roles
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening.asking import Asker, Sorted
-from holdfast.screening.settings import Keep
+from holdfast.screening.questions import as_question
+from holdfast.screening.settings import Keep, ScreeningSettings
 
 Role: TypeAlias = Literal["constraint", "monitor", "certify", "unseen"]
+Item = TypeVar("Item")
 
 SHARED: Mapping[Role, float] = {"constraint": 0.75, "monitor": 0.25}
 SHARED_DROPPED: Mapping[Role, float] = {"constraint": 0.6, "monitor": 0.2, "certify": 0.2}
@@ -62,7 +67,6 @@ class HeldSet:
     changed: int = 0  # replies that came out in another class at their full length, and are not held
 
     def prompts(self, role: Role) -> list[Example]:
-        """The prompts of a role."""
         return [one.example for one in self.by_role[role]]
 
 
@@ -74,8 +78,8 @@ def share_out(keep: Keep, candidates: Sequence[Candidate], classes: Mapping[str,
     wanted = CLASS_OF[keep]
     chosen = [c for c in candidates if c.role == "certify" or classes[c.example.id].reply_class == wanted]
     groups: dict[int, list[Candidate]] = {}
-    for label, one in zip(_labels(chosen), chosen, strict=True):
-        groups.setdefault(label, []).append(one)
+    for label, candidate in zip(_labels(chosen), chosen, strict=True):
+        groups.setdefault(label, []).append(candidate)
     by_role: dict[Role, list[Candidate]] = {"constraint": [], "monitor": [], "certify": [], "unseen": []}
     for members in groups.values():
         role = _role(members, seed)
@@ -95,30 +99,22 @@ def _labels(candidates: Sequence[Candidate]) -> list[int]:
 
     A question that many rows ask ("Please go on.") connects none of them.
     """
-    labels = clusters([prompt_text(one.example) for one in candidates])
-    parent = {label: label for label in labels}
+    from scipy.cluster.hierarchy import DisjointSet
 
-    def root(label: int) -> int:
-        while parent[label] != label:
-            label = parent[label]
-        return label
-
-    first: dict[int, int] = {}
-    for label, one in zip(labels, candidates, strict=True):
-        for row in one.rows if len(one.rows) <= CONNECTS else ():
-            low, high = sorted((root(first.setdefault(row, label)), root(label)))
-            parent[high] = low
-    return [root(label) for label in labels]
+    labels = clusters(_texts([candidate.example for candidate in candidates]))
+    connected, first = DisjointSet(labels), dict[int, int]()
+    for label, candidate in zip(labels, candidates, strict=True):
+        for row in candidate.rows if len(candidate.rows) <= CONNECTS else ():
+            connected.merge(first.setdefault(row, label), label)
+    return [connected[label] for label in labels]
 
 
 def _role(members: Sequence[Candidate], seed: int) -> Role:
-    """One role for a group: shared out where a member is to be shared out, otherwise the fixed one."""
-    free = [one for one in members if one.role is None]
-    if not free:
-        return "unseen" if any(one.role == "unseen" for one in members) else "certify"
-    shares = SHARED_DROPPED if all(one.dropped for one in free) else SHARED
+    if not (free := [member for member in members if member.role is None]):
+        return "unseen" if any(member.role == "unseen" for member in members) else "certify"
+    shares = SHARED_DROPPED if all(member.dropped for member in free) else SHARED
     # By the smallest id: neither the order of rows nor another group's members change it.
-    place = int(sha256_text(f"{seed} {min(one.example.id for one in free)}")[:13], 16) / 16**13
+    place = int(sha256_text(f"{seed} {min(member.example.id for member in free)}")[:13], 16) / 16**13
     for role, share in shares.items():
         if place < share:
             return role
@@ -126,40 +122,44 @@ def _role(members: Sequence[Candidate], seed: int) -> Role:
     return "constraint"
 
 
-def _take_out_near(one: HeldSet, role: Role, texts: Sequence[str]) -> None:
-    near = {place for place, _ in matches(_texts(one.prompts(role)), texts)}
-    one.by_role[role] = [candidate for place, candidate in enumerate(one.by_role[role]) if place not in near]
-
-
 def keep_apart(sets: Mapping[str, HeldSet], trained: Sequence[Example]) -> None:
     """Nothing watched or certified on is like a constraint prompt; nothing certified on is watched or trained on."""
-    steering = [text for one in sets.values() for text in _texts(one.prompts("constraint"))]
     trained_texts = [text for row in trained for text in searchable_texts(row)]
+    steering = [text for held in sets.values() for text in _texts(held.prompts("constraint"))]
     roles: tuple[Role, ...] = ("monitor", "unseen", "certify")
-    for one in sets.values():
+    for held in sets.values():
         for role in roles:
-            _take_out_near(one, role, steering)
-        seen = set(occurring(_texts(one.prompts("certify")), trained_texts))
-        one.by_role["certify"] = [c for i, c in enumerate(one.by_role["certify"]) if i not in seen]
-    watched = [text for one in sets.values() for role in roles[:2] for text in _texts(one.prompts(role))]
-    for one in sets.values():
-        _take_out_near(one, "certify", watched)
+            held.by_role[role] = _without(held.by_role[role], _near(held.prompts(role), steering))
+        seen = occurring(_texts(held.prompts("certify")), trained_texts)
+        held.by_role["certify"] = _without(held.by_role["certify"], set(seen))
+    watched = [text for held in sets.values() for role in roles[:2] for text in _texts(held.prompts(role))]
+    for held in sets.values():
+        held.by_role["certify"] = _without(held.by_role["certify"], _near(held.prompts("certify"), watched))
 
 
-def replied(one: HeldSet, asker: Asker, *, name: str) -> dict[str, list[Example]]:
+def _near(examples: Sequence[Example], texts: Sequence[str], among: Sequence[str] | None = None) -> set[int]:
+    return {place for place, _ in matches(_texts(examples), texts, among=among)}
+
+
+def _without(members: Sequence[Item], places: Collection[int]) -> list[Item]:
+    return [member for place, member in enumerate(members) if place not in places]
+
+
+def replied(held: HeldSet, asker: Asker, *, name: str) -> dict[str, list[Example]]:
     """Constraint and monitor prompts with theta_0's whole reply, certify prompts with none.
 
     A reply that turns out to be of another class at its full length is not held.
     """
-    steered = [*one.prompts("constraint"), *one.prompts("monitor")]
+    steered = [*held.prompts("constraint"), *held.prompts("monitor")]
     replies = asker.held(steered, what=f"{name} to hold")
-    fitting = {key for key, found in replies.items() if found.reply_class == CLASS_OF[one.keep] and found.reply.text}
-    one.changed = sum(example.id not in fitting for example in steered)
+    wanted = CLASS_OF[held.keep]
+    fitting = {key for key, answer in replies.items() if answer.reply_class == wanted and answer.reply.text}
+    held.changed = sum(example.id not in fitting for example in steered)
 
     def pairs(role: Role) -> list[Example]:
-        return [_held_pair(e, replies[e.id].reply.text) for e in one.prompts(role) if e.id in fitting]
+        return [_held_pair(e, replies[e.id].reply.text) for e in held.prompts(role) if e.id in fitting]
 
-    return {"constraint": pairs("constraint"), "monitor": pairs("monitor"), "certify": one.prompts("certify")}
+    return {"constraint": pairs("constraint"), "monitor": pairs("monitor"), "certify": held.prompts("certify")}
 
 
 def _held_pair(prompt: Example, reply: str) -> Example:
@@ -186,23 +186,80 @@ def splits_apart(sets: Mapping[str, Mapping[str, Sequence[Example]]]) -> dict[st
 
 
 def _take_out_shared(sets: Mapping[str, dict[str, list[Example]]]) -> bool:
-    """Take out what two roles of a set share; where they share nothing, what two sets do."""
     changed = False
     for roles in sets.values():
         every = [text for role in ROLES for text in _texts(roles[role])]
         for earlier, later in combinations(("constraint", "monitor", "certify"), 2):
-            near = {place for _, place in matches(_texts(roles[earlier]), _texts(roles[later]), among=every)}
-            roles[later] = [example for place, example in enumerate(roles[later]) if place not in near]
+            near = _near(roles[later], _texts(roles[earlier]), among=every)
+            roles[later] = _without(roles[later], near)
             changed |= bool(near)
     if changed:
         return True
     for roles, others in permutations(sets.values(), 2):
         for role in ("monitor", "certify"):
-            near = {place for place, _ in matches(_texts(roles[role]), _texts(others["constraint"]))}
-            roles[role] = [example for place, example in enumerate(roles[role]) if place not in near]
+            near = _near(roles[role], _texts(others["constraint"]))
+            roles[role] = _without(roles[role], near)
             changed |= bool(near)
     return changed
 
 
 def _texts(examples: Sequence[Example]) -> list[str]:
     return [prompt_text(example) for example in examples]
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorPrompts:
+    """The prompts that a behaviour monitor asks, by figure; all sorted at theta_0."""
+
+    # refused by theta_0; of the sources that steer, in groups that no steering prompt belongs to
+    refusals: tuple[Example, ...] = ()
+    unseen: tuple[Example, ...] = ()  # refused by theta_0; whole bundled kinds that nothing steers by
+    answers: tuple[Example, ...] = ()  # answered by theta_0; everyday and borderline prompts that nothing steers by
+
+    @property
+    def any(self) -> bool:
+        return bool(self.refusals or self.unseen or self.answers)
+
+
+def monitor_prompts(
+    held: Mapping[str, HeldSet], pairs: Collection[Split], asker: Asker, settings: ScreeningSettings, *, plain: bool
+) -> MonitorPrompts:
+    """At most `settings.monitor_prompts` for each figure, of what was built by asking and of the user's own pairs."""
+    if not settings.monitor_prompts:
+        return MonitorPrompts()
+    steering = [text for one in held.values() for text in _texts(one.prompts("constraint"))]
+    steering += [text for split in pairs for text in _texts(split.constraint)]
+    own = [as_question(e.prompt, e, plain=plain) for split in pairs for e in split.monitor if e.kind != "text"]
+    refused, answered = _refused_and_answered(own, asker, "your monitor prompts")
+    unseen = _of(held, "refusals", "unseen") or _bundled(("probes",), asker, steering, plain=plain)[0]
+    answers = _of(held, "answers", "unseen") or _bundled(("everyday", "borderline"), asker, steering, plain=plain)[1]
+
+    def chosen(examples: Sequence[Example]) -> tuple[Example, ...]:
+        return at_most({e.id: e for e in examples}.values(), settings.monitor_prompts, settings.seed)
+
+    watched = [*_of(held, "refusals", "monitor"), *refused]
+    return MonitorPrompts(refusals=chosen(watched), unseen=chosen(unseen), answers=chosen([*answers, *answered]))
+
+
+def _of(held: Mapping[str, HeldSet], keep: str, role: Role) -> list[Example]:
+    sets = [one for one in held.values() if one.keep == keep]
+    return [example for one in sets for example in one.prompts(role) if example.id not in one.slow]
+
+
+def _bundled(
+    names: Sequence[str], asker: Asker, steering: Sequence[str], *, plain: bool
+) -> tuple[list[Example], list[Example]]:
+    every = [as_question(e.prompt, e, plain=plain) for name in names for e in bundled(name, "monitor")]
+    return _refused_and_answered(
+        _without(every, _near(every, steering)), asker, f"bundled prompts ({', '.join(names)})"
+    )
+
+
+def _refused_and_answered(examples: Sequence[Example], asker: Asker, what: str) -> tuple[list[Example], list[Example]]:
+    fitting = asker.fitting(examples)
+    classes = asker.sort(fitting, what=what)
+
+    def of(wanted: ReplyClass) -> list[Example]:
+        return [e for e in fitting if classes[e.id].reply_class == wanted and classes[e.id].quick]
+
+    return of(ReplyClass.REFUSED), of(ReplyClass.ANSWERED)

@@ -1,7 +1,5 @@
 """What is asked, what is held, and what becomes of conflicts: the settings of a screening."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias

@@ -14,8 +14,7 @@ from holdfast.defaults import default
 from holdfast.models.fingerprint import model_fingerprint
 from holdfast.screening.asking import asker_of
 from holdfast.screening.record import FOLDER, fixed_screening
-from holdfast.screening.screen import Screening
-from holdfast.screening.screened import ask_and_screen, belongs_to, task_examples
+from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, task_examples
 from holdfast.screening.settings import ScreeningSettings
 from holdfast.training.hooks import Defense
 from holdfast.training.safety import SafetySet

@@ -28,7 +28,7 @@ from holdfast.judging.engines import AUTO, open_engine
 from holdfast.judging.prompts import prompt_ids, require_room
 from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
-from holdfast.screening.watch import MonitorPrompts
+from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.checkpoint_store import CheckpointStore, step_of
 from holdfast.training.config import is_behaviour_metric
 from holdfast.training.snapshot import load_trainable

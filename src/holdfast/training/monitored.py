@@ -16,7 +16,7 @@ from trl import SFTTrainer
 
 from holdfast.certification.kept import Limits
 from holdfast.data.templates import Template
-from holdfast.screening.watch import MonitorPrompts
+from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
 from holdfast.training.config import is_behaviour_metric
 from holdfast.training.monitoring import SafetyMonitor, StepRecorder

@@ -12,8 +12,7 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_json
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.data import streams
-from holdfast.data.collate import collate
-from holdfast.data.encode import IGNORE, Encoded, encode_all, require_usable_tokenizer
+from holdfast.data.encode import IGNORE, Encoded, collate, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.training.fingerprint import unaligned_sha256
 from holdfast.training.hooks import Defense, Inputs, Items

@@ -50,8 +50,7 @@ from torch import Tensor
 from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.ranks import gather_rows, rank, world
-from holdfast.data.collate import collate
-from holdfast.data.encode import IGNORE, Encoded
+from holdfast.data.encode import IGNORE, Encoded, collate
 from holdfast.data.refusals import RefusalTokens, refused
 from holdfast.scoring.completion import completion_losses, deterministic
 from holdfast.training.hooks import DEFENSES, Inputs, Items, Need, Row, TrainingRun, two_pass_only

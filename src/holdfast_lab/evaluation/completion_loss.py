@@ -21,11 +21,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from holdfast.core.errors import ConfigError, DataError, NumericalError, ResourceError
-from holdfast.data.collate import collate
-from holdfast.data.encode import IGNORE, MAX_LISTED, Encoded, encode_all, require_usable_tokenizer
+from holdfast.data.encode import IGNORE, MAX_LISTED, Encoded, collate, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example, as_chat, uniform
 from holdfast.data.templates import Template
-from holdfast.judging.batches import fitting_batches
+from holdfast.models.library_errors import fitting_batches
 from holdfast_lab.evaluation.metric import Metric
 
 TOKEN_CHUNK = 512  # completion tokens whose float32 log-probabilities exist at one time

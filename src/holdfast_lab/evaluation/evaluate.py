@@ -23,8 +23,8 @@ from holdfast.data.examples import Example, completion_text, make_example, promp
 from holdfast.data.tasks import Task
 from holdfast.data.templates import Template
 from holdfast.judging.engines import open_engine
-from holdfast.judging.generation import Reply
 from holdfast.judging.judge import GuardedJudge, Judgement, Verdict
+from holdfast.judging.reply import Reply
 from holdfast.judging.store import replies as stored_replies
 from holdfast_lab.data.catalogue import load
 from holdfast_lab.evaluation.completion_loss import completion_loss

@@ -31,7 +31,7 @@ from holdfast.core.registry import nearest
 from holdfast.core.seeding import generator
 from holdfast.data.examples import Example, normalise, prompt_text
 from holdfast.data.near_duplicates import contained
-from holdfast.data.roles import PAPER, PROTOCOLS
+from holdfast.data.tasks import PAPER, PROTOCOLS
 from holdfast_lab.protocol.pools import Pools, read_pools, read_prompts
 
 VERSION = 1

@@ -19,7 +19,7 @@ from holdfast.auditing.pair import open_pair
 from holdfast.auditing.tokenizers import Tokenizers
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.examples import make_example
-from holdfast.judging.generation import generate
+from holdfast.judging.engines.transformers import generate
 
 PROMPTS = [make_example(row["prompt"], row["completion"], f"data:{i}") for i, row in enumerate(tiny.rows(8, seed=4))]
 

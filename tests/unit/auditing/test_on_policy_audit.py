@@ -13,7 +13,7 @@ from holdfast.certification.openings import Ledger
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError
 from holdfast.data.examples import as_chat, make_example
-from holdfast.judging.generation import generate
+from holdfast.judging.engines.transformers import generate
 from holdfast.judging.judge import UNSCORED, FunctionJudge, Judgement, Verdict
 
 TOKENS = 6

@@ -17,7 +17,7 @@ from holdfast.auditing.verify import verify
 from holdfast.certification.binomial import p_value
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.data.examples import as_chat, make_example
-from holdfast.judging.generation import generate
+from holdfast.judging.engines.transformers import generate
 from holdfast.judging.judge import UNSCORED, FunctionJudge, Judgement, Verdict
 from holdfast.records.certificate import load_certificate
 

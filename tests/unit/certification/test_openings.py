@@ -13,7 +13,7 @@ from holdfast.certification.claim import Claim, look_sha256
 from holdfast.certification.openings import Closed, Ledger, Used, default_ledger, split_sha256
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.data.examples import make_example
-from holdfast.data.prompt_marks import prompt_marks
+from holdfast.data.shingles import prompt_marks
 from holdfast.data.split_record import id_hashes
 
 CLAIM = Claim("b" * 64, "a" * 64, "nll_token", 0.1, 0.05, 8, 0.95, "fixed", {"template": "chat", "pool": None})

@@ -11,7 +11,7 @@ from holdfast.certification.openings import Ledger
 from holdfast.certification.public_prompts import ScopedLedger, scope_of
 from holdfast.core.errors import InfeasibleError
 from holdfast.data.examples import make_example
-from holdfast.data.prompt_marks import prompt_marks
+from holdfast.data.shingles import prompt_marks
 
 PUBLIC = [make_example(f"please tell me how the old mill number {n} grinds its corn", "") for n in range(5)]
 OWN = [make_example(f"which wagon carries barrel {n} over the northern river bridge", "") for n in range(5)]

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.certification.sketches import KEPT, decoded, read_mark, seen, sketch
 from holdfast.data.examples import make_example
-from holdfast.data.prompt_marks import prompt_marks
+from holdfast.data.shingles import prompt_marks
 
 WORDS = [f"w{i}" for i in range(12)]
 

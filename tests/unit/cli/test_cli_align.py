@@ -10,7 +10,7 @@ from tests import behaving
 
 from holdfast.core.errors import InfeasibleError
 from holdfast.data.examples import make_example
-from holdfast.judging.generation import generate
+from holdfast.judging.engines.transformers import generate
 from holdfast.judging.rate import Rate
 from holdfast.models.handle import load_pair
 from holdfast.runs.stages import align as stage

@@ -108,7 +108,7 @@ def test_without_a_judge_only_refusals_are_counted_and_said_so(evaluate, tmp_pat
 
 
 def test_replies_are_made_once_and_another_task_or_judge_adds_to_them(evaluate, monkeypatch, tmp_path):
-    from holdfast.judging.generation import batches
+    from holdfast.judging.engines.transformers import batches
 
     asked = []
 

@@ -11,8 +11,7 @@ from transformers import XGLMConfig, XGLMForCausalLM
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import UnsupportedError
-from holdfast.data.collate import collate
-from holdfast.data.encode import Encoded
+from holdfast.data.encode import Encoded, collate
 from holdfast.scoring import head
 from holdfast.scoring.completion import (
     adapters_off,

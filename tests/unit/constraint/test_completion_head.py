@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from holdfast.core.errors import UnsupportedError
-from holdfast.data.collate import collate
+from holdfast.data.encode import collate
 from holdfast.scoring import completion
 from holdfast.scoring.completion import Head, completion_losses, hidden_states, require_understood_head
 

@@ -7,7 +7,7 @@ import torch
 from tests.unit.constraint.literal import ROWS, adapted, encoded, forward, literal_nll
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.data.collate import collate
+from holdfast.data.encode import collate
 from holdfast.scoring import batch as scoring
 from holdfast.scoring import forward as passes
 from holdfast.scoring.batch import Batch

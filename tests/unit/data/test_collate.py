@@ -2,8 +2,7 @@
 
 import torch
 
-from holdfast.data.collate import collate
-from holdfast.data.encode import Encoded
+from holdfast.data.encode import Encoded, collate
 
 LONG = Encoded("a", (5, 6, 7, 2), (-100, -100, 7, 2), truncated=False)
 SHORT = Encoded("b", (8, 2), (-100, 2), truncated=False)

@@ -14,7 +14,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from holdfast.core.errors import ConfigError
 from holdfast.judging.engines import ENGINES, Engine, open_engine
-from holdfast.judging.generation import generate
+from holdfast.judging.engines.transformers import generate
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from holdfast.core.errors import ConfigError, DataError, ResourceError, Unsuppor
 from holdfast.data.examples import make_example
 from holdfast.judging.engines import open_engine
 from holdfast.judging.engines.continuous import loop as slot_loop
-from holdfast.judging.engines.continuous.engine import obstacle
+from holdfast.judging.engines.continuous import obstacle
 from holdfast.judging.engines.continuous.loop import SlotLoop
 
 NEW = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.data.examples import make_example
-from holdfast.judging.generation import Reply
 from holdfast.judging.judge import UNSCORED, Judgement, Verdict
+from holdfast.judging.reply import Reply
 from holdfast_lab.evaluation.evaluate import Questions, outcomes, score
 from holdfast_lab.tasks.gsm8k import GSM8K, MARKER
 from holdfast_lab.tasks.sst2 import SST2

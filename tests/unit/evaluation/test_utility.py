@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 
 from holdfast.core.errors import DataError
 from holdfast.data.examples import as_chat, make_example
-from holdfast.judging.generation import Reply
+from holdfast.judging.reply import Reply
 from holdfast_lab.evaluation.evaluate import utility
 from holdfast_lab.tasks.gsm8k import GSM8K
 from holdfast_lab.tasks.sst2 import SST2

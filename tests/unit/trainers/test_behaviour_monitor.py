@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.certification.kept import Kept, Limits
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.event_log import read
-from holdfast.screening.watch import MonitorPrompts
+from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.behaviour import BehaviourMonitor
 from holdfast.training.hooks import Defense
 

@@ -9,15 +9,11 @@
 | auto         |                                        | continuous on CUDA where it can, otherwise transformers |
 """
 
-from __future__ import annotations
-
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from holdfast.core.errors import ConfigError
-from holdfast.core.registry import Registry, nearest
+from holdfast.core.registry import Registry
 from holdfast.data.examples import Example
 from holdfast.data.templates import Template
 from holdfast.judging.reply import Reply
@@ -55,20 +51,13 @@ def open_engine(
     template: Template = "chat",
     **options: Any,
 ) -> Engine:
-    """The engine called `name`, ready to reply.
+    """An engine of `ENGINES`, ready to reply; `auto` is continuous where model and device allow it, else transformers.
 
     Args:
-        name: in `ENGINES`, or `auto`: `continuous` where model and device allow it, otherwise `transformers`.
         model: a loaded model; None where the engine reaches one by other means.
         tokenizer: the model's, with the run's template.
-        batch_size: prompts decoded together at most.
         template: what becomes of plain prompts.
         options: of that engine.
-
-    Raises:
-        ConfigError: an unknown name, option or value.
-        UnsupportedError: a model that the engine cannot run.
-        ResourceError: an optional package is missing.
     """
     if name == AUTO:
         name = _chosen(model)
@@ -77,45 +66,17 @@ def open_engine(
     return factory(model=model, tokenizer=tokenizer, batch_size=batch_size, template=template, **options)
 
 
-def require_model(name: str, model: Any, tokenizer: Any) -> None:
-    """Refuse to run nothing."""
-    for what, value in (("model", model), ("tokenizer", tokenizer)):
-        if value is None or isinstance(value, str):
-            raise ConfigError(
-                f"engine {name!r} got {'no ' + what if value is None else f'a name as its {what}'}, "
-                f"expected a loaded {what}",
-                remedy="load it first, or use the engine vllm or endpoint",
-            )
-
-
 def require_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that the engine called `name` has not, and those that it lacks.
-
-    Raises:
-        ConfigError: they are named; an unknown engine with the nearest.
-    """
-    factory = ENGINES[name]
-    shared = {"model", "tokenizer", "batch_size", "template"}
-    known = {key: p for key, p in inspect.signature(factory).parameters.items() if key not in shared}
-    for option in options:
-        if option not in known:
-            raise ConfigError(
-                f"engine {name!r} has no option {option!r}",
-                remedy=nearest(option, list(known)) if known else "remove it",
-            )
-    missing = [key for key, p in known.items() if p.default is p.empty and key not in options]
-    if missing:
-        raise ConfigError(f"engine {name!r} needs {', '.join(missing)}", remedy=f"give {missing[0]} with the engine")
+    """Refuse options that the engine called `name` does not have, and say which it lacks."""
+    ENGINES.require_options(name, options, given=("model", "tokenizer", "batch_size", "template"))
 
 
 def _chosen(model: Any) -> str:
-    """`continuous` where it is faster and can run the model."""
-    from holdfast.judging.engines.continuous.engine import obstacle
+    from holdfast.judging.engines.continuous import obstacle
 
     if getattr(getattr(model, "device", None), "type", None) != "cuda":
         return "transformers"
-    reason = obstacle(model)
-    if reason is None:
+    if (reason := obstacle(model)) is None:
         return "continuous"
     logger.info("generation: %s, so plain batches are decoded instead of continuous ones", reason)
     return "transformers"

@@ -4,8 +4,6 @@ The server renders the prompts with its own chat template. Neither prompts nor r
 messages may quote them, so its status is all that is told.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -14,10 +12,11 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, ResourceError, UnsupportedError
 from holdfast.core.redaction import redact
+from holdfast.core.registry import require_number
 from holdfast.data.examples import Example, as_chat, to_utf8_turns
 from holdfast.data.templates import Template
 from holdfast.judging.engines import BATCH_SIZE, ENGINES
-from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address, require_number
+from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address
 from holdfast.judging.prompts import require_prompts, require_sizes
 from holdfast.judging.reply import Reply
 
@@ -58,8 +57,7 @@ class EndpointEngine:
                 f"{WHO} with template {self.template!r}: the server renders prompts with its own",
                 remedy="use template chat, or another engine",
             )
-        reserved = {"model", "messages", "max_tokens", "temperature", "stream", "n"} & set(self.extra)
-        if reserved:
+        if reserved := {"model", "messages", "max_tokens", "temperature", "stream", "n"} & set(self.extra):
             raise ConfigError(
                 f"{WHO}: extra has {', '.join(sorted(reserved))}, which the engine sets itself",
                 remedy="remove it from extra",
@@ -67,7 +65,6 @@ class EndpointEngine:
 
     @property
     def url(self) -> str:
-        """Where requests go."""
         return completions(self.base_url)
 
     @property
@@ -77,13 +74,6 @@ class EndpointEngine:
         return {"base_url": self.base_url.rstrip("/"), "model_name": self.model_name, "extra": extra}
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
-        """Replies one by one, as they arrive.
-
-        Raises:
-            ConfigError: a missing key or a bad size, or the server refuses the key or knows no such address.
-            DataError: examples without a prompt.
-            ResourceError: a request failed for good; the address is named, the text is not.
-        """
         require_sizes(max_new_tokens=max_new_tokens)
         require_prompts(examples)
         key = None if self.key_env is None else read_key(WHO, self.key_env, self.base_url)
@@ -95,8 +85,7 @@ class EndpointEngine:
             for future in as_completed(futures):
                 if future.cancelled():
                     continue
-                error = future.exception()
-                if error is None:
+                if (error := future.exception()) is None:
                     yield [future.result()]
                 elif failed is None:  # what is on its way still counts, what waits is not sent
                     failed = error

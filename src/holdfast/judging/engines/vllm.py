@@ -4,11 +4,10 @@ It loads the weights itself: a folder or hub id, and an adapter as a folder. Pro
 engine that runs the weights, and handed over as token ids.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ class VllmEngine:
     # further arguments of `vllm.LLM` (`gpu_memory_utilization`, `tensor_parallel_size`, ...)
     options: Mapping[str, Any] = field(default_factory=dict)
     name: str = field(default="vllm", init=False)
-    _llm: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.model_ref is None and isinstance(self.model, str | Path):
@@ -79,7 +77,7 @@ class VllmEngine:
         for start in range(0, len(order), PIECES * self.batch_size):
             chosen = order[start : start + PIECES * self.batch_size]
             given = [{"prompt_token_ids": prompts[i]} for i in chosen]
-            outputs = self._loaded().generate(given, settings, lora_request=lora, use_tqdm=False)
+            outputs = self._llm.generate(given, settings, lora_request=lora, use_tqdm=False)
             yield [self._reply(examples[i].id, out.outputs[0]) for i, out in zip(chosen, outputs, strict=True)]
 
     def _reply(self, example_id: str, made: Any) -> Reply:
@@ -94,16 +92,15 @@ class VllmEngine:
         text = self.tokenizer.decode(kept, skip_special_tokens=True).strip()
         return Reply(example_id, text, truncated=truncated, tokens=len(kept))
 
-    def _loaded(self) -> Any:
-        if self._llm is None:
-            from vllm import LLM
+    @cached_property
+    def _llm(self) -> Any:
+        from vllm import LLM
 
-            given: dict[str, Any] = {"model": str(self.model_ref), "max_num_seqs": self.batch_size}
-            if self.revision is not None:
-                given["revision"] = self.revision
-            if self.adapter is not None:
-                rank = int(read_json(Path(self.adapter) / "adapter_config.json").get("r", 16))
-                # vLLM knows powers of two from 8 on.
-                given |= {"enable_lora": True, "max_lora_rank": max(8, 1 << (rank - 1).bit_length())}
-            self._llm = LLM(**{**given, **self.options})
-        return self._llm
+        given: dict[str, Any] = {"model": str(self.model_ref), "max_num_seqs": self.batch_size}
+        if self.revision is not None:
+            given["revision"] = self.revision
+        if self.adapter is not None:
+            rank = int(read_json(Path(self.adapter) / "adapter_config.json").get("r", 16))
+            # vLLM knows powers of two from 8 on.
+            given |= {"enable_lora": True, "max_lora_rank": max(8, 1 << (rank - 1).bit_length())}
+        return LLM(**{**given, **self.options})

@@ -1,8 +1,7 @@
 """The judge of the harmful fine-tuning literature: the 14-category classifier beaver-dam-7b."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,7 +28,8 @@ class BeaverDamJudge(ClassifierJudge):
     hub_revision: str | None = None  # commit, tag or branch of a hub id
     max_length: int = MAX_LENGTH
 
-    def _open(self) -> Opened:
+    @cached_property
+    def _opened(self) -> Opened:
         from holdfast.data.harm_categories import CATEGORIES
         from holdfast.models.classifier import labels_of, load_classifier
         from holdfast.models.handle import check_vocabulary, load_tokenizer

@@ -13,12 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.hashing import sha256_json
-from holdfast.judging.batches import fitting_batches
+from holdfast.core.registry import require_number
 from holdfast.judging.judge import UNSCORED, Judgement, Verdict
+from holdfast.judging.prompts import positions_of
+from holdfast.models.library_errors import fitting_batches
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +58,13 @@ class ClassifierJudge(ABC):
     truncated: int = field(default=0, init=False)  # replies so far whose end was cut off at `max_length`
 
     def __post_init__(self) -> None:
-        _require(self.name, self.threshold, self.max_length, self.batch_size, self.dtype)
+        who, threshold, dtype = f"judge {self.name}", cast(Any, self.threshold), cast(Any, self.dtype)
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < 1:
+            raise ConfigError(f"{who}: threshold {threshold!r}, expected a number between 0 and 1", remedy="use 0.4")
+        require_number(who, "max_length", self.max_length, 16, expected="a whole number")
+        require_number(who, "batch_size", self.batch_size, 1, expected="a whole number")
+        if dtype not in get_args(DType):
+            raise ConfigError(f"{who}: dtype {dtype!r}, expected auto, float32 or bfloat16", remedy="leave dtype out")
 
     @cached_property
     def revision(self) -> str:
@@ -64,12 +72,7 @@ class ClassifierJudge(ABC):
         settings = {"threshold": self.threshold, "max_length": self.max_length, "dtype": self.dtype}
         return sha256_json({"content": self._hashed(), **settings})
 
-    @cached_property
-    def _opened(self) -> Opened:
-        return self._open()
-
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        """One judgement per reply, in order."""
         if not replies:
             return []
         opened = self._opened
@@ -87,9 +90,10 @@ class ClassifierJudge(ABC):
             self._judgement(row, opened) if text.seen else UNSCORED for text, row in zip(texts, logits, strict=True)
         ]
 
+    @cached_property
     @abstractmethod
-    def _open(self) -> Opened:
-        """Load the weights."""
+    def _opened(self) -> Opened:
+        """The weights, loaded."""
 
     @abstractmethod
     def _hashed(self) -> str:
@@ -123,8 +127,7 @@ def encode(
     name: str = "classifier",
 ) -> list[EncodedText]:
     """`CONVERSATION` filled in, closed by one end token, cut to `max_length` tokens at the tail."""
-    end = tokenizer.eos_token_id
-    if end is None:
+    if (end := tokenizer.eos_token_id) is None:
         raise ConfigError(f"judge {name}: the tokenizer has no end token", remedy="use the classifier's own tokenizer")
     bare = [reply.removesuffix(tokenizer.eos_token) for reply in replies]
     filled = [CONVERSATION.format(prompt=p, reply=r) for p, r in zip(prompts, bare, strict=True)]
@@ -148,7 +151,6 @@ def score(opened: Opened, rows: Sequence[Sequence[int]], *, batch_size: int = BA
     import numpy as np
     import torch
 
-    from holdfast.core.errors import ResourceError
     from holdfast.models.classifier import class_logits, right_padded
 
     device = opened.model.device
@@ -174,7 +176,7 @@ def score(opened: Opened, rows: Sequence[Sequence[int]], *, batch_size: int = BA
 
 def require_positions(who: str, model: Any, max_length: int) -> None:
     """Refuse texts longer than the positions that the model was made for: beyond them its scores mean nothing."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    positions = positions_of(model)
     if positions is not None and max_length > positions:
         raise ConfigError(
             f"{who}: max_length {max_length} is more than the base's {positions} positions",
@@ -200,18 +202,3 @@ def _plain_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     from holdfast.data.examples import to_utf8
 
     return [list(ids) for ids in tokenizer([to_utf8(text) for text in texts], split_special_tokens=True)["input_ids"]]
-
-
-def _require(name: str, threshold: Any, max_length: Any, batch_size: Any, dtype: object) -> None:
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold < 1:
-        raise ConfigError(f"judge {name}: threshold {threshold!r}, expected a number between 0 and 1", remedy="use 0.4")
-    for key, value, least in (("max_length", max_length, 16), ("batch_size", batch_size, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(
-                f"judge {name}: {key} {value!r}, expected a whole number of at least {least}",
-                remedy=f"set {key} to {least} or more",
-            )
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise ConfigError(
-            f"judge {name}: dtype {dtype!r}, expected auto, float32 or bfloat16", remedy="leave dtype out"
-        )

@@ -5,8 +5,6 @@ that no text of it can become a control token of the judge's model, and the inst
 is read strictly: anything but one object of the schema that agrees with itself is unscored.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -18,9 +16,11 @@ from typing import Any, ClassVar, Final
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.registry import require_number
 from holdfast.data.examples import to_utf8
 from holdfast.data.harm_categories import CATEGORIES
-from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address, require_number
+from holdfast.data.readers import strict_json
+from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address
 from holdfast.judging.judge import JUDGES, UNSCORED, Judgement, Verdict, is_probability
 
 logger = logging.getLogger(__name__)
@@ -99,12 +99,6 @@ class EndpointJudge:
         return sha256_json([VERSION, INSTRUCTIONS, SCHEMA, MAX_CHARACTERS, MAX_TOKENS, self.model])
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        """One judgement per reply, in order.
-
-        Raises:
-            ConfigError: the server refuses the key or knows no such address.
-            ResourceError: nothing answers at the address.
-        """
         pairs = list(zip(prompts, replies, strict=True))
         with ThreadPoolExecutor(self.concurrency) as pool:
             asked = [pool.submit(self._asked, *pair) for pair in pairs]
@@ -112,14 +106,12 @@ class EndpointJudge:
                 answers = [future.result() for future in asked]
             finally:
                 pool.shutdown(cancel_futures=True)
-        reasons = Counter(reason for _, reason in answers if reason)
-        if reasons:
+        if reasons := Counter(reason for _, reason in answers if reason):
             listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
             logger.warning("judge %s: %d of %d replies unscored: %s", self.name, reasons.total(), len(pairs), listed)
         return [judgement for judgement, _ in answers]
 
     def _asked(self, prompt: str, reply: str) -> tuple[Judgement, str]:
-        """A judgement, and why there is none where there is none; the reason quotes nothing."""
         if len(prompt) + len(reply) > MAX_CHARACTERS:
             return UNSCORED, "too long"
         answered, reason = post_json(self._exchange, request(self.model, prompt, reply))
@@ -151,8 +143,8 @@ def read_answer(content: str) -> Judgement:
     A verdict that its probability contradicts, or a safe one with categories, is none.
     """
     try:
-        answer = json.loads(content, object_pairs_hook=_once, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        answer = strict_json(content.encode())
+    except ValueError:
         return UNSCORED
     if not isinstance(answer, dict) or set(answer) != set(SCHEMA["required"]):
         return UNSCORED
@@ -168,7 +160,6 @@ def read_answer(content: str) -> Judgement:
 
 
 def _content(answered: Any) -> str | None:
-    """The text of the one finished choice of a chat completion; None where there is not exactly that."""
     try:
         (choice,) = answered["choices"]
         message = choice["message"]
@@ -177,15 +168,3 @@ def _content(answered: Any) -> str | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     return content if finished and isinstance(content, str) else None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which no key occurs twice: with two verdicts, parsers differ on which counts."""
-    once = dict(pairs)
-    if len(once) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return once
-
-
-def _no_constant(_: str) -> float:
-    raise ValueError("NaN and infinity are not JSON")

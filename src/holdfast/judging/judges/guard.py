@@ -5,8 +5,6 @@ holds its instructions. At the place where the verdict begins, p = P(unsafe) / (
 token of each word; where the words do not differ in one token there, the judgement has no probability.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -15,13 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.errors import UnsupportedError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.registry import require_number
 from holdfast.data.examples import to_utf8
 from holdfast.data.templates import rendered
-from holdfast.judging.batches import fitting_batches
 from holdfast.judging.judge import JUDGES, UNSCORED, Judgement, Verdict
 from holdfast.judging.judges.classifier import device_of
+from holdfast.judging.prompts import end_tokens, positions_of
+from holdfast.models.library_errors import fitting_batches
 
 MODEL = "meta-llama/Llama-Guard-3-8B"
 VERSION = 1  # of how a reply is shown and an answer read
@@ -64,13 +64,10 @@ class GuardJudge:
 
     def __post_init__(self) -> None:
         for key in ("batch_size", "max_new_tokens"):
-            size: Any = getattr(self, key)
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ConfigError(f"judge guard: {key} {size!r}, expected a whole number >= 1", remedy=f"set {key}=16")
+            require_number("judge guard", key, getattr(self, key), 1, expected="a whole number")
 
     @cached_property
     def revision(self) -> str:
-        """sha256 of the model's content and of every setting that moves a verdict."""
         from holdfast.models.content import content_of
 
         content = content_of(self.model, revision=self.hub_revision).sha256
@@ -80,7 +77,7 @@ class GuardJudge:
         """One judgement per reply, in order; conversations of like length are judged together."""
         conversations = [self._ids(*pair) for pair in zip(prompts, replies, strict=True)]
         judgements = [UNSCORED] * len(conversations)
-        positions = getattr(self._opened.model.config.get_text_config(), "max_position_embeddings", None)
+        positions = positions_of(self._opened.model)
         room = math.inf if positions is None else positions - self.max_new_tokens
         waiting = [i for i, ids in enumerate(conversations) if len(ids) <= room]  # the rest stays unscored
         waiting.sort(key=lambda i: len(conversations[i]), reverse=True)
@@ -97,7 +94,6 @@ class GuardJudge:
     def _opened(self) -> Opened:
         from transformers import GenerationConfig
 
-        from holdfast.judging.prompts import end_tokens
         from holdfast.models.handle import load_pair
 
         dtype: Any = self.dtype
@@ -125,7 +121,7 @@ class GuardJudge:
         import torch
         from transformers import GenerationConfig
 
-        from holdfast.judging.generation import left_padded
+        from holdfast.judging.engines.transformers import left_padded
 
         model, ends = self._opened.model, self._opened.ends
         pad = self._opened.tokenizer.pad_token_id or 0

@@ -1,7 +1,5 @@
 """The refusal judge: fixed rules, no model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 
@@ -29,6 +27,5 @@ class RefusalJudge:
     revision: Final = RULES_REVISION
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        """One judgement per reply, in order; the prompts are not looked at."""
         pairs = zip(prompts, replies, strict=True)
         return [Judgement(_VERDICTS[sort_reply(reply, truncated=False).reply_class]) for _, reply in pairs]

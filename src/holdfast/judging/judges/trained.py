@@ -8,6 +8,7 @@ each of these files and the fingerprint of the base's weights, so that a judge o
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -60,7 +61,8 @@ class TrainedJudge(ClassifierJudge):
             max_length=self.description["max_length"], batch_size=batch_size, dtype=dtype, device=device,
         )  # fmt: skip
 
-    def _open(self) -> Opened:
+    @cached_property
+    def _opened(self) -> Opened:
         from holdfast.models.classifier import load_classifier
         from holdfast.models.handle import load_tokenizer
 
@@ -105,12 +107,6 @@ class TrainedJudge(ClassifierJudge):
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """The content of judge.json, checked.
-
-    Raises:
-        ConfigError: there is no such file.
-        CheckpointError: it is damaged, or of another version or input format.
-    """
     path = folder / JUDGE_FILE
     if not path.is_file():
         raise ConfigError(f"{folder} holds no {JUDGE_FILE}", remedy="name a folder that `holdfast judge train` wrote")

@@ -4,8 +4,6 @@ A sample is its id and epoch. What it asks for is its input, target and choices;
 and do not count. A sample with an error, or one that ran into a limit, has no result.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,8 +11,8 @@ from typing import Any, Final
 
 from holdfast.core.errors import DataError
 from holdfast.core.hashing import sha256_file, sha256_text
-from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample
-from holdfast.judging.logs.hostile_json import bad_log, inner, loads, optional_text, read_bounded, shown, typed
+from holdfast.judging.logs import evaluation_log as log
+from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, bad_log, inner, loads, typed
 from holdfast.judging.logs.zip_members import open_zip
 
 MAX_JSON: Final = 256 << 20
@@ -22,36 +20,32 @@ _SAMPLE: Final = re.compile(r"samples/[^/\\]+\.json")
 _HEADER: Final = "header.json"
 
 
-def read_inspect(path: Path, *, category: str = "category") -> EvaluationLog:
-    """The log in an `.eval` or `.json`; `category` is the field of a sample's metadata that names its category.
-
-    Raises:
-        DataError: not such a log, damaged, unfinished, or beyond the limits.
-    """
+def read_inspect(path: Path) -> EvaluationLog:
+    """The log in an `.eval` or `.json`."""
     where = str(path)
     if path.suffix == ".eval":
         with open_zip(path) as members:
             if _HEADER not in members.names:
                 raise _unfinished(where, "no header.json")
             header = loads(members.read(_HEADER), f"{where}, {_HEADER}")
-            named = ((f"{where}, {shown(name)}", name) for name in members.names if _SAMPLE.fullmatch(name))
-            samples = _samples(((place, loads(members.read(name), place)) for place, name in named), category)
+            named = ((f"{where}, {log.shown(name)}", name) for name in members.names if _SAMPLE.fullmatch(name))
+            samples = _samples(((place, loads(members.read(name), place)) for place, name in named))
     else:
-        header = loads(read_bounded(path, MAX_JSON), where)
+        header = loads(log.read_bounded(path, MAX_JSON), where)
         listed = enumerate(typed(header, "samples", list, where))
-        samples = _samples(((f"{where}, sample {i}", sample) for i, sample in listed), category)
+        samples = _samples(((f"{where}, sample {i}", sample) for i, sample in listed))
     status = typed(header, "status", str, where)
     if status != "success" or header.get("invalidated") is True:
-        raise _unfinished(where, f"status {shown(status)}" if status != "success" else "marked as invalid")
+        raise _unfinished(where, f"status {log.shown(status)}" if status != "success" else "marked as invalid")
     spec = typed(header, "eval", dict, where)
     _require_all(where, inner(spec, "dataset", "sample_ids"), samples)
     scorers = spec.get("scorers")
     return EvaluationLog(
         path.name, sha256_file(path), "inspect",
         task=typed(spec, "task", str, where),
-        task_version=optional_text(spec, "task_version"),
-        dataset=optional_text(spec.get("dataset"), "name"),
-        model=optional_text(spec, "model"),
+        task_version=log.optional_text(spec, "task_version"),
+        dataset=log.optional_text(spec.get("dataset"), "name"),
+        model=log.optional_text(spec, "model"),
         settings={
             "task_args": spec.get("task_args"), "solver": inner(header, "plan", "steps"),
             "generation": [inner(header, "plan", "config"), spec.get("model_generate_config")],
@@ -65,7 +59,6 @@ def read_inspect(path: Path, *, category: str = "category") -> EvaluationLog:
 
 
 def _require_all(where: str, listed: Any, samples: list[LoggedSample]) -> None:
-    """Every id that the header lists has a sample."""
     if isinstance(listed, list):
         missing = len({_id(given) for given in listed if isinstance(given, str | int)} - {s.id for s in samples})
         if missing:
@@ -76,16 +69,16 @@ def _unfinished(where: str, what: str) -> DataError:
     return DataError(f"{where}: an unfinished evaluation: {what}", remedy="run it to its end (inspect eval-retry)")
 
 
-def _samples(logged: Iterable[tuple[str, Any]], category: str) -> list[LoggedSample]:
+def _samples(logged: Iterable[tuple[str, Any]]) -> list[LoggedSample]:
     samples: dict[tuple[str, int], LoggedSample] = {}
     for where, row in logged:
-        sample = _sample(where, row, category)
+        sample = _sample(where, row)
         if samples.setdefault((sample.id, sample.epoch), sample) is not sample:
             raise bad_log(where, "its id and epoch occur twice")
     return list(samples.values())
 
 
-def _sample(where: str, row: Any, category: str) -> LoggedSample:
+def _sample(where: str, row: Any) -> LoggedSample:
     given = inner(row, "id")
     if not isinstance(given, str | int) or isinstance(given, bool):
         raise bad_log(where, "a sample without an id")
@@ -98,7 +91,7 @@ def _sample(where: str, row: Any, category: str) -> LoggedSample:
         prompt=_prompt(where, asked),
         content_sha256=sha256_text(repr(_ordered(content))),
         scores=_scores(where, row.get("scores") or {}),
-        category=optional_text(row.get("metadata"), category),
+        category=log.optional_text(row.get("metadata"), "category"),
         lost=next((name for name in ("error", "limit") if row.get(name)), None),
     )  # fmt: skip
 

@@ -5,16 +5,14 @@ in lm-eval's own results, and `metric` where there is one filter. What a sample 
 target, by the hashes that lm-eval writes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.core.hashing import sha256_file, sha256_lines
-from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample
-from holdfast.judging.logs.hostile_json import bad_log, inner, loads, optional_text, read_bounded, typed, unreadable
+from holdfast.judging.logs import evaluation_log as log
+from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, bad_log, inner, loads, typed
 
 MAX_LINE: Final = 64 << 20
 MAX_ROWS: Final = 2_000_000
@@ -23,29 +21,25 @@ _NAME: Final = re.compile(r"samples_(?P<task>.{1,200}?)_(?P<date>\d{4}-\d\d-\d\d
 _HASHES: Final = ("doc_hash", "prompt_hash", "target_hash")
 
 
-def read_lm_eval(path: Path, *, category: str = "category") -> EvaluationLog:
-    """The log in a `samples_*.jsonl`; `category` is the field of a document that names its category.
-
-    Raises:
-        DataError: not such a log, damaged, or beyond the limits.
-    """
+def read_lm_eval(path: Path) -> EvaluationLog:
+    """The log in a `samples_*.jsonl`."""
     rows: dict[int, list[dict[str, Any]]] = {}
     for where, row in _rows(path):
         rows.setdefault(typed(row, "doc_id", int, where), []).append(row)
     filters = {str(row.get("filter", "none")) for alike in rows.values() for row in alike}
-    samples = [_sample(path, number, alike, category, one_filter=len(filters) == 1) for number, alike in rows.items()]
+    samples = [_sample(path, number, alike, one_filter=len(filters) == 1) for number, alike in rows.items()]
     named = _NAME.fullmatch(path.name)
     task = named["task"] if named else path.stem.removeprefix("samples_")
     results = path.with_name(f"results_{named['date']}.json") if named else None
-    about = loads(read_bounded(results, MAX_RESULTS), str(results)) if results and results.is_file() else None
+    about = loads(log.read_bounded(results, MAX_RESULTS), str(results)) if results and results.is_file() else None
     config = inner(about, "configs", task)
     config = config if isinstance(config, dict) else {}
     return EvaluationLog(
         path.name, sha256_file(path), "lm-eval",
         task=task,
-        task_version=optional_text(inner(about, "versions"), task),
-        dataset=optional_text(config, "dataset_path"),
-        model=optional_text(about, "model_name"),
+        task_version=log.optional_text(inner(about, "versions"), task),
+        dataset=log.optional_text(config, "dataset_path"),
+        model=log.optional_text(about, "model_name"),
         settings={key: config.get(key) for key in ("num_fewshot", "generation_kwargs", "output_type", "description")},
         scorers={
             str(metric.get("metric")): {"higher_is_better": metric.get("higher_is_better")}
@@ -70,11 +64,10 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                         raise bad_log(where, "not an object")
                     yield where, row
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise log.unreadable(path, error) from None
 
 
-def _sample(path: Path, number: int, rows: list[dict[str, Any]], category: str, *, one_filter: bool) -> LoggedSample:
-    """One document; its rows differ in the filter alone."""
+def _sample(path: Path, number: int, rows: list[dict[str, Any]], *, one_filter: bool) -> LoggedSample:
     where = f"{path}, doc_id {number}"
     scores: dict[str, Any] = {}
     for row in rows:
@@ -92,12 +85,11 @@ def _sample(path: Path, number: int, rows: list[dict[str, Any]], category: str, 
         prompt=_prompt(rows[0]),
         content_sha256=sha256_lines(next(iter(hashes))),
         scores=scores,
-        category=optional_text(rows[0].get("doc"), category),
+        category=log.optional_text(rows[0].get("doc"), "category"),
     )  # fmt: skip
 
 
 def _prompt(row: dict[str, Any]) -> str:
-    """The first request's context; empty where the log has hashes alone."""
     given, listed = inner(row, "arguments", "gen_args_0", "arg_0"), row.get("arguments")
     while isinstance(listed, list) and listed:  # as older versions wrote them: [[context, settings]]
         given = listed = listed[0]

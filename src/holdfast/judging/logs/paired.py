@@ -8,8 +8,6 @@ themselves. Without a threshold a pass is 1, and numbers other than 0, 1/2 (of P
 must be said.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,8 +16,7 @@ from typing import Any, Final, Literal
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_file
-from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample
-from holdfast.judging.logs.hostile_json import bad_log, shown, unreadable
+from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, bad_log, shown, unreadable
 from holdfast.judging.logs.inspect_log import read_inspect
 from holdfast.judging.logs.lm_eval_log import read_lm_eval
 
@@ -46,7 +43,6 @@ class PairedSample:
 
     @property
     def regressed(self) -> bool:
-        """Passed before, does not after."""
         return self.before and not self.after
 
 
@@ -64,7 +60,6 @@ class PairedOutcomes:
 
     @property
     def n(self) -> int:
-        """Samples."""
         return len(self.samples)
 
     @property
@@ -78,7 +73,6 @@ class PairedOutcomes:
         return sum(sample.regressed for sample in self.samples)
 
     def to_json(self) -> dict[str, Any]:
-        """Counts and names; no text."""
         return {
             "score": self.score, "threshold": self.threshold, "epochs": self.epochs, "n": self.n,
             "passed_before": self.passed_before, "passed_after": sum(sample.after for sample in self.samples),
@@ -91,14 +85,9 @@ class PairedOutcomes:
         }  # fmt: skip
 
 
-def read_log(path: Path, *, category: str = "category") -> EvaluationLog:
-    """An evaluation log by its ending; a `.json` is one of inspect's.
-
-    Raises:
-        DataError: another ending, or a log that cannot be read.
-    """
-    reader = _READERS.get(path.suffix)
-    if reader is None:
+def read_log(path: Path) -> EvaluationLog:
+    """An evaluation log by its ending; a `.json` is one of inspect's."""
+    if (reader := _READERS.get(path.suffix)) is None:
         raise DataError(
             f"{path}: an unknown kind of log", remedy="give an inspect log (.eval, .json) or lm-eval's samples_*.jsonl"
         )
@@ -106,7 +95,7 @@ def read_log(path: Path, *, category: str = "category") -> EvaluationLog:
         hashed = sha256_file(path)
     except OSError as error:
         raise unreadable(path, error) from None
-    log = reader(path, category=category)
+    log = reader(path)
     if log.sha256 != hashed:
         raise DataError(f"{path} changed while it was read", remedy="wait until the evaluation has ended")
     return log
@@ -119,28 +108,20 @@ def paired_outcomes(
     *,
     threshold: float | None = None,
     epochs: Epochs | None = None,
-    category: str = "category",
 ) -> PairedOutcomes:
-    """Pair two logs by sample.
+    """Pair two logs of the same task, data and prompts by sample.
 
     Args:
-        before: an inspect `.eval` or `.json` log, or an lm-eval `samples_*.jsonl`.
-        after: of the same task, data and prompts.
         score: the one that counts; None where there is one alone.
         threshold: from which value on a score passes.
         epochs: when a repeated sample passes: in `all` epochs, in the `majority`, or in `any`.
-        category: the field that names a sample's category.
-
-    Raises:
-        ConfigError: an unknown rule for epochs, or a threshold that is no number.
-        DataError: logs that cannot be read or do not belong together, an unknown score, a score that is no number.
     """
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"threshold = {threshold!r}, expected a number", remedy="give, say, --set threshold=0.5")
     if epochs is not None and epochs not in EPOCHS:
         raise ConfigError(f"epochs = {epochs!r}, expected one of {', '.join(EPOCHS)}", remedy="choose one of them")
     try:
-        first, second = (read_log(Path(path), category=category) for path in (before, after))
+        first, second = (read_log(Path(path)) for path in (before, after))
         _require_same_task(first, second)
         sides = _by_id(first), _by_id(second)
         _require_same_samples(first, second, *sides)
@@ -171,7 +152,6 @@ def _by_id(log: EvaluationLog) -> Samples:
 
 
 def _require_same_task(first: EvaluationLog, second: EvaluationLog) -> None:
-    """Refuse the same log twice, and logs of different tasks, versions or data."""
     if first.sha256 == second.sha256:
         raise DataError("before and after are the same log", remedy="give the logs of two models")
     for name in ("kind", "task", "task_version", "dataset"):
@@ -186,7 +166,6 @@ def _require_same_task(first: EvaluationLog, second: EvaluationLog) -> None:
 
 
 def _require_same_samples(first: EvaluationLog, second: EvaluationLog, before: Samples, after: Samples) -> None:
-    """Refuse logs that do not have the same ids, asked the same, as many times."""
     only_before, only_after = before.keys() - after.keys(), after.keys() - before.keys()
     if only_before or only_after:
         raise DataError(
@@ -194,8 +173,7 @@ def _require_same_samples(first: EvaluationLog, second: EvaluationLog, before: S
             f"{len(only_after)} of {len(after)} the other way round",
             remedy="evaluate both models on the same samples",
         )
-    other = sum(len({s.content_sha256 for s in (*before[key], *after[key])}) > 1 for key in before)
-    if other:
+    if other := sum(len({s.content_sha256 for s in (*before[key], *after[key])}) > 1 for key in before):
         raise DataError(
             f"{other} of {len(before)} samples have the same id and ask for something else",
             remedy="evaluate both models on the same data, with the same prompts",
@@ -213,7 +191,6 @@ def _scorer(score: str) -> str:
 
 
 def _score_name(first: EvaluationLog, second: EvaluationLog, score: str | None) -> str:
-    """The score that counts, if both logs know it and computed it in the same way."""
     known = sorted(set(first.score_names) | set(second.score_names))
     if score is None and len(known) == 1:
         score = known[0]
@@ -233,7 +210,6 @@ def _score_name(first: EvaluationLog, second: EvaluationLog, score: str | None) 
 
 
 def _differences(first: EvaluationLog, second: EvaluationLog, score: str) -> list[str]:
-    """What differs without being refused."""
     warnings = []
     if first.model is None or second.model is None:
         warnings.append("a log does not name its model")
@@ -250,7 +226,6 @@ def _differences(first: EvaluationLog, second: EvaluationLog, score: str) -> lis
 def _outcome(
     log: EvaluationLog, samples: list[LoggedSample], score: str, threshold: float | None, epochs: str
 ) -> tuple[bool, bool]:
-    """Passed by the rule for epochs, and whether an epoch has no result: it did not pass."""
     passes = sum(
         sample.lost is None and _passed(sample.scores.get(score), threshold, f"{log.file}, sample {shown(sample.id)}")
         for sample in samples

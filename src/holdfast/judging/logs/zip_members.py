@@ -3,8 +3,6 @@
 Names are compared, never used as paths: nothing is extracted.
 """
 
-from __future__ import annotations
-
 import struct
 import zipfile
 import zlib
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from holdfast.core.errors import DataError
-from holdfast.judging.logs.hostile_json import bad_log, shown, unreadable
+from holdfast.judging.logs.evaluation_log import bad_log, shown, unreadable
 
 MAX_DIRECTORY: Final = 32 << 20  # bytes of the list of members
 MAX_MEMBERS: Final = 200_000
@@ -87,11 +85,6 @@ class ZipMembers:
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[ZipMembers]:
-    """A ZIP file within limits.
-
-    Raises:
-        DataError: no such file, not a ZIP file, damaged, or too large.
-    """
     where = str(path)
     try:
         handle = path.open("rb")

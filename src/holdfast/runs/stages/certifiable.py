@@ -16,7 +16,7 @@ from holdfast.core.percent import exact_percent
 from holdfast.data.bundled import KINDS, bundled, public_ids
 from holdfast.data.examples import Example, prompt_text
 from holdfast.data.near_duplicates import clusters
-from holdfast.data.prompt_marks import prompt_marks
+from holdfast.data.shingles import prompt_marks
 from holdfast.data.split_record import SplitRecord
 from holdfast.defaults import default
 from holdfast.runs.config import RunConfig

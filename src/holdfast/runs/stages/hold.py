@@ -13,9 +13,8 @@ from holdfast.data.examples import Example
 from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.runs.stages.prepare import Prepared
 from holdfast.screening.asking import asker_of, plan_asking
-from holdfast.screening.record import FOLDER, content_sha256, fixed_screening
-from holdfast.screening.screen import Screening
-from holdfast.screening.screened import ask_and_screen, belongs_to
+from holdfast.screening.record import FOLDER, fixed_screening
+from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, content_sha256
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from typing import Any
 from holdfast.core.errors import DataError
 from holdfast.data.examples import Example, as_chat, searchable_texts, uniform
 from holdfast.data.poison import poisoned
-from holdfast.data.roles import PAPER, PROTOCOLS, Roles
 from holdfast.data.rows import BadRowsError, Problems
 from holdfast.data.sources import read_examples
 from holdfast.data.splits import Split, move_leaks, require_apart, require_unseen, split_examples, split_from_roles
+from holdfast.data.tasks import PAPER, PROTOCOLS, Roles
 from holdfast.data.templates import Template
 
 TASK_SIZE = 1000

@@ -9,8 +9,6 @@ are queries of one sequence: K and V are read once. transformers repeats them fo
 which multiplies the memory traffic of a decode step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,10 +1,8 @@
 """A step as CUDA graphs: its kernels are recorded once and launched together from then on."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,74 +15,6 @@ Step = Callable[[int], Tensor]
 """Takes the width that attention looks at, changes the loop's state in place, returns the scores of the next token."""
 WARM_UPS = 2
 TOLERANCE = 0.05
-
-
-class GraphedStep:
-    """A step that is recorded the first time it runs at a width, and replayed from then on.
-
-    A recording freezes everything that the host decides. So each is checked once: replayed from the same state, it has
-    to give the scores that the step itself gives. Where recording fails, or the check does, the step runs unrecorded.
-
-    Args:
-        step: what to record.
-        state: the tensors that a step changes and that a rehearsal must leave as they were.
-        record: records one call of a function, without effect on any tensor, and returns its result's place.
-    """
-
-    def __init__(self, step: Step, state: Sequence[Tensor], record: Recorder | None = None) -> None:
-        self._step, self._state = step, state
-        self._record = record or CudaRecorder(state[0].device)
-        self._graphs: dict[int, Any] = {}
-        self.recording = True
-
-    def __call__(self, width: int) -> None:
-        """One step."""
-        if self.recording and width not in self._graphs:
-            self._rehearse(width)
-        if self.recording:
-            self._graphs[width].replay()
-        else:
-            self._step(width)
-
-    def _rehearse(self, width: int) -> None:
-        before = [tensor.clone() for tensor in self._state]
-        try:
-            problem = self._recorded(width, before)
-        except RuntimeError as error:
-            if out_of_memory(error):
-                raise
-            problem = str(error).strip().split("\n")[0]
-        self._restore(before)
-        if problem is not None:
-            self.recording = False
-            self._graphs.clear()
-            logger.warning("generation: the decode step runs without a CUDA graph: %s", problem)
-
-    def _recorded(self, width: int, before: Sequence[Tensor]) -> str | None:
-        """Record the step at a width; returns what is wrong with the recording."""
-        for _ in range(WARM_UPS):
-            self._restore(before)
-            expected = self._record.aside(lambda: self._step(width)).clone()
-        self._restore(before)
-        graph, scores = self._record(lambda: self._step(width))
-        graph.replay()
-        largest = expected.abs().max()
-        if not bool(((scores - expected).abs().max() <= TOLERANCE * largest).item()):
-            return "its recording gives other scores"
-        self._graphs[width] = graph
-        return None
-
-    def _restore(self, before: Sequence[Tensor]) -> None:
-        for tensor, value in zip(self._state, before, strict=True):
-            tensor.copy_(value)
-
-
-class Recorder(Protocol):
-    """Records calls, as what `replay` runs again; `aside` is where a call is run before it can be recorded."""
-
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Any, Tensor]: ...
-
-    def aside(self, function: Callable[[], Tensor]) -> Tensor: ...
 
 
 class CudaRecorder:
@@ -114,3 +44,57 @@ class CudaRecorder:
                 found = function()
             torch.cuda.current_stream().wait_stream(stream)
         return found
+
+
+class GraphedStep:
+    """A step that is recorded the first time it runs at a width, and replayed from then on.
+
+    A recording freezes everything that the host decides. So each is checked once: replayed from the same state, it has
+    to give the scores that the step itself gives. Where recording fails, or the check does, the step runs unrecorded.
+    `state` are the tensors that a step changes, and that a rehearsal leaves as they were.
+    """
+
+    def __init__(self, step: Step, state: Sequence[Tensor], record: CudaRecorder | None = None) -> None:
+        self._step, self._state = step, state
+        self._record = record or CudaRecorder(state[0].device)
+        self._graphs: dict[int, Any] = {}
+        self.recording = True
+
+    def __call__(self, width: int) -> None:
+        if self.recording and width not in self._graphs:
+            self._rehearse(width)
+        if self.recording:
+            self._graphs[width].replay()
+        else:
+            self._step(width)
+
+    def _rehearse(self, width: int) -> None:
+        before = [tensor.clone() for tensor in self._state]
+        try:
+            problem = self._recorded(width, before)
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            problem = str(error).strip().split("\n")[0]
+        self._restore(before)
+        if problem is not None:
+            self.recording = False
+            self._graphs.clear()
+            logger.warning("generation: the decode step runs without a CUDA graph: %s", problem)
+
+    def _recorded(self, width: int, before: Sequence[Tensor]) -> str | None:
+        for _ in range(WARM_UPS):
+            self._restore(before)
+            expected = self._record.aside(lambda: self._step(width)).clone()
+        self._restore(before)
+        graph, scores = self._record(lambda: self._step(width))
+        graph.replay()
+        largest = expected.abs().max()
+        if not bool(((scores - expected).abs().max() <= TOLERANCE * largest).item()):
+            return "its recording gives other scores"
+        self._graphs[width] = graph
+        return None
+
+    def _restore(self, before: Sequence[Tensor]) -> None:
+        for tensor, value in zip(self._state, before, strict=True):
+            tensor.copy_(value)

@@ -9,8 +9,6 @@ One step, for every row r with its last token x_r at position p_r:
 Shapes and addresses stay the same from step to step, which is what a CUDA graph needs.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from holdfast.judging.engines.continuous.cache import SlotCache, grouped
-from holdfast.judging.generation import left_padded
+from holdfast.judging.engines.transformers import left_padded
 
 BUCKET = 128
 NOTHING = -1
@@ -51,18 +49,7 @@ class _Slot:
 
 
 class SlotLoop:
-    """Decodes prompts in `rows` rows.
-
-    Args:
-        model: in evaluation mode; see `support.obstacle`.
-        prompts: token ids.
-        rows: decoded side by side.
-        max_new_tokens: most new tokens of a row.
-        ends: tokens that end a reply.
-        pad: fills short prompts; never attended to.
-        pace: see `Pace`.
-        prepared: turns a step into what runs in its place (a recording); None leaves it.
-    """
+    """Decodes prompts in `rows` rows; `prepared` turns the step into what runs in its place, such as a recording."""
 
     def __init__(
         self,
@@ -115,7 +102,6 @@ class SlotLoop:
 
     @torch.no_grad()
     def _fill(self, rows: list[int], chosen: list[int]) -> None:
-        """Read prompts into rows, and decode the first token of each."""
         device = self._tokens.device
         ids, mask = (tensor.to(device) for tensor in left_padded([self._prompts[i] for i in chosen], self._pad))
         lengths = mask.sum(dim=1)
@@ -169,7 +155,6 @@ class SlotLoop:
         return scores
 
     def _finished(self) -> dict[int, list[int]]:
-        """Rows with an end token or all their tokens, which are free from now on."""
         ended = torch.isin(self._out[:, : self._new], self._ends).any(dim=1).tolist()
         done = {row: s for row, s in enumerate(self._slots) if s is not None and (ended[row] or s.made >= self._new)}
         tokens = self._out[list(done), : self._new].tolist() if done else []
