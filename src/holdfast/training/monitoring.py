@@ -95,9 +95,11 @@ class StepRecorder(TrainerCallback):
             self._log = EventLog(self.trainer.run_dir / "events.jsonl")
         return self._log
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **_: Any) -> None:
         """Measure theta_0 where that had to wait for sharding, and drop rows of steps that are about to be repeated."""
         self.trainer.measure_reference()
+        if rank() == 0 and state.max_steps == 1 and lr_scheduler is not None and not any(lr_scheduler.get_last_lr()):
+            logger.warning("the only step is a warm-up step at learning rate 0: nothing is trained (warmup_steps: 0)")
         self._started, self._loss, self._mean = time.monotonic(), None, None
         if rank() == 0:
             self.log_file().truncate_after(state.global_step)

@@ -180,3 +180,12 @@ def test_an_adapter_on_the_head_is_refused():
     on_head = LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
     with pytest.raises(UnsupportedError, match="adapter on the output head"):
         Head(get_peft_model(tiny.model(), on_head))
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(1, True), (2, False)])
+def test_a_run_whose_only_step_is_a_warm_up_step_is_warned_of(tmp_path, caplog, steps, warned):
+    trainer = build(tmp_path, max_steps=steps, warmup_steps=0.03, lr_scheduler_type="cosine")
+    before = weights(trainer)
+    with caplog.at_level("WARNING"):
+        trainer.train()
+    assert ("nothing is trained" in caplog.text) == warned == same(before, weights(trainer))
