@@ -18,8 +18,7 @@ from holdfast.auditing.measure import Progress, kl_wanted
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.tokenizers import Choice
-from holdfast.auditing.window_prefetcher import FIRST
-from holdfast.auditing.windows import Windows, measure_windows
+from holdfast.auditing.windows import FIRST, Windows, measure_windows
 from holdfast.certification.claim import look_sha256
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.constraint.chance import ChanceConstraint

@@ -41,7 +41,6 @@ class Measured:
         nll_before, nll_after: summed over the completion.
         first_before, first_after: summed over its first k tokens.
         kl: mean over the completion of KL(before || after) per token; None when not measured.
-        own: whether each model read its own tokens; then only `nll_sum` is defined.
     """
 
     tokens: Array
@@ -51,23 +50,17 @@ class Measured:
     first_before: Array
     first_after: Array
     kl: Array | None = None
-    own: bool = False
 
     def degradation(self, unit: str) -> Array:
         """D of every example: after minus before, in `unit`."""
-        if unit not in UNITS:
-            raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
         if unit == "nll_sum":
             return self.nll_after - self.nll_before
-        if self.own:
-            raise UnsupportedError(
-                f"unit {unit!r} is not defined across tokenizers: it is counted in tokens",
-                remedy="use unit nll_sum, or read both models with one tokenizer",
-            )
         if unit == "nll_first":
             return (self.first_after - self.first_before) / self.first_tokens
         if unit == "nll_token":
             return (self.nll_after - self.nll_before) / self.tokens
+        if unit not in UNITS:
+            raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
         if self.kl is None:
             raise UnsupportedError("kl_token was not measured", remedy="ask for it: kl=True (--kl)")
         return self.kl
@@ -77,15 +70,14 @@ class Measurer:
     """Runs examples through a pair in batches; remembers the budget that memory allowed.
 
     Attributes:
-        kl: whether KL is measured.
+        kl: whether KL is measured; unless given, where an adapter can be switched.
         batch_tokens: padded tokens a batch; found at the first use unless given.
         masked: whether batches carry an attention mask; `check` finds out whether they can do without.
     """
 
     def __init__(self, pair: Pair, *, first_k: int, kl: bool | None = None, batch_tokens: int | None = None) -> None:
-        self.pair, self.first_k, self.batch_tokens = pair, first_k, batch_tokens
+        self.pair, self.first_k, self.batch_tokens, self.masked = pair, first_k, batch_tokens, True
         self.kl = kl_wanted(pair, kl)
-        self.masked = True
 
     @property
     def joint(self) -> bool:
@@ -112,9 +104,9 @@ class Measurer:
         sides: tuple[Name, ...] = (name,) if name != "both" else NAMES[-1:] if self.pair.switchable else NAMES
         needs = []
         for side in sides:
-            pad = self.pair.tokenizers.of(side).pad_token_id
             try:
                 with self.pair.on(side) as model, deterministic(model):
+                    pad = self.pair.tokenizers.of(side).pad_token_id
                     needs.append(needs_mask(model, example, pad, self.pair.device))
             except RuntimeError as error:
                 smaller_budget(error, len(example.input_ids), rows=1)
@@ -131,35 +123,37 @@ class Measurer:
             return Launch(self, (name,), encoded).finish(count, gap).columns
         self.pair.hold()
         if self.kl:
-            _require_one_vocabulary(self.pair)
-        if self.pair.mode != "one model":
-            return Launch(self, NAMES, encoded).finish(count, gap).columns
-        once = Launch(self, ("before",), encoded).finish(count, gap)
+            self._require_one_vocabulary()
+        once = self.pair.mode == "one model"
+        launched = Launch(self, NAMES[:1] if once else NAMES, encoded).finish(count, gap)
 
         def twice() -> dict[str, Array]:
-            before = once.columns()
+            before = launched.columns()
             after = {f"{key.removesuffix('_before')}_after": column for key, column in before.items()}
             return before | after | ({"kl": np.zeros(len(encoded))} if self.kl else {})
 
-        return twice
+        return twice if once else launched.columns
+
+    def _require_one_vocabulary(self) -> None:
+        rows = [int(causal_lm(model).get_output_embeddings().weight.shape[0]) for model in self.pair.models]
+        if len(set(rows)) > 1:
+            raise UnsupportedError(
+                f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows",
+                remedy="use unit nll_token without kl",
+            )
 
 
 class Launch:
     """Examples on their way through models, a batch at a time; each batch goes through all `sides`.
 
-    Out of memory, the rest is tried again in batches of half the tokens.
-
-    Args:
-        plan: batches of given lengths within a budget of padded tokens.
+    Out of memory, the rest is tried again in batches of half the tokens. `plan` makes batches of given lengths within
+    a budget of padded tokens.
     """
 
     def __init__(
-        self,
-        measurer: Measurer,
-        sides: Sequence[Name],
-        encoded: Sequence[Encoded],
+        self, measurer: Measurer, sides: Sequence[Name], encoded: Sequence[Encoded],
         plan: Callable[[Sequence[int], int], list[list[int]]] = batches,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.measurer, self.sides, self.encoded, self.plan = measurer, sides, encoded, plan
         self.kl = measurer.kl and len(sides) > 1
         self.order: list[int] = []
@@ -177,9 +171,8 @@ class Launch:
             return 0
         positions = self.todo[0]
         try:
-            self._results.append(
-                self._run(self.measurer.batch([self.encoded[i] for i in positions], self.sides[0]), gap)
-            )
+            batch = self.measurer.batch([self.encoded[i] for i in positions], self.sides[0])
+            self._results.append(self._run(batch, gap))
         except RuntimeError as error:
             self.measurer.batch_tokens = smaller_budget(error, self.measurer.budget, rows=len(positions))
             self.todo = self._planned(sorted(i for positions in self.todo for i in positions))
@@ -214,18 +207,13 @@ class Launch:
         """Wait for the results: losses by side, and the mean KL per token, in the order of the examples."""
         names = [f"{part}_{side}" for side in self.sides for part in ("nll", "first")]
         rows = self._values.get().numpy()[:, np.argsort(self.order)]
-        columns = dict(zip([*names, "kl"] if self.kl else names, rows, strict=True))
         if self.kl:
-            columns["kl"] = columns["kl"] / np.array([item.n_labels for item in self.encoded])
-        return columns
+            rows[-1] /= [item.n_labels for item in self.encoded]
+        return dict(zip([*names, "kl"] if self.kl else names, rows, strict=True))
 
 
 def kl_wanted(pair: Pair, kl: bool | None) -> bool:
-    """Whether KL is measured: where asked for, and unasked where an adapter can be switched.
-
-    Raises:
-        UnsupportedError: asked for across tokenizers.
-    """
+    """Whether KL is measured: where asked for, and unasked where an adapter can be switched."""
     if kl is None:
         return pair.switchable and not pair.tokenizers.own
     if kl and pair.tokenizers.own:
@@ -236,24 +224,10 @@ def kl_wanted(pair: Pair, kl: bool | None) -> bool:
     return kl
 
 
-def _require_one_vocabulary(pair: Pair) -> None:
-    rows = [int(causal_lm(model).get_output_embeddings().weight.shape[0]) for model in pair.models]
-    if len(set(rows)) > 1:
-        raise UnsupportedError(
-            f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows",
-            remedy="use unit nll_token without kl",
-        )
-
-
 def measure_pair(
-    pair: Pair,
-    encoded: Sequence[Encoded] | Mapping[Name, Sequence[Encoded]],
-    *,
-    first_k: int,
-    kl: bool | None = None,
-    batch_tokens: int | None = None,
-    progress: Progress | None = None,
-) -> Measured:
+    pair: Pair, encoded: Sequence[Encoded] | Mapping[Name, Sequence[Encoded]], *, first_k: int,
+    kl: bool | None = None, batch_tokens: int | None = None, progress: Progress | None = None,
+) -> Measured:  # fmt: skip
     """Measure examples under both models: for each side its own, where each model has its own tokenizer.
 
     `kl` holds both models if need be; None: where an adapter can be switched. `progress` is called with (done, total),
@@ -271,7 +245,7 @@ def measure_pair(
             measurer.check(name, sides[name][0])
             columns |= measurer.launch(name, sides[name], count)()
     labels = np.array([item.n_labels for item in sides["before"]])
-    return Measured(labels, np.minimum(labels, first_k), own=pair.tokenizers.own, **columns)
+    return Measured(labels, np.minimum(labels, first_k), **columns)
 
 
 def counter(progress: Progress | None, total: int) -> Count:

@@ -7,7 +7,6 @@ Other padding and other kernels move each loss a little, more so in bfloat16. Th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,11 +28,11 @@ def second_pass(measurer: Measurer, encoded: Sequence[Encoded]) -> Launch:
     """`before` once more on the sample, with random neighbours in smaller batches than the audit's own.
 
     So few examples take the host longer to launch than the device to run, so `step` wants to be called where the device
-    has other work.
+    has other work. The audit's own batches, evened out, hold between half of the budget and all of it: a third of it
+    always makes smaller ones.
     """
 
     def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
-        # The audit's own batches, evened out, hold between half of the budget and all of it: these are always smaller.
         return shuffled_batches(lengths, _capped(budget, lengths) // 3, SEED)
 
     return Launch(measurer, ("before",), _sample(encoded), plan)
@@ -41,32 +40,39 @@ def second_pass(measurer: Measurer, encoded: Sequence[Encoded]) -> Launch:
 
 def floor_between(first: Mapping[str, tuple[float, float]], again: Launch, unit: str) -> float:
     """The noise floor between a second pass and the audit's own total and first-k losses, by id."""
-    before = np.array([first[item.id] for item in again.encoded]).T
-    columns = again.columns()
-    after = np.stack([columns["nll_before"], columns["first_before"]])
-    return _floor(again.encoded, again.measurer.first_k, unit, before, after)
+    columns, before = again.columns(), np.array([first[item.id] for item in again.encoded]).T
+    sums = np.vstack([before, columns["nll_before"], columns["first_before"]])
+    return _floor(again.encoded, again.measurer.first_k, unit, sums)
 
 
 @torch.no_grad()
 def noise_floor(measurer: Measurer, encoded: Sequence[Encoded], unit: str) -> float:
     """The noise floor from two passes of its own: kl_token compares distributions, which nobody keeps.
 
-    Once sorted by length as in an audit, once with random neighbours in smaller batches.
+    Once sorted by length and filled up (evened out, batches would be of the second's size, and take the same kernels),
+    once with random neighbours in smaller batches.
     """
     rows = _sample(encoded)
     lengths = [len(row.input_ids) for row in rows]
     with measurer.pair.on("before") as model, deterministic(model):
+
+        def hidden(plan: list[list[int]]) -> Tensor:
+            states: dict[int, Tensor] = {}
+            for positions in plan:
+                found = States.of(model, measurer.batch([rows[i] for i in positions], "before")).hidden
+                states |= zip(positions, torch.split(found, [rows[i].n_labels for i in positions]), strict=True)
+            return torch.cat([states[i] for i in range(len(rows))])
+
         budget, head = _capped(measurer.budget, lengths), Head(model)
         while True:
-            # The first is filled up: evened out, its batches would be of the second's size, and take the same kernels.
             plans = batches(lengths, budget, even=False), shuffled_batches(lengths, budget // 2, SEED)
             try:
-                first, again = (States(_hidden(model, measurer, rows, plan), head) for plan in plans)
+                first, again = (States(hidden(plan), head) for plan in plans)
                 break
             except RuntimeError as error:
                 budget = smaller_budget(error, budget, rows=max(map(len, plans[0])))
         sums = losses_and_kl(first, again, measurer.batch(rows, "before")).cpu().numpy()
-    return _floor(rows, measurer.first_k, unit, sums[:2], sums[2:4], sums[4])
+    return _floor(rows, measurer.first_k, unit, sums)
 
 
 def _sample(encoded: Sequence[Encoded]) -> list[Encoded]:
@@ -77,20 +83,10 @@ def _capped(budget: int, lengths: Sequence[int]) -> int:
     return min(budget, max(FEWEST_TOKENS, sum(lengths)))
 
 
-def _hidden(model: Any, measurer: Measurer, rows: Sequence[Encoded], plan: list[list[int]]) -> Tensor:
-    """The hidden states of every scored token, example after example, run in the given batches."""
-    states: dict[int, Tensor] = {}
-    for positions in plan:
-        hidden = States.of(model, measurer.batch([rows[i] for i in positions], "before")).hidden
-        states |= zip(positions, torch.split(hidden, [rows[i].n_labels for i in positions]), strict=True)
-    return torch.cat([states[i] for i in range(len(rows))])
-
-
-def _floor(
-    rows: Sequence[Encoded], first_k: int, unit: str, before: Array, after: Array, kl: Array | None = None
-) -> float:
+def _floor(rows: Sequence[Encoded], first_k: int, unit: str, sums: Array) -> float:
+    """From rows total and first before, total and first after and, of two passes, the KL; one column an example."""
     tokens = np.array([row.n_labels for row in rows])
-    mean_kl = None if kl is None else kl / tokens
-    same = Measured(tokens, np.minimum(tokens, first_k), before[0], after[0], before[1], after[1], mean_kl)
+    mean_kl = sums[4] / tokens if len(sums) > 4 else None
+    same = Measured(tokens, np.minimum(tokens, first_k), sums[0], sums[2], sums[1], sums[3], mean_kl)
     # In the quantile a NaN would hide what the others say; the audit itself counts such examples.
     return float(np.nanquantile(np.abs(same.degradation(unit)), QUANTILE))
