@@ -33,14 +33,10 @@ Gap = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """Losses of every example under both models, in nats.
+    """Losses of every example under both models, in nats: summed over the completion, and over its first k tokens.
 
-    Attributes:
-        tokens: scored tokens of the completion (of `before`'s reading, where each model has its own tokenizer).
-        first_tokens: of these, how many are among the first k.
-        nll_before, nll_after: summed over the completion.
-        first_before, first_after: summed over its first k tokens.
-        kl: mean over the completion of KL(before || after) per token; None when not measured.
+    `tokens` counts scored tokens (of `before`'s reading, where each model has its own tokenizer), `first_tokens` those
+    among the first k; `kl` is the mean over the completion of KL(before || after) per token, where it was measured.
     """
 
     tokens: Array
@@ -67,12 +63,10 @@ class Measured:
 
 
 class Measurer:
-    """Runs examples through a pair in batches; remembers the budget that memory allowed.
+    """Runs examples through a pair in batches of `batch_tokens` padded tokens, or of what memory allows.
 
-    Attributes:
-        kl: whether KL is measured; unless given, where an adapter can be switched.
-        batch_tokens: padded tokens a batch; found at the first use unless given.
-        masked: whether batches carry an attention mask; `check` finds out whether they can do without.
+    KL is measured where an adapter can be switched, unless given. Batches carry an attention mask unless `check` finds
+    that they can do without.
     """
 
     def __init__(self, pair: Pair, *, first_k: int, kl: bool | None = None, batch_tokens: int | None = None) -> None:
@@ -86,13 +80,11 @@ class Measurer:
 
     @property
     def budget(self) -> int:
-        """Padded tokens a batch."""
         if self.batch_tokens is None:
             self.batch_tokens = token_budget(self.pair.models[-1], self.pair.device)
         return self.batch_tokens
 
     def batch(self, rows: Sequence[Encoded], side: Name) -> Batch:
-        """Rows as a model takes them."""
         pad, device = self.pair.tokenizers.of(side).pad_token_id, self.pair.device
         return Batch.of(rows, pad_token_id=pad, first_k=self.first_k, device=device, masked=self.masked)
 
@@ -249,7 +241,6 @@ def measure_pair(
 
 
 def counter(progress: Progress | None, total: int) -> Count:
-    """Adds up what is done and tells the listener."""
     done = 0
 
     def count(n: int) -> None:

@@ -59,7 +59,6 @@ class PartialResults:
         write_bytes(self._path(name, window), sha256(sink.getvalue()).digest() + sink.getvalue())
 
     def read(self, name: str, window: int) -> dict[str, Any]:
-        """A window's columns: lists of text, and arrays."""
         table = self._table(name, window)
         return {
             key: table[key].to_pylist() if key in _STRINGS else np.asarray(table[key].to_numpy())

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.auditing.measure import Collect, Count, Launch, Measured, Measurer, PassName, Progress, counter
+from holdfast.auditing.measure import Collect, Count, Launch, Measurer, PassName, Progress, counter
 from holdfast.auditing.noise import floor_between, noise_floor, second_pass
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.partial_results import PartialResults
@@ -28,7 +28,6 @@ from holdfast.core.errors import DataError
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.stream import ExampleStream
-from holdfast.records.audit_figures import UNITS
 
 WINDOW = 1024
 FIRST = 256  # long enough on a fast device to launch it and to encode twice as many meanwhile
@@ -76,7 +75,8 @@ class WindowPrefetcher:
         windows = [Window(number, role, n) for number, (role, n) in enumerate(layout(streams, size))]
         self._last = {window.role: window.number for window in windows}
         self._windows = iter(windows)
-        self._taken, self._next = None, next(self._windows, None)
+        self._taken: Window | None = None
+        self._next = next(self._windows, None)
         self._error: Exception | None = None
 
     def __iter__(self) -> Iterator[Window]:
@@ -131,7 +131,6 @@ class Windows:
         return WindowPrefetcher(self.streams, self.size, lambda examples: self.encode(examples, name), wanted)
 
     def encode(self, examples: list[Example], name: Name) -> list[Encoded]:
-        """Tokens for one side."""
         tokenizer = self.pair.tokenizers.of(name)
         try:
             return encode_all(examples, tokenizer, max_length=self.max_length, role="safety").examples
@@ -234,7 +233,6 @@ class _Pass:
         return self.again
 
     def _store(self, window: Window, collect: Collect, facts: dict[str, Any]) -> None:
-        """Wait for a window's results and write its part."""
         columns: dict[str, Any] = {"truncated": np.array([item.truncated for item in window.encoded])}
         if self.name != "after":
             tokens = np.array([item.n_labels for item in window.encoded], dtype=np.int32)
@@ -251,19 +249,3 @@ class _Pass:
         if self.sampled:
             rows = zip(columns["id"], columns["nll_before"], columns["first_before"], strict=True)
             self.first |= {name: (total, first) for name, total, first in rows if name in self.sampled}
-
-
-def finished_columns(parts: PartialResults, number: int, *, own: bool) -> dict[str, Any]:
-    """One window of the finished table, degradations included; `violated` is not in it."""
-    if parts.has("both", number):
-        columns = parts.read("both", number)
-    else:
-        before, after = parts.read("before", number), parts.read("after", number)
-        columns = before | after | {"truncated": before["truncated"] | after["truncated"]}
-    kl = columns.pop("kl", None)
-    losses = ("tokens", "first_tokens", "nll_before", "nll_after", "first_before", "first_after")
-    measured = Measured(**{name: columns[name] for name in losses}, kl=kl)
-    defined = ["nll_sum"] if own else [unit for unit in UNITS if unit != "kl_token" or kl is not None]
-    if own:
-        columns |= {"first_before": None, "first_after": None}
-    return columns | {unit: measured.degradation(unit) if unit in defined else None for unit in UNITS}

@@ -81,11 +81,7 @@ class Audit:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], *, folder: Path | None = None, table: Any = None) -> Audit:
-        """The inverse of `to_json`.
-
-        Raises:
-            CheckpointError: another version, or keys are missing.
-        """
+        """The inverse of `to_json`; another version, or one without all keys, is refused."""
         names = [f.name for f in fields(cls) if f.name not in ("folder", "_table")]
         missing = [name for name in names if name not in values]
         if values.get("version") != VERSION or missing:
@@ -103,9 +99,8 @@ class Audit:
         Raises:
             CheckpointError: a file is missing or was changed, or a figure does not follow from the table.
         """
-        place = Path(folder)
-        stored = believed_audit(place)
-        return cls.from_json(stored.values, folder=place, table=stored.table)
+        stored = believed_audit(Path(folder))
+        return cls.from_json(stored.values, folder=Path(folder), table=stored.table)
 
     @property
     def table(self) -> Any:
@@ -131,8 +126,5 @@ class Audit:
             f" (95 % upper bound {percent_up(entry['violation_upper'])})"
             for role, entry in self.roles.items()
         )
-        verdict = "within the limit" if self.within else "OVER the limit"
-        return (
-            f"{shares} degraded by more than {self.tau:g} ({self.unit}); at most {exact_percent(self.alpha)} allowed: "
-            f"{verdict}"
-        )
+        verdict = f"{exact_percent(self.alpha)} allowed: {'within' if self.within else 'OVER'} the limit"
+        return f"{shares} degraded by more than {self.tau:g} ({self.unit}); at most {verdict}"

@@ -50,19 +50,20 @@ class StoredAudit:
 
 
 def write_audit_folder(
-    folder: Path, values: Mapping[str, Any], parts: Iterable[Mapping[str, Any]], *, judged: bool = False
-) -> None:
-    """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit."""
+    folder: Path, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]], parts: Iterable[Mapping[str, Any]], *,
+    judged: bool = False,
+) -> None:  # fmt: skip
+    """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit.
+
+    `values` may be a function, which is asked for them when all parts have been taken.
+    """
     table_sha256 = write_table(folder / TABLE_NAME, parts, judged=judged)
-    write_sealed(folder / SUMMARY_NAME, {**values, "version": VERSION, "table_sha256": table_sha256})
+    summary = values() if callable(values) else values
+    write_sealed(folder / SUMMARY_NAME, {**summary, "version": VERSION, "table_sha256": table_sha256})
 
 
 def read_audit_folder(folder: Path) -> StoredAudit:
-    """The audit in a folder, recomputed.
-
-    Raises:
-        CheckpointError: a file is missing, damaged or of the first release, or a figure does not follow.
-    """
+    """The audit in a folder, recomputed; refused where a file is missing or damaged, or a figure does not follow."""
     path = folder / SUMMARY_NAME
     values = read_sealed(path, remedy=AGAIN)
     if values.get("version") != VERSION:
@@ -105,7 +106,6 @@ def _require_types(values: Mapping[str, Any], path: Path) -> None:
 
 
 def _require_rows(table: Any, values: Mapping[str, Any], path: Path) -> None:
-    """What one column of the table says of another."""
     required = ("id", "role", "tokens", "first_tokens", "truncated", "nll_before", "nll_after", "violated")
     unit = values["unit"]
     faults = [f"{name} has empty cells" for name in (*required, unit) if table.column(name).null_count]
@@ -122,7 +122,6 @@ def _require_rows(table: Any, values: Mapping[str, Any], path: Path) -> None:
 
 
 def _derived_faults(table: Any) -> list[str]:
-    """Degradations that are not the difference of the losses beside them."""
     faults = []
     with np.errstate(all="ignore"):
         total = _column(table, "nll_after") - _column(table, "nll_before")
@@ -134,12 +133,10 @@ def _derived_faults(table: Any) -> list[str]:
         empty = table.column(unit).null_count
         if empty not in (0, table.num_rows):
             faults.append(f"{unit} has empty cells")
-        elif (
-            not empty
-            and unit in expected
-            and not np.allclose(_column(table, unit), expected[unit], rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
-        ):
-            faults.append(f"{unit} is not the difference of the losses")
+        elif not empty and unit in expected:
+            stated = _column(table, unit)
+            if not np.allclose(stated, expected[unit], rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True):
+                faults.append(f"{unit} is not the difference of the losses")
     return faults
 
 

@@ -40,7 +40,6 @@ HARMS = ("harm_before", "harm_after")
 
 
 def table_schema(*, judged: bool = False) -> Any:
-    """The columns and their types."""
     import pyarrow as pa
 
     columns = [("id", pa.string()), ("role", pa.string()), ("category", pa.string())]
@@ -51,30 +50,19 @@ def table_schema(*, judged: bool = False) -> Any:
     return pa.schema(columns + [(name, pa.float64()) for name in HARMS if judged])
 
 
-def to_batch(columns: Mapping[str, Any], schema: Any) -> Any:
-    """One record batch; a column that is None or absent is null throughout."""
-    import pyarrow as pa
-
-    n = len(columns["id"])
-    arrays = []
-    for field in schema:
-        values = columns.get(field.name)
-        arrays.append(pa.nulls(n, field.type) if values is None else pa.array(values, field.type, from_pandas=False))
-    return pa.record_batch(arrays, schema=schema)
-
-
 def write_table(path: Path, parts: Iterable[Mapping[str, Any]], *, judged: bool = False) -> str:
     """Write the table part by part and move it into place in one rename; returns the sha256 of its bytes.
 
-    Args:
-        path: the file.
-        parts: columns by name, a number of rows at a time.
-        judged: whether the columns of the judge are there.
-
-    Raises:
-        ResourceError: the disk refused it; no part of it stays.
+    A part has columns by name; one that is None or absent is null throughout. Where the disk refuses it, none of the
+    file stays.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    def column(part: Mapping[str, Any], field: Any) -> Any:
+        if part.get(field.name) is None:
+            return pa.nulls(len(part["id"]), field.type)
+        return pa.array(part[field.name], field.type, from_pandas=False)
 
     path.parent.mkdir(parents=True, exist_ok=True)
     schema = table_schema(judged=judged)
@@ -82,7 +70,7 @@ def write_table(path: Path, parts: Iterable[Mapping[str, Any]], *, judged: bool 
     try:
         with pq.ParquetWriter(temporary, schema) as writer:
             for part in parts:
-                writer.write_batch(to_batch(part, schema))
+                writer.write_batch(pa.record_batch([column(part, field) for field in schema], schema=schema))
         fsync_path(temporary)
         digest = sha256_file(temporary)
         os.replace(temporary, path)  # noqa: PTH105  (atomic on every platform)
@@ -95,11 +83,7 @@ def write_table(path: Path, parts: Iterable[Mapping[str, Any]], *, judged: bool 
 
 
 def parse_table(data: bytes, where: Path) -> Any:
-    """The table in the bytes of a file.
-
-    Raises:
-        CheckpointError: they are damaged, or not an audit's.
-    """
+    """The table in the bytes of a file; damaged ones, and other tables than an audit's, are refused."""
     import pyarrow.parquet as pq
 
     remedy = "run holdfast audit again"
@@ -116,11 +100,7 @@ def parse_table(data: bytes, where: Path) -> Any:
 
 
 def degradations(table: Any, unit: str, *, role: str | None = None) -> Array:
-    """D of every example of a role, or of all, in `unit`.
-
-    Raises:
-        ConfigError: the unit is unknown or was not measured.
-    """
+    """D of every example of a role, or of all, in `unit`."""
     if unit not in UNITS:
         raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
     values = table.column(unit)

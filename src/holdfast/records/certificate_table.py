@@ -68,27 +68,15 @@ def outcome_lines(table: Table, tau: float) -> list[str]:
 def read_stored(record: CertificateRecord, folder: Path) -> Table:
     """The table beside a certificate."""
     place, expected = folder / TABLE_NAME, record.bound["table_sha256"]
-    return read_classes(place, expected) if record.by == "behaviour" else read_rows(place, record.tau, expected)
-
-
-def read_classes(path: Path, expected_sha256: str) -> Classes:
-    """Read the classes of replies from a table whose bytes have the expected sha256.
-
-    Raises:
-        CheckpointError: it is missing, changed, or not such a table.
-    """
-    table = _columns(path, expected_sha256, CLASSES, KEEP)
-    cluster = np.array(table["cluster"], dtype=np.int64)
+    if record.by != "behaviour":
+        return read_rows(place, record.tau, expected)
+    table = _columns(place, expected, CLASSES, KEEP)
     classes = (table["before"], table["again"], table["after"], table.get(KEEP))
-    return Classes(table["id"], cluster, table["category"], *classes)
+    return Classes(table["id"], np.array(table["cluster"], dtype=np.int64), table["category"], *classes)
 
 
 def read_rows(path: Path, tau: float, expected_sha256: str) -> Rows:
-    """Read degradations from a table whose bytes have the expected sha256 and whose violations follow from tau.
-
-    Raises:
-        CheckpointError: it is missing, changed, or not such a table.
-    """
+    """Read degradations from a table whose bytes have the expected sha256 and whose violations follow from tau."""
     table = _columns(path, expected_sha256, COLUMNS)
     try:
         degradation, strength = (np.array(table[name], dtype=np.float64) for name in ("degradation", "strength"))

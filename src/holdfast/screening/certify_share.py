@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.certification.openings import Ledger
-from holdfast.certification.public_prompts import ScopedLedger, scope_of
+from holdfast.certification.openings import Ledger, ScopedLedger, scope_of
 from holdfast.core.files import write_text
 from holdfast.data.bundled import public_ids
 from holdfast.data.examples import Example

@@ -186,7 +186,6 @@ def test_other_settings_start_anew(base, adapter, data, tmp_path, monkeypatch, c
     def die(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(windowing, "finished_columns", die)
     write = PartialResults.write
     monkeypatch.setattr(PartialResults, "write", lambda self, *a: write(self, *a) if a[1] == 0 else die())
     with pytest.raises(KeyboardInterrupt):
