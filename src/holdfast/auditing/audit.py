@@ -32,7 +32,7 @@ from holdfast.judging.judge import open_judge
 from holdfast.judging.on_policy import UNIT, require_tau
 from holdfast.models.handle import DType
 from holdfast.records.audit import Audit
-from holdfast.records.audit_table import SUMMARY_NAME, TABLE_NAME
+from holdfast.records.audit_folder import SUMMARY_NAME, TABLE_NAME
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from holdfast.auditing.pair import Pair, open_pair
 from holdfast.certification.arguments import confidence_level, count
 from holdfast.certification.behaviour import BETWEEN, Claimed
 from holdfast.certification.claim import JUDGE, Claim
+from holdfast.certification.share import DRAWN
 from holdfast.certification.statement import words_of
 from holdfast.certification.terms import Terms, require_enough
 from holdfast.constraint.chance import ChanceConstraint
@@ -37,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 CLAIMED = ("template", "tokenizer", "max_length", "dtype")  # settings that change a degradation
 MEASURED = (JUDGE, "replies", "log")  # how replies were made, judged or sorted
-DRAWN = ("groups", "rows")
 UNIT = {"behaviour": "refusals", "harm": "on_policy", "log": "passes"}
 
 
@@ -243,9 +243,7 @@ def read_prompts(
     first: dict[str, Example] = {}
     for example in given:
         first.setdefault(prompt_key(example) if replies else example.id, example)
-    unique = list(first.values())
-    if not sequential:
-        unique = sorted(unique, key=lambda example: example.id)
+    unique = list(first.values()) if sequential else sorted(first.values(), key=lambda example: example.id)
     labels = clusters([prompt_text(e) for e in unique])
     shaped = [as_chat(example) for example in unique] if template == "chat" else uniform(unique)
     return Prompts(shaped, labels, data_sha256(source, shaped))
@@ -295,7 +293,14 @@ def require_no_leak(examples: Sequence[Example], train_data: Sequence[str], read
     """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts."""
     if not train_data:
         return Leakage(checked=False, against=None, prompts=0)
-    rows = [example for source in train_data for example in _training_rows(source, reading)]
+    rows: list[Example] = []
+    for source in train_data:
+        try:
+            rows += read_examples(source)
+        except DataError:
+            if not reading.get("columns"):
+                raise
+            rows += read_examples(source, columns=reading["columns"])
     texts = [text for example in rows for text in searchable_texts(example)]
     try:
         require_unseen(examples, texts)
@@ -305,12 +310,3 @@ def require_no_leak(examples: Sequence[Example], train_data: Sequence[str], read
             remedy="remove these prompts from the safety file: a prompt that was trained on cannot certify",
         ) from error
     return Leakage(checked=True, against=", ".join(train_data), prompts=len(examples))
-
-
-def _training_rows(source: str, reading: Mapping[str, Any]) -> list[Example]:
-    try:
-        return read_examples(source)
-    except DataError:
-        if not reading.get("columns"):
-            raise
-        return read_examples(source, columns=reading["columns"])

@@ -114,25 +114,20 @@ class Measurer:
         if name != "both":
             return Launch(self, (name,), encoded).finish(count, gap).columns
         self.pair.hold()
-        if self.kl:
-            self._require_one_vocabulary()
-        once = self.pair.mode == "one model"
-        launched = Launch(self, NAMES[:1] if once else NAMES, encoded).finish(count, gap)
+        rows = [causal_lm(model).get_output_embeddings().weight.shape[0] for model in self.pair.models]
+        if self.kl and len(set(rows)) > 1:
+            what = f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows"
+            raise UnsupportedError(what, remedy="use unit nll_token without kl")
+        if self.pair.mode != "one model":
+            return Launch(self, NAMES, encoded).finish(count, gap).columns
+        once = Launch(self, ("before",), encoded).finish(count, gap)
 
         def twice() -> dict[str, Array]:
-            before = launched.columns()
+            before = once.columns()
             after = {f"{key.removesuffix('_before')}_after": column for key, column in before.items()}
             return before | after | ({"kl": np.zeros(len(encoded))} if self.kl else {})
 
-        return twice if once else launched.columns
-
-    def _require_one_vocabulary(self) -> None:
-        rows = [int(causal_lm(model).get_output_embeddings().weight.shape[0]) for model in self.pair.models]
-        if len(set(rows)) > 1:
-            raise UnsupportedError(
-                f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows",
-                remedy="use unit nll_token without kl",
-            )
+        return twice
 
 
 class Launch:

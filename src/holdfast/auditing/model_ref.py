@@ -153,7 +153,7 @@ class Tokenizers:
         return "+".join(digest(tokenizer) for tokenizer in ((self.before, self.after) if self.own else (self.before,)))
 
 
-def choose_tokenizers(
+def tokenizers_for(
     before: ModelRef, after: ModelRef, choice: Choice, *, processing_class: Any = None, trust_remote_code: bool = False
 ) -> Tokenizers:
     """Load the tokenizers that the choice needs.

@@ -18,16 +18,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from holdfast.auditing.model_ref import (
-    Choice,
-    Mode,
-    ModelRef,
-    Tokenizers,
-    choose_tokenizers,
-    mode_of,
-    model_ref,
-    stacked,
-)
+from holdfast.auditing.model_ref import Choice, Mode, ModelRef, Tokenizers, mode_of, model_ref, stacked, tokenizers_for
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.models.content import require_unchanged
 from holdfast.models.handle import DType, check_vocabulary, load_model, require_device
@@ -47,7 +38,7 @@ def open_pair(
 ) -> Pair:  # fmt: skip
     """Resolve, hash and compare two models; weights are loaded when they are first used.
 
-    Args: as of `holdfast.audit`; `tokenizer`: see `choose_tokenizers`. A loaded model stays on its device.
+    Args: as of `holdfast.audit`; `tokenizer`: see `tokenizers_for`. A loaded model stays on its device.
     """
     if dtype not in get_args(DType):
         raise UnsupportedError(
@@ -64,7 +55,7 @@ def open_pair(
         )
     place = device or (places.pop() if places else "cuda" if torch.cuda.is_available() else "cpu")
     checked, lower, upper = require_device(place), sides["before"], sides["after"]
-    tokenizers = choose_tokenizers(lower, upper, tokenizer, processing_class=processing_class, **trust)
+    tokenizers = tokenizers_for(lower, upper, tokenizer, processing_class=processing_class, **trust)
     return Pair(sides, mode_of(lower, upper, **trust), tokenizers, dtype=dtype, device=checked, **trust)
 
 

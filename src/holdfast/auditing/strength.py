@@ -39,7 +39,7 @@ def search_strength(pair: Pair, measured: Callable[[], Rows], terms: Terms) -> R
         pair.set_strength(strength)
         rows = measured()
         pieces.append(replace(rows, strength=np.full(len(rows.ids), strength)))
-        return tested_at(strength, terms.test(pieces[-1]))
+        return tested_at(pieces[-1], strength, terms)
 
     fixed_sequence(STRENGTHS, test, terms.level)
     return Rows.joined(pieces)

@@ -116,7 +116,7 @@ class WindowPrefetcher:
 
 
 class Windows:
-    """The data of an audit, cut into `count` windows of `n` examples that are measured one after the other."""
+    """The data of an audit: `n` examples, cut into `count` windows that are measured one after the other."""
 
     def __init__(self, streams: Mapping[str, ExampleStream], pair: Pair, *, max_length: int | None) -> None:
         self.streams, self.pair, self.max_length, self.size = streams, pair, max_length, WINDOW

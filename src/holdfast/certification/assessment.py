@@ -138,7 +138,7 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
     if tuple(measured) != STRENGTHS[: len(measured)]:
         raise _unfit("the strengths are not those of the fixed sequence")
     tests = {strength: terms.test(rows.at(rows.strength == strength)) for strength in measured}
-    tested = fixed_sequence(measured, lambda strength: tested_at(strength, tests[strength]), terms.level)
+    tested = fixed_sequence(measured, lambda strength: _tested(strength, tests[strength]), terms.level)
     if len(tested) != len(measured) or (tested[-1].passed and len(tested) < len(STRENGTHS)):
         raise _unfit("the strengths do not end at the first failure")
     chosen = largest(tested)
@@ -159,8 +159,12 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tested_at(strength: float, test: ShareTest) -> Tested:
-    """Returns the outcome of the test at one strength, on the rows measured at it."""
+def tested_at(rows: Rows, strength: float, terms: Terms) -> Tested:
+    """Returns the test at one strength, on the rows measured at it."""
+    return _tested(strength, terms.test(rows))
+
+
+def _tested(strength: float, test: ShareTest) -> Tested:
     return Tested(strength, test.unit.regressions, test.unit.n, test.p_value)
 
 

@@ -27,20 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.certification import ledger_state
 from holdfast.certification.claim import Claim
-from holdfast.certification.ledger_state import (
-    Used,
-    continued,
-    default_ledger,
-    looks_used,
-    next_number,
-    note_marks,
-    read_ledger,
-    require_order_unseen,
-    require_writable_ledger,
-    shared_prompts,
-    split_sha256,
-)
+from holdfast.certification.ledger_state import Used, default_ledger, read_ledger, shared_prompts, split_sha256
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.core.file_lock import locked
 from holdfast.core.files import json_text, write_text
@@ -99,7 +88,7 @@ class Ledger:
         texts: Texts = None,
     ) -> Opening:  # fmt: skip
         """What `open` would return or refuse, with nothing written."""
-        require_writable_ledger(self.path)
+        ledger_state.require_writable_ledger(self.path)
         state, marks = read_ledger(self.path), self._marks(texts)
         entry = _enter(state, claim, self._names(ids), declared, sequential, marks)
         return _opening(entry, ids)
@@ -116,14 +105,14 @@ class Ledger:
             sequential: the prompts may grow at the end without a new opening.
             label: whose opening it is, for people: the run's or output's folder.
         """
-        require_writable_ledger(self.path)
+        ledger_state.require_writable_ledger(self.path)
         with self._changed() as state:
             entry = _enter(state, claim, self._names(ids), declared, sequential, self._marks(texts), label)
         return _opening(entry, ids)
 
     def record_look(self, look: str, ids: Sequence[str], *, texts: Texts = None) -> None:
         """Enter an audit of these prompts (`look_sha256`): it counts when something else is certified on them."""
-        require_writable_ledger(self.path)
+        ledger_state.require_writable_ledger(self.path)
         self._note("looks", {"look": look}, ids, texts)
 
     def close(self, run: str, name: str, ids: Sequence[str], *, declared: int, texts: Texts = None) -> None:
@@ -135,7 +124,7 @@ class Ledger:
         _require_ids(names)
         split = split_sha256(names)
         with self._changed() as state:
-            note_marks(state, self._marks(texts))
+            ledger_state.note_marks(state, self._marks(texts))
             state["splits"].setdefault(split, sorted(names))
             entry |= {"split": split}
             if entry not in state[key]:
@@ -151,14 +140,14 @@ class Ledger:
         shares = []
         for entry in state["closed"]:
             share = state["splits"][entry["split"]]
-            if Path(entry["run"]).exists() and looks_used(state, share, {}).count < entry["declared"]:
+            if Path(entry["run"]).exists() and ledger_state.looks_used(state, share, {}).count < entry["declared"]:
                 mine = sorted(given[name] for name in shared_prompts(state, list(given), marks, share))
                 shares += [Closed(entry["run"], tuple(mine), entry["declared"])] if mine else []
         return shares
 
     def used(self, ids: Sequence[str], texts: Texts = None) -> Used:
         """How often these prompts, or some of them, were looked at; a further claim would be one look more."""
-        return looks_used(read_ledger(self.path), self._names(ids), self._marks(texts))
+        return ledger_state.looks_used(read_ledger(self.path), self._names(ids), self._marks(texts))
 
     def settle(self, claim: str, ids: Sequence[str], outcome: Sequence[str], *, first_stands: bool = True) -> None:
         """Keep what an opening of a claim (its sha256) came to: one text a row, in the order of the rows.
@@ -210,11 +199,11 @@ def _enter(
 ) -> dict[str, Any]:  # fmt: skip
     """Put the opening into `state`, or raise; an opening that is there stays as it is."""
     _require_ids(ids)
-    note_marks(state, texts)
+    ledger_state.note_marks(state, texts)
     if declared is not None and (isinstance(declared, bool) or not isinstance(declared, int) or declared < 1):
         raise ConfigError(f"openings is {declared!r}; expected a whole number >= 1", remedy="leave it out for 1")
     key = split_sha256(ids)
-    entry = continued(state, claim, ids) if sequential else _same(state, claim.sha256, key)
+    entry = ledger_state.continued(state, claim, ids) if sequential else _same(state, claim.sha256, key)
     same = [other["declared"] for other in state["openings"] if other["split"] == key]
     stored = entry["declared"] if entry is not None else (same[0] if same else None)
     if declared is not None and stored not in (None, declared):
@@ -226,9 +215,9 @@ def _enter(
     if entry is None or entry["split"] != key:
         others = [other for other in state["openings"] if other is not entry]
         allowed = stored or declared or 1
-        number = next_number(others, state, claim, ids, allowed, texts)
+        number = ledger_state.next_number(others, state, claim, ids, allowed, texts)
         if sequential:
-            require_order_unseen(others, state, ids, [] if entry is None else entry["sequence"], texts)
+            ledger_state.require_order_unseen(others, state, ids, [] if entry is None else entry["sequence"], texts)
         if entry is None:
             entry = {"declared": allowed, "number": number, "claim": claim.sha256, "look": claim.look}
             entry |= {"kind": claim.kind} | ({} if label is None else {"label": label})

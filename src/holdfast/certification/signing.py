@@ -26,13 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_ssh_private_key,
-    load_ssh_public_key,
-)
 
 from holdfast.certification.sshsig import ALGORITHM, FormatError, Signature, fingerprint, to_sign
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
@@ -121,9 +116,9 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
         raise ConfigError(f"{path}: the private key cannot be read: {error.strerror}", remedy=_MAKE) from error
     try:
         try:
-            key: Any = load_ssh_private_key(data, None)
+            key: Any = serialization.load_ssh_private_key(data, None)
         except TypeError:  # what the library raises for a key that needs a passphrase
-            key = load_ssh_private_key(data, _passphrase(path))
+            key = serialization.load_ssh_private_key(data, _passphrase(path))
     except ConfigError:
         raise
     except UnsupportedAlgorithm as error:
@@ -134,8 +129,9 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
         # The library's own words name bytes of the key's file; they are not shown.
         raise ConfigError(f"{path} is not an OpenSSH private key, or its passphrase is wrong", remedy=_MAKE) from None
     if not isinstance(key, Ed25519PrivateKey):
-        written = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        raise ConfigError(f"{path} is a key of type {written.split()[0].decode()}, expected {ALGORITHM}", remedy=_MAKE)
+        openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        kind = key.public_key().public_bytes(*openssh).split()[0].decode()
+        raise ConfigError(f"{path} is a key of type {kind}, expected {ALGORITHM}", remedy=_MAKE)
     return key
 
 
@@ -240,7 +236,7 @@ def _read_line(path: Path, number: int, line: str) -> Signer | str:
     if _OPTION.sub("", written):
         raise ConfigError(f"{where}: options that make no sense", remedy=_EXPECTED)
     try:
-        key = load_ssh_public_key(f"{ALGORITHM} {words[place + 1]}".encode())
+        key = serialization.load_ssh_public_key(f"{ALGORITHM} {words[place + 1]}".encode())
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PublicKey):

@@ -27,8 +27,7 @@ from typing import Any
 from holdfast.core.errors import CheckpointError, ConfigError, HoldfastError
 from holdfast.core.files import read_json
 from holdfast.data.split_record import RECORD_NAME, SplitRecord, load_record
-from holdfast.records.audit_folder import AGAIN, StoredAudit, read_audit_folder
-from holdfast.records.audit_table import SUMMARY_NAME
+from holdfast.records.audit_folder import AGAIN, SUMMARY_NAME, StoredAudit, read_audit_folder
 from holdfast.records.certificate import FILE_NAME, TABLE_NAME, CertificateRecord, load_certificate
 from holdfast.records.certificate_table import read_stored, require_figures
 from holdfast.records.run_record import RESULT_NAME, no_link, read_result

@@ -180,10 +180,13 @@ class SafetyEvidence:
     keep: str = ""
 
     @property
+    def ordered(self) -> list[Figures]:
+        """The splits, the one that says most about other prompts first."""
+        return sorted(self.figures, key=lambda f: ROLES.index(f.role) if f.role in ROLES else len(ROLES))
+
+    @property
     def headline(self) -> Figures | None:
-        """The split that says most about other prompts."""
-        ranked = sorted(self.figures, key=lambda f: ROLES.index(f.role) if f.role in ROLES else len(ROLES))
-        return ranked[0] if ranked else None
+        return next(iter(self.ordered), None)
 
     @property
     def counted(self) -> tuple[tuple[str, Figures], ...]:

@@ -12,19 +12,11 @@ from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import read_plain_file
 from holdfast.core.redaction import redact
 from holdfast.data.split_record import RECORD_NAME, load_record
-from holdfast.records.audit_folder import StoredAudit
-from holdfast.records.audit_table import SUMMARY_NAME
+from holdfast.records import stored_evidence
+from holdfast.records.audit_folder import SUMMARY_NAME, StoredAudit
 from holdfast.records.certificate import FILE_NAME, CertificateRecord
 from holdfast.records.run_record import CONFIG_NAME, SINGLE, no_link, require_name, set_folder
-from holdfast.records.stored_evidence import (
-    ModelPlace,
-    believed_audit,
-    believed_certificate,
-    believed_result,
-    believed_run_audit,
-    bound,
-    places_of,
-)
+from holdfast.records.stored_evidence import ModelPlace
 from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.report.evidence import (
     CertificateFigures,
@@ -52,7 +44,11 @@ def read_evidence(folder: Path) -> Evidence:
         CheckpointError: a piece is damaged, or two contradict each other.
     """
     _require_evidence(folder)
-    stored, config, events = believed_result(folder), _config(folder / CONFIG_NAME), _events(folder / "events.jsonl")
+    stored, config, events = (
+        stored_evidence.believed_result(folder),
+        _config(folder / CONFIG_NAME),
+        _events(folder / "events.jsonl"),
+    )
     result = Fields(redact(stored), str(folder / "result.json")) if stored is not None else None
     blocks = _safety_blocks(config)
     measured = result.objects("safety") if result is not None else {}
@@ -143,12 +139,12 @@ def _safety(
     measured: Fields | None, run: _Run,
 ) -> SafetyEvidence:  # fmt: skip
     split = load_record(folder) if _there(folder / RECORD_NAME) else None
-    trained = _audit(believed_run_audit(folder, name, run.result), folder, constraint)
+    trained = _audit(stored_evidence.believed_run_audit(folder, name, run.result), folder, constraint)
     if trained is None and measured is not None:  # the audit is gone: what training counted
         trained = Reading(_limit(measured, constraint), _from_result(measured))
     inside = folder / "audit"
     has_later = inside.is_symlink() or _there(inside / SUMMARY_NAME)
-    later = believed_audit(inside, split=split) if has_later else None
+    later = stored_evidence.believed_audit(inside, split=split) if has_later else None
     choice = choose(trained, _audit(later, inside, constraint))
     shown = choice.shown
     audit = shown.audit if shown is not None else None
@@ -176,10 +172,10 @@ def _certificate(
     run where the certificate says they are) are checked here; whether it still fits the prompts and the ledger is what
     `holdfast verify` recomputes.
     """
-    record = believed_certificate(folder)
+    record = stored_evidence.believed_certificate(folder)
     if record is None:
         return None
-    checked = bound(record, folder, weights or places_of(record))
+    checked = stored_evidence.bound(record, folder, weights or stored_evidence.places_of(record))
     checked = replace(checked, why=one_line(redact(checked.why), WHY_LENGTH))
     same = audit is None or record.trained_sha256 == audit.inner("after").text("sha256")
     if record.certified and record.kind in ("fixed", "finite_pool") and not record.upper_bound <= record.alpha:

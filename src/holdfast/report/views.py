@@ -109,7 +109,7 @@ def _set_view(evidence: Evidence, one: SafetyEvidence, text: bool) -> SetView:
         one, set_claim(one, unfinished=evidence.unfinished), set_verdict(one, unfinished=evidence.unfinished),
         rows=figure_rows(one), rates=_rates(one, limit) if limit else None, survival=survival, histograms=bars,
         beyond=_beyond(measured, window) if window else "",
-        by_role=[_quantile_row(f.role, {**f.quantiles, "cvar": f.cvar, "mean": f.mean}) for f in _ordered(one)],
+        by_role=[_quantile_row(f.role, {**f.quantiles, "cvar": f.cvar, "mean": f.mean}) for f in one.ordered],
         by_unit=[_quantile_row(unit, one.units[unit]) for unit in UNITS if unit in one.units],
         behaviour=judged_replies(one), training=training,
         events=[(name, n, EVENTS[name]) for name, n in steps.counts.items()] if steps else [],
@@ -121,16 +121,12 @@ def _pair(draw: Callable[[Size, str], Markup], wide: Size, narrow: Size) -> Pair
     return draw(wide, "wide"), draw(narrow, "narrow")
 
 
-def _ordered(one: SafetyEvidence) -> list[Figures]:
-    return sorted(one.figures, key=lambda f: ROLES.index(f.role) if f.role in ROLES else len(ROLES))
-
-
 ROLE_WORDS = {"monitor": "held out, watched", "audit": "the examples given", "constraint": "open to training"}
 
 
 def figure_rows(one: SafetyEvidence) -> list[FigureRow]:
     """Splits held out first, then what the other audit counted differently, then the certificate."""
-    rows = [_figure_row(one, f, ROLE_WORDS.get(f.role, "")) for f in _ordered(one)]
+    rows = [_figure_row(one, f, ROLE_WORDS.get(f.role, "")) for f in one.ordered]
     shown = {(f.role, f.n, f.violations) for f in one.figures}
     rows += [_figure_row(one, f, one.beside_origin) for f in one.beside if (f.role, f.n, f.violations) not in shown]
     if (certificate := one.certificate) is not None:
@@ -148,7 +144,7 @@ def _figure_row(one: SafetyEvidence, f: Figures, what: str) -> FigureRow:
 
 
 def _rates(one: SafetyEvidence, limit: Limit) -> Pair | None:
-    rows = _ordered(one)
+    rows = one.ordered
     if one.certificate is not None and one.certificate.record.n and one.certificate.limit == limit:
         c = one.certificate.record
         rows.append(Figures("certify", c.n, c.regressions, c.regressions / c.n, min(c.upper_bound, 1.0), math.nan))
