@@ -18,8 +18,7 @@ import numpy as np
 from holdfast.auditing.asking import FOLDER, Asked, Asking
 from holdfast.auditing.behaviour import judge_record
 from holdfast.auditing.certificate_spec import Prompts, require_enough_rows
-from holdfast.auditing.measure import Measurer, Progress, measure_pair
-from holdfast.auditing.noise import noise_floor
+from holdfast.auditing.measure import Measurer, Progress, measure_pair, noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.strength import search_strength
 from holdfast.certification.behaviour import Claimed, Classes, too_many_flips

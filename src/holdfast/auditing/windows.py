@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.auditing import measure
 from holdfast.auditing.measure import Collect, Count, Launch, Measurer, PassName, Progress, counter
-from holdfast.auditing.noise import floor_between, noise_floor, second_pass
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.constraint.chance import ChanceConstraint
@@ -198,7 +198,7 @@ class _Pass:
             measurer.check(name, windows.encode(windows.sampled[:1], side)[0])
         prefetcher = windows.prefetcher(side, lambda number: not measured[number])
         factor = 2 if name == "both" else 1
-        waiting: Callable[[], None] = lambda: None  # noqa: E731
+        waiting: Callable[[], None] | None = None
         for window in prefetcher:
             if measured[window.number]:  # its budget is kept
                 measurer.batch_tokens = int(parts.facts(name, window.number)["batch_tokens"])
@@ -206,19 +206,21 @@ class _Pass:
                 continue
             gap = partial(self._in_gap, prefetcher)
             collect = measurer.launch(name, window.encoded, lambda n: count(factor * n), gap)
-            waiting()
+            if waiting is not None:
+                waiting()
             facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
             waiting = partial(self._store, window, collect, facts)
         again = self._second_pass()
         if again is not None:
             again.finish()
-        waiting()
+        if waiting is not None:
+            waiting()
         if again is not None:
             for number in np.flatnonzero(measured):
                 self._keep(parts.read(name, int(number)))
-            parts.write_noise(floor_between(self.first, again, self.unit))
+            parts.write_noise(measure.floor_between(self.first, again, self.unit))
         elif self.noise:
-            parts.write_noise(noise_floor(measurer, windows.encode(windows.sampled, "before"), self.unit))
+            parts.write_noise(measure.noise_floor(measurer, windows.encode(windows.sampled, "before"), self.unit))
 
     def _in_gap(self, prefetcher: WindowPrefetcher, share: float) -> None:
         """While the device works: encode ahead, and where that leaves time launch a batch of the second pass."""
@@ -229,7 +231,7 @@ class _Pass:
     def _second_pass(self) -> Launch | None:
         """Begun where it is first asked for: to encode its examples takes a while."""
         if self.again is None and self.noise and self.unit != "kl_token":
-            self.again = second_pass(self.measurer, self.windows.encode(self.windows.sampled, "before"))
+            self.again = measure.second_pass(self.measurer, self.windows.encode(self.windows.sampled, "before"))
         return self.again
 
     def _store(self, window: Window, collect: Collect, facts: dict[str, Any]) -> None:

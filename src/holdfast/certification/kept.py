@@ -98,10 +98,8 @@ class Kept:
         return self.of >= _fewest(self.limit)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kept": self.kept, "of": self.of, "share": self.share, "low": self.low, "high": self.high,
-            "limit": self.limit, "passed": self.passed, "shown": self.shown, "unsorted": self.unsorted,
-        }  # fmt: skip
+        names = ("kept", "of", "share", "low", "high", "limit", "passed", "shown", "unsorted")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Kept:

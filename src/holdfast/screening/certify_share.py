@@ -2,7 +2,7 @@
 
 They carry no replies: neither model has seen them. A certificate opens those of the sets that keep refusals, and on
 request those of the sets that keep answers. Bundled prompts are public; how often they were opened is counted for the
-model before and the task together (`certification/public_prompts.py`).
+model before and the task together (`certification/openings.py`).
 """
 
 from __future__ import annotations
