@@ -32,33 +32,26 @@ UNITS = {
 }  # fmt: skip
 _RESTORE = "restore the file from where it was issued, or certify again"
 
+_SETTING = {"harm": "judge", "behaviour": "replies", "log": "log"}  # there exactly when `by` is so
+_COUNTED = "n regressions p_value upper_bound"
 # What each block must hold; more is refused, so that nothing rides along unverified.
 _BLOCKS: dict[str, frozenset[str]] = {
-    "openings": frozenset({"declared", "this", "ledger", "claim"}),
-    "bound": frozenset({
-        "data_sha256", "split_sha256", "table_sha256", "before_sha256", "after_sha256", "reference_sha256",
-        "tokenizer_sha256", "template_sha256", "splits_sha256", "replies_sha256",
-    }),
-    "places": frozenset({"before", "after", "prompts", "table", "splits"}),
-    "models": frozenset({"before", "after"}),
-    "screening": frozenset({
-        "rows", "asked_rows", "conflicts", "dropped", "rule", "sets", "public", "prompts", "task_sha256",
-    }),
-    "rows": frozenset({"n", "regressions", "p_value", "upper_bound"}),
-    "groups": frozenset({"n", "regressions", "p_value", "upper_bound"}),
-    "behaviour": frozenset({
-        "prompts", "counted", "lost", "unclear", "flips", "asked_twice", "classes", "rules", "engine", "dtype",
-        "max_new_tokens", "longest",
-    }),
-    "leakage": frozenset({"checked", "against", "prompts"}),
-    "strength": frozenset({"chosen", "tested", "adapter", "original", "original_sha256"}),
-    "settings": frozenset({
-        "before_revision", "after_revision", "reading", "template", "tokenizer", "max_length", "dtype",
-        "trust_remote_code",
-    }),
-}  # fmt: skip
-_OPTIONAL = {"settings": frozenset({"judge", "replies", "log"})}  # there exactly when `by` is harm, behaviour or log
-_SETTING = {"harm": "judge", "behaviour": "replies", "log": "log"}
+    name: frozenset(keys.split())
+    for name, keys in {
+        "openings": "declared this ledger claim",
+        "bound": "data_sha256 split_sha256 table_sha256 before_sha256 after_sha256 reference_sha256 tokenizer_sha256 "
+        "template_sha256 splits_sha256 replies_sha256",
+        "places": "before after prompts table splits",
+        "models": "before after",
+        "screening": "rows asked_rows conflicts dropped rule sets public prompts task_sha256",
+        "rows": _COUNTED,
+        "groups": _COUNTED,
+        "behaviour": "prompts counted lost unclear flips asked_twice classes rules engine dtype max_new_tokens longest",
+        "leakage": "checked against prompts",
+        "strength": "chosen tested adapter original original_sha256",
+        "settings": "before_revision after_revision reading template tokenizer max_length dtype trust_remote_code",
+    }.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +187,7 @@ def _misfits(value: Mapping[str, Any]) -> list[str]:
     for name, keys in _BLOCKS.items():
         block = value[name]
         if isinstance(block, dict):
-            known = keys | _OPTIONAL.get(name, frozenset())
+            known = keys | set(_SETTING.values() if name == "settings" else ())
             wrong += [f"{name}.{key}" for key in sorted((keys - set(block)) | (set(block) - known))]
             wrong += [f"{name}.{key}" for key in sorted(known & set(block)) if not _INNER.get(key, _text)(block[key])]
     if wrong:

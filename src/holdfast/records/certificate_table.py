@@ -34,22 +34,17 @@ def write_table(path: Path, table: Table, tau: float) -> str:
     import pyarrow
     from pyarrow import parquet
 
-    columns = {
-        "id": pyarrow.array(table.ids, pyarrow.string()),
-        "cluster": pyarrow.array(table.cluster.tolist(), pyarrow.int32()),
-        "category": pyarrow.array(table.category, pyarrow.string()),
-    }
+    text, real = pyarrow.string(), pyarrow.float64()
+    columns = {"id": pyarrow.array(table.ids, text), "category": pyarrow.array(table.category, text)}
+    columns["cluster"] = pyarrow.array(table.cluster.tolist(), pyarrow.int32())
     if isinstance(table, Classes):
         order = (*CLASSES, KEEP) if table.keep is not None else CLASSES
-        columns |= {name: pyarrow.array(getattr(table, name), pyarrow.string()) for name in order[3:]}
+        columns |= {name: pyarrow.array(getattr(table, name), text) for name in order[3:]}
     else:
-        order = COLUMNS
+        order, regressed = COLUMNS, table.regressed(tau).tolist()
         strengths = [None if np.isnan(s) else s for s in table.strength.tolist()]
-        columns |= {
-            "strength": pyarrow.array(strengths, pyarrow.float64()),
-            "degradation": pyarrow.array(table.degradation.tolist(), pyarrow.float64()),
-            "violated": pyarrow.array((~(table.degradation <= tau)).tolist(), pyarrow.bool_()),
-        }
+        columns |= {"strength": pyarrow.array(strengths, real), "violated": pyarrow.array(regressed, pyarrow.bool_())}
+        columns["degradation"] = pyarrow.array(table.degradation.tolist(), real)
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table({name: columns[name] for name in order}), buffer)
     data = buffer.getvalue()
@@ -83,7 +78,7 @@ def read_rows(path: Path, tau: float, expected_sha256: str) -> Rows:
         rows = Rows(table["id"], degradation, np.array(table["cluster"], dtype=np.int64), table["category"], strength)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a certificate's table", remedy=_RESTORE) from error
-    if table["violated"] != (~(rows.degradation <= tau)).tolist():
+    if table["violated"] != rows.regressed(tau).tolist():
         raise CheckpointError(f"{path}: its violations are not those of tau = {tau:g}", remedy=_RESTORE)
     return rows
 

@@ -50,7 +50,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     """The result of a finished run; refused where a file is damaged, or `config.yaml` was changed since."""
     path = folder / RESULT_NAME
     values = read_sealed(path, remedy=_RESTORE)
-    if (folder / CONFIG_NAME).exists() or (folder / CONFIG_NAME).is_symlink():
+    if is_there(folder / CONFIG_NAME):
         data = read_plain_file(folder / CONFIG_NAME, remedy=_RESTORE)
         same = values.get("config_file_sha256") == sha256(data).hexdigest()
         try:
@@ -81,6 +81,11 @@ def set_folder(run: Path, name: str, *, named: bool) -> Path:
     """Where the evidence of a safety set lies: the run folder, or a folder of its own where the sets carry names."""
     require_name(name, run / CONFIG_NAME)
     return no_link(run / name) if named else run
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is anything in this place, if only a link that leads nowhere: it is refused, not passed over."""
+    return path.exists() or path.is_symlink()
 
 
 def no_link(path: Path) -> Path:

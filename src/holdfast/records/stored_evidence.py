@@ -30,7 +30,7 @@ from holdfast.data.split_record import RECORD_NAME, SplitRecord, load_record
 from holdfast.records.audit_folder import AGAIN, SUMMARY_NAME, StoredAudit, read_audit_folder
 from holdfast.records.certificate import FILE_NAME, TABLE_NAME, CertificateRecord, load_certificate
 from holdfast.records.certificate_table import read_stored, require_figures
-from holdfast.records.run_record import RESULT_NAME, no_link, read_result
+from holdfast.records.run_record import RESULT_NAME, is_there, no_link, read_result
 
 EMBEDDED = "embedded"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -62,7 +62,7 @@ def believed_audit(folder: Path, *, split: SplitRecord | None = None) -> StoredA
 def believed_run_audit(folder: Path, name: str, result: Mapping[str, Any] | None) -> StoredAudit | None:
     """The audit that training wrote into the folder of a safety set; None where there is none."""
     path = folder / SUMMARY_NAME
-    if not (path.exists() or path.is_symlink()):
+    if not is_there(path):
         return None
     split = load_record(folder) if (folder / RECORD_NAME).exists() else None
     found = believed_audit(folder, split=split)
@@ -81,8 +81,7 @@ def believed_run_audit(folder: Path, name: str, result: Mapping[str, Any] | None
 
 def believed_result(run: Path) -> dict[str, Any] | None:
     """The result of a run whose settings are those it was made with; None where the run is not finished."""
-    path = run / RESULT_NAME
-    return read_result(run) if path.exists() or path.is_symlink() else None
+    return read_result(run) if is_there(run / RESULT_NAME) else None
 
 
 class Binding(StrEnum):
@@ -105,7 +104,7 @@ class Bound:
 def believed_certificate(folder: Path) -> CertificateRecord | None:
     """The certificate in a folder; None where there is none. Which model it speaks of is another question: `bound`."""
     path = folder / FILE_NAME
-    if not (path.exists() or path.is_symlink()):
+    if not is_there(path):
         return None
     record = load_certificate(no_link(path))
     no_link(folder / TABLE_NAME)

@@ -26,12 +26,11 @@ LABELS = {"refusals_kept": "refusals", "answers_kept": "answers", "coverage": "c
 class BehaviourView:
     """The figures in words, one line each as `holdfast train` prints it, and as a picture, wide and narrow.
 
-    `causes` say why one of them `failed`, with what to do; `way_back` what a rollback did, empty where none was made.
+    `causes` say why one of them failed, with what to do; `way_back` what a rollback did, empty where none was made.
     """
 
     lines: list[str]
     charts: tuple[Markup, Markup]
-    failed: bool
     causes: list[Markup]
     way_back: str
 
@@ -61,7 +60,6 @@ def behaviour_view(evidence: Evidence) -> BehaviourView | None:
     return BehaviourView(
         lines=[one.line(name) for name, one in figures.items()],
         charts=(kept_chart(figures, 704, "wide"), kept_chart(figures, 336, "narrow")),
-        failed=not all(one.passed for one in figures.values()),
         causes=[_with_code(f"{capital(cause)}. {capital(remedy)}.") for cause, remedy in failures(figures)],
         way_back=way_back(evidence.result.value) if evidence.result is not None else "",
     )

@@ -15,7 +15,7 @@ from holdfast.data.split_record import RECORD_NAME, load_record
 from holdfast.records import stored_evidence
 from holdfast.records.audit_folder import SUMMARY_NAME, StoredAudit
 from holdfast.records.certificate import FILE_NAME, CertificateRecord
-from holdfast.records.run_record import CONFIG_NAME, SINGLE, no_link, require_name, set_folder
+from holdfast.records.run_record import CONFIG_NAME, SINGLE, is_there, no_link, require_name, set_folder
 from holdfast.records.stored_evidence import ModelPlace
 from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.report.evidence import (
@@ -88,23 +88,19 @@ def _require_evidence(folder: Path) -> None:
     if (folder / "study.json").is_file():
         remedy = f"holdfast tables {folder} shows a study"
         raise ConfigError(f"{folder} is the output_dir of a study; {expected}", remedy=remedy)
-    if not any(_there(folder / piece) for piece in PIECES):
+    if not any(is_there(folder / piece) for piece in PIECES):
         raise ConfigError(f"{folder} holds nothing to report: none of {', '.join(PIECES)}", remedy=give)
 
 
-def _there(path: Path) -> bool:
-    return path.exists() or path.is_symlink()
-
-
 def _config(path: Path) -> dict[str, Any] | None:
-    if not _there(path):
+    if not is_there(path):
         return None
     data = read_plain_file(path, remedy="restore the file from a backup")
     return dict(redact(parse_stored_yaml(data, path)))
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    if not _there(path):
+    if not is_there(path):
         return []
     try:
         rows = event_log.read(no_link(path))
@@ -138,12 +134,12 @@ def _safety(
     name: str, folder: Path, block: Mapping[str, Any] | None, constraint: Mapping[str, Any] | None,
     measured: Fields | None, run: _Run,
 ) -> SafetyEvidence:  # fmt: skip
-    split = load_record(folder) if _there(folder / RECORD_NAME) else None
+    split = load_record(folder) if is_there(folder / RECORD_NAME) else None
     trained = _audit(stored_evidence.believed_run_audit(folder, name, run.result), folder, constraint)
     if trained is None and measured is not None:  # the audit is gone: what training counted
         trained = Reading(_limit(measured, constraint), _from_result(measured))
     inside = folder / "audit"
-    has_later = inside.is_symlink() or _there(inside / SUMMARY_NAME)
+    has_later = inside.is_symlink() or is_there(inside / SUMMARY_NAME)
     later = stored_evidence.believed_audit(inside, split=split) if has_later else None
     choice = choose(trained, _audit(later, inside, constraint))
     shown = choice.shown
