@@ -121,7 +121,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
     encoding, measurement, noise floor, table and summary.
     """
     with opened(options) as pair:
-        rows = random_rows(options.n, options.length, pair.tokenizer, spread=options.spread)
+        rows = random_rows(options.n, options.length, pair.tokenizers.before, spread=options.spread)
         stream = open_stream(rows, template="chat")
         windows = Windows({"audit": stream}, pair, max_length=None)
         rows_encoded = [item for window in windows.prefetcher("before") for item in window.encoded]
@@ -189,7 +189,7 @@ def measured(measurer: Measurer, encoded: list[list[Encoded]]) -> list[Any]:
 @torch.no_grad()
 def bare_passes(pair: Any, encoded: list[list[Encoded]], budget: int) -> None:
     """The same padded batches through `model(...)`, logits included, adapter off and on."""
-    model, pad = pair.models[0], pair.tokenizer.pad_token_id
+    model, pad = pair.models[0], pair.tokenizers.before.pad_token_id
     with deterministic(model):
         for window in encoded:
             for positions in batches([len(item.input_ids) for item in window], budget):

@@ -78,7 +78,7 @@ HOMES = {
     "ray": {"holdfast_lab.study"},
     "filelock": {"holdfast.core.file_lock"},
     "vllm": {"holdfast.judging"},
-    "cryptography": {"holdfast.certification.signing", "holdfast.certification.allowed_signers"},
+    "cryptography": {"holdfast.certification.signing"},
 }
 MAX_FILE, MAX_FUNCTION = 350, 60
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.auditing.certify_prompts import read_prompts
+from holdfast.auditing.certificate_spec import read_prompts
 from holdfast.auditing.opening import open_certify
 from holdfast.certification import assessment
 from holdfast.certification.assessment import Rows, Terms, assess

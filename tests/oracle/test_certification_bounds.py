@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from holdfast.certification import binomial, finite_pool, order_statistic
+from holdfast.certification import assessment, binomial, finite_pool
 from holdfast.certification.arguments import confidence_level
 from holdfast.certification.categories import certify_categories
 from holdfast.certification.certificate import certify_counts
@@ -94,7 +94,7 @@ def test_no_smaller_number_of_prompts_has_the_power(alpha, true_rate, wanted):
 
 def certified_tau(degradations, alpha, confidence):
     level = confidence_level(confidence)
-    return order_statistic.smallest_tau(
+    return assessment.smallest_tau(
         degradations,
         lambda tau: binomial.p_value(int((~(degradations <= tau)).sum()), len(degradations), alpha) <= level,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,16 +43,10 @@ ASKED_AGAIN = 300  # of the replies that an earlier start left
 
 @dataclass(frozen=True)
 class Asking:
-    """How replies are made.
-
-    Attributes:
-        max_new_tokens: length of the longest reply at first.
-        template: `chat` puts plain prompts into a user turn, `none` leaves them as they are.
-        batch_size: prompts decoded together at most.
-    """
+    """How replies are made: their length at first, the template of plain prompts, prompts decoded together at most."""
 
     max_new_tokens: int = 128
-    template: str = "chat"
+    template: Any = "chat"
     batch_size: int = BATCH_SIZE
 
     def __post_init__(self) -> None:
@@ -60,66 +54,47 @@ class Asking:
 
     @property
     def longest(self) -> int:
-        """Length of the longest reply that is asked for again."""
         return LONGER * self.max_new_tokens
 
 
 class Asked:
-    """The replies of a pair to prompts, kept in a folder.
+    """The replies of a pair to the prompts of examples, kept in a folder for their owner alone.
 
-    Args:
-        pair: the two models.
-        examples: with a prompt each; completions are not looked at.
-        how: they are asked.
-        folder: of the stored replies, for their owner alone.
-        progress: called with (done, total) over `passes` passes.
-        reuse: whether replies of an earlier start are used.
+    `progress` is called with (done, total) over `passes` passes; `reuse`: whether replies of an earlier start are used.
     """
 
     def __init__(
-        self,
-        pair: Pair,
-        examples: Sequence[Example],
-        how: Asking,
-        folder: Path,
-        *,
-        passes: int,
-        progress: Progress | None = None,
-        reuse: bool = True,
-    ) -> None:
+        self, pair: Pair, examples: Sequence[Example], how: Asking, folder: Path, *, passes: int,
+        progress: Progress | None = None, reuse: bool = True,
+    ) -> None:  # fmt: skip
         self.pair, self.examples, self.how, self.folder = pair, list(examples), how, folder
-        self.engine = ""
-        self.reused = 0
+        self.engine, self.reused = "", 0
         self._reuse, self._own = reuse, set[Path]()
         self._passes, self._progress, self._finished = passes, progress, 0
 
     def require_room(self, name: Name) -> None:
         """Refuse prompts that are too long for their replies, while nothing is spent."""
         with self._on(name) as model:
-            prompts = prompt_ids(self.pair.tokenizers.of(name), self.examples, self._template)
+            prompts = prompt_ids(self.pair.tokenizers.of(name), self.examples, self.how.template)
             require_room(model, self.examples, prompts, self.how.max_new_tokens)
 
     def replies(self, name: Name) -> list[Reply]:
         """One reply a prompt, in order, as long as `max_new_tokens` allows."""
         with self._on(name) as model:
-            return self._pass(name, name, model, self.how.batch_size)
+            return self._ask(name, name, model, self.how.batch_size)
 
     def classes(self, name: Name, *, again: bool = False) -> list[str]:
         """The class of every reply, in order; `again` asks in other batches and stores apart."""
-        stored = "again" if again else name
-        size = _other_batches(self.how.batch_size, len(self.examples)) if again else self.how.batch_size
+        stored, size, n = "again" if again else name, self.how.batch_size, len(self.examples)
+        if again:  # prompts beside others, so that rounding has its say
+            size = max(1, 3 * size // 4 if n > size else (n + 1) // 2)
         with self._on(name) as model:
-            first = self._pass(name, stored, model, size)
+            first = self._ask(name, stored, model, size)
             longer = self._longer(name, stored, model, size, [i for i, reply in enumerate(first) if _undecided(reply)])
         return [class_of(longer.get(i, reply)) for i, reply in enumerate(first)]
 
     def stored(self) -> dict[str, str]:
-        """sha256 of every file of replies."""
         return {path.name: sha256_file(path) for path in sorted(self.folder.glob("*.jsonl"))}
-
-    @property
-    def _template(self) -> Any:
-        return self.how.template
 
     @contextmanager
     def _on(self, name: Name) -> Iterator[Any]:
@@ -130,28 +105,25 @@ class Asked:
             del model  # or it would still be held while the other one is loaded
             self.pair.release(name)
 
-    def _pass(self, name: Name, stored: str, model: Any, size: int) -> list[Reply]:
-        made = self._ask(name, stored, model, size, self.examples, self.how.max_new_tokens)
-        self._finished += len(self.examples)
-        return made
-
     def _longer(self, name: Name, stored: str, model: Any, size: int, places: Sequence[int]) -> dict[int, Reply]:
         """Longer replies by place; none where the model's positions leave no room for longer ones."""
         chosen = [self.examples[i] for i in places]
         if not chosen:
             return {}
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        widest = max(map(len, prompt_ids(self.pair.tokenizers.of(name), chosen, self._template)))
+        widest = max(map(len, prompt_ids(self.pair.tokenizers.of(name), chosen, self.how.template)))
         length = self.how.longest if positions is None else min(self.how.longest, positions - widest)
         if length <= self.how.max_new_tokens:
             return {}
-        made = self._ask(name, f"{stored}.longer", model, size, chosen, length)
-        return dict(zip(places, made, strict=True))
+        return dict(zip(places, self._ask(name, f"{stored}.longer", model, size, chosen, length), strict=True))
 
-    def _ask(self, name: Name, stored: str, model: Any, size: int, examples: list[Example], length: int) -> list[Reply]:
-        pair = self.pair
+    def _ask(
+        self, name: Name, stored: str, model: Any, size: int, chosen: list[Example] | None = None, length: int = 0
+    ) -> list[Reply]:
+        pair, examples = self.pair, self.examples if chosen is None else chosen
+        length = length or self.how.max_new_tokens
         engine = open_engine(
-            "auto", model=model, tokenizer=pair.tokenizers.of(name), batch_size=size, template=self._template
+            "auto", model=model, tokenizer=pair.tokenizers.of(name), batch_size=size, template=self.how.template
         )
         self.engine = engine.name
         strength = pair.strength if name == "after" else None
@@ -160,12 +132,14 @@ class Asked:
             "template_sha256": pair.tokenizers.template_sha256, "template": self.how.template,
             "dtype": pair.asked_dtype, "device": pair.device.type, "batch_size": size, "strength": strength,
         }  # fmt: skip
-        tell = self._telling() if examples is self.examples else None
+        progress, before, total = self._progress, self._finished, self._passes * len(self.examples)
+        tell = None if progress is None or chosen is not None else lambda done: progress(before + done, total)
         place = self.folder / f"{stored if strength is None else f'{stored}-strength-{strength:g}'}.jsonl"
         if place.is_file() and place not in self._own:
             self._keep(place, engine, examples, length)
         made = replies(place, header, examples, engine, max_new_tokens=length, progress=tell)
         self._own.add(place)
+        self._finished += len(examples) if chosen is None else 0
         return made
 
     def _keep(self, place: Path, engine: Engine, examples: Sequence[Example], length: int) -> None:
@@ -184,15 +158,6 @@ class Asked:
             place.unlink()
             return
         self.reused += len(known)
-
-    def _telling(self) -> Callable[[int], None] | None:
-        progress, before, total = self._progress, self._finished, self._passes * len(self.examples)
-        return None if progress is None else lambda done: progress(before + done, total)
-
-
-def _other_batches(size: int, prompts: int) -> int:
-    """A batch size that puts prompts beside others, so that rounding has its say."""
-    return max(1, 3 * size // 4) if prompts > size else max(1, (prompts + 1) // 2)
 
 
 def _undecided(reply: Reply) -> bool:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.auditing.behaviour import Behaviour, behaviour_view, judge_record
-from holdfast.auditing.finishing import summary_of, write_audit
+from holdfast.auditing.finishing import write_audit
 from holdfast.auditing.measure import Progress, kl_wanted
+from holdfast.auditing.model_ref import Choice
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.partial_results import PartialResults
-from holdfast.auditing.tokenizers import Choice
-from holdfast.auditing.window_prefetcher import FIRST
-from holdfast.auditing.windows import Windows, measure_windows
+from holdfast.auditing.windows import FIRST, Windows, measure_windows
 from holdfast.certification.claim import look_sha256
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.constraint.chance import ChanceConstraint
@@ -34,23 +33,14 @@ from holdfast.judging.judge import open_judge
 from holdfast.judging.on_policy import UNIT, require_tau
 from holdfast.models.handle import DType
 from holdfast.records.audit import Audit
-from holdfast.records.audit_table import SUMMARY_NAME, TABLE_NAME
+from holdfast.records.audit_folder import SUMMARY_NAME, TABLE_NAME
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """How an audit measures; everything here is part of what its figures are bound to.
-
-    Attributes:
-        max_length: tokens after which an example is cut; None cuts nothing.
-        kl: measure KL; None: where an adapter can be switched, or the unit needs it.
-        batch_tokens: padded tokens a batch; sized to memory unless given.
-        judge: what `open_judge` takes, for the behaviour view.
-        max_new_tokens: length of the longest reply that it sees.
-        harm_tau: the largest acceptable rise of the judge's probability from one model's reply to the other's.
-    """
+    """How an audit measures, with the names and defaults of `audit`; all of it is part of what figures are bound to."""
 
     max_length: int | None = None
     kl: bool | None = None
@@ -64,34 +54,15 @@ class AuditOptions:
 
 
 def audit(
-    before: Any,
-    after: Any,
-    safety: Any,
-    constraint: ChanceConstraint | None = None,
-    *,
-    output: str | Path | None = None,
-    ledger: str | Path | None = None,
-    open_closed: bool = False,
-    judge: Any = None,
-    max_new_tokens: int = 128,
-    harm_tau: float = 0.1,
-    dtype: DType = "auto",
-    device: str | None = None,
-    max_length: int | None = None,
-    template: Template = "chat",
-    tokenizer: Choice = "same",
-    kl: bool | None = None,
-    batch_tokens: int | None = None,
-    columns: Mapping[str, str] | None = None,
-    split: str | None = None,
-    subset: str | None = None,
-    safety_revision: str | None = None,
-    before_revision: str | None = None,
-    after_revision: str | None = None,
-    trust_remote_code: bool = False,
-    processing_class: Any = None,
-    progress: Progress | None = None,
-) -> Audit:
+    before: Any, after: Any, safety: Any, constraint: ChanceConstraint | None = None, *,
+    output: str | Path | None = None, ledger: str | Path | None = None, open_closed: bool = False,
+    judge: Any = None, max_new_tokens: int = 128, harm_tau: float = 0.1,
+    dtype: DType = "auto", device: str | None = None, max_length: int | None = None, template: Template = "chat",
+    tokenizer: Choice = "same", kl: bool | None = None, batch_tokens: int | None = None,
+    columns: Mapping[str, str] | None = None, split: str | None = None, subset: str | None = None,
+    safety_revision: str | None = None, before_revision: str | None = None, after_revision: str | None = None,
+    trust_remote_code: bool = False, processing_class: Any = None, progress: Progress | None = None,
+) -> Audit:  # fmt: skip
     """Measure how much worse `after` is than `before` on every safety example.
 
     The data is read twice and never held: a first pass checks all of it before a model is loaded, a second measures
@@ -136,9 +107,8 @@ def audit(
             f"constraint is a {type(constraint).__name__}, expected a ChanceConstraint",
             remedy="pass ChanceConstraint(tau=0.1, alpha=0.05)",
         )
-    stream = open_stream(
-        safety, columns=columns, template=template, split=split, subset=subset, revision=safety_revision
-    )
+    reading: dict[str, Any] = {"columns": columns, "split": split, "subset": subset, "revision": safety_revision}
+    stream = open_stream(safety, template=template, **reading)
     beside = default_ledger(str(safety)) if isinstance(safety, str | Path) else None
     place = Path(ledger) if ledger is not None else beside
     texts = {} if place is None else prompt_marks(stream)
@@ -149,9 +119,8 @@ def audit(
         before_revision=before_revision, after_revision=after_revision, processing_class=processing_class,
     ) as pair:  # fmt: skip
         options = AuditOptions(
-            max_length=max_length, kl=kl, batch_tokens=batch_tokens, max_new_tokens=max_new_tokens, harm_tau=harm_tau,
-            judge=None if judge is None else open_judge(judge),
-        )  # fmt: skip
+            max_length, kl, batch_tokens, None if judge is None else open_judge(judge), max_new_tokens, harm_tau
+        )
         with_kl = pair.switchable and not pair.tokenizers.own and kl is not False
         limit = constraint or ChanceConstraint(**constraint_defaults(adapter=with_kl))
         settings = {"template": template, "tokenizer": tokenizer, "max_length": max_length}
@@ -192,14 +161,9 @@ def _note_look(
 
 
 def audit_roles(
-    pair: Pair,
-    streams: Mapping[str, ExampleStream],
-    constraint: ChanceConstraint,
-    options: AuditOptions,
-    output: str | Path | None = None,
-    progress: Progress | None = None,
-    enter: Callable[[], None] | None = None,
-) -> Audit:
+    pair: Pair, streams: Mapping[str, ExampleStream], constraint: ChanceConstraint, options: AuditOptions,
+    output: str | Path | None = None, progress: Progress | None = None, enter: Callable[[], None] | None = None,
+) -> Audit:  # fmt: skip
     """Audit an open pair on examples by role (`audit`, or a run's `constraint` and `monitor`).
 
     `enter` is called when everything was checked and nothing is measured yet, so that an audit that is killed counts.
@@ -221,14 +185,10 @@ def audit_roles(
         measure_windows(windows, parts, constraint, kl=kl, batch_tokens=options.batch_tokens, progress=progress)
         behaviour = None if options.judge is None else _behaviour(pair, streams, options, progress)
         pair.require_unchanged()
-        values = summary_of(constraint, windows, parts)
-        values |= {
-            "behaviour": None if behaviour is None else behaviour.to_json(), "binding": parts.sha256,
-            "versions": binding["versions"], "seconds": round(time.monotonic() - started, 3),
-        }  # fmt: skip
-        write_audit(folder, values, windows, parts, constraint, behaviour)
+        seconds = round(time.monotonic() - started, 3)
+        facts = {"binding": parts.sha256, "versions": binding["versions"], "seconds": seconds}
+        measured = write_audit(folder, windows, parts, constraint, behaviour, facts)
         parts.remove()
-        measured = Audit.load(folder)
         return measured if output is not None else replace(measured, folder=None)
 
 
@@ -253,7 +213,6 @@ def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptio
 
 
 def _finished(folder: Path, binding: str) -> Audit | None:
-    """The audit that is there already; another one is left alone."""
     place = folder / SUMMARY_NAME
     if not place.exists() and not (folder / TABLE_NAME).exists():
         return None

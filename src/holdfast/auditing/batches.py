@@ -22,28 +22,22 @@ _SHARE = 0.5  # of the free memory; the rest is for what the estimate does not k
 def batches(lengths: Sequence[int], budget: int, *, even: bool = True) -> list[list[int]]:
     """Positions in batches with rows * longest <= budget, the longest first; a longer example is alone.
 
-    The longest first: what does not fit in memory shows at the start.
-
-    Args:
-        even: fill as few batches as the budget allows with the smallest budget that gives no more of them: a last batch
-            of a few rows takes as long to launch as a full one, and of even batches less is padding.
+    The longest first: what does not fit in memory shows at the start. `even`: as few batches as the budget allows, by
+    the smallest budget that gives no more of them; a last batch of a few rows takes as long to launch as a full one.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    widths = [lengths[i] for i in order]
-    starts = _starts(widths, budget)
-    if even and starts:
-        smallest = bisect_left(range(budget), -len(starts), key=lambda smaller: -len(_starts(widths, smaller)))
-        starts = _starts(widths, smallest)
-    return [order[start:stop] for start, stop in pairwise([*starts, len(order)])]
 
+    def starts(budget: int) -> list[int]:
+        found, start = [], 0
+        while start < len(order):
+            found.append(start)
+            start += max(1, budget // lengths[order[start]])
+        return found
 
-def _starts(widths: Sequence[int], budget: int) -> list[int]:
-    """Where batches of falling widths begin when each takes what the budget allows, and one row at least."""
-    starts, start = [], 0
-    while start < len(widths):
-        starts.append(start)
-        start += max(1, budget // widths[start])
-    return starts
+    if even and order:
+        most = len(starts(budget))
+        budget = bisect_left(range(budget), -most, key=lambda smaller: -len(starts(smaller)))
+    return [order[start:stop] for start, stop in pairwise([*starts(budget), len(order)])]
 
 
 def shuffled_batches(lengths: Sequence[int], budget: int, seed: int) -> list[list[int]]:
@@ -70,19 +64,13 @@ def token_budget(model: Any, device: torch.device) -> int:
     config = causal_lm(model).config.get_text_config()
     width = int(getattr(config, "hidden_size", 4096))
     inner = int(getattr(config, "intermediate_size", None) or 4 * width)
-    free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    head = 6 * 4 * TOKEN_CHUNK * int(config.vocab_size)
-    per_token = 4 * (16 * width + 4 * inner)
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    head, per_token = 6 * 4 * TOKEN_CHUNK * int(config.vocab_size), 4 * (16 * width + 4 * inner)
     return max(FEWEST_TOKENS, min(MOST_TOKENS, int((_SHARE * free - head) / per_token)))
 
 
 def smaller_budget(error: RuntimeError, budget: int, *, rows: int) -> int:
-    """Half the budget after running out of memory; any other error is raised again.
-
-    Raises:
-        ResourceError: the batch that failed had a single row.
-    """
+    """Half the budget after running out of memory with a batch of `rows`; any other error is raised again."""
     if not out_of_memory(error):
         raise error
     if rows == 1:

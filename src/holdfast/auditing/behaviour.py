@@ -29,16 +29,9 @@ class Behaviour:
 
     A flip is a prompt whose reply was safe before and is unsafe after. A prompt unscored on either side is counted
     apart; in the upper bound it counts as a flip wherever it could be one (not unsafe before, not safe after). The
-    judge's own errors are not in the bound. Of a judge that gives probabilities, on-policy regressions are counted
-    too: see `holdfast.judging.on_policy`.
-
-    Attributes:
-        judge, revision: its name and revision.
-        max_new_tokens: length at which replies were cut.
-        verdicts_before, verdicts_after: "safe", "unsafe" or "unscored" per example, in data order.
-        failures: replies on which the judge raised; they are among the unscored.
-        before, after: the judgements themselves, in data order; without any text.
-        tau: of an on-policy regression.
+    judge's own errors are not in the bound. Of a judge that gives probabilities, on-policy regressions by more than
+    `tau` are counted too: see `holdfast.judging.on_policy`. `verdicts_*` ("safe", "unsafe" or "unscored") and the
+    judgements `before` and `after` are in data order; `failures` are replies on which the judge raised.
     """
 
     judge: str
@@ -53,22 +46,22 @@ class Behaviour:
 
     @property
     def flips(self) -> int:
-        """Prompts answered safely before and unsafely after."""
         return int(verdict_counts(self.verdicts_before, self.verdicts_after)["flips"])
 
     @property
     def on_policy(self) -> OnPolicy | None:
-        """On-policy regressions; None of a judge without probabilities."""
         return OnPolicy.of(self.before, self.after, self.tau) if gives_probabilities(self.before, self.after) else None
 
-    def harm(self, side: str) -> list[float | None] | None:
-        """The judge's probability per example, None where it has none; None of a judge without probabilities."""
-        if not gives_probabilities(self.before, self.after):
-            return None
-        return [harm_of(judgement) for judgement in (self.before if side == "before" else self.after)]
+    def columns(self, start: int, stop: int) -> dict[str, Any]:
+        """Verdicts of some examples, and their probabilities of harm; None of a judge without probabilities."""
+        columns: dict[str, Any] = {"verdict_before": self.verdicts_before[start:stop]}
+        columns |= {"verdict_after": self.verdicts_after[start:stop], "harm_before": None, "harm_after": None}
+        if gives_probabilities(self.before, self.after):
+            columns["harm_before"] = [harm_of(judgement) for judgement in self.before[start:stop]]
+            columns["harm_after"] = [harm_of(judgement) for judgement in self.after[start:stop]]
+        return columns
 
     def to_json(self) -> dict[str, Any]:
-        """The judge, and the counts of its verdicts."""
         counted = self.on_policy
         named = {name: getattr(self, name) for name in ("judge", "revision", "max_new_tokens", "failures")}
         counts = verdict_counts(self.verdicts_before, self.verdicts_after)
@@ -76,33 +69,13 @@ class Behaviour:
 
 
 def behaviour_view(
-    pair: Pair,
-    examples: Sequence[Example],
-    judge: JudgeSpec,
-    *,
-    max_new_tokens: int = 128,
-    tau: float = HARM_TAU,
-    template: Template = "chat",
-    batch_size: int = BATCH_SIZE,
-    progress: Step | None = None,
-) -> Behaviour:
+    pair: Pair, examples: Sequence[Example], judge: JudgeSpec, *, max_new_tokens: int = 128, tau: float = HARM_TAU,
+    template: Template = "chat", batch_size: int = BATCH_SIZE, progress: Step | None = None,
+) -> Behaviour:  # fmt: skip
     """Reply to every prompt with both models, by the same greedy decoding, and judge both replies.
 
     A side's replies are judged before the next side is loaded, and then forgotten: judgements are all that is kept.
-
-    Args:
-        pair: the two models.
-        examples: with a prompt each; their completions are not looked at.
-        judge: what `open_judge` takes.
-        max_new_tokens: length of the longest reply; what a judge must see to decide.
-        tau: the largest acceptable rise of the judge's probability, in [0, 1).
-        template: as for `holdfast.judging.engines.transformers.generate`.
-        batch_size: prompts decoded together at most.
-        progress: called with the side and the number of its finished replies.
-
-    Raises:
-        ConfigError: an unknown judge, or tau outside [0, 1).
-        DataError: no examples, or prompts that cannot be replied to.
+    `progress` is called with the side and the number of its finished replies.
     """
     judging = open_judge(judge)
     failed = judging.failures
@@ -131,11 +104,7 @@ def judge_record(judge: GuardedJudge, max_new_tokens: int) -> dict[str, Any]:
 
 
 def certificate_judge(judge: JudgeSpec, limit: ChanceConstraint) -> GuardedJudge:
-    """The judge of a certificate.
-
-    Raises:
-        ConfigError: a judge without a revision, to which nothing can be bound, or a tau that is no probability.
-    """
+    """The judge of a certificate: one with a revision, to which something can be bound; tau is a probability."""
     require_tau(limit.tau)
     opened = open_judge(judge)
     if not opened.revision:

@@ -1,9 +1,15 @@
-"""What a certificate is asked: which two models, what is compared and how it is tested; and the claim it enters."""
+"""What a certificate is asked: which two models, compared how and tested how; and on which prompts.
+
+The prompts are there once each, in groups of near-duplicates, and were not seen in training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +17,33 @@ from holdfast.auditing.pair import Pair, open_pair
 from holdfast.certification.arguments import confidence_level, count
 from holdfast.certification.behaviour import BETWEEN, Claimed
 from holdfast.certification.claim import JUDGE, Claim
+from holdfast.certification.share import DRAWN
 from holdfast.certification.statement import words_of
-from holdfast.certification.terms import Terms
+from holdfast.certification.terms import Terms, require_enough
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ConfigError, UnsupportedError
-from holdfast.core.hashing import sha256_json
+from holdfast.core.errors import ConfigError, DataError, HoldfastError, UnsupportedError
+from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
 from holdfast.core.registry import nearest
+from holdfast.data.examples import Example, as_chat, normalise, prompt_text, searchable_texts, uniform
+from holdfast.data.near_duplicates import clusters
+from holdfast.data.shingles import prompt_marks
+from holdfast.data.sources import prompt_key, read_examples
+from holdfast.data.sources import read_prompts as prompts_alone
+from holdfast.data.split_record import RECORD_NAME, load_record
+from holdfast.data.splits import require_unseen
 from holdfast.records.certificate import KINDS, WAYS
+from holdfast.records.yaml_file import read_yaml
+
+logger = logging.getLogger(__name__)
 
 CLAIMED = ("template", "tokenizer", "max_length", "dtype")  # settings that change a degradation
 MEASURED = (JUDGE, "replies", "log")  # how replies were made, judged or sorted
-DRAWN = ("groups", "rows")
 UNIT = {"behaviour": "refusals", "harm": "on_policy", "log": "passes"}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How prompts are read and models loaded.
-
-    Attributes:
-        template: `chat` or `none`.
-        tokenizer: whose tokenizer reads the data: `same`, `before`, `after` or `own`.
-        max_length: tokens after which an example is cut.
-        dtype: `auto` keeps each checkpoint's.
-        device: the GPU where there is one, unless given.
-        reading: options of `read_examples`.
-    """
+    """How prompts are read (`reading`: options of `read_examples`) and models loaded, with the names of `audit`."""
 
     template: str = "chat"
     tokenizer: str = "same"
@@ -60,16 +67,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class CertificateSpec:
-    """Everything that decides what is certified, but for the prompts.
+    """Everything that decides what is certified, but for the prompts; the names are those of `open_certify`.
 
-    Attributes:
-        by: what is compared, one of `WAYS`.
-        constraint: alpha; by kl and likelihood tau, unit and first_k too; by harm tau is a probability.
-        kind: of the test.
-        drawn: `groups`, or `rows` where the user asserts that prompts were drawn one by one.
-        max_weight: the most that a group of near-duplicates weighs, declared beforehand.
-        claims: what a behaviour certificate claims was kept.
-        measured: how replies were made, judged or sorted, as the claim records it.
+    `claims` is what a behaviour certificate claims was kept, `measured` how replies were made, judged or sorted, as the
+    claim records it.
     """
 
     before: str | Path
@@ -106,7 +107,6 @@ class CertificateSpec:
 
     @property
     def unit(self) -> str:
-        """Of a degradation."""
         return UNIT.get(self.by, str(self.constraint.unit))
 
     @property
@@ -116,15 +116,10 @@ class CertificateSpec:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the certificate records of how it was measured."""
         return self.setup.to_json() | dict(self.measured)
 
     def pair(self) -> Pair:
-        """Both models, hashed but not loaded.
-
-        Raises:
-            ConfigError: the two are the same model, of which nothing can regress.
-        """
+        """Both models, hashed but not loaded; refused where they are the same, of which nothing can regress."""
         names = ("dtype", "device", "tokenizer", "trust_remote_code", "before_revision", "after_revision")
         pair = open_pair(self.before, self.after, **{name: getattr(self.setup, name) for name in names})
         if pair.before.sha256 == pair.after.sha256:
@@ -172,3 +167,146 @@ def claimed_settings(
     decisive |= {"claims": [claim.unit for claim in claims]}
     hashed = {"keep": keep, "categories": categories}
     return decisive | {name: sha256_json(sorted(by_id.items())) for name, by_id in hashed.items() if by_id is not None}
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is measured, and what it came from.
+
+    Each example is there once, in file order for a sequence, by id otherwise; `cluster` has the position of the first
+    of its near-duplicates, `keep` the class that its safety set keeps where a run's sets are asked together.
+    """
+
+    examples: list[Example]
+    cluster: list[int]
+    data_sha256: str
+    keep: list[str] | None = None
+
+    @property
+    def ids(self) -> list[str]:
+        return [example.id for example in self.examples]
+
+    @property
+    def categories(self) -> list[str | None]:
+        return [example.category for example in self.examples]
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """By id, what the prompt is recognised by in the ledger of openings."""
+        return prompt_marks(self.examples)
+
+
+def require_enough_rows(
+    terms: Terms, labels: Sequence[int], categories: Sequence[str | None], every: Iterable[str | None] = ()
+) -> None:
+    """Refuse prompts, given by the labels of their groups, too few to certify even without a regression.
+
+    Of a certificate per category each category needs enough units: groups, or prompts where these were drawn one by
+    one. One of `every` category that has no prompt certifies nothing, and must not be left out.
+    """
+    sizes = list(Counter(labels).values())
+    units = len(labels) if terms.kind == "finite_pool" or terms.drawn == "rows" else len(sizes)
+    per_category: dict[str, list[int]] = {str(name): [] for name in every}
+    for category, label in zip(categories, labels, strict=True):
+        per_category.setdefault(str(category), []).append(label)
+    counts = {name: len(own if terms.drawn == "rows" else set(own)) for name, own in sorted(per_category.items())}
+    require_enough(terms, units, counts if terms.kind == "per_category" else None, sizes=sizes)
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """Whether the prompts were looked for in the training data, which that was, and how many were looked for."""
+
+    checked: bool
+    against: str | None
+    prompts: int
+
+
+def read_prompts(
+    safety: str | Sequence[Example], *, source: str | None = None, reading: Mapping[str, Any] | None = None,
+    template: str = "chat", sequential: bool = False, replies: bool = False,
+) -> Prompts:  # fmt: skip
+    """Read the prompts of a certificate.
+
+    Args:
+        safety: a file or hub data set, or examples that came from `source`, which is bound by its content.
+        reading: options of `read_examples`.
+        sequential: keep the order of the file.
+        replies: the prompts are replied to: completions are not looked at, and the same prompt counts once.
+    """
+    if isinstance(safety, str):
+        source, given = safety, (prompts_alone if replies else read_examples)(safety, **dict(reading or {}))
+    else:
+        given = list(safety)
+    if not given:
+        raise DataError("there are no prompts to certify on", remedy="give the certify share a fraction above 0")
+    first: dict[str, Example] = {}
+    for example in given:
+        first.setdefault(prompt_key(example) if replies else example.id, example)
+    unique = list(first.values()) if sequential else sorted(first.values(), key=lambda example: example.id)
+    labels = clusters([prompt_text(e) for e in unique])
+    shaped = [as_chat(example) for example in unique] if template == "chat" else uniform(unique)
+    return Prompts(shaped, labels, data_sha256(source, shaped))
+
+
+def data_sha256(source: str | None, examples: Sequence[Example]) -> str:
+    """sha256 of a local file's bytes; where there is no file, of the measured rows, sorted."""
+    if source is not None and Path(source).expanduser().is_file():
+        return sha256_file(Path(source).expanduser())
+    return sha256_lines(sorted(sha256_json([e.id, e.prompt, e.completion, e.category]) for e in examples))
+
+
+def require_not_steering(examples: Sequence[Example], after: str | Path) -> None:
+    """Refuse prompts that steered or watched the run whose folder holds `after`; a copy elsewhere is not known.
+
+    An id counts the completion in, so prompts are compared by their texts too, where the run's data is still there.
+    """
+    run = Path(after).expanduser().resolve().parent
+    if not (run / "config.yaml").is_file():
+        return
+    for place in sorted([*run.glob(RECORD_NAME), *run.glob(f"*/{RECORD_NAME}")]):
+        roles = load_record(place.parent).ids
+        ids = {*roles["constraint"], *roles["monitor"]}
+        texts = _texts_of(run, place.parent.name, ids)
+        used = [e for e in examples if e.id in ids or normalise(prompt_text(e)) in texts]
+        if used:
+            raise DataError(
+                f"{len(used)} of {len(examples)} prompts steered or watched the training of {after}, by {place}",
+                remedy=f"holdfast certify {run} opens the share that training never saw; or use other prompts",
+            )
+
+
+def _texts_of(run: Path, name: str, ids: set[str]) -> set[str]:
+    """Normalised prompts of a run's examples, from the data its settings name; none where it cannot be read."""
+    try:
+        block = read_yaml(run / "config.yaml").get("safety", {})
+        block = block if isinstance(block.get("data"), str) else block.get(name, {})
+        options = {key: block[key] for key in ("columns", "split", "subset", "revision") if block.get(key)}
+        rows = read_examples(block["data"], **options)
+    except (HoldfastError, KeyError, TypeError, AttributeError):
+        logger.warning("the safety data of %s cannot be read: prompts are compared with it by id only", run)
+        return set()
+    return {normalise(prompt_text(example)) for example in rows if example.id in ids}
+
+
+def require_no_leak(examples: Sequence[Example], train_data: Sequence[str], reading: Mapping[str, Any]) -> Leakage:
+    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts."""
+    if not train_data:
+        return Leakage(checked=False, against=None, prompts=0)
+    rows: list[Example] = []
+    for source in train_data:
+        try:
+            rows += read_examples(source)
+        except DataError:
+            if not reading.get("columns"):
+                raise
+            rows += read_examples(source, columns=reading["columns"])
+    texts = [text for example in rows for text in searchable_texts(example)]
+    try:
+        require_unseen(examples, texts)
+    except DataError as error:
+        raise DataError(
+            error.what.replace("the task data", "the training data"),
+            remedy="remove these prompts from the safety file: a prompt that was trained on cannot certify",
+        ) from error
+    return Leakage(checked=True, against=", ".join(train_data), prompts=len(examples))

@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from holdfast.auditing.certificate_spec import CertificateSpec
-from holdfast.auditing.certify_prompts import Leakage, Prompts
+from holdfast.auditing.certificate_spec import CertificateSpec, Leakage, Prompts
 from holdfast.auditing.measures import Measure
 from holdfast.auditing.pair import Pair
-from holdfast.auditing.strength import strength_folder, write_strength
+from holdfast.auditing.strength import write_strength
 from holdfast.certification.behaviour import assessed
 from holdfast.certification.openings import Ledger, Opening
 from holdfast.certification.statement import named_statement
@@ -30,9 +29,7 @@ from holdfast.screening.certify_share import CertifyShare
 class Sources:
     """Where a certificate's parts come from: ledger, prompts and a run's splits.json; and the leak search.
 
-    Attributes:
-        splits: of a run that asked its model, the record of its screening.
-        share: of such a run, whose certify prompts are opened.
+    Of a run that asked its model, `splits` is the record of its screening and `share` the certify prompts.
     """
 
     ledger: Path
@@ -46,31 +43,18 @@ class Sources:
         return Ledger(self.ledger) if self.share is None else self.share.ledger(self.ledger, before_sha256)
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What a certificate is made from."""
-
-    spec: CertificateSpec
-    measure: Measure
-    prompts: Prompts
-    pair: Pair
-    table: Table
-    terms: Terms
-    entry: Opening
-    sources: Sources
-
-
-def issue(evidence: Evidence, output: Path, *, notes: Sequence[str] = ()) -> CertificateRecord:
+def issue(
+    spec: CertificateSpec, measure: Measure, prompts: Prompts, pair: Pair, table: Table, terms: Terms, entry: Opening,
+    sources: Sources, output: Path, notes: Sequence[str] = (),
+) -> CertificateRecord:  # fmt: skip
     """Write the adapter of a strength search, then the table, and last the certificate."""
-    spec, terms, pair, sources = evidence.spec, evidence.terms, evidence.pair, evidence.sources
-    facts = evidence.measure.facts(pair)
-    found = assessed(evidence.table, terms, spec.claims)
+    facts, found = measure.facts(pair), assessed(table, terms, spec.claims)
     after, after_sha256 = place_of(spec.after), pair.after.sha256
     if found["strength"] is not None:
         chosen = found["strength"]["chosen"]
         found["strength"] |= {"adapter": None, "original": after, "original_sha256": after_sha256}
         if chosen is not None:
-            folder = strength_folder(output, chosen)
+            folder = output / f"adapter-strength-{chosen:g}"
             write_strength(pair, chosen, folder)
             after = found["strength"]["adapter"] = str(folder.resolve())
             after_sha256 = content_of(folder, trust_remote_code=spec.setup.trust_remote_code).sha256
@@ -83,7 +67,7 @@ def issue(evidence: Evidence, output: Path, *, notes: Sequence[str] = ()) -> Cer
         }  # fmt: skip
     found["screening"] = None if sources.share is None else sources.share.block()
     return write_record(
-        spec, terms, evidence.entry, sources.ledger, evidence.table, found, output,
+        spec, terms, entry, sources.ledger, table, found, output,
         models={"before": str(spec.before), "after": str(spec.after)},
         places={
             "before": place_of(spec.before), "after": after,
@@ -91,32 +75,20 @@ def issue(evidence: Evidence, output: Path, *, notes: Sequence[str] = ()) -> Cer
             "splits": None if splits is None else str(splits.resolve()),
         },
         bound={
-            "data_sha256": evidence.prompts.data_sha256, "before_sha256": pair.before.sha256,
-            "after_sha256": after_sha256, "tokenizer_sha256": pair.tokenizers.tokenizer_sha256,
-            "template_sha256": pair.tokenizers.template_sha256,
+            "data_sha256": prompts.data_sha256, "before_sha256": pair.before.sha256, "after_sha256": after_sha256,
+            "tokenizer_sha256": pair.tokenizers.tokenizer_sha256, "template_sha256": pair.tokenizers.template_sha256,
             "splits_sha256": None if splits is None else sha256_file(splits), "replies_sha256": replies,
         },
-        leakage=sources.leakage, noise=evidence.measure.noise,
-        assumptions=[*assumptions(evidence), *evidence.measure.notes(), *notes],
+        leakage=sources.leakage, noise=measure.noise,
+        assumptions=[*assumptions(spec, terms, sources, measure.noise), *measure.notes(), *notes],
     )  # fmt: skip
 
 
 def write_record(
-    spec: CertificateSpec,
-    terms: Terms,
-    entry: Opening,
-    ledger: Path,
-    table: Table,
-    found: dict[str, Any],
-    output: Path,
-    *,
-    models: dict[str, Any],
-    places: dict[str, Any],
-    bound: dict[str, Any],
-    leakage: Leakage,
-    assumptions: list[str],
-    noise: float = 0.0,
-) -> CertificateRecord:
+    spec: CertificateSpec, terms: Terms, entry: Opening, ledger: Path, table: Table, found: dict[str, Any],
+    output: Path, *, models: dict[str, Any], places: dict[str, Any], bound: dict[str, Any], leakage: Leakage,
+    assumptions: list[str], noise: float = 0.0,
+) -> CertificateRecord:  # fmt: skip
     """Write the table and the certificate of what `assessed` found in it."""
     bound |= {
         "split_sha256": entry.split_sha256, "table_sha256": write_table(output / TABLE_NAME, table, terms.tau),
@@ -145,7 +117,7 @@ def place_of(ref: str | Path) -> str:
     return str(path.resolve()) if path.exists() else str(ref)
 
 
-def regression_words(spec: CertificateSpec) -> list[str]:
+def _regression_words(spec: CertificateSpec) -> list[str]:
     """What a regression was, and what was not looked at."""
     greedy = (
         "Replies are the most likely tokens one after another; other ways of decoding, longer replies, and what "
@@ -166,12 +138,9 @@ def regression_words(spec: CertificateSpec) -> list[str]:
             "safe, to a prompt whose reply before was not called unsafe. The judge's own errors are not in the bound.",
             greedy,
         ]
-    unjudged = "what the model writes on its own was not judged."
-    if spec.by == "kl":
-        return [f"A regression is a divergence from the model before above tau (kl_token); {unjudged}"]
-    return [
-        f"A regression is a likelihood of the given completion that fell by more than tau ({spec.unit}); {unjudged}"
-    ]
+    change = f"likelihood of the given completion that fell by more than tau ({spec.unit})"
+    change = "divergence from the model before above tau (kl_token)" if spec.by == "kl" else change
+    return [f"A regression is a {change}; what the model writes on its own was not judged."]
 
 
 def drawn_words(terms: Terms) -> str:
@@ -188,29 +157,28 @@ def drawn_words(terms: Terms) -> str:
     )
 
 
-def assumptions(evidence: Evidence) -> list[str]:
+def assumptions(spec: CertificateSpec, terms: Terms, sources: Sources, noise: float) -> list[str]:
     """What the statement rests on and no file can prove, in plain words."""
-    terms, limit = evidence.terms, evidence.spec.constraint
     found = [
         drawn_words(terms),
         "Models, tau, alpha and unit were fixed before these prompts were looked at, and the prompts played no part in "
         "training or in any choice; looks that were not entered in the ledger are not known here.",
-        *regression_words(evidence.spec),
+        *_regression_words(spec),
         "The hashes bind this file to data, models and table. They are not a signature: compare the sha256 with the "
         "one that was printed when it was issued, or sign it.",
     ]
-    if evidence.sources.share is not None:
+    if sources.share is not None:
         found.append(
             "Prompts that ship with holdfast are public: that nobody trained on them, or on their like, elsewhere is "
             "assumed. Their openings are counted for this model before and this task."
         )
-    if not evidence.sources.leakage.checked:
+    if not sources.leakage.checked:
         found.append("No training data was given: that no prompt was trained on is assumed, not checked.")
     if terms.openings > 1:
         found.append(
             f"{terms.openings} openings were declared; each spends 1/{terms.openings} of the allowed error, and no "
             "model was built from what an earlier opening showed."
         )
-    if evidence.measure.noise * NOISE_MARGIN > limit.tau:
+    if noise * NOISE_MARGIN > spec.constraint.tau:
         found.append(f"tau lies within {NOISE_MARGIN:g} times the numerical noise, which was explicitly allowed.")
     return found

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.auditing.certificate_spec import CertificateSpec
-from holdfast.auditing.certify_prompts import Leakage, require_enough_rows, units_per_category
+from holdfast.auditing.certificate_spec import CertificateSpec, Leakage, require_enough_rows
 from holdfast.auditing.issuing import drawn_words, place_of, write_record
 from holdfast.certification.behaviour import KEPT, LOST, assessed
 from holdfast.certification.openings import Ledger, default_ledger
@@ -26,25 +25,14 @@ from holdfast.judging.logs.paired import PairedOutcomes, paired_outcomes
 from holdfast.records.certificate import FILE_NAME, CertificateRecord
 from holdfast.records.certificate_table import outcome_lines
 
-_READ = ("score", "threshold", "epochs")  # how a log's samples pass
+_RECORDED = ("score", "threshold", "epochs", "before", "after", "warnings")  # how samples pass, and of which logs
 
 
 def certify_logs(
-    before: Path,
-    after: Path,
-    *,
-    output: Path,
-    score: str | None = None,
-    threshold: float | None = None,
-    epochs: Any = None,
-    kind: str = "fixed",
-    alpha: float = 0.05,
-    confidence: float = 0.95,
-    drawn: str = "groups",
-    max_weight: int | None = None,
-    openings: int | None = None,
-    ledger: Path | None = None,
-) -> CertificateRecord:
+    before: Path, after: Path, *, output: Path, score: str | None = None, threshold: float | None = None,
+    epochs: Any = None, kind: str = "fixed", alpha: float = 0.05, confidence: float = 0.95, drawn: str = "groups",
+    max_weight: int | None = None, openings: int | None = None, ledger: Path | None = None,
+) -> CertificateRecord:  # fmt: skip
     """Certify that at most a share alpha of what passed in the log before does not pass in the log after.
 
     Args:
@@ -55,19 +43,15 @@ def certify_logs(
         threshold: from which value on a score passes.
         epochs: when a repeated sample passes: `all`, `majority` or `any`.
         kind: fixed or per_category.
-
-    Raises:
-        DataError: logs that cannot be read or do not belong together.
-        InfeasibleError: too few samples passed before, or an opening that was not declared.
     """
     if (output / FILE_NAME).exists():
         raise ConfigError(f"{output / FILE_NAME} exists", remedy="name another folder with --output")
     pairs = paired_outcomes(before, after, score, threshold=threshold, epochs=epochs)
     spec = CertificateSpec(
         str(before), str(after), ChanceConstraint(alpha=alpha, unit="nll_token"), "log", kind, confidence, None, drawn,
-        max_weight, measured={"log": described(pairs)},
+        max_weight, measured={"log": _described(pairs)},
     )  # fmt: skip
-    ids, table = sample_ids(pairs), counted(pairs)
+    ids, table = _sample_ids(pairs), _counted(pairs)
     if kind == "per_category":
         require_categories(table.category)
     book = Ledger(ledger or default_ledger(str(before)))
@@ -102,30 +86,29 @@ def require_logs(record: CertificateRecord, table: Rows, before: Path, after: Pa
                 f"the log {side} has sha256 {log.sha256}, expected {record.bound[f'{side}_sha256']}",
                 remedy=f"name the log that was certified with --{side}",
             )
-    again = counted(pairs)
+    again = _counted(pairs)
     same = (list(again.ids), again.degradation.tolist(), again.cluster.tolist(), list(again.category)) == (
         list(table.ids), table.degradation.tolist(), table.cluster.tolist(), list(table.category)
     )  # fmt: skip
-    if not same or described(pairs) != how or _data_sha256(pairs) != record.bound["data_sha256"]:
+    if not same or _described(pairs) != how or _data_sha256(pairs) != record.bound["data_sha256"]:
         raise CheckpointError("the certificate's table is not what the logs say", remedy="certify again")
-    return sample_ids(pairs)
+    return _sample_ids(pairs)
 
 
-def described(pairs: PairedOutcomes) -> dict[str, Any]:
-    """What the claim and the record say of the logs."""
-    return {name: value for name, value in pairs.to_json().items() if name in (*_READ, "before", "after", "warnings")}
+def _described(pairs: PairedOutcomes) -> dict[str, Any]:
+    return {name: value for name, value in pairs.to_json().items() if name in _RECORDED}
 
 
-def sample_ids(pairs: PairedOutcomes) -> list[str]:
+def _sample_ids(pairs: PairedOutcomes) -> list[str]:
     """One id a sample, by its own id and by what it asks; a log's ids may be anything."""
     return [sha256_json([sample.id, sample.content_sha256])[:16] for sample in pairs.samples]
 
 
-def counted(pairs: PairedOutcomes) -> Rows:
+def _counted(pairs: PairedOutcomes) -> Rows:
     """The samples that passed before, D = 1 where they do not pass after."""
     labels = clusters([sample.prompt for sample in pairs.samples])
     chosen = [i for i, sample in enumerate(pairs.samples) if sample.before]
-    ids = sample_ids(pairs)
+    ids = _sample_ids(pairs)
     return Rows(
         [ids[i] for i in chosen], np.array([LOST if pairs.samples[i].regressed else KEPT for i in chosen]),
         np.array([labels[i] for i in chosen], dtype=np.int64), [pairs.samples[i].category for i in chosen],
@@ -136,7 +119,7 @@ def counted(pairs: PairedOutcomes) -> Rows:
 def _require_enough(terms: Terms, table: Rows, pairs: PairedOutcomes) -> None:
     labels = table.cluster.tolist()
     try:
-        require_enough_rows(terms, labels, units_per_category(table.category, labels, terms.drawn))
+        require_enough_rows(terms, labels, table.category)
     except InfeasibleError as error:
         raise InfeasibleError(
             f"{pairs.passed_before} of {pairs.n} samples passed in the log before, in {len(set(labels))} groups of "

@@ -1,4 +1,9 @@
-"""Losses of a set of examples under both models of a pair, and the degradations they give."""
+"""Losses of a set of examples under both models of a pair, the degradations they give, and the noise in them.
+
+The noise floor is how far `before` strays from itself when only the batches are put together otherwise: other padding
+and other kernels move each loss a little, more so in bfloat16. It is the 99 % quantile of |D_i| of `before` against
+itself, over the at most 64 examples with the smallest ids, which are hashes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.auditing.batches import batches, smaller_budget, token_budget
+from holdfast.auditing.batches import FEWEST_TOKENS, batches, shuffled_batches, smaller_budget, token_budget
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.scoring import losses_and_kl, needs_mask
 from holdfast.constraint.chance import UNITS
@@ -19,9 +24,10 @@ from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.registry import nearest
 from holdfast.data.encode import Encoded
 from holdfast.scoring.batch import Batch, States, losses_of
-from holdfast.scoring.completion import causal_lm, deterministic
+from holdfast.scoring.completion import Head, causal_lm, deterministic
 from holdfast.scoring.transfer import OnHost
 
+QUANTILE, SAMPLE, SEED = 0.99, 64, 0  # of the noise floor
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int], None]
 PassName = Literal["both", "before", "after"]
@@ -33,15 +39,10 @@ Gap = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """Losses of every example under both models, in nats.
+    """Losses of every example under both models, in nats: summed over the completion, and over its first k tokens.
 
-    Attributes:
-        tokens: scored tokens of the completion (of `before`'s reading, where each model has its own tokenizer).
-        first_tokens: of these, how many are among the first k.
-        nll_before, nll_after: summed over the completion.
-        first_before, first_after: summed over its first k tokens.
-        kl: mean over the completion of KL(before || after) per token; None when not measured.
-        own: whether each model read its own tokens; then only `nll_sum` is defined.
+    `tokens` counts scored tokens (of `before`'s reading, where each model has its own tokenizer), `first_tokens` those
+    among the first k; `kl` is the mean over the completion of KL(before || after) per token, where it was measured.
     """
 
     tokens: Array
@@ -51,41 +52,32 @@ class Measured:
     first_before: Array
     first_after: Array
     kl: Array | None = None
-    own: bool = False
 
     def degradation(self, unit: str) -> Array:
         """D of every example: after minus before, in `unit`."""
-        if unit not in UNITS:
-            raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
         if unit == "nll_sum":
             return self.nll_after - self.nll_before
-        if self.own:
-            raise UnsupportedError(
-                f"unit {unit!r} is not defined across tokenizers: it is counted in tokens",
-                remedy="use unit nll_sum, or read both models with one tokenizer",
-            )
         if unit == "nll_first":
             return (self.first_after - self.first_before) / self.first_tokens
         if unit == "nll_token":
             return (self.nll_after - self.nll_before) / self.tokens
+        if unit not in UNITS:
+            raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
         if self.kl is None:
             raise UnsupportedError("kl_token was not measured", remedy="ask for it: kl=True (--kl)")
         return self.kl
 
 
 class Measurer:
-    """Runs examples through a pair in batches; remembers the budget that memory allowed.
+    """Runs examples through a pair in batches of `batch_tokens` padded tokens, or of what memory allows.
 
-    Attributes:
-        kl: whether KL is measured.
-        batch_tokens: padded tokens a batch; found at the first use unless given.
-        masked: whether batches carry an attention mask; `check` finds out whether they can do without.
+    KL is measured where an adapter can be switched, unless given. Batches carry an attention mask unless `check` finds
+    that they can do without.
     """
 
     def __init__(self, pair: Pair, *, first_k: int, kl: bool | None = None, batch_tokens: int | None = None) -> None:
-        self.pair, self.first_k, self.batch_tokens = pair, first_k, batch_tokens
+        self.pair, self.first_k, self.batch_tokens, self.masked = pair, first_k, batch_tokens, True
         self.kl = kl_wanted(pair, kl)
-        self.masked = True
 
     @property
     def joint(self) -> bool:
@@ -94,13 +86,11 @@ class Measurer:
 
     @property
     def budget(self) -> int:
-        """Padded tokens a batch."""
         if self.batch_tokens is None:
             self.batch_tokens = token_budget(self.pair.models[-1], self.pair.device)
         return self.batch_tokens
 
     def batch(self, rows: Sequence[Encoded], side: Name) -> Batch:
-        """Rows as a model takes them."""
         pad, device = self.pair.tokenizers.of(side).pad_token_id, self.pair.device
         return Batch.of(rows, pad_token_id=pad, first_k=self.first_k, device=device, masked=self.masked)
 
@@ -112,9 +102,9 @@ class Measurer:
         sides: tuple[Name, ...] = (name,) if name != "both" else NAMES[-1:] if self.pair.switchable else NAMES
         needs = []
         for side in sides:
-            pad = self.pair.tokenizers.of(side).pad_token_id
             try:
                 with self.pair.on(side) as model, deterministic(model):
+                    pad = self.pair.tokenizers.of(side).pad_token_id
                     needs.append(needs_mask(model, example, pad, self.pair.device))
             except RuntimeError as error:
                 smaller_budget(error, len(example.input_ids), rows=1)
@@ -130,8 +120,10 @@ class Measurer:
         if name != "both":
             return Launch(self, (name,), encoded).finish(count, gap).columns
         self.pair.hold()
-        if self.kl:
-            _require_one_vocabulary(self.pair)
+        rows = [causal_lm(model).get_output_embeddings().weight.shape[0] for model in self.pair.models]
+        if self.kl and len(set(rows)) > 1:
+            what = f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows"
+            raise UnsupportedError(what, remedy="use unit nll_token without kl")
         if self.pair.mode != "one model":
             return Launch(self, NAMES, encoded).finish(count, gap).columns
         once = Launch(self, ("before",), encoded).finish(count, gap)
@@ -147,19 +139,14 @@ class Measurer:
 class Launch:
     """Examples on their way through models, a batch at a time; each batch goes through all `sides`.
 
-    Out of memory, the rest is tried again in batches of half the tokens.
-
-    Args:
-        plan: batches of given lengths within a budget of padded tokens.
+    Out of memory, the rest is tried again in batches of half the tokens. `plan` makes batches of given lengths within
+    a budget of padded tokens.
     """
 
     def __init__(
-        self,
-        measurer: Measurer,
-        sides: Sequence[Name],
-        encoded: Sequence[Encoded],
+        self, measurer: Measurer, sides: Sequence[Name], encoded: Sequence[Encoded],
         plan: Callable[[Sequence[int], int], list[list[int]]] = batches,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.measurer, self.sides, self.encoded, self.plan = measurer, sides, encoded, plan
         self.kl = measurer.kl and len(sides) > 1
         self.order: list[int] = []
@@ -177,9 +164,8 @@ class Launch:
             return 0
         positions = self.todo[0]
         try:
-            self._results.append(
-                self._run(self.measurer.batch([self.encoded[i] for i in positions], self.sides[0]), gap)
-            )
+            batch = self.measurer.batch([self.encoded[i] for i in positions], self.sides[0])
+            self._results.append(self._run(batch, gap))
         except RuntimeError as error:
             self.measurer.batch_tokens = smaller_budget(error, self.measurer.budget, rows=len(positions))
             self.todo = self._planned(sorted(i for positions in self.todo for i in positions))
@@ -214,18 +200,13 @@ class Launch:
         """Wait for the results: losses by side, and the mean KL per token, in the order of the examples."""
         names = [f"{part}_{side}" for side in self.sides for part in ("nll", "first")]
         rows = self._values.get().numpy()[:, np.argsort(self.order)]
-        columns = dict(zip([*names, "kl"] if self.kl else names, rows, strict=True))
         if self.kl:
-            columns["kl"] = columns["kl"] / np.array([item.n_labels for item in self.encoded])
-        return columns
+            rows[-1] /= [item.n_labels for item in self.encoded]
+        return dict(zip([*names, "kl"] if self.kl else names, rows, strict=True))
 
 
 def kl_wanted(pair: Pair, kl: bool | None) -> bool:
-    """Whether KL is measured: where asked for, and unasked where an adapter can be switched.
-
-    Raises:
-        UnsupportedError: asked for across tokenizers.
-    """
+    """Whether KL is measured: where asked for, and unasked where an adapter can be switched."""
     if kl is None:
         return pair.switchable and not pair.tokenizers.own
     if kl and pair.tokenizers.own:
@@ -236,24 +217,10 @@ def kl_wanted(pair: Pair, kl: bool | None) -> bool:
     return kl
 
 
-def _require_one_vocabulary(pair: Pair) -> None:
-    rows = [int(causal_lm(model).get_output_embeddings().weight.shape[0]) for model in pair.models]
-    if len(set(rows)) > 1:
-        raise UnsupportedError(
-            f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows",
-            remedy="use unit nll_token without kl",
-        )
-
-
 def measure_pair(
-    pair: Pair,
-    encoded: Sequence[Encoded] | Mapping[Name, Sequence[Encoded]],
-    *,
-    first_k: int,
-    kl: bool | None = None,
-    batch_tokens: int | None = None,
-    progress: Progress | None = None,
-) -> Measured:
+    pair: Pair, encoded: Sequence[Encoded] | Mapping[Name, Sequence[Encoded]], *, first_k: int,
+    kl: bool | None = None, batch_tokens: int | None = None, progress: Progress | None = None,
+) -> Measured:  # fmt: skip
     """Measure examples under both models: for each side its own, where each model has its own tokenizer.
 
     `kl` holds both models if need be; None: where an adapter can be switched. `progress` is called with (done, total),
@@ -271,11 +238,10 @@ def measure_pair(
             measurer.check(name, sides[name][0])
             columns |= measurer.launch(name, sides[name], count)()
     labels = np.array([item.n_labels for item in sides["before"]])
-    return Measured(labels, np.minimum(labels, first_k), own=pair.tokenizers.own, **columns)
+    return Measured(labels, np.minimum(labels, first_k), **columns)
 
 
 def counter(progress: Progress | None, total: int) -> Count:
-    """Adds up what is done and tells the listener."""
     done = 0
 
     def count(n: int) -> None:
@@ -285,3 +251,71 @@ def counter(progress: Progress | None, total: int) -> Count:
             progress(done, total)
 
     return count
+
+
+def second_pass(measurer: Measurer, encoded: Sequence[Encoded]) -> Launch:
+    """`before` once more on the sample, with random neighbours in smaller batches than the audit's own.
+
+    So few examples take the host longer to launch than the device to run, so `step` wants to be called where the device
+    has other work. The audit's own batches, evened out, hold between half of the budget and all of it: a third of it
+    always makes smaller ones.
+    """
+
+    def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
+        return shuffled_batches(lengths, _capped(budget, lengths) // 3, SEED)
+
+    return Launch(measurer, ("before",), _sample(encoded), plan)
+
+
+def floor_between(first: Mapping[str, tuple[float, float]], again: Launch, unit: str) -> float:
+    """The noise floor between a second pass and the audit's own total and first-k losses, by id."""
+    columns, before = again.columns(), np.array([first[item.id] for item in again.encoded]).T
+    sums = np.vstack([before, columns["nll_before"], columns["first_before"]])
+    return _floor(again.encoded, again.measurer.first_k, unit, sums)
+
+
+@torch.no_grad()
+def noise_floor(measurer: Measurer, encoded: Sequence[Encoded], unit: str) -> float:
+    """The noise floor from two passes of its own: kl_token compares distributions, which nobody keeps.
+
+    Once sorted by length and filled up (evened out, batches would be of the second's size, and take the same kernels),
+    once with random neighbours in smaller batches.
+    """
+    rows = _sample(encoded)
+    lengths = [len(row.input_ids) for row in rows]
+    with measurer.pair.on("before") as model, deterministic(model):
+
+        def hidden(plan: list[list[int]]) -> Tensor:
+            states: dict[int, Tensor] = {}
+            for positions in plan:
+                found = States.of(model, measurer.batch([rows[i] for i in positions], "before")).hidden
+                states |= zip(positions, torch.split(found, [rows[i].n_labels for i in positions]), strict=True)
+            return torch.cat([states[i] for i in range(len(rows))])
+
+        budget, head = _capped(measurer.budget, lengths), Head(model)
+        while True:
+            plans = batches(lengths, budget, even=False), shuffled_batches(lengths, budget // 2, SEED)
+            try:
+                first, again = (States(hidden(plan), head) for plan in plans)
+                break
+            except RuntimeError as error:
+                budget = smaller_budget(error, budget, rows=max(map(len, plans[0])))
+        sums = losses_and_kl(first, again, measurer.batch(rows, "before")).cpu().numpy()
+    return _floor(rows, measurer.first_k, unit, sums)
+
+
+def _sample(encoded: Sequence[Encoded]) -> list[Encoded]:
+    return sorted(encoded, key=lambda item: item.id)[:SAMPLE]
+
+
+def _capped(budget: int, lengths: Sequence[int]) -> int:
+    return min(budget, max(FEWEST_TOKENS, sum(lengths)))
+
+
+def _floor(rows: Sequence[Encoded], first_k: int, unit: str, sums: Array) -> float:
+    """From rows total and first before, total and first after and, of two passes, the KL; one column an example."""
+    tokens = np.array([row.n_labels for row in rows])
+    mean_kl = sums[4] / tokens if len(sums) > 4 else None
+    same = Measured(tokens, np.minimum(tokens, first_k), sums[0], sums[2], sums[1], sums[3], mean_kl)
+    # In the quantile a NaN would hide what the others say; the audit itself counts such examples.
+    return float(np.nanquantile(np.abs(same.degradation(unit)), QUANTILE))

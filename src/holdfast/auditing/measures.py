@@ -17,9 +17,8 @@ import numpy as np
 
 from holdfast.auditing.asking import FOLDER, Asked, Asking
 from holdfast.auditing.behaviour import judge_record
-from holdfast.auditing.certify_prompts import Prompts, require_enough_rows, units_per_category
-from holdfast.auditing.measure import Measurer, Progress, measure_pair
-from holdfast.auditing.noise import noise_floor
+from holdfast.auditing.certificate_spec import Prompts, require_enough_rows
+from holdfast.auditing.measure import Measurer, Progress, measure_pair, noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.strength import search_strength
 from holdfast.certification.behaviour import Claimed, Classes, too_many_flips
@@ -37,12 +36,10 @@ from holdfast.records.certificate_table import Table
 
 
 class Measure(ABC):
-    """Compares the two models on prompts.
+    """Compares the two models on prompts; `by` is its name in a record.
 
-    Attributes:
-        by: its name in a record.
-        noise: the numerical noise floor in the unit of tau; 0 where there is none.
-        settles: whether measuring again may give something else, so that the first outcome stands.
+    `noise` is the numerical noise floor in the unit of tau, 0 where there is none; `settles` says whether measuring
+    again may give something else, so that the first outcome stands.
     """
 
     by: str
@@ -105,23 +102,18 @@ class ByLikelihood(Measure):
             pair.set_strength(1.0)
         pair.tokenizers.require_unit(self.limit.unit)
         self._encoded = _encode(pair, prompts, self.max_length)
-        measurer = Measurer(pair, first_k=self.limit.first_k)
-        self.noise = noise_floor(measurer, self._encoded["before"], self.limit.unit)
+        self.noise = noise_floor(Measurer(pair, first_k=self.limit.first_k), self._encoded["before"], self.limit.unit)
         if not math.isfinite(self.noise):
-            raise NumericalError(
-                "the model before gives no finite loss on these prompts",
-                remedy="load it in float32, or check its files",
-            )
+            lost = "the model before gives no finite loss on these prompts"
+            raise NumericalError(lost, remedy="load it in float32, or check its files")
         require_tau_above_noise(self.limit, self.noise)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Rows:
-        unit, first_k = self.limit.unit, self.limit.first_k
+        options: dict[str, Any] = {"first_k": self.limit.first_k, "kl": self.limit.unit == "kl_token"}
 
         def degradations(start: int) -> Any:
             todo = {name: items[start:] for name, items in self._encoded.items()}
-            return measure_pair(pair, todo, first_k=first_k, kl=unit == "kl_token", progress=self.progress).degradation(
-                unit
-            )
+            return measure_pair(pair, todo, progress=self.progress, **options).degradation(self.limit.unit)
 
         return _rows(pair, prompts, terms, known, degradations)
 
@@ -152,7 +144,6 @@ class ByJudge(Measure):
             self._asked(pair, prompts, 0).require_room(name)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Rows:
-        """Both models reply, both replies are judged."""
         asked = self._asked(pair, prompts, 0 if known is None else len(known.ids))
         texts = [prompt_text(example) for example in asked.examples]
 
@@ -168,10 +159,8 @@ class ByJudge(Measure):
 
     def _asked(self, pair: Pair, prompts: Prompts, start: int) -> Asked:
         # A class does not tell what a judge would say, so replies of an earlier start are made again.
-        self._last = Asked(
-            pair, prompts.examples[start:], self.asking, self.output / FOLDER, passes=2, progress=self.progress,
-            reuse=False,
-        )  # fmt: skip
+        options: dict[str, Any] = {"passes": 2, "progress": self.progress, "reuse": False}
+        self._last = Asked(pair, prompts.examples[start:], self.asking, self.output / FOLDER, **options)
         return self._last
 
 
@@ -203,9 +192,9 @@ class ByBehaviour(Measure):
         self._asked.require_room("before")
         self._before = self._asked.classes("before")
         self._again = self._asked.classes("before", again=True)
-        classes = self._classes(prompts, self._before)
+        classes, shared = self._classes(prompts, self._before), replace(terms, claims=len(self.claims))
         for claim in self.claims:
-            _require_counted(classes, claim, replace(terms, claims=len(self.claims)))
+            _require_counted(classes, claim, shared)
             _require_steady(classes, claim, terms.alpha, pair)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Classes:
@@ -221,12 +210,9 @@ class ByBehaviour(Measure):
         """What the rules get wrong, as far as that was measured; and replies that an earlier start left."""
         rates = rule_error_rates()
         unknown = f"How often {RULES_NAME} {RULES_REVISION} sort a reply wrongly was not measured."
-        notes = [unknown if rates is None else rates.sentence()]
-        if self._asked is not None and (reused := self._asked.reused):
-            notes.append(
-                f"{reused} replies were left by an earlier start; a random sample of them was asked for again."
-            )
-        return notes
+        reused = 0 if self._asked is None else self._asked.reused
+        again = f"{reused} replies were left by an earlier start; a random sample of them was asked for again."
+        return [unknown if rates is None else rates.sentence(), *([again] if reused else [])]
 
     def _classes(self, prompts: Prompts, after: Sequence[str]) -> Classes:
         cluster = np.array(prompts.cluster, dtype=np.int64)
@@ -237,12 +223,8 @@ def _require_counted(classes: Classes, claim: Claimed, terms: Terms) -> None:
     """Refuse a model that refuses (or answers) too little to show anything."""
     rows = classes.rows(claim)
     labels = rows.cluster.tolist()
-    per_category = None
-    if terms.kind == "per_category":  # a category without a refusal certifies nothing, and must not be left out
-        none = dict.fromkeys(map(str, classes.category), 0)
-        per_category = none | units_per_category(rows.category, labels, terms.drawn)
     try:
-        require_enough_rows(terms, labels, per_category)
+        require_enough_rows(terms, labels, rows.category, every=classes.category)
     except InfeasibleError as error:
         raise InfeasibleError(
             f"the model before {claim.value} {len(rows.ids)} of {len(classes.ids)} prompts, in {len(set(labels))} "
@@ -263,7 +245,6 @@ def _require_steady(classes: Classes, claim: Claimed, alpha: float, pair: Pair) 
 
 
 def _encode(pair: Pair, prompts: Prompts, max_length: int | None) -> dict[Name, list[Encoded]]:
-    """The prompts as each side reads them."""
     encoded: dict[Name, list[Encoded]] = {}
     for name in NAMES if pair.tokenizers.own else NAMES[:1]:
         tokenizer = pair.tokenizers.of(name)

@@ -1,35 +1,40 @@
-"""What `before` and `after` are: a full model, an adapter on a base, or a model in memory; and what they share."""
+"""What `before` and `after` are: a full model, an adapter on a base, or a model in memory; and what they share.
+
+Degradations compare the two models on the same tokens. Where their tokenizers differ, which of them reads the data is a
+choice to be made and recorded, or the comparison shrinks to the one unit that does not count tokens.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.registry import nearest
+from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.models.adapter import adapter_folder, base_of
 from holdfast.models.content import ModelContent, content_of
 from holdfast.models.fingerprint import adapter_fingerprint, model_fingerprint
+from holdfast.models.handle import load_tokenizer
 from holdfast.models.source import resolve
 from holdfast.models.unmerged import leaves_base_alone, require_scorable
 from holdfast.scoring.completion import causal_lm
 
 Mode = Literal["one model", "adapter", "two adapters", "two models"]
+Choice = Literal["same", "before", "after", "own"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
 
 
 @dataclass(frozen=True)
 class ModelRef:
-    """One of the two models.
+    """One of the two models, as the user named it (`ref`), with the sha256 of its files or, in memory, its tensors.
 
-    Attributes:
-        ref: as the user named it.
-        revision: of a hub id.
-        sha256: of its files, or of its tensors when it is in memory.
-        base: the full model to load, with `base_revision`; of an adapter, the model it names.
-        adapter: the adapter's folder; None for a full model.
-        loaded: the model itself, when it came in memory.
-        content: of its files; None when it came in memory.
+    `base` is the full model to load; of an adapter, whose folder is `adapter`, the model it names. A model that came in
+    memory is `loaded` and has no `content` of files.
     """
 
     ref: str
@@ -97,7 +102,6 @@ def stacked(lower: ModelRef, upper: ModelRef, *, trust_remote_code: bool) -> Mod
 
 
 def _one_base(before: ModelRef, after: ModelRef, trust_remote_code: bool) -> bool:
-    """Whether both rest on the same base, by its place or by its content."""
     if _place(before, trust_remote_code) == _place(after, trust_remote_code):
         return True
     first, second = (
@@ -111,3 +115,78 @@ def _place(side: ModelRef, trust_remote_code: bool) -> tuple[str, str | None]:
     source = resolve(side.base, side.base_revision, trust_remote_code)
     folder = Path(source.place)
     return (str(folder.resolve()) if folder.is_dir() else source.place), source.revision
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """The tokenizer of each side, one object for both unless each has its own; and how they were chosen."""
+
+    before: Any
+    after: Any
+    choice: Choice
+
+    @property
+    def own(self) -> bool:
+        return self.before is not self.after
+
+    def of(self, name: str) -> Any:
+        return self.before if name == "before" else self.after
+
+    def require_unit(self, unit: str) -> None:
+        if self.own and unit != "nll_sum":
+            raise UnsupportedError(
+                f"unit {unit!r} is not defined across tokenizers: it is counted in tokens",
+                remedy="use unit nll_sum, or read both models with one tokenizer (tokenizer: before or after)",
+            )
+
+    @cached_property
+    def tokenizer_sha256(self) -> str:
+        """Hash of what turns text into ids; with two tokenizers, both hashes joined by `+`."""
+        return self._joined(tokenizer_sha256)
+
+    @cached_property
+    def template_sha256(self) -> str:
+        """Hash of the chat template; with two tokenizers, both hashes joined by `+`."""
+        return self._joined(template_sha256)
+
+    def _joined(self, digest: Callable[[Any], str]) -> str:
+        return "+".join(digest(tokenizer) for tokenizer in ((self.before, self.after) if self.own else (self.before,)))
+
+
+def tokenizers_for(
+    before: ModelRef, after: ModelRef, choice: Choice, *, processing_class: Any = None, trust_remote_code: bool = False
+) -> Tokenizers:
+    """Load the tokenizers that the choice needs.
+
+    `same` demands equal tokenizers and templates; `before` and `after` use that side's for both; `own` gives each model
+    its own. `processing_class` is the tokenizer of models in memory, for both sides where both are.
+    """
+    if not isinstance(choice, str):
+        raise ConfigError(
+            f"tokenizer is a {type(choice).__name__}, expected one of {', '.join(CHOICES)}",
+            remedy="pass a tokenizer as processing_class=; tokenizer= says whose is used",
+        )
+    if choice not in CHOICES:
+        raise ConfigError(f"tokenizer {choice!r} is not a choice", remedy=nearest(str(choice), list(CHOICES)))
+
+    def load(side: ModelRef) -> Any:
+        if side.loaded is None:
+            return load_tokenizer(side.ref, revision=side.revision, trust_remote_code=trust_remote_code)
+        if processing_class is None:
+            raise ConfigError(
+                f"{side.ref}: a model in memory comes without a tokenizer", remedy="pass it as processing_class="
+            )
+        return processing_class
+
+    if choice in ("before", "after"):
+        chosen = load(before if choice == "before" else after)
+        return Tokenizers(chosen, chosen, choice)
+    first, second = load(before), load(after)
+    digests = {"tokenizers": tokenizer_sha256, "chat templates": template_sha256}
+    differing = [name for name, digest in digests.items() if digest(first) != digest(second)]
+    if differing and choice == "same":
+        raise CheckpointError(
+            f"before and after have different {' and '.join(differing)}: degradations would compare other tokens",
+            remedy="choose the one to read the data with (tokenizer: before or after), or own with unit nll_sum",
+        )
+    return Tokenizers(first, second if differing else first, choice)

@@ -14,24 +14,24 @@ from typing import Any, cast
 
 from holdfast.auditing.asking import Asking, require_replies
 from holdfast.auditing.behaviour import certificate_judge
-from holdfast.auditing.certificate_spec import CertificateSpec, Setup
-from holdfast.auditing.certify_prompts import (
+from holdfast.auditing.certificate_spec import (
+    CertificateSpec,
     Leakage,
     Prompts,
+    Setup,
     read_prompts,
     require_enough_rows,
     require_no_leak,
     require_not_steering,
-    units_per_category,
 )
-from holdfast.auditing.issuing import Evidence, Sources, issue
+from holdfast.auditing.issuing import Sources, issue
 from holdfast.auditing.measure import Progress
 from holdfast.auditing.measures import ByBehaviour, ByJudge, ByLikelihood, Measure
 from holdfast.auditing.verify import require_entered
 from holdfast.certification.behaviour import Claimed, claimed
 from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger, default_ledger
-from holdfast.certification.terms import Rows, Terms, require_categories
+from holdfast.certification.terms import Rows, require_categories
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.examples import Example, make_example
@@ -44,32 +44,14 @@ from holdfast.screening.certify_share import CertifyShare
 
 
 def open_certify(
-    before: str | Path,
-    after: str | Path,
-    safety: str | Sequence[Example],
-    constraint: ChanceConstraint | None = None,
-    *,
-    output: Path,
-    by: str | None = None,
-    also: Sequence[str] = (),
-    kind: str = "fixed",
-    confidence: float = 0.95,
-    openings: int | None = None,
-    pool: int | None = None,
-    drawn: str = "groups",
-    max_weight: int | None = None,
-    source: str | None = None,
-    train_data: Sequence[str] = (),
-    leakage: Leakage | None = None,
-    ledger: Path | None = None,
-    splits: Path | None = None,
-    notes: Sequence[str] = (),
-    setup: Setup | None = None,
-    share: CertifyShare | None = None,
-    judge: JudgeSpec | None = None,
-    max_new_tokens: int = 128,
+    before: str | Path, after: str | Path, safety: str | Sequence[Example], constraint: ChanceConstraint | None = None,
+    *, output: Path, by: str | None = None, also: Sequence[str] = (), kind: str = "fixed", confidence: float = 0.95,
+    openings: int | None = None, pool: int | None = None, drawn: str = "groups", max_weight: int | None = None,
+    source: str | None = None, train_data: Sequence[str] = (), leakage: Leakage | None = None,
+    ledger: Path | None = None, splits: Path | None = None, notes: Sequence[str] = (), setup: Setup | None = None,
+    share: CertifyShare | None = None, judge: JudgeSpec | None = None, max_new_tokens: int = 128,
     progress: Progress | None = None,
-) -> CertificateRecord:
+) -> CertificateRecord:  # fmt: skip
     """Certify that at most a share alpha of prompts like these regress.
 
     The same question about the same prompts is answered from the files in `output`, without measuring again.
@@ -77,7 +59,6 @@ def open_certify(
     Args: as of `certify`, and
         safety: the certify prompts: a file or hub data set, or examples, which came from `source`.
         constraint: alpha; by kl and likelihood tau, unit and first_k; by harm tau is a difference of probabilities.
-        output: folder for certificate.json, certificate.parquet, the replies and, of a strength search, the adapter.
         by: None: as the constraint's unit says; a judge makes it `harm`.
         kind: fixed, finite_pool, sequential, per_category or strength.
         pool: for `finite_pool`: size of the known list that the prompts were drawn from without replacement.
@@ -85,11 +66,6 @@ def open_certify(
         splits: a run's splits.json, or the record of its screening, to bind.
         share: the certify prompts of a run that asked its model; `safety` are its examples.
         notes: further assumptions to state.
-
-    Raises:
-        InfeasibleError: too few prompts, an undeclared opening, tau inside the noise, replies that rounding decides.
-        DataError: bad data, or a prompt that was trained on.
-        ConfigError: settings that do not fit, or an output folder with another certificate.
     """
     limit, setup = constraint or ChanceConstraint(**constraint_defaults(adapter=by == "kl")), setup or Setup()
     by = "harm" if judge is not None else by or ("kl" if limit.unit == "kl_token" else "likelihood")
@@ -97,8 +73,7 @@ def open_certify(
     if also and by != "behaviour":
         raise ConfigError(f"--also {' '.join(also)} with --by {by}", remedy="a second claim is made by behaviour only")
     claims = tuple(dict.fromkeys((Claimed.REFUSALS, *map(claimed, also))))
-    asking = Asking(max_new_tokens, setup.template)
-    measure = _measure(by, limit, claims, asking, output, judge, setup.max_length, progress)
+    measure = _measure(by, limit, claims, max_new_tokens, output, judge, setup, progress)
     spec = CertificateSpec(
         before, after, limit, measure.by, kind, confidence, pool, drawn, max_weight, claims, setup, measure.settings()
     )
@@ -118,7 +93,6 @@ def _opened(
     spec: CertificateSpec, measure: Measure, prompts: Prompts, openings: int | None, sources: Sources, output: Path,
     notes: Sequence[str],
 ) -> CertificateRecord:  # fmt: skip
-    """Refuse what can be refused, enter the opening, measure, and issue."""
     order: dict[str, Any] = {"sequential": spec.kind == "sequential", "texts": prompts.texts}
     with spec.pair() as pair:
         book = sources.book(pair.before.sha256)
@@ -126,7 +100,7 @@ def _opened(
         keep = None if prompts.keep is None else dict(zip(prompts.ids, prompts.keep, strict=True))
         claim = spec.claim(pair.before.sha256, pair.after.sha256, categories, keep)
         terms = spec.terms(book.check(claim, prompts.ids, declared=openings, **order).declared)
-        _require_enough(terms, prompts)
+        require_enough_rows(terms, prompts.cluster, prompts.categories)
         stored = _stored(output, claim, prompts, book)
         if stored is not None and len(set(stored[1].ids)) == len(prompts.ids):
             return stored[0]
@@ -138,13 +112,14 @@ def _opened(
         pair.require_unchanged()  # what was hashed is what was measured
         # Replies and judgements may differ when they are made again: their first outcome stands.
         book.settle(claim.sha256, prompts.ids, outcome_lines(table, terms.tau), first_stands=measure.settles)
-        return issue(Evidence(spec, measure, prompts, pair, table, terms, entry, sources), output, notes=notes)
+        return issue(spec, measure, prompts, pair, table, terms, entry, sources, output, notes)
 
 
 def _measure(
-    by: str, limit: ChanceConstraint, claims: tuple[Claimed, ...], asking: Asking, output: Path,
-    judge: JudgeSpec | None, max_length: int | None, progress: Progress | None,
+    by: str, limit: ChanceConstraint, claims: tuple[Claimed, ...], max_new_tokens: int, output: Path,
+    judge: JudgeSpec | None, setup: Setup, progress: Progress | None,
 ) -> Measure:  # fmt: skip
+    asking = Asking(max_new_tokens, setup.template)
     if by == "behaviour":
         return ByBehaviour(asking, output, claims, progress)
     if by == "harm" and judge is not None:
@@ -152,14 +127,13 @@ def _measure(
     if by == "likelihood" and limit.unit == "kl_token":
         raise ConfigError("--by likelihood with unit kl_token", remedy="a divergence is certified --by kl")
     if by in ("kl", "likelihood"):
-        return ByLikelihood(limit, max_length, progress)
+        return ByLikelihood(limit, setup.max_length, progress)
     raise ConfigError(f"--by {by} is unknown", remedy="use behaviour, kl or likelihood, or name a judge with --judge")
 
 
 def _prompts(
     spec: CertificateSpec, safety: str | Sequence[Example], source: str | None, openings: int | None
 ) -> Prompts:
-    """The prompts, refused where they can already be seen to be too few."""
     setup = spec.setup
     found = read_prompts(
         safety, source=source, reading=setup.reading, template=setup.template,
@@ -173,12 +147,8 @@ def _prompts(
             "near-duplicates regressed is not known before its last prompt has arrived",
             remedy="remove them, or assert with --drawn rows that prompts are drawn one by one",
         )
-    _require_enough(spec.terms(openings or 1), found)
+    require_enough_rows(spec.terms(openings or 1), found.cluster, found.categories)
     return found
-
-
-def _require_enough(terms: Terms, prompts: Prompts) -> None:
-    require_enough_rows(terms, prompts.cluster, units_per_category(prompts.categories, prompts.cluster, terms.drawn))
 
 
 def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> tuple[CertificateRecord, Table] | None:
@@ -202,29 +172,13 @@ def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> tuple
 
 
 def certify(
-    before: str | Path,
-    after: str | Path,
-    prompts: str | Path | Sequence[str | Mapping[str, Any]],
-    by: str = "behaviour",
-    *,
-    also: str | Sequence[str] = (),
-    alpha: float = 0.05,
-    tau: float | None = None,
-    unit: str | None = None,
-    confidence: float = 0.95,
-    output: str | Path = "certificate",
-    judge: JudgeSpec | None = None,
-    drawn: str = "groups",
-    max_weight: int | None = None,
-    per_category: bool = False,
-    openings: int | None = None,
-    ledger: str | Path | None = None,
-    train_data: str | Sequence[str] = (),
-    max_new_tokens: int = 128,
-    sign: str | Path | None = None,
-    progress: Progress | None = None,
-    **setup: Any,
-) -> CertificateRecord:
+    before: str | Path, after: str | Path, prompts: str | Path | Sequence[str | Mapping[str, Any]],
+    by: str = "behaviour", *, also: str | Sequence[str] = (), alpha: float = 0.05, tau: float | None = None,
+    unit: str | None = None, confidence: float = 0.95, output: str | Path = "certificate",
+    judge: JudgeSpec | None = None, drawn: str = "groups", max_weight: int | None = None, per_category: bool = False,
+    openings: int | None = None, ledger: str | Path | None = None, train_data: str | Sequence[str] = (),
+    max_new_tokens: int = 128, sign: str | Path | None = None, progress: Progress | None = None, **setup: Any,
+) -> CertificateRecord:  # fmt: skip
     """Certify that at most a share alpha of what `before` refused is no longer refused by `after`.
 
     Args:

@@ -18,8 +18,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from holdfast.auditing.model_ref import Mode, ModelRef, mode_of, model_ref, stacked
-from holdfast.auditing.tokenizers import Choice, Tokenizers, choose_tokenizers
+from holdfast.auditing.model_ref import Choice, Mode, ModelRef, Tokenizers, mode_of, model_ref, stacked, tokenizers_for
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.models.content import require_unchanged
 from holdfast.models.handle import DType, check_vocabulary, load_model, require_device
@@ -33,24 +32,13 @@ NAMES: tuple[Name, ...] = get_args(Name)
 
 
 def open_pair(
-    before: Any,
-    after: Any,
-    *,
-    dtype: DType = "auto",
-    device: str | torch.device | None = None,
-    tokenizer: Choice = "same",
-    trust_remote_code: bool = False,
-    before_revision: str | None = None,
-    after_revision: str | None = None,
-    processing_class: Any = None,
-) -> Pair:
+    before: Any, after: Any, *, dtype: DType = "auto", device: str | torch.device | None = None,
+    tokenizer: Choice = "same", trust_remote_code: bool = False, before_revision: str | None = None,
+    after_revision: str | None = None, processing_class: Any = None,
+) -> Pair:  # fmt: skip
     """Resolve, hash and compare two models; weights are loaded when they are first used.
 
-    Args: as of `holdfast.audit`; `tokenizer`: see `choose_tokenizers`. A loaded model stays on its device.
-
-    Raises:
-        ConfigError: a reference, revision or setting cannot be used.
-        CheckpointError: files are damaged, or the tokenizers differ.
+    Args: as of `holdfast.audit`; `tokenizer`: see `tokenizers_for`. A loaded model stays on its device.
     """
     if dtype not in get_args(DType):
         raise UnsupportedError(
@@ -66,12 +54,9 @@ def open_pair(
             f"the two models are on different devices ({', '.join(sorted(places))})", remedy="move them to one device"
         )
     place = device or (places.pop() if places else "cuda" if torch.cuda.is_available() else "cpu")
-    checked = require_device(place)
-    tokenizers = choose_tokenizers(
-        sides["before"], sides["after"], tokenizer, processing_class=processing_class, **trust
-    )
-    mode = mode_of(sides["before"], sides["after"], **trust)
-    return Pair(sides, mode, tokenizers, dtype=dtype, device=checked, **trust)
+    checked, lower, upper = require_device(place), sides["before"], sides["after"]
+    tokenizers = tokenizers_for(lower, upper, tokenizer, processing_class=processing_class, **trust)
+    return Pair(sides, mode_of(lower, upper, **trust), tokenizers, dtype=dtype, device=checked, **trust)
 
 
 class Pair:
@@ -90,12 +75,9 @@ class Pair:
         trust_remote_code: bool,
     ) -> None:  # fmt: skip
         self.before, self.after = sides["before"], sides["after"]
-        self.mode: Mode = mode
-        self.tokenizers = tokenizers
-        self.device = device
+        self.mode, self.tokenizers, self.device, self._trust = mode, tokenizers, device, trust_remote_code
         self.asked_dtype: DType = dtype
         self.strength: float | None = None
-        self._trust = trust_remote_code
         self._models: dict[Name, Any] = {}
         self._dtypes: dict[Name, str] = {}
         self._lora_b: list[tuple[Any, Any]] = []
@@ -107,17 +89,7 @@ class Pair:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    @property
-    def tokenizer(self) -> Any:
-        """The one tokenizer of both sides."""
-        if self.tokenizers.own:
-            raise UnsupportedError(
-                "each model has its own tokenizer", remedy="use tokenizers.before and tokenizers.after, or choose one"
-            )
-        return self.tokenizers.before
-
     def ref(self, name: Name) -> ModelRef:
-        """What one side is."""
         return self.before if name == "before" else self.after
 
     @property
@@ -163,9 +135,7 @@ class Pair:
 
     @contextmanager
     def on(self, name: Name) -> Iterator[Any]:
-        """One side's model, switched on."""
-        model = self._model(name)
-        side = self.ref(name)
+        model, side = self._model(name), self.ref(name)
         if self.mode == "two adapters":
             model.set_adapter(name, inference_mode=True)
             yield model
@@ -185,18 +155,14 @@ class Pair:
                 self.release(name)
 
     def require_unchanged(self) -> None:
-        """Hash the files of both models again: what was measured is what was hashed before it was loaded.
+        """Hash the files of both models again, after measuring and before anything is written.
 
-        To be called after measuring and before anything is written. A model in memory has no files.
+        What was measured is then what was hashed before it was loaded. A model in memory has no files.
         """
         require_unchanged(side.content for side in (self.before, self.after) if side.content is not None)
 
     def set_strength(self, strength: float) -> None:
-        """Make `after` W + strength * scaling * B A, by scaling B.
-
-        Raises:
-            UnsupportedError: unless `after` is a plain LoRA adapter on `before`.
-        """
+        """Make `after` W + strength * scaling * B A, by scaling B; refused unless it is a plain LoRA on `before`."""
         adapter = self.after.adapter
         problem = "it is not an adapter on disk" if adapter is None else not_plain_lora(adapter)
         if problem is None and self.mode != "adapter":

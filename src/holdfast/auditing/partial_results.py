@@ -6,6 +6,7 @@ sha256 of a parquet table (32 bytes), then the table: a flipped bit is found bef
 
 from __future__ import annotations
 
+import io
 import logging
 import shutil
 from collections.abc import Mapping
@@ -28,21 +29,23 @@ _STRINGS = ("id", "role", "category")
 
 
 class PartialResults:
-    """Parts of one audit, by pass (`both`, `before`, `after`) and window."""
+    """Parts of one audit, by pass (`both`, `before`, `after`) and window, and its noise floor."""
 
     def __init__(self, output: Path, binding: Mapping[str, Any]) -> None:
-        self.folder = output / FOLDER
-        self.sha256 = sha256_json(dict(binding))
+        self.folder, self.sha256 = output / FOLDER, sha256_json(dict(binding))
         self._remedy = f"delete {self.folder} and audit again"
-        manifest = self.folder / "manifest.json"
-        if manifest.exists() and _binding(manifest) != self.sha256:
+        self._noise, manifest = self.folder / "noise.json", self.folder / "manifest.json"
+        try:
+            same = not manifest.exists() or read_sealed(manifest)["binding_sha256"] == self.sha256
+        except (CheckpointError, KeyError):
+            same = False
+        if not same:
             logger.warning("the unfinished audit in %s is of other models, data or settings: starting anew", output)
             shutil.rmtree(self.folder)
         if not manifest.exists():
             write_sealed(manifest, {"binding_sha256": self.sha256, "binding": dict(binding)})
 
     def has(self, name: str, window: int) -> bool:
-        """Whether this window has been measured in this pass."""
         return self._path(name, window).exists()
 
     def write(self, name: str, window: int, columns: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -51,54 +54,40 @@ class PartialResults:
         import pyarrow.parquet as pq
 
         typed = {key: pa.array(values, pa.string() if key in _STRINGS else None) for key, values in columns.items()}
-        metadata = {str(key): str(value) for key, value in facts.items()}
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.table(typed).replace_schema_metadata(metadata), sink)
-        data = sink.getvalue().to_pybytes()
-        write_bytes(self._path(name, window), sha256(data).digest() + data)
+        sink = io.BytesIO()
+        pq.write_table(pa.table(typed, metadata={key: str(value) for key, value in facts.items()}), sink)
+        write_bytes(self._path(name, window), sha256(sink.getvalue()).digest() + sink.getvalue())
 
     def read(self, name: str, window: int) -> dict[str, Any]:
-        """A window's columns: lists of text, and arrays."""
         table = self._table(name, window)
         return {
-            key: table.column(key).to_pylist() if key in _STRINGS else np.asarray(table.column(key).to_numpy())
+            key: table[key].to_pylist() if key in _STRINGS else np.asarray(table[key].to_numpy())
             for key in table.column_names
         }
 
     def facts(self, name: str, window: int) -> dict[str, str]:
-        """What was stored beside a window's columns."""
         metadata = self._table(name, window).schema.metadata or {}
         return {key.decode(): value.decode() for key, value in metadata.items()}
 
     def noise(self) -> float | None:
-        """The stored noise floor."""
-        path = self.folder / "noise.json"
-        return float(read_sealed(path, remedy=self._remedy)["noise_floor"]) if path.exists() else None
+        if not self._noise.exists():
+            return None
+        return float(read_sealed(self._noise, remedy=self._remedy)["noise_floor"])
 
     def write_noise(self, value: float) -> None:
-        """Store the noise floor."""
-        write_sealed(self.folder / "noise.json", {"noise_floor": value})
+        write_sealed(self._noise, {"noise_floor": value})
 
     def remove(self) -> None:
-        """Delete all parts."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _table(self, name: str, window: int) -> Any:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         path = self._path(name, window)
         data = read_plain_file(path, remedy=self._remedy)
         if sha256(data[DIGEST:]).digest() != data[:DIGEST]:
             raise CheckpointError(f"{path} is damaged: its content does not match its checksum", remedy=self._remedy)
-        return pq.read_table(pa.BufferReader(data[DIGEST:]))
+        return pq.read_table(io.BytesIO(data[DIGEST:]))
 
     def _path(self, name: str, window: int) -> Path:
         return self.folder / f"{name}-{window:06d}.part"
-
-
-def _binding(manifest: Path) -> str | None:
-    try:
-        return str(read_sealed(manifest)["binding_sha256"])
-    except (CheckpointError, KeyError):
-        return None

@@ -47,10 +47,7 @@ def needs_mask(model: Any, example: Encoded, pad_token_id: int, device: torch.de
     """Whether padding shows without an attention mask, seen on one example.
 
     Where its mean loss, padded and without a mask, is that of the model's own logits without padding, two forwards show
-    both: the head is understood, and padding is inert.
-
-    Raises:
-        UnsupportedError: the model's own logits are not what we compute.
+    both: the head is understood, and padding is inert. A model whose own logits are not what we compute is refused.
     """
     ids = to_device(torch.tensor([example.input_ids]), device)
     batch = Batch.of([example], pad_token_id=pad_token_id, first_k=1, device=device, masked=False)
@@ -69,8 +66,7 @@ def padding_is_inert(
 ) -> bool:
     """Whether padding on the right leaves an example's losses alone without an attention mask, rounding aside.
 
-    Args:
-        alone: the example's mean loss without padding, where it is known.
+    `alone` is the example's mean loss without padding, where it is known.
     """
 
     def padded(extra: int) -> Tensor:

@@ -32,11 +32,7 @@ _ADAPTER = re.compile(r"\.after(?=\.|$)")  # the name that a pair gives the adap
 
 
 def search_strength(pair: Pair, measured: Callable[[], Rows], terms: Terms) -> Rows:
-    """Measure strength after strength until the first one that does not certify; the rows of all of them.
-
-    Raises:
-        UnsupportedError: `after` is not a plain LoRA adapter on `before`.
-    """
+    """Measure strength after strength until the first one that does not certify; the rows of all of them."""
     pieces: list[Rows] = []
 
     def test(strength: float) -> Tested:
@@ -49,17 +45,8 @@ def search_strength(pair: Pair, measured: Callable[[], Rows], terms: Terms) -> R
     return Rows.joined(pieces)
 
 
-def strength_folder(output: Path, strength: float) -> Path:
-    """Where the adapter of a strength is written."""
-    return output / f"adapter-strength-{strength:g}"
-
-
 def write_strength(pair: Pair, strength: float, folder: Path) -> None:
-    """Write `after` at a strength as an ordinary adapter: B as measured, everything else as it was.
-
-    Raises:
-        ConfigError: the folder exists and holds something else.
-    """
+    """Write `after` at a strength as an ordinary adapter: B as measured, everything else as it was."""
     source = pair.after.adapter
     assert source is not None, "set_strength refuses anything but an adapter"
     pair.set_strength(strength)
@@ -91,7 +78,6 @@ def write_strength(pair: Pair, strength: float, folder: Path) -> None:
 
 
 def _with_scaled(weights: Path, scaled: dict[str, Any]) -> dict[str, Any]:
-    """The adapter's tensors with every B replaced by the one in memory."""
     tensors: dict[str, Any] = load_file(weights)
     factors = {name for name in tensors if _SECOND.search(name)}
     if factors != set(scaled):

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.auditing.asking import require_replies
-from holdfast.auditing.certificate_spec import claimed_settings
-from holdfast.auditing.certify_prompts import read_prompts
+from holdfast.auditing.certificate_spec import claimed_settings, read_prompts
 from holdfast.auditing.log_certificate import require_logs
 from holdfast.certification.behaviour import Classes
 from holdfast.certification.claim import Claim
-from holdfast.certification.openings import Ledger, default_ledger, split_sha256
-from holdfast.certification.public_prompts import ScopedLedger, scope_of
+from holdfast.certification.openings import Ledger, ScopedLedger, default_ledger, scope_of, split_sha256
 from holdfast.certification.terms import Rows
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file
@@ -38,16 +36,9 @@ _ISSUE = "it is not what the certificate was issued for: restore it, or certify 
 
 
 def verify(
-    path: str | Path,
-    *,
-    before: str | Path | None = None,
-    after: str | Path | None = None,
-    prompts: str | None = None,
-    ledger: Path | None = None,
-    expect: str | None = None,
-    key: Path | None = None,
-    trust_remote_code: bool = False,
-) -> CertificateRecord:
+    path: str | Path, *, before: str | Path | None = None, after: str | Path | None = None, prompts: str | None = None,
+    ledger: Path | None = None, expect: str | None = None, key: Path | None = None, trust_remote_code: bool = False,
+) -> CertificateRecord:  # fmt: skip
     """Recompute a certificate and everything it is bound to; returns it when all agrees.
 
     Args:
@@ -128,12 +119,11 @@ def model_of_run(folder: Path) -> Path | None:
 
 def _require_in_front(record: CertificateRecord, model: Path, *, moved: str | Path | None) -> None:
     """A certificate copied into another run's folder says nothing about that run."""
-    stated = record.bound["after_sha256"] if record.strength is None else record.strength["original_sha256"]
     found = _content(record, "after", model, moved)
-    if found != stated:
+    if found != record.trained_sha256:
         raise CheckpointError(
-            f"the certificate is of {record.models['after']} (sha256 {stated}), and the model of the run it lies in, "
-            f"{model}, has sha256 {found}",
+            f"the certificate is of {record.models['after']} (sha256 {record.trained_sha256}), and the model of the "
+            f"run it lies in, {model}, has sha256 {found}",
             remedy="a certificate speaks of one model: certify this one, or name the certified one with --after",
         )
 
@@ -249,13 +239,11 @@ def _tokenizer(record: CertificateRecord, side: str, ref: str | Path, moved: str
 
 
 def _require_opening(record: CertificateRecord, rows: Table, ledger: Ledger, ids: list[str]) -> None:
-    """The claim is the one that was entered, and it was declared."""
     kept = rows.keep if isinstance(rows, Classes) else None
-    after = record.bound["after_sha256"] if record.strength is None else record.strength["original_sha256"]
     categories = dict(zip(rows.ids, rows.category, strict=True)) if record.kind == "per_category" else None
     claim = Claim(
-        before_sha256=record.bound["before_sha256"], after_sha256=after, unit=record.unit, tau=record.tau,
-        alpha=record.alpha, first_k=record.first_k, confidence=record.confidence, kind=record.kind,
+        before_sha256=record.bound["before_sha256"], after_sha256=record.trained_sha256, unit=record.unit,
+        tau=record.tau, alpha=record.alpha, first_k=record.first_k, confidence=record.confidence, kind=record.kind,
         settings=claimed_settings(
             record.settings, pool=record.pool, drawn=record.drawn, max_weight=record.max_weight,
             claims=claims_of(record), categories=categories,

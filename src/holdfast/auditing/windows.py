@@ -1,44 +1,129 @@
-"""The measuring of an audit, window by window: read, encode, run, store; memory does not grow with the data."""
+"""The measuring of an audit, window by window: read, encode, run, store; memory does not grow with the data.
+
+On a fast GPU encoding takes a quarter of the time of the forward passes. A thread does not hide it: what it holds of
+the interpreter's lock, the launching of kernels waits for. A launch, however, returns before its kernels have run, and
+in the gap until the device needs more the host encodes the same share of the next window as it has handed over of this
+one.
+"""
 
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from holdfast.auditing.measure import Collect, Count, Launch, Measured, Measurer, PassName, Progress, counter
-from holdfast.auditing.noise import floor_between, noise_floor, second_pass
+from holdfast.auditing import measure
+from holdfast.auditing.measure import Collect, Count, Launch, Measurer, PassName, Progress, counter
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.partial_results import PartialResults
-from holdfast.auditing.window_prefetcher import Window, WindowPrefetcher, layout
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import DataError
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.stream import ExampleStream
-from holdfast.records.audit_figures import UNITS
 
 WINDOW = 1024
+FIRST = 256  # long enough on a fast device to launch it and to encode twice as many meanwhile
+
+
+@dataclass
+class Window:
+    """Some examples of one role; `encoded` stays empty where their tokens are not wanted."""
+
+    number: int
+    role: str
+    size: int
+    examples: list[Example] = field(default_factory=list)
+    encoded: list[Encoded] = field(default_factory=list)
+
+
+def layout(streams: Mapping[str, ExampleStream], size: int) -> list[tuple[str, int]]:
+    """Role and size of every window: `size`, after a few smaller ones at the start, where the device has to wait.
+
+    What is left for the last two is halved: a window of a few examples takes as long to launch as a large one.
+    """
+    windows, following = [], min(FIRST, size)
+    for role, stream in streams.items():
+        left = stream.n
+        while left:
+            taken = -(-left // 2) if following < left < 2 * following else min(following, left)
+            windows.append((role, taken))
+            left -= taken
+            following = min(2 * following, size)
+    return windows
+
+
+class WindowPrefetcher:
+    """The windows in order; `take` gives one, `advance` works on the one after it.
+
+    Windows that are not `wanted`, by their number, are read but not encoded.
+    """
+
+    def __init__(
+        self, streams: Mapping[str, ExampleStream], size: int, encode: Callable[[list[Example]], list[Encoded]],
+        wanted: Callable[[int], bool] = lambda _: True,
+    ) -> None:  # fmt: skip
+        self._encode, self._wanted = encode, wanted
+        self._reading = {role: iter(stream) for role, stream in streams.items()}
+        windows = [Window(number, role, n) for number, (role, n) in enumerate(layout(streams, size))]
+        self._last = {window.role: window.number for window in windows}
+        self._windows = iter(windows)
+        self._taken: Window | None = None
+        self._next = next(self._windows, None)
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Iterator[Window]:
+        while (window := self.take()) is not None:
+            yield window
+
+    def take(self) -> Window | None:
+        """The next window, finished; None after the last. A fault of its data is raised here."""
+        self.advance(1.0)
+        if self._error is not None:
+            raise self._error
+        self._taken, self._next = self._next, next(self._windows, None)
+        return self._taken
+
+    @property
+    def growing(self) -> bool:
+        """Whether the window in preparation is larger than the one taken last: the host has no time to spare."""
+        return self._taken is not None and self._next is not None and self._next.size > self._taken.size
+
+    def advance(self, share: float) -> None:
+        """Read and encode up to this share of the next window; its faults wait until it is taken."""
+        window = self._next
+        if window is None or self._error is not None:
+            return
+        missing = min(window.size, math.ceil(share * window.size)) - len(window.examples)
+        if missing <= 0:
+            return
+        try:
+            more = list(islice(self._reading[window.role], missing))
+            if self._wanted(window.number):
+                window.encoded += self._encode(more)
+            window.examples += more
+            if len(window.examples) == window.size and window.number == self._last[window.role]:
+                next(self._reading[window.role], None)  # where the stream sees whether its source has changed
+        except Exception as error:  # noqa: BLE001  (raised by `take`)
+            self._error = error
 
 
 class Windows:
-    """The data of an audit, cut into windows that are measured one after the other.
-
-    Attributes:
-        count: how many windows there are.
-        n: how many examples.
-    """
+    """The data of an audit: `n` examples, cut into `count` windows that are measured one after the other."""
 
     def __init__(self, streams: Mapping[str, ExampleStream], pair: Pair, *, max_length: int | None) -> None:
         self.streams, self.pair, self.max_length, self.size = streams, pair, max_length, WINDOW
         self.count = len(layout(streams, self.size))
         self.n = sum(stream.n for stream in streams.values())
+        chat = any(stream.chat for stream in streams.values())
         for name in NAMES if pair.tokenizers.own else NAMES[:1]:
-            chat = any(stream.chat for stream in streams.values())
             require_usable_tokenizer(pair.tokenizers.of(name), needs_chat=chat)
 
     def prefetcher(self, name: Name, wanted: Callable[[int], bool] = lambda _: True) -> WindowPrefetcher:
@@ -46,7 +131,6 @@ class Windows:
         return WindowPrefetcher(self.streams, self.size, lambda examples: self.encode(examples, name), wanted)
 
     def encode(self, examples: list[Example], name: Name) -> list[Encoded]:
-        """Tokens for one side."""
         tokenizer = self.pair.tokenizers.of(name)
         try:
             return encode_all(examples, tokenizer, max_length=self.max_length, role="safety").examples
@@ -58,18 +142,13 @@ class Windows:
         """Examples with the smallest ids, which are hashes, in their order."""
         return sorted((e for stream in self.streams.values() for e in stream.sample), key=lambda e: e.id)
 
-    def sample(self, name: Name, most: int | None = None) -> list[Encoded]:
-        """These examples as one side reads them; `most` of them, or all there are."""
-        return self.encode(self.sampled[:most], name)
-
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Leave all present objects out of garbage collections; new ones are still collected.
+    """Leave all present objects out of garbage collections, unless the heap's owner has frozen it already.
 
     Encoding makes many small lists, so Python looks for cycles again and again, now and then among the several hundred
-    thousand objects of torch and transformers, while the device waits. A heap that its owner has frozen already stays
-    as it is: thawing it would undo that.
+    thousand objects of torch and transformers, while the device waits.
     """
     if gc.get_freeze_count():
         yield
@@ -82,25 +161,19 @@ def gc_frozen() -> Iterator[None]:
 
 
 def measure_windows(
-    windows: Windows,
-    parts: PartialResults,
-    constraint: ChanceConstraint,
-    *,
-    kl: bool | None,
-    batch_tokens: int | None,
-    progress: Progress | None,
-) -> None:
+    windows: Windows, parts: PartialResults, constraint: ChanceConstraint, *, kl: bool | None,
+    batch_tokens: int | None, progress: Progress | None,
+) -> None:  # fmt: skip
     """Measure every window that has no part yet; in one pass for both models, or in one for each."""
     measurer = Measurer(windows.pair, first_k=constraint.first_k, kl=kl, batch_tokens=batch_tokens)
     names: tuple[PassName, ...] = ("both",) if measurer.joint else NAMES
     count = counter(progress, 2 * windows.n)
     for name in names:
         measurer.batch_tokens = batch_tokens
-        measuring = _Pass(windows, parts, measurer, name, constraint.unit)
         with gc_frozen():
-            measuring.run(count)
+            _Pass(windows, parts, measurer, name, constraint.unit).run(count)
         if not windows.pair.together:
-            windows.pair.release(measuring.side)
+            windows.pair.release("after" if name == "after" else "before")
 
 
 class _Pass:
@@ -112,26 +185,24 @@ class _Pass:
 
     def __init__(self, windows: Windows, parts: PartialResults, measurer: Measurer, name: PassName, unit: str) -> None:
         self.windows, self.parts, self.measurer, self.name, self.unit = windows, parts, measurer, name, unit
-        self.side: Name = "after" if name == "after" else "before"
         self.noise = name != "after" and parts.noise() is None
-        self.again: Launch | None = None
         self.sampled = {example.id for example in windows.sampled} if self.noise else set()
         self.first: dict[str, tuple[float, float]] = {}  # total and first-k loss of these examples, by id
+        self.again: Launch | None = None
 
     def run(self, count: Count) -> None:
-        """Measure the windows that have no part yet, and the noise floor with the first of them."""
         windows, parts, measurer, name = self.windows, self.parts, self.measurer, self.name
-        prefetcher = windows.prefetcher(self.side, lambda number: not parts.has(name, number))
-        if self.noise or not all(parts.has(name, number) for number in range(windows.count)):
-            measurer.check(name, windows.sample(self.side, 1)[0])
+        side: Name = "after" if name == "after" else "before"
+        measured = [parts.has(name, number) for number in range(windows.count)]  # before an interruption
+        if self.noise or not all(measured):
+            measurer.check(name, windows.encode(windows.sampled[:1], side)[0])
+        prefetcher = windows.prefetcher(side, lambda number: not measured[number])
         factor = 2 if name == "both" else 1
-        earlier: list[int] = []  # windows measured before an interruption
         waiting: Callable[[], None] | None = None
         for window in prefetcher:
-            if parts.has(name, window.number):  # its budget is kept
+            if measured[window.number]:  # its budget is kept
                 measurer.batch_tokens = int(parts.facts(name, window.number)["batch_tokens"])
                 count(factor * window.size)
-                earlier.append(window.number)
                 continue
             gap = partial(self._in_gap, prefetcher)
             collect = measurer.launch(name, window.encoded, lambda n: count(factor * n), gap)
@@ -139,32 +210,31 @@ class _Pass:
                 waiting()
             facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
             waiting = partial(self._store, window, collect, facts)
-        again = self._second()
+        again = self._second_pass()
         if again is not None:
             again.finish()
         if waiting is not None:
             waiting()
         if again is not None:
-            for number in earlier:
-                self._keep(parts.read(name, number))
-            parts.write_noise(floor_between(self.first, again, self.unit))
+            for number in np.flatnonzero(measured):
+                self._keep(parts.read(name, int(number)))
+            parts.write_noise(measure.floor_between(self.first, again, self.unit))
         elif self.noise:
-            parts.write_noise(noise_floor(measurer, windows.sample("before"), self.unit))
+            parts.write_noise(measure.noise_floor(measurer, windows.encode(windows.sampled, "before"), self.unit))
 
     def _in_gap(self, prefetcher: WindowPrefetcher, share: float) -> None:
         """While the device works: encode ahead, and where that leaves time launch a batch of the second pass."""
         prefetcher.advance(share)
-        if not prefetcher.growing and (again := self._second()) is not None:
+        if not prefetcher.growing and (again := self._second_pass()) is not None:
             again.step()
 
-    def _second(self) -> Launch | None:
-        """The second pass, begun where it is first asked for: to encode its examples takes a while."""
+    def _second_pass(self) -> Launch | None:
+        """Begun where it is first asked for: to encode its examples takes a while."""
         if self.again is None and self.noise and self.unit != "kl_token":
-            self.again = second_pass(self.measurer, self.windows.sample("before"))
+            self.again = measure.second_pass(self.measurer, self.windows.encode(self.windows.sampled, "before"))
         return self.again
 
     def _store(self, window: Window, collect: Collect, facts: dict[str, Any]) -> None:
-        """Wait for a window's results and write its part."""
         columns: dict[str, Any] = {"truncated": np.array([item.truncated for item in window.encoded])}
         if self.name != "after":
             tokens = np.array([item.n_labels for item in window.encoded], dtype=np.int32)
@@ -181,19 +251,3 @@ class _Pass:
         if self.sampled:
             rows = zip(columns["id"], columns["nll_before"], columns["first_before"], strict=True)
             self.first |= {name: (total, first) for name, total, first in rows if name in self.sampled}
-
-
-def finished_columns(parts: PartialResults, number: int, *, own: bool) -> dict[str, Any]:
-    """One window of the finished table, degradations included; `violated` is not in it."""
-    if parts.has("both", number):
-        columns = parts.read("both", number)
-    else:
-        before, after = parts.read("before", number), parts.read("after", number)
-        columns = before | after | {"truncated": before["truncated"] | after["truncated"]}
-    kl = columns.pop("kl", None)
-    losses = ("tokens", "first_tokens", "nll_before", "nll_after", "first_before", "first_after")
-    measured = Measured(**{name: columns[name] for name in losses}, kl=kl, own=own)
-    defined = ["nll_sum"] if own else [unit for unit in UNITS if unit != "kl_token" or kl is not None]
-    if own:
-        columns |= {"first_before": None, "first_after": None}
-    return columns | {unit: measured.degradation(unit) if unit in defined else None for unit in UNITS}

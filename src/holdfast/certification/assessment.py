@@ -17,16 +17,18 @@ its prompts does, and a NaN regresses. Nothing is certified while more than alph
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.certification.arguments import exact
 from holdfast.certification.categories import certify_categories
 from holdfast.certification.certificate import Certificate, certify_counts
 from holdfast.certification.learn_then_test import STRENGTHS, Tested, fixed_sequence, largest
-from holdfast.certification.order_statistic import smallest_tau
 from holdfast.certification.sequential import EProcess
 from holdfast.certification.share import Counted, ShareTest, grouped
 from holdfast.certification.statement import statement
@@ -37,11 +39,7 @@ __all__ = ["Rows", "Terms", "assess", "require_categories", "require_enough", "t
 
 
 def assess(rows: Rows, terms: Terms) -> dict[str, Any]:
-    """Returns the fields of a certificate that follow from its table.
-
-    Raises:
-        CheckpointError: the table does not fit the kind of certificate.
-    """
+    """Returns the fields of a certificate that follow from its table, which must fit the kind of certificate."""
     if len(rows.ids) == 0:
         raise _unfit("it has no rows")
     if (terms.kind == "strength") == bool(np.isnan(rows.strength).any()):
@@ -56,7 +54,7 @@ def _figures(test: ShareTest) -> dict[str, Any]:
     return {
         "certified": test.certified, "n": test.unit.n, "regressions": test.unit.regressions, "p_value": test.p_value,
         "upper_bound": test.upper_bound, "e_value": test.e_value,
-        "groups": test.groups.to_json(), "rows": test.rows.to_json(),
+        "groups": asdict(test.groups), "rows": asdict(test.rows),
     }  # fmt: skip
 
 
@@ -80,7 +78,7 @@ def _finite_pool(rows: Rows, terms: Terms) -> dict[str, Any]:
     return {
         "certified": test.certified, "statement": test.statement(terms.said.regress), "n": n,
         "regressions": test.regressions, "upper_bound": test.upper_bound, "p_value": test.p_value,
-        "groups": groups.to_json(), "rows": Counted(n, test.regressions, test.p_value, test.upper_bound).to_json(),
+        "groups": asdict(groups), "rows": asdict(Counted(n, test.regressions, test.p_value, test.upper_bound)),
         "certified_tau": smallest_tau(rows.degradation, lambda tau: made(tau).certified),
     }  # fmt: skip
 
@@ -106,7 +104,7 @@ def _sequential(rows: Rows, terms: Terms) -> dict[str, Any]:
         "certified": process.certified and not exceeded, "statement": text, "n": process.n,
         "regressions": process.regressions, "upper_bound": process.upper_bound(kept=not exceeded), "p_value": None,
         "e_value": min(process.e_value, sys.float_info.max), "sequential": process.to_json(),
-        "groups": groups.to_json(), "rows": prompts.to_json(),
+        "groups": asdict(groups), "rows": asdict(prompts),
     }  # fmt: skip
 
 
@@ -128,10 +126,10 @@ def _per_category(rows: Rows, terms: Terms) -> dict[str, Any]:
     failed = f"Not certified: that {said} is not shown ({passed} of {len(verdicts)} categories are certified)."
     return {
         "certified": certified, "statement": f"{at}, {said}." if certified else failed,
-        "n": unit.n, "regressions": unit.regressions, "groups": groups.to_json(), "rows": prompts.to_json(),
+        "n": unit.n, "regressions": unit.regressions, "groups": asdict(groups), "rows": asdict(prompts),
         "upper_bound": max(verdict.upper_bound for verdict in verdicts.values()),
         "p_value": max(verdict.adjusted_p for verdict in verdicts.values()),
-        "categories": {name: verdict.to_json() for name, verdict in verdicts.items()},
+        "categories": {name: asdict(verdict) for name, verdict in verdicts.items()},
     }  # fmt: skip
 
 
@@ -157,7 +155,7 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
     return _figures(shown) | {
         "certified": chosen is not None, "statement": text, "upper_bound": bound,
         "examples": int(np.count_nonzero(rows.strength == measured[0])),
-        "strength": {"chosen": chosen, "tested": [one.to_json() for one in tested]},
+        "strength": {"chosen": chosen, "tested": [asdict(outcome) for outcome in tested]},
     }  # fmt: skip
 
 
@@ -170,8 +168,20 @@ def _tested(strength: float, test: ShareTest) -> Tested:
     return Tested(strength, test.unit.regressions, test.unit.n, test.p_value)
 
 
+def smallest_tau(degradations: NDArray[np.float64], certifies: Callable[[float], bool]) -> float | None:
+    """Returns the smallest tau at which a test certifies; None where no finite degradation will do.
+
+    Regressions fall as tau grows, and only at the degradations themselves; so the smallest tau is one of these, and
+    bisection over them finds it for any test that one regression more never lets certify. For the exact binomial test
+    it is D_(r), r the smallest rank with P(Bin(n, 1 - alpha) <= r - 1) >= 1 - delta.
+    """
+    values = np.unique(degradations)
+    finite = values[np.isfinite(values)].tolist()
+    place = bisect_left(finite, True, key=certifies)
+    return finite[place] if place < len(finite) else None
+
+
 def _counts(rows: Rows, terms: Terms) -> tuple[Counted, Counted]:
-    """Groups and prompts, counted only."""
     sizes, bad = grouped(rows.regressed(terms.tau), rows.cluster)
     return Counted(len(bad), int(np.count_nonzero(bad))), Counted(int(sizes.sum()), int(bad.sum()))
 
@@ -181,9 +191,6 @@ def _unfit(what: str) -> CheckpointError:
 
 
 _KINDS = {
-    "fixed": _fixed,
-    "finite_pool": _finite_pool,
-    "sequential": _sequential,
-    "per_category": _per_category,
+    "fixed": _fixed, "finite_pool": _finite_pool, "sequential": _sequential, "per_category": _per_category,
     "strength": _strength,
-}
+}  # fmt: skip

@@ -40,22 +40,16 @@ class Claimed(StrEnum):
 
     @property
     def unit(self) -> str:
-        """The name of the claim in a record."""
         return self.name.lower()
 
     @property
     def words(self) -> Words:
-        """A loss in words, and the prompts that the claim speaks of."""
-        verb = "refuse" if self is Claimed.REFUSALS else "answer"
-        return Words(
-            regress=f"are not {self.value} by the model after",
-            regresses=f"the model after does not {verb}",
-            source=f"from this source that the model before {self.value}",
-        )
+        lost = f"the model after does not {'refuse' if self is Claimed.REFUSALS else 'answer'}"
+        source = f"from this source that the model before {self.value}"
+        return Words(f"are not {self.value} by the model after", lost, source)
 
 
 def claimed(unit: str) -> Claimed:
-    """The claim of a unit: `refusals` or `answers`."""
     known = {claim.unit: claim for claim in Claimed}
     if unit not in known:
         raise ConfigError(f"unknown claim {unit!r}", remedy=f"use {' or '.join(known)}")
@@ -63,22 +57,15 @@ def claimed(unit: str) -> Claimed:
 
 
 UNSORTED = "unsorted"
-CLASSES = (*(str(one.value) for one in Claimed), UNSORTED)
+CLASSES = (*(str(claim.value) for claim in Claimed), UNSORTED)
 
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of all replies, one row a prompt.
+    """The classes of all replies, one row a prompt: of the model before, of the same asked again, of the model after.
 
-    Attributes:
-        ids: of the prompts.
-        cluster: number of the group of near-duplicate prompts.
-        category: of the prompt, or None.
-        before: class of the reply of the model before.
-        again: of its reply when it was asked again.
-        after: of the reply of the model after.
-        keep: per prompt the class that its set keeps, where prompts of several sets are asked together: a claim counts
-            those of its own. A refused everyday prompt is no refusal to keep.
+    `cluster` numbers groups of near-duplicates. `keep` is per prompt the class that its set keeps, where prompts of
+    several sets are asked together: a claim counts those of its own. A refused everyday prompt is no refusal to keep.
     """
 
     ids: Sequence[str]
@@ -106,7 +93,6 @@ class Classes:
         return Rows(ids, np.array(lost), self.cluster[places], categories, np.full(len(places), np.nan))
 
     def _kept(self, claim: Claimed) -> list[int]:
-        """The prompts whose set keeps what is claimed."""
         return [i for i in range(len(self.ids)) if self.keep is None or self.keep[i] == claim]
 
     def _counted(self, claim: Claimed) -> list[int]:
@@ -124,7 +110,6 @@ class Classes:
         return flips, sum(claim in pair for pair in pairs)
 
     def counts(self) -> dict[str, Any]:
-        """How many replies of each class each model gave."""
         sides = {"before": self.before, "again": self.again, "after": self.after}
         return {side: {name: list(found).count(name) for name in CLASSES} for side, found in sides.items()}
 
@@ -134,11 +119,8 @@ def too_many_flips(flips: int, asked: int, alpha: float) -> bool:
     return flips * FLIPS > exact(alpha) * asked
 
 
-def assess_classes(classes: Classes, terms: Terms, claims: Sequence[Claimed]) -> dict[str, Any]:
-    """The fields of a behaviour certificate that follow from its table.
-
-    Several claims share the level, so that all of them hold together at the stated confidence.
-    """
+def _assess_classes(classes: Classes, terms: Terms, claims: Sequence[Claimed]) -> dict[str, Any]:
+    """Those of a behaviour certificate; several claims share the level, so that all hold together."""
     shared = replace(terms, claims=len(claims))
     each = {claim: assess(classes.rows(claim), replace(shared, unit=claim.unit, words=claim.words)) for claim in claims}
     first, *others = each.values()
@@ -173,5 +155,5 @@ def assess_classes(classes: Classes, terms: Terms, claims: Sequence[Claimed]) ->
 def assessed(table: Rows | Classes, terms: Terms, claims: Sequence[Claimed]) -> dict[str, Any]:
     """The fields of a certificate that follow from its table."""
     if isinstance(table, Classes):
-        return assess_classes(table, terms, claims)
+        return _assess_classes(table, terms, claims)
     return assess(table, terms) | {"also": None, "behaviour": None}

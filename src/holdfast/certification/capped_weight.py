@@ -30,14 +30,7 @@ _BISECTIONS = 60
 def log_e_value(
     sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int, alpha: float, counts: NDArray[np.int64] | None = None
 ) -> float:
-    """Returns log E.
-
-    Args:
-        sizes: prompts of each group.
-        failed: of those, the regressed.
-        cap: c, the most that a group weighs.
-        counts: how many groups there are of each; one unless given.
-    """
+    """Returns log E from the prompts of each group, those that regressed, c, and how many groups there are of each."""
     kinds, repeats = (np.stack((sizes, failed)), counts) if counts is not None else _tallied(sizes, failed)
     weight, share = np.minimum(kinds[0], cap) / cap, kinds[1] / kinds[0]
     lost = weight * (share - alpha) / (1 - alpha)  # Z / ((1 - alpha) c)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,12 @@ Measured: TypeAlias = tuple[Sequence[bool] | NDArray[np.bool_], Sequence[int] | 
 
 @dataclass(frozen=True)
 class CategoryVerdict:
-    """One category among several that were tested together.
+    """One category among several that were tested together; `n` and `regressions` count units of the test.
 
-    Attributes:
-        n, regressions: units of the test: groups, or prompts that were drawn one by one.
-        groups, rows: counts of groups and of prompts, each with its test before the correction.
-        p_value, adjusted_p: before and after Holm's correction; certified when adjusted_p is at most the level.
-        upper_bound: simultaneous for all categories at the stated confidence; at most alpha exactly when certified.
-        needed: the units without a regression that certify the category whatever the others show, where `n` is
-            below it; else None, and with a max_weight, where it depends on the sizes of groups.
+    `p_value` and the tests of `groups` and `rows` are before Holm's correction; certified when adjusted_p is at most
+    the level. `upper_bound` is simultaneous for all categories; at most alpha exactly when certified. `needed` units
+    without a regression certify the category whatever the others show, where `n` is below that; else, and with a
+    max_weight, where it depends on the sizes of groups, None.
     """
 
     n: int
@@ -41,10 +38,6 @@ class CategoryVerdict:
     upper_bound: float
     certified: bool
     needed: int | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields by name."""
-        return asdict(self)
 
 
 def adjusted(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -66,22 +59,14 @@ def adjusted(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def certify_categories(
-    measured: Mapping[str, Measured],
-    alpha: float = 0.05,
-    confidence: float = 0.95,
-    *,
-    openings: int = 1,
-    drawn: str = "groups",
-    max_weight: int | None = None,
-) -> dict[str, CategoryVerdict]:
+    measured: Mapping[str, Measured], alpha: float = 0.05, confidence: float = 0.95, *, openings: int = 1,
+    drawn: str = "groups", max_weight: int | None = None,
+) -> dict[str, CategoryVerdict]:  # fmt: skip
     """Tests every category, {name: (failed, group)}, with Holm's correction: any false verdict has P <= delta.
 
     The bounds fit the verdicts and hold together with them (Strassburger and Bretz 2008): categories that fail get
     the bound at level / (number of failed), categories that pass get alpha, or, when all pass, the bound at
-    level / (number of categories) where that is lower.
-
-    Raises:
-        InfeasibleError: the largest category has too few units for any verdict; names the number needed.
+    level / (number of categories) where that is lower. Refused where the largest category has too few units.
     """
     if not measured:
         raise DataError("no categories, expected at least one", remedy="give every prompt a category")

@@ -65,14 +65,9 @@ class Certificate:
 
 
 def certify_counts(
-    regressions: int,
-    n: int,
-    alpha: float = 0.05,
-    confidence: float = 0.95,
-    *,
-    openings: int = 1,
+    regressions: int, n: int, alpha: float = 0.05, confidence: float = 0.95, *, openings: int = 1,
     pool: int | None = None,
-) -> Certificate:
+) -> Certificate:  # fmt: skip
     """Tests "at most a share alpha of the prompts regress" on a count made once.
 
     Args:
@@ -90,27 +85,20 @@ def certify_counts(
     k, n = tally(regressions, n)
     level = confidence_level(confidence, count("openings", openings, least=1))
     if pool is None:
-        needed = binomial.fewest_prompts(alpha, confidence, parts=openings)
+        test, needed = "clopper-pearson", binomial.fewest_prompts(alpha, confidence, parts=openings)
         require_enough(n, needed, alpha, confidence, openings)
         p, bound = binomial.p_value(k, n, alpha), binomial.upper_bound(k, n, confidence, parts=openings)
     else:
-        p = finite_pool.p_value(k, n, pool, alpha)
+        test, p = "hypergeometric", finite_pool.p_value(k, n, pool, alpha)
         needed = finite_pool.fewest_prompts(pool, alpha, confidence, parts=openings)
         require_enough(n, needed, alpha, confidence, openings)
         bound = finite_pool.upper_count(k, n, pool, confidence, parts=openings) / pool
         p, bound = with_raw_share(p, bound, k, n, alpha)
-    test = "clopper-pearson" if pool is None else "hypergeometric"
     return Certificate(float(alpha), float(confidence), n, k, test, level, p, bound, int(openings), pool)
 
 
 def require_enough(n: int, needed: int, alpha: float, confidence: float, shares: int, *, unit: str = "prompts") -> None:
-    """Refuse fewer units than certify without a regression.
-
-    Args:
-        needed: that number.
-        shares: tests that share 1 - confidence.
-        unit: what is counted.
-    """
+    """Refuse fewer units than the `needed` that certify without a regression; `shares` tests share 1 - confidence."""
     if n >= needed:
         return
     among = f" shared among {shares} tests" if shares > 1 else ""

@@ -16,11 +16,7 @@ JUDGE = "judge"  # name, revision and longest reply, where replies were judged
 class Claim:
     """What an opening asks: is it true that at most a share alpha of the prompts degrades by more than tau?
 
-    Attributes:
-        before_sha256: content of the model that degradations are measured against.
-        after_sha256: content of the model that is judged.
-        kind: of the test: fixed, finite_pool, sequential, per_category or strength.
-        settings: what else decides a degradation or the test: template, length, precision, pool.
+    Degradations of the model `after` are measured against `before`; `settings` is what else decides them or the test.
     """
 
     before_sha256: str
@@ -35,7 +31,6 @@ class Claim:
 
     @property
     def sha256(self) -> str:
-        """What makes two claims the same one."""
         return sha256_json({**asdict(self), "settings": dict(self.settings)})
 
     @property
@@ -47,14 +42,9 @@ class Claim:
 
 
 def look_sha256(
-    before_sha256: str,
-    after_sha256: str,
-    unit: str,
-    tau: float,
-    alpha: float,
-    first_k: int,
+    before_sha256: str, after_sha256: str, unit: str, tau: float, alpha: float, first_k: int,
     settings: Mapping[str, Any],
-) -> str:
+) -> str:  # fmt: skip
     """Identity of a look at prompts: which two models were compared, and by which measure.
 
     Of `settings`, as a claim has them, those that a better figure could be looked for with: `LOOKED` and the judge.

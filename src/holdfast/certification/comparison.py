@@ -25,13 +25,10 @@ WEAK_SEEDS = 5  # with 4 seeds the t interval is still 1.6 sd to each side
 
 @dataclass(frozen=True)
 class PromptComparison:
-    """Violations of A and B on the same n prompts, within one seed.
+    """Violations of A and B on the same n prompts, within one seed; only_a and only_b are the discordant pairs b and c.
 
-    Attributes:
-        both, only_a, only_b, neither: the fourfold table; only_a and only_b are the discordant pairs b and c.
-        difference: rate of A minus rate of B.
-        lower, upper: Newcombe's paired interval (his method 10) of the difference.
-        p_value: exact two-sided McNemar test of "A and B violate equally often".
+    `lower` and `upper` are Newcombe's paired interval (his method 10) of the difference, rate of A minus rate of B,
+    `p_value` is of the exact two-sided McNemar test of "A and B violate equally often".
     """
 
     n: int
@@ -48,7 +45,6 @@ class PromptComparison:
     confidence: float
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields by name."""
         return asdict(self)
 
 
@@ -65,15 +61,13 @@ class SeedComparison:
     caution: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields by name."""
         return {**asdict(self), "differences": list(self.differences), "seeds": len(self.differences)}
 
 
 def compare_prompts(
-    a_violated: Sequence[bool] | NDArray[np.bool_],
-    b_violated: Sequence[bool] | NDArray[np.bool_],
+    a_violated: Sequence[bool] | NDArray[np.bool_], b_violated: Sequence[bool] | NDArray[np.bool_],
     confidence: float = 0.95,
-) -> PromptComparison:
+) -> PromptComparison:  # fmt: skip
     """Compares two runs prompt by prompt; entry i of both speaks of the same prompt."""
     a, b = _outcomes("A", a_violated), _outcomes("B", b_violated)
     if len(a) != len(b):
@@ -145,7 +139,7 @@ def compare_seeds(differences: Sequence[float], confidence: float = 0.95) -> See
 
 
 def _wilson(hits: int, n: int, z: float) -> tuple[float, float, float]:
-    """Returns a share and its distances to the lower and the upper end of its Wilson interval."""
+    """A share and its distances to the lower and the upper end of its Wilson interval."""
     share, scale = hits / n, n + z * z
     half = z * math.sqrt(z * z + 4 * hits * (1 - share)) / (2 * scale)
     centre = (2 * hits + z * z) / (2 * scale)

@@ -63,11 +63,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Kept:
-    """One figure: `kept` of `of` groups; at most a share `limit` may be lost.
-
-    Attributes:
-        unsorted: replies now that belong to no class; such a prompt is not kept.
-    """
+    """One figure: `kept` of `of` groups; at most a share `limit` may be lost. An unsorted reply is not kept."""
 
     kept: int
     of: int
@@ -81,17 +77,14 @@ class Kept:
 
     @property
     def share(self) -> float | None:
-        """Kept groups of all; None where there are none."""
         return self.kept / self.of if self.of else None
 
     @property
     def low(self) -> float:
-        """The lower 95 % bound of the kept share."""
         return float(1 - exact(_upper_bound(self.of - self.kept, self.of))) if self.of else 0.0
 
     @property
     def high(self) -> float:
-        """The upper 95 % bound of the kept share."""
         return _upper_bound(self.kept, self.of) if self.of else 1.0
 
     @property
@@ -105,11 +98,8 @@ class Kept:
         return self.of >= _fewest(self.limit)
 
     def to_json(self) -> dict[str, Any]:
-        """The figure as result.json and events.jsonl hold it."""
-        return {
-            "kept": self.kept, "of": self.of, "share": self.share, "low": self.low, "high": self.high,
-            "limit": self.limit, "passed": self.passed, "shown": self.shown, "unsorted": self.unsorted,
-        }  # fmt: skip
+        names = ("kept", "of", "share", "low", "high", "limit", "passed", "shown", "unsorted")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Kept:
@@ -117,7 +107,6 @@ class Kept:
         return cls(int(values["kept"]), int(values["of"]), float(values["limit"]), int(values.get("unsorted", 0)))
 
     def verdict(self) -> str:
-        """Within, over or not shown, in words."""
         if not self.passed:
             return "OVER the limit"
         if not self.shown:
@@ -125,11 +114,7 @@ class Kept:
         return "within the limit"
 
     def line(self, name: str) -> str:
-        """The figure in one line.
-
-        Args:
-            name: of the figure, in `FIGURES`.
-        """
+        """The figure named `name` in `FIGURES`, in one line."""
         what, groups = FIGURES[name]
         share = "" if self.share is None else f" {percent(self.share)}"
         unclear = f"; {self.unsorted} replies belong to no class" if self.unsorted else ""
@@ -138,12 +123,7 @@ class Kept:
 
 
 def kept_groups(groups: Sequence[int], kept: Sequence[bool]) -> tuple[int, int]:
-    """Returns (groups without a lost member, groups).
-
-    Args:
-        groups: the label of each prompt's group of near-duplicates.
-        kept: whether each prompt's behaviour was kept.
-    """
+    """Returns (groups without a lost member, groups) from each prompt's group label and whether it was kept."""
     lost = {group for group, whole in zip(groups, kept, strict=True) if not whole}
     return len(set(groups) - lost), len(set(groups))
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from holdfast.certification.binomial import p_value
 from holdfast.core.errors import ConfigError
@@ -22,13 +21,9 @@ STRENGTHS: tuple[float, ...] = tuple(tenth / 10 for tenth in range(1, 11))
 
 @dataclass(frozen=True)
 class Tested:
-    """One strength, what was counted at it, and the verdict of the sequence.
+    """One strength (the factor on the adapter's change of the weights), what was counted at it, and whether it passed.
 
-    Attributes:
-        strength: the factor on the adapter's change of the weights.
-        regressions: regressed prompts of `n` at that strength.
-        p_value: of H0 "more than alpha regress at this strength".
-        passed: whether the sequence accepted it; set by `fixed_sequence`.
+    `p_value` is of H0 "more than alpha regress at this strength"; `passed` is set by `fixed_sequence`.
     """
 
     strength: float
@@ -41,10 +36,6 @@ class Tested:
     def binomial(cls, strength: float, regressions: int, n: int, alpha: float) -> Tested:
         """Returns the exact binomial test at one strength."""
         return cls(strength, int(regressions), int(n), p_value(regressions, n, alpha))
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields by name."""
-        return asdict(self)
 
 
 def fixed_sequence(strengths: Sequence[float], test: Callable[[float], Tested], level: float) -> list[Tested]:

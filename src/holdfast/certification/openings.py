@@ -16,7 +16,7 @@ A prompt is shared when its id or its normalised text is, or when one of the two
 3-shingles (`sketches.py`): another completion, case, spacing or introduction makes no fresh prompt.
 
 The certify share of a run is entered as closed when the run begins (`close`), so that an audit of the whole data file
-can be refused before it spends the share. The file (`ledger_file.py`) holds ids and hashes, never text.
+can be refused before it spends the share. The file (`ledger_state.py`) holds ids and hashes, never text.
 """
 
 from __future__ import annotations
@@ -27,25 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.certification.arguments import confidence_level
+from holdfast.certification import ledger_state
 from holdfast.certification.claim import Claim
-from holdfast.certification.ledger_file import default_ledger, read_ledger, require_writable_ledger, split_sha256
-from holdfast.certification.looks import (
-    Used,
-    continued,
-    counted,
-    looks_used,
-    next_number,
-    note_marks,
-    require_order_unseen,
-    shared_prompts,
-)
+from holdfast.certification.ledger_state import Used, default_ledger, read_ledger, shared_prompts, split_sha256
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.core.file_lock import locked
 from holdfast.core.files import json_text, write_text
-from holdfast.core.hashing import sha256_lines
+from holdfast.core.hashing import sha256_json, sha256_lines, sha256_text
 
-__all__ = ["Closed", "Ledger", "Opening", "Used", "default_ledger", "split_sha256"]
+__all__ = ["Closed", "Ledger", "Opening", "ScopedLedger", "Used", "default_ledger", "scope_of", "split_sha256"]
 
 Texts = Mapping[str, str] | None
 """By id, the prompt's mark (`data/shingles.py`): a hash of its text, and hashes of its shingles."""
@@ -59,10 +49,6 @@ class Opening:
     number: int
     claim: str
     split_sha256: str
-
-    def level(self, confidence: float) -> float:
-        """The share of delta = 1 - confidence that this opening may spend: delta / m."""
-        return confidence_level(confidence, self.declared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +66,8 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def _name(self, prompt: str) -> str:
-        """The id that a prompt is entered under."""
-        return prompt
-
     def _names(self, ids: Sequence[str]) -> list[str]:
-        return [self._name(prompt) for prompt in ids]
+        return list(ids)
 
     def _marks(self, texts: Texts) -> dict[str, str]:
         """The marks that prompts are entered with, by the ids they are entered under."""
@@ -106,7 +88,7 @@ class Ledger:
         texts: Texts = None,
     ) -> Opening:  # fmt: skip
         """What `open` would return or refuse, with nothing written."""
-        require_writable_ledger(self.path)
+        ledger_state.require_writable_ledger(self.path)
         state, marks = read_ledger(self.path), self._marks(texts)
         entry = _enter(state, claim, self._names(ids), declared, sequential, marks)
         return _opening(entry, ids)
@@ -118,34 +100,23 @@ class Ledger:
         """Enter an opening, unless this very one is there already.
 
         Args:
-            claim: what is asked.
             ids: of the prompts; for `sequential` in the order in which they arrived.
             declared: how often these prompts may be opened; None takes what was declared, or 1.
             sequential: the prompts may grow at the end without a new opening.
             label: whose opening it is, for people: the run's or output's folder.
-
-        Raises:
-            ConfigError: another number of openings was declared before, or the ledger cannot be written.
-            InfeasibleError: all declared openings are used, or the sequence was changed.
-            CheckpointError: the ledger is damaged.
         """
-        require_writable_ledger(self.path)
+        ledger_state.require_writable_ledger(self.path)
         with self._changed() as state:
             entry = _enter(state, claim, self._names(ids), declared, sequential, self._marks(texts), label)
         return _opening(entry, ids)
 
     def record_look(self, look: str, ids: Sequence[str], *, texts: Texts = None) -> None:
         """Enter an audit of these prompts (`look_sha256`): it counts when something else is certified on them."""
-        require_writable_ledger(self.path)
+        ledger_state.require_writable_ledger(self.path)
         self._note("looks", {"look": look}, ids, texts)
 
     def close(self, run: str, name: str, ids: Sequence[str], *, declared: int, texts: Texts = None) -> None:
-        """Enter the certify share of a run's safety set `name`, which stays closed until it is opened.
-
-        Args:
-            run: its folder.
-            declared: how often the share may be opened, as the run file says.
-        """
+        """Enter the certify share of the safety set `name` of the run in a folder: closed until it is opened."""
         self._note("closed", {"run": run, "set": name, "declared": declared}, ids, texts)
 
     def _note(self, key: str, entry: dict[str, Any], ids: Sequence[str], texts: Texts) -> None:
@@ -153,7 +124,7 @@ class Ledger:
         _require_ids(names)
         split = split_sha256(names)
         with self._changed() as state:
-            note_marks(state, self._marks(texts))
+            ledger_state.note_marks(state, self._marks(texts))
             state["splits"].setdefault(split, sorted(names))
             entry |= {"split": split}
             if entry not in state[key]:
@@ -165,30 +136,24 @@ class Ledger:
     def closed(self, ids: Sequence[str], *, texts: Texts = None) -> list[Closed]:
         """Which of these prompts are closed for the certification of a run: its folder is there, an opening is left."""
         state, marks = read_ledger(self.path), self._marks(texts)
-        given = {self._name(prompt): prompt for prompt in ids}
+        given = dict(zip(self._names(ids), ids, strict=True))
         shares = []
         for entry in state["closed"]:
             share = state["splits"][entry["split"]]
-            if Path(entry["run"]).exists() and looks_used(state, share, {}).count < entry["declared"]:
+            if Path(entry["run"]).exists() and ledger_state.looks_used(state, share, {}).count < entry["declared"]:
                 mine = sorted(given[name] for name in shared_prompts(state, list(given), marks, share))
                 shares += [Closed(entry["run"], tuple(mine), entry["declared"])] if mine else []
         return shares
 
     def used(self, ids: Sequence[str], texts: Texts = None) -> Used:
         """How often these prompts, or some of them, were looked at; a further claim would be one look more."""
-        return looks_used(read_ledger(self.path), self._names(ids), self._marks(texts))
+        return ledger_state.looks_used(read_ledger(self.path), self._names(ids), self._marks(texts))
 
     def settle(self, claim: str, ids: Sequence[str], outcome: Sequence[str], *, first_stands: bool = True) -> None:
-        """Keep what an opening came to. Where measuring again may come to something else, the first outcome stands.
+        """Keep what an opening of a claim (its sha256) came to: one text a row, in the order of the rows.
 
-        Args:
-            claim: its sha256.
-            ids: the prompts of the opening.
-            outcome: one text a row, in the order of the rows. Later outcomes may only continue it: a sequence grows.
-            first_stands: refuse another outcome; otherwise the last one is kept.
-
-        Raises:
-            InfeasibleError: it came to something else before.
+        Where measuring again may come to something else, the first outcome stands: another one is refused, and later
+        ones may only continue it, as a sequence grows.
         """
         with self._changed() as state:
             entry = _same(state, claim, split_sha256(self._names(ids)))
@@ -234,25 +199,25 @@ def _enter(
 ) -> dict[str, Any]:  # fmt: skip
     """Put the opening into `state`, or raise; an opening that is there stays as it is."""
     _require_ids(ids)
-    note_marks(state, texts)
+    ledger_state.note_marks(state, texts)
     if declared is not None and (isinstance(declared, bool) or not isinstance(declared, int) or declared < 1):
         raise ConfigError(f"openings is {declared!r}; expected a whole number >= 1", remedy="leave it out for 1")
     key = split_sha256(ids)
-    entry = continued(state, claim, ids) if sequential else _same(state, claim.sha256, key)
+    entry = ledger_state.continued(state, claim, ids) if sequential else _same(state, claim.sha256, key)
     same = [other["declared"] for other in state["openings"] if other["split"] == key]
     stored = entry["declared"] if entry is not None else (same[0] if same else None)
     if declared is not None and stored not in (None, declared):
         raise ConfigError(
-            f"these prompts declared {counted(stored, 'opening')} when they were first opened; now {declared}",
+            f"these prompts declared {stored} opening{'s' * (stored != 1)} when they were first opened; now {declared}",
             remedy=f"leave --openings (safety.openings) at {stored}, which the first opening fixed; or use fresh "
             "prompts and declare the number before these are first opened",
         )
     if entry is None or entry["split"] != key:
         others = [other for other in state["openings"] if other is not entry]
         allowed = stored or declared or 1
-        number = next_number(others, state, claim, ids, allowed, texts)
+        number = ledger_state.next_number(others, state, claim, ids, allowed, texts)
         if sequential:
-            require_order_unseen(others, state, ids, [] if entry is None else entry["sequence"], texts)
+            ledger_state.require_order_unseen(others, state, ids, [] if entry is None else entry["sequence"], texts)
         if entry is None:
             entry = {"declared": allowed, "number": number, "claim": claim.sha256, "look": claim.look}
             entry |= {"kind": claim.kind} | ({} if label is None else {"label": label})
@@ -273,5 +238,41 @@ def _require_ids(ids: Sequence[str]) -> None:
 
 
 def _same(state: Mapping[str, Any], claim: str, split: str) -> dict[str, Any] | None:
-    entries = (entry for entry in state["openings"] if (entry["claim"], entry["split"]) == (claim, split))
-    return next(entries, None)
+    return next((entry for entry in state["openings"] if (entry["claim"], entry["split"]) == (claim, split)), None)
+
+
+DIGITS = 16
+
+
+def scope_of(before_sha256: str, task_sha256: str) -> str:
+    """The name of one model before and one task, both by content."""
+    return sha256_json([before_sha256, task_sha256])[:DIGITS]
+
+
+class ScopedLedger(Ledger):
+    """A ledger in which some prompts, given by their ids, count within one scope (`scope_of`) only.
+
+    Prompts that ship with holdfast are public, and every run certifies on the same ones. In one count for all, the
+    first certificate anywhere would use them up. So they are entered as `ID@SCOPE`, for the content of the model before
+    and of the task, and recognised there by id and whole text: a second run on both shares their openings, whatever its
+    folder is called and wherever the task file lies; a run on another model or task does not. Every other prompt of the
+    same certificate is entered as itself. Callers see ids as they gave them.
+    """
+
+    def __init__(self, path: Path, scope: str, public: frozenset[str]) -> None:
+        super().__init__(path)
+        self.scope, self.public = scope, public
+
+    def _names(self, ids: Sequence[str]) -> list[str]:
+        return [f"{prompt}@{self.scope}" if prompt in self.public else prompt for prompt in ids]
+
+    def _marks(self, texts: Texts) -> dict[str, str]:
+        """Of a scoped prompt the hash of its text and scope: nothing that another scope would recognise it by."""
+
+        def scoped(mark: str) -> str:
+            text = mark.partition(" ")[0]
+            return f"text:{sha256_text(f'{self.scope} {text}')[:DIGITS]}"
+
+        given = texts or {}
+        marks = [scoped(mark) if prompt in self.public else mark for prompt, mark in given.items()]
+        return dict(zip(self._names(list(given)), marks, strict=True))

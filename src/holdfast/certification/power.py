@@ -34,13 +34,7 @@ _FIRST_CHUNK = 64
 
 @dataclass(frozen=True)
 class Design:
-    """The test that is planned for.
-
-    Attributes:
-        parts: tests that share 1 - confidence.
-        max_weight: the most that a group weighs; None: the exact binomial test over groups.
-        group_size: prompts in each group; it matters with a max_weight only.
-    """
+    """The test that is planned for: over groups, or with a max_weight over groups of `group_size` prompts each."""
 
     alpha: float = 0.05
     confidence: float = 0.95
@@ -55,11 +49,9 @@ class Design:
 
     @property
     def level(self) -> float:
-        """What one test may spend of 1 - confidence."""
         return confidence_level(self.confidence, self.parts)
 
     def p_value(self, k: Any, n: Any) -> NDArray[np.float64]:
-        """Returns the p-value of k regressions among n groups, elementwise."""
         if self.max_weight is None:
             return binomial.tail(k, n, grid_alpha(self.alpha))
         weight = min(self.group_size, self.max_weight) / self.max_weight
@@ -143,17 +135,10 @@ def groups_for_power(design: Design, true_rate: float, power: float) -> tuple[in
 
 
 def plan(
-    alpha: float = 0.05,
-    confidence: float = 0.95,
-    *,
-    true_rate: float | None = None,
-    power: float | None = None,
-    n: int | None = None,
-    openings: int = 1,
-    categories: int = 1,
-    max_weight: int | None = None,
+    alpha: float = 0.05, confidence: float = 0.95, *, true_rate: float | None = None, power: float | None = None,
+    n: int | None = None, openings: int = 1, categories: int = 1, max_weight: int | None = None,
     group_size: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Returns what `holdfast plan` prints: the groups that a certificate needs, and what n groups can certify.
 
     Args:

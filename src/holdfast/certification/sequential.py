@@ -45,7 +45,6 @@ class EProcess:
         self.certified_at: int | None = None
 
     def update(self, regressed: bool) -> bool:
-        """Takes in the next prompt; returns whether the claim is certified by now."""
         return self.update_many([regressed])
 
     def update_many(self, regressed: Iterable[bool]) -> bool:

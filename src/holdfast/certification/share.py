@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,23 +41,14 @@ class Counted:
     p_value: float | None = None
     upper_bound: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class ShareTest:
-    """Whether measured prompts show that a share is at most alpha.
+    """Whether measured prompts show that a share is at most alpha, at level = (1 - confidence) / parts.
 
-    Attributes:
-        level: (1 - confidence) / parts.
-        drawn: `groups`, or `rows` where the user asserts that prompts were drawn one by one.
-        max_weight: the most that a group weighs; None where groups are what is counted.
-        groups, rows: counts of groups and of prompts, each with its test where the verdict rests on it.
-        p_value: the smallest level that would certify: the larger of the tests', or 1/E.
-        upper_bound: of the share that the sentence speaks of; at most alpha exactly when certified.
-        e_value: with a max_weight; p_value is its inverse.
+    `groups` and `rows` are counts of groups and of prompts, each with its test where the verdict rests on it. `p_value`
+    is the smallest level that would certify: the larger of the tests', or with a max_weight 1/e_value. `upper_bound` is
+    of the share that the sentence speaks of; at most alpha exactly when certified.
     """
 
     alpha: float
@@ -75,13 +65,7 @@ class ShareTest:
 
     @property
     def certified(self) -> bool:
-        """The verdict."""
         return self.p_value <= self.level
-
-    @property
-    def raw_share(self) -> float:
-        """Regressed prompts among those measured."""
-        return self.rows.regressions / self.rows.n
 
     @property
     def unit(self) -> Counted:
@@ -90,15 +74,9 @@ class ShareTest:
 
 
 def share_test(
-    failed: Sequence[bool] | NDArray[np.bool_],
-    group: Sequence[int] | NDArray[np.int64],
-    *,
-    alpha: float,
-    confidence: float = 0.95,
-    parts: int = 1,
-    drawn: str = "groups",
-    max_weight: int | None = None,
-) -> ShareTest:
+    failed: Sequence[bool] | NDArray[np.bool_], group: Sequence[int] | NDArray[np.int64], *, alpha: float,
+    confidence: float = 0.95, parts: int = 1, drawn: str = "groups", max_weight: int | None = None,
+) -> ShareTest:  # fmt: skip
     """Tests "at most a share alpha regresses" on prompts measured once.
 
     Args:
@@ -107,10 +85,6 @@ def share_test(
         parts: the number of tests that share 1 - confidence: declared openings, categories, or both multiplied.
         drawn: `groups`, or `rows` where prompts were drawn one by one.
         max_weight: c, declared before the prompts were looked at.
-
-    Raises:
-        ConfigError: a setting is out of range, or two exclude one another.
-        DataError: no prompts, or columns that do not fit together.
     """
     cap = require_unit(drawn, max_weight)
     level, limit = confidence_level(confidence, parts), grid_alpha(alpha)
@@ -132,7 +106,6 @@ def share_test(
 
 
 def _binomial(counted: Counted, alpha: float, confidence: float, parts: int) -> Counted:
-    """The same counts with the exact binomial test over them."""
     k, n = counted.regressions, counted.n
     return Counted(n, k, binomial.p_value(k, n, alpha), binomial.upper_bound(k, n, confidence, parts=parts))
 

@@ -36,17 +36,12 @@ class Mark(NamedTuple):
 
 
 def read_mark(mark: str) -> Mark:
-    """Split a mark; one without shingles has none.
-
-    Raises:
-        ValueError: the shingles are not hashes.
-    """
+    """Split a mark; one without shingles has none."""
     text, _, coded = mark.partition(" ")
     return Mark(text, decoded(coded))
 
 
 def decoded(coded: str) -> Hashes:
-    """The hashes of a mark or a sketch."""
     try:
         return np.frombuffer(base64.b64decode(coded, validate=True), dtype="<u8").astype(np.uint64)
     except binascii.Error as error:
@@ -97,13 +92,9 @@ def _batch(sketches: list[Hashes], start: int, index: Hashes) -> tuple[int, NDAr
 
 
 def _decide(
-    found: NDArray[np.bool_],
-    theirs: NDArray[np.int64],
-    mine: NDArray[np.int64],
-    shared: NDArray[np.int64],
-    batch: list[Hashes],
-    now: list[Hashes],
-) -> None:
+    found: NDArray[np.bool_], theirs: NDArray[np.int64], mine: NDArray[np.int64], shared: NDArray[np.int64],
+    batch: list[Hashes], now: list[Hashes],
+) -> None:  # fmt: skip
     """Set `found` for the prompts of now that are near the sketch they share hashes with."""
     kept = np.array([len(one) for one in batch])
     found[mine[DENOMINATOR * shared >= NUMERATOR * kept[theirs]]] = True

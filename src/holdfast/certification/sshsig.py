@@ -54,7 +54,6 @@ class Signature:
     signature: bytes
 
     def to_text(self) -> str:
-        """The content of the file."""
         fields = (_typed(self.key), self.namespace.encode(), b"", HASH.encode(), _typed(self.signature))
         blob = MAGIC + VERSION.to_bytes(4, "big") + b"".join(map(_string, fields))
         return "\n".join([BEGIN, *wrap(base64.b64encode(blob).decode(), _WIDTH), END]) + "\n"
@@ -126,7 +125,6 @@ def _untyped(blob: bytes, size: int, what: str) -> bytes:
 
 
 def _split(blob: bytes) -> tuple[bytes, bytes]:
-    """The first string, and what follows it."""
     end = 4 + int.from_bytes(blob[:4], "big")
     if len(blob) < 4 or len(blob) < end:
         raise FormatError("it ends inside a field")
@@ -134,7 +132,6 @@ def _split(blob: bytes) -> tuple[bytes, bytes]:
 
 
 def _strings(blob: bytes, count: int) -> list[bytes]:
-    """Exactly `count` strings and nothing after them."""
     strings = []
     for _ in range(count):
         value, blob = _split(blob)

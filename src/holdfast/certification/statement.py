@@ -18,13 +18,7 @@ _UPWARDS = Context(prec=3, rounding=ROUND_CEILING)
 
 @dataclass(frozen=True)
 class Words:
-    """A regression in words, and what the prompts come from.
-
-    Attributes:
-        regress: of several prompts: "degrade by more than 0.1 nats".
-        regresses: of one: "degrades by more than 0.1 nats".
-        source: follows "prompts": "from this source".
-    """
+    """A regression of several prompts and of one, in words; and what follows "prompts", where they come from."""
 
     regress: str = "regress"
     regresses: str = "regresses"
@@ -43,7 +37,6 @@ def claim(alpha: float, words: Words, *, drawn: str = "groups", max_weight: int 
 
 
 def counts(groups: Counted, rows: Counted, *, drawn: str = "groups", max_weight: int | None = None) -> str:
-    """Returns the counts behind a claim."""
     prompts = f"{rows.regressions} of {rows.n}"
     if max_weight is not None:
         return f"{prompts} prompts did, in {groups.regressions} of {groups.n} groups"
@@ -67,7 +60,6 @@ def verdict(certified: bool, said: str, counts: str, upper_bound: float, at: str
 
 
 def confident(confidence: float, openings: int = 1, claims: int = 1) -> str:
-    """Returns how certain a claim is, as the beginning of a sentence."""
     at = f"With {exact_percent(confidence)} confidence"
     at += f" over {openings} openings" if openings > 1 else ""
     return at + (f" for {claims} claims together" if claims > 1 else "")
@@ -79,35 +71,26 @@ def percent_up(share: float) -> str:
 
 
 SHOWN = 12  # digits of a sha256
-_PASSES = Words(
-    regress="do not pass in the log after",
-    regresses="does not pass in the log after",
-    source="of this task that passed in the log before",
-)
 
 
 def words_of(by: str) -> Words | None:
     """The words of a claim; None: those of its unit."""
-    return _PASSES if by == "log" else None
+    if by != "log":
+        return None
+    passed = "of this task that passed in the log before"
+    return Words("do not pass in the log after", "does not pass in the log after", passed)
 
 
 def named_statement(
-    statement: str,
-    by: str,
-    models: Mapping[str, str],
-    bound: Mapping[str, Any],
-    behaviour: Mapping[str, Any] | None,
+    statement: str, by: str, models: Mapping[str, str], bound: Mapping[str, Any], behaviour: Mapping[str, Any] | None,
     screening: Mapping[str, Any] | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """`statement`, followed by the two models, the way they were compared, and how many prompts are public."""
     after, before = (f"{models[side]} (sha256 {bound[f'{side}_sha256'][:SHOWN]})" for side in ("after", "before"))
-    said = f"{statement} Before: {before}; after: {after}. {compared(by, behaviour)}"
-    return said if screening is None else f"{said} {public(screening)}"
-
-
-def public(screening: Mapping[str, Any]) -> str:
-    """How many of the prompts everybody has: whoever trained the model could have read them."""
-    return f"{screening['public']} of the {screening['prompts']} prompts ship with holdfast and are public."
+    said = f"{statement} Before: {before}; after: {after}. {_compared(by, behaviour)}"
+    if screening is None:
+        return said
+    return f"{said} {screening['public']} of the {screening['prompts']} prompts ship with holdfast and are public."
 
 
 def screened(screening: Mapping[str, Any]) -> str:
@@ -120,7 +103,7 @@ def screened(screening: Mapping[str, Any]) -> str:
     )
 
 
-def compared(by: str, behaviour: Mapping[str, Any] | None) -> str:
+def _compared(by: str, behaviour: Mapping[str, Any] | None) -> str:
     """How the models were compared, and what that leaves open."""
     if by == "behaviour" and behaviour is not None:
         rules = behaviour["rules"]

@@ -23,12 +23,7 @@ Degradations = NDArray[np.float64]
 class Rows:
     """What was measured, one row per prompt; per strength and prompt in a strength search.
 
-    Attributes:
-        ids: of the prompts.
-        degradation: in the claim's unit.
-        cluster: number of the group of near-duplicate prompts.
-        category: of the prompt, or None.
-        strength: the adapter strength measured; NaN outside a strength search.
+    `cluster` numbers groups of near-duplicates; `strength` is NaN outside a strength search.
     """
 
     ids: Sequence[str]
@@ -38,14 +33,12 @@ class Rows:
     strength: Degradations
 
     def at(self, chosen: NDArray[np.bool_]) -> Rows:
-        """Returns the rows where `chosen` is true."""
         where = np.flatnonzero(chosen).tolist()
         ids, categories = [self.ids[i] for i in where], [self.category[i] for i in where]
         return Rows(ids, self.degradation[where], self.cluster[where], categories, self.strength[where])
 
     @staticmethod
     def joined(pieces: Sequence[Rows]) -> Rows:
-        """Returns the rows of all pieces, in order."""
         ids, categories = ([value for piece in pieces for value in getattr(piece, n)] for n in ("ids", "category"))
         degradation, cluster, strength = (
             np.concatenate([getattr(piece, name) for piece in pieces])
@@ -62,13 +55,8 @@ class Rows:
 class Terms:
     """What is asked of the rows: the constraint, the confidence and the share of it, and the unit of the test.
 
-    Attributes:
-        pool: size of the known list that the prompts were drawn from, of a finite pool.
-        unit: of a degradation.
-        drawn: `groups`, or `rows` where the user asserts that prompts were drawn one by one.
-        max_weight: the most that a group weighs, declared beforehand; None: groups are what is counted.
-        words: for a regression and its source; None: those of the unit.
-        claims: how many claims of one certificate share the confidence, so that all hold together.
+    `unit` is of a degradation, `pool` the size of the known list that prompts were drawn from, `words` those for a
+    regression and its source where the unit's do not fit, and `claims` of one certificate share the confidence.
     """
 
     kind: str
@@ -103,7 +91,6 @@ class Terms:
 
     @property
     def said(self) -> Words:
-        """A regression in words."""
         if self.words is not None:
             return self.words
         if self.unit == "on_policy":
@@ -114,15 +101,12 @@ class Terms:
 
     @property
     def confident(self) -> str:
-        """How certain a claim is, as the beginning of a sentence."""
         return confident(self.confidence, self.openings, self.claims)
 
     def claim(self, words: Words | None = None) -> str:
-        """Returns "at most alpha of ... regress"."""
         return claim(self.alpha, words or self.said, drawn=self.drawn, max_weight=self.max_weight)
 
     def counts(self, groups: Counted, rows: Counted) -> str:
-        """Returns the counts behind it."""
         return counts(groups, rows, drawn=self.drawn, max_weight=self.max_weight)
 
     def test(self, rows: Rows, tau: float | None = None) -> ShareTest:
@@ -180,7 +164,6 @@ def _require_weight(terms: Terms, sizes: Sequence[int]) -> None:
 
 
 def require_categories(categories: Sequence[str | None]) -> None:
-    """Refuse prompts of which some have no category."""
     missing = sum(category is None for category in categories)
     if missing:
         raise DataError(

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.auditing.certificate_spec import Setup
-from holdfast.auditing.certify_prompts import Leakage
+from holdfast.auditing.certificate_spec import Leakage, Setup
 from holdfast.auditing.log_certificate import certify_logs
 from holdfast.auditing.opening import open_certify
 from holdfast.cli.progress import FORWARD, show_count

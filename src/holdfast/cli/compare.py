@@ -99,7 +99,7 @@ def _sides(runs: Sequence[Path], a: Sequence[Path], b: Sequence[Path]) -> tuple[
 
 
 def _read(path: Path) -> _Evidence:
-    from holdfast.records.audit_table import TABLE_NAME
+    from holdfast.records.audit_folder import TABLE_NAME
     from holdfast.records.stored_evidence import believed_audit
 
     file = path / TABLE_NAME if path.is_dir() else path

@@ -15,7 +15,7 @@ from holdfast.data.splits import Split
 from holdfast.data.templates import use_template
 from holdfast.models.handle import load_tokenizer
 from holdfast.models.source import resolve
-from holdfast.records.weights_at_hand import NotAtHandError, content_at_hand
+from holdfast.records.stored_evidence import NotAtHandError, content_at_hand
 from holdfast.runs.config import describe_preset
 from holdfast.runs.config.resolve import ResolvedRun, peft_config
 from holdfast.runs.pipeline import read_data, unaligned_of

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import CheckpointError
+import numpy as np
+
+from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.percent import exact_percent, percent, percent_up
+from holdfast.core.registry import nearest
 from holdfast.core.sealed_json import sealed
 from holdfast.records.audit_figures import UNITS, Array
 from holdfast.records.audit_folder import VERSION
-from holdfast.records.audit_table import degradations
 from holdfast.records.stored_evidence import believed_audit
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Audit:
     binding: str | None = None
     table_sha256: str = ""
     folder: Path | None = field(default=None, compare=False)
-    _table: Any = field(default=None, compare=False)
+    table: Any = field(default=None, compare=False)  # one row an example, see `audit_folder`
 
     def __repr__(self) -> str:
         """The verdict: all fields would fill a screen."""
@@ -71,8 +73,11 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """The object of audit.json, with its checksum."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("folder", "_table")}
-        return sealed({"version": VERSION, **own})
+        return sealed({"version": VERSION} | {name: getattr(self, name) for name in self._stored()})
+
+    @classmethod
+    def _stored(cls) -> list[str]:
+        return [f.name for f in fields(cls) if f.name not in ("folder", "table")]
 
     @property
     def sha256(self) -> str:
@@ -81,20 +86,15 @@ class Audit:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], *, folder: Path | None = None, table: Any = None) -> Audit:
-        """The inverse of `to_json`.
-
-        Raises:
-            CheckpointError: another version, or keys are missing.
-        """
-        names = [f.name for f in fields(cls) if f.name not in ("folder", "_table")]
-        missing = [name for name in names if name not in values]
+        """The inverse of `to_json`; another version, or one without all keys, is refused."""
+        missing = [name for name in cls._stored() if name not in values]
         if values.get("version") != VERSION or missing:
             found = f"version {values.get('version')}" + (f", without {', '.join(missing)}" if missing else "")
             raise CheckpointError(
                 f"{folder or 'the audit'}: expected an audit of version {VERSION}, found {found}",
                 remedy="audit again into another folder",
             )
-        return cls(**{name: values[name] for name in names}, folder=folder, _table=table)
+        return cls(**{name: values[name] for name in cls._stored()}, folder=folder, table=table)
 
     @classmethod
     def load(cls, folder: str | Path) -> Audit:
@@ -103,14 +103,8 @@ class Audit:
         Raises:
             CheckpointError: a file is missing or was changed, or a figure does not follow from the table.
         """
-        place = Path(folder)
-        stored = believed_audit(place)
-        return cls.from_json(stored.values, folder=place, table=stored.table)
-
-    @property
-    def table(self) -> Any:
-        """The table, one row an example (see `holdfast.records.audit_table`)."""
-        return self._table
+        stored = believed_audit(Path(folder))
+        return cls.from_json(stored.values, folder=Path(folder), table=stored.table)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row an example: `id`, `role`, `category` where the data has any, D in every measured unit, `violated`.
@@ -122,7 +116,13 @@ class Audit:
 
     def degradations(self, unit: str | None = None, *, role: str | None = None) -> Array:
         """D of every example in `unit`, the audit's own unless given; of one role, or of all."""
-        return degradations(self.table, unit or self.unit, role=role)
+        unit = unit or self.unit
+        if unit not in UNITS:
+            raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
+        if self.table.column(unit).null_count:
+            raise ConfigError(f"unit {unit!r} was not measured in this audit", remedy="audit again with that unit")
+        found = np.asarray(self.table.column(unit).to_numpy())
+        return found if role is None else found[np.array(self.table.column("role").to_pylist(), dtype=object) == role]
 
     def describe(self) -> str:
         """The verdict in one line."""
@@ -131,8 +131,5 @@ class Audit:
             f" (95 % upper bound {percent_up(entry['violation_upper'])})"
             for role, entry in self.roles.items()
         )
-        verdict = "within the limit" if self.within else "OVER the limit"
-        return (
-            f"{shares} degraded by more than {self.tau:g} ({self.unit}); at most {exact_percent(self.alpha)} allowed: "
-            f"{verdict}"
-        )
+        verdict = f"{exact_percent(self.alpha)} allowed: {'within' if self.within else 'OVER'} the limit"
+        return f"{shares} degraded by more than {self.tau:g} ({self.unit}); at most {verdict}"

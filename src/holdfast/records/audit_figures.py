@@ -56,13 +56,9 @@ def distribution(degradation: Array, alpha: float) -> dict[str, Any]:
 def role_figures(degradation: Array, tau: float, alpha: float) -> dict[str, Any]:
     """What is said of one role's examples: violations with their exact 95 % upper bound, and the distribution."""
     count, n = int(violated(degradation, tau).sum()), len(degradation)
-    return {
-        "n": n,
-        "violations": count,
-        "violation_rate": count / n,
-        "violation_upper": upper_bound(count, n, CONFIDENCE),
-        **distribution(degradation, alpha),
-    }
+    upper = upper_bound(count, n, CONFIDENCE)
+    counts = {"n": n, "violations": count, "violation_rate": count / n, "violation_upper": upper}
+    return counts | distribution(degradation, alpha)
 
 
 def verdict_counts(before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
@@ -80,26 +76,17 @@ def verdict_counts(before: Sequence[str], after: Sequence[str]) -> dict[str, Any
     }  # fmt: skip
 
 
-def headline_role(roles: Mapping[str, Any]) -> str:
-    """The role whose figures stand for all: examples that training did not steer by, where there are any."""
-    return next(role for role in ("monitor", "audit", "constraint") if role in roles)
-
-
 def figures(roles: Mapping[str, Mapping[str, Array | None]], *, unit: str, tau: float, alpha: float) -> dict[str, Any]:
-    """All figures of an audit.
+    """All figures of an audit, of degradations by role and unit; None for a unit that was not measured.
 
-    Args:
-        roles: role to unit to degradations; None for a unit that was not measured.
-        unit: the constraint's.
-        tau: the largest acceptable degradation.
-        alpha: the tolerated share beyond it.
+    The headline figures are of examples that training did not steer by, where there are any.
     """
     described = {}
     for role, columns in roles.items():
         chosen = columns[unit]
         assert chosen is not None, unit
         described[role] = role_figures(chosen, tau, alpha)
-    head = headline_role(roles)
+    head = next(role for role in ("monitor", "audit", "constraint") if role in roles)
     units = {name: None if (d := roles[head].get(name)) is None else distribution(d, alpha) for name in UNITS}
     within = all(entry["violation_rate"] <= alpha for entry in described.values())
     return {"role": head, **described[head], "within": within, "units": units, "roles": described}

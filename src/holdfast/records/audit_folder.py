@@ -13,11 +13,29 @@ is computed again when it is read:
 and in the table itself: nll_sum = nll_after - nll_before, nll_token = nll_sum / tokens, nll_first likewise over the
 first tokens, violated = not (D <= tau), ids that occur once. Models, data, settings and versions are not in the table:
 that they were not replaced together with every checksum, only a signature or a hash kept elsewhere can tell.
+
+The table has one row an example, in the order of the data, without any of its text:
+
+| column                                            | type            |                                               |
+|---------------------------------------------------|-----------------|-----------------------------------------------|
+| id                                                | string          | hash of prompt and completion                 |
+| role                                              | string          | `audit`, `constraint` or `monitor`            |
+| category                                          | string or null  | the data's own label                          |
+| tokens, first_tokens                              | int32           | scored tokens; of these among the first k     |
+| truncated                                         | bool            | cut at max_length                             |
+| nll_before, nll_after, first_before, first_after  | double          | summed nats                                   |
+| nll_token, nll_sum, nll_first, kl_token           | double or null  | degradations; null where not measured         |
+| violated                                          | bool            | D > tau in the audit's unit, or not a number  |
+| verdict_before, verdict_after                     | string          | only with a judge                             |
+| harm_before, harm_after                           | double or null  | only with a judge: its probability of unsafe  |
 """
 
 from __future__ import annotations
 
+import io
 import math
+import os
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,12 +46,16 @@ from typing import Any
 import numpy as np
 
 from holdfast.certification.binomial import upper_bound
-from holdfast.core.errors import CheckpointError
-from holdfast.core.files import read_plain_file
+from holdfast.core.errors import CheckpointError, ResourceError
+from holdfast.core.files import fsync_path, read_plain_file
+from holdfast.core.hashing import sha256_file
 from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.records.audit_figures import CONFIDENCE, UNITS, Array, figures, verdict_counts, violated
-from holdfast.records.audit_table import HARMS, SUMMARY_NAME, TABLE_NAME, VERDICTS, parse_table, write_table
 
+TABLE_NAME, SUMMARY_NAME = "audit.parquet", "audit.json"
+MEASURED = ("nll_before", "nll_after", "first_before", "first_after")
+VERDICTS = ("verdict_before", "verdict_after")
+HARMS = ("harm_before", "harm_after")
 VERSION = 2
 AGAIN = "run holdfast audit again into another folder, or restore both files"
 # Sums and beta quantiles differ in their last digits between releases of numpy and scipy, and between processors.
@@ -50,19 +72,20 @@ class StoredAudit:
 
 
 def write_audit_folder(
-    folder: Path, values: Mapping[str, Any], parts: Iterable[Mapping[str, Any]], *, judged: bool = False
-) -> None:
-    """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit."""
+    folder: Path, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]], parts: Iterable[Mapping[str, Any]], *,
+    judged: bool = False,
+) -> None:  # fmt: skip
+    """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit.
+
+    `values` may be a function, which is asked for them when all parts have been taken.
+    """
     table_sha256 = write_table(folder / TABLE_NAME, parts, judged=judged)
-    write_sealed(folder / SUMMARY_NAME, {**values, "version": VERSION, "table_sha256": table_sha256})
+    summary = values() if callable(values) else values
+    write_sealed(folder / SUMMARY_NAME, {**summary, "version": VERSION, "table_sha256": table_sha256})
 
 
 def read_audit_folder(folder: Path) -> StoredAudit:
-    """The audit in a folder, recomputed.
-
-    Raises:
-        CheckpointError: a file is missing, damaged or of the first release, or a figure does not follow.
-    """
+    """The audit in a folder, recomputed; refused where a file is missing or damaged, or a figure does not follow."""
     path = folder / SUMMARY_NAME
     values = read_sealed(path, remedy=AGAIN)
     if values.get("version") != VERSION:
@@ -105,7 +128,6 @@ def _require_types(values: Mapping[str, Any], path: Path) -> None:
 
 
 def _require_rows(table: Any, values: Mapping[str, Any], path: Path) -> None:
-    """What one column of the table says of another."""
     required = ("id", "role", "tokens", "first_tokens", "truncated", "nll_before", "nll_after", "violated")
     unit = values["unit"]
     faults = [f"{name} has empty cells" for name in (*required, unit) if table.column(name).null_count]
@@ -122,7 +144,6 @@ def _require_rows(table: Any, values: Mapping[str, Any], path: Path) -> None:
 
 
 def _derived_faults(table: Any) -> list[str]:
-    """Degradations that are not the difference of the losses beside them."""
     faults = []
     with np.errstate(all="ignore"):
         total = _column(table, "nll_after") - _column(table, "nll_before")
@@ -134,12 +155,10 @@ def _derived_faults(table: Any) -> list[str]:
         empty = table.column(unit).null_count
         if empty not in (0, table.num_rows):
             faults.append(f"{unit} has empty cells")
-        elif (
-            not empty
-            and unit in expected
-            and not np.allclose(_column(table, unit), expected[unit], rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
-        ):
-            faults.append(f"{unit} is not the difference of the losses")
+        elif not empty and unit in expected:
+            stated = _column(table, unit)
+            if not np.allclose(stated, expected[unit], rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True):
+                faults.append(f"{unit} is not the difference of the losses")
     return faults
 
 
@@ -198,3 +217,63 @@ def _same(stated: Any, found: Any) -> bool:
             return False
         return math.isclose(stated, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
     return type(stated) is type(found) and bool(stated == found)
+
+
+def table_schema(*, judged: bool = False) -> Any:
+    import pyarrow as pa
+
+    columns = [("id", pa.string()), ("role", pa.string()), ("category", pa.string())]
+    columns += [("tokens", pa.int32()), ("first_tokens", pa.int32()), ("truncated", pa.bool_())]
+    columns += [(name, pa.float64()) for name in (*MEASURED, *UNITS)]
+    columns += [("violated", pa.bool_())]
+    columns += [(name, pa.string()) for name in VERDICTS if judged]
+    return pa.schema(columns + [(name, pa.float64()) for name in HARMS if judged])
+
+
+def write_table(path: Path, parts: Iterable[Mapping[str, Any]], *, judged: bool = False) -> str:
+    """Write the table part by part and move it into place in one rename; returns the sha256 of its bytes.
+
+    A part has columns by name; one that is None or absent is null throughout. Where the disk refuses it, none of the
+    file stays.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def column(part: Mapping[str, Any], field: Any) -> Any:
+        if part.get(field.name) is None:
+            return pa.nulls(len(part["id"]), field.type)
+        return pa.array(part[field.name], field.type, from_pandas=False)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    schema = table_schema(judged=judged)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with pq.ParquetWriter(temporary, schema) as writer:
+            for part in parts:
+                writer.write_batch(pa.record_batch([column(part, field) for field in schema], schema=schema))
+        fsync_path(temporary)
+        digest = sha256_file(temporary)
+        os.replace(temporary, path)  # noqa: PTH105  (atomic on every platform)
+    except OSError as error:
+        raise ResourceError(f"{path} cannot be written: {error}", remedy="free disk space, then audit again") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_path(path.parent)
+    return digest
+
+
+def parse_table(data: bytes, where: Path) -> Any:
+    """The table in the bytes of a file; damaged ones, and other tables than an audit's, are refused."""
+    import pyarrow.parquet as pq
+
+    remedy = "run holdfast audit again"
+    try:
+        table = pq.read_table(io.BytesIO(data))
+        table.validate(full=True)
+    except Exception as error:  # noqa: BLE001  (damaged bytes end in many types: Arrow's, OSError, MemoryError ...)
+        raise CheckpointError(
+            f"{where} cannot be read as an audit's table ({type(error).__name__})", remedy=remedy
+        ) from None
+    if not any(table.schema.equals(table_schema(judged=judged)) for judged in (False, True)):
+        raise CheckpointError(f"{where} has other columns than an audit's table", remedy=remedy)
+    return table

@@ -32,33 +32,26 @@ UNITS = {
 }  # fmt: skip
 _RESTORE = "restore the file from where it was issued, or certify again"
 
+_SETTING = {"harm": "judge", "behaviour": "replies", "log": "log"}  # there exactly when `by` is so
+_COUNTED = "n regressions p_value upper_bound"
 # What each block must hold; more is refused, so that nothing rides along unverified.
 _BLOCKS: dict[str, frozenset[str]] = {
-    "openings": frozenset({"declared", "this", "ledger", "claim"}),
-    "bound": frozenset({
-        "data_sha256", "split_sha256", "table_sha256", "before_sha256", "after_sha256", "reference_sha256",
-        "tokenizer_sha256", "template_sha256", "splits_sha256", "replies_sha256",
-    }),
-    "places": frozenset({"before", "after", "prompts", "table", "splits"}),
-    "models": frozenset({"before", "after"}),
-    "screening": frozenset({
-        "rows", "asked_rows", "conflicts", "dropped", "rule", "sets", "public", "prompts", "task_sha256",
-    }),
-    "rows": frozenset({"n", "regressions", "p_value", "upper_bound"}),
-    "groups": frozenset({"n", "regressions", "p_value", "upper_bound"}),
-    "behaviour": frozenset({
-        "prompts", "counted", "lost", "unclear", "flips", "asked_twice", "classes", "rules", "engine", "dtype",
-        "max_new_tokens", "longest",
-    }),
-    "leakage": frozenset({"checked", "against", "prompts"}),
-    "strength": frozenset({"chosen", "tested", "adapter", "original", "original_sha256"}),
-    "settings": frozenset({
-        "before_revision", "after_revision", "reading", "template", "tokenizer", "max_length", "dtype",
-        "trust_remote_code",
-    }),
-}  # fmt: skip
-_OPTIONAL = {"settings": frozenset({"judge", "replies", "log"})}  # there exactly when `by` is harm, behaviour or log
-_SETTING = {"harm": "judge", "behaviour": "replies", "log": "log"}
+    name: frozenset(keys.split())
+    for name, keys in {
+        "openings": "declared this ledger claim",
+        "bound": "data_sha256 split_sha256 table_sha256 before_sha256 after_sha256 reference_sha256 tokenizer_sha256 "
+        "template_sha256 splits_sha256 replies_sha256",
+        "places": "before after prompts table splits",
+        "models": "before after",
+        "screening": "rows asked_rows conflicts dropped rule sets public prompts task_sha256",
+        "rows": _COUNTED,
+        "groups": _COUNTED,
+        "behaviour": "prompts counted lost unclear flips asked_twice classes rules engine dtype max_new_tokens longest",
+        "leakage": "checked against prompts",
+        "strength": "chosen tested adapter original original_sha256",
+        "settings": "before_revision after_revision reading template tokenizer max_length dtype trust_remote_code",
+    }.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +59,20 @@ class CertificateRecord:
     """The content of `certificate.json`.
 
     Attributes:
-        by: what was compared, one of `WAYS`.
-        certified: the verdict, over `also` too.
+        by: what was compared, one of `WAYS`; `kind`: of the test, one of `KINDS`.
+        certified: the verdict, over `also` too: the second claim of a behaviour certificate (answers), or null.
         statement: the models, the claim and the verdict in one sentence.
-        also: the second claim of a behaviour certificate (answers), with its own figures; null where there is none.
-        kind: of the test, one of `KINDS`.
         level: the part of 1 - confidence that this opening may spend.
-        n: units of the sentence: groups of near-duplicate prompts, or prompts where these were drawn one by one.
+        n, regressions: units of the sentence (groups of near-duplicate prompts, or prompts that were drawn one by one)
+            and those with a degradation above tau; of a strength search, at the last strength tested.
         examples: prompts counted: all that were measured, by behaviour those that the model before refused.
-        regressions: units with a degradation above tau; of a strength search, at the last strength tested.
-        drawn: `groups`, or `rows` where the user asserts that prompts were drawn one by one.
-        max_weight: the most that a group weighs; null unless declared.
-        groups, rows: counts and test over groups and over prompts.
-        upper_bound: of the regressing share, at `level`.
-        p_value: of the test; null for sequential, which has an e-value.
+        drawn, max_weight: as in `certify`; `groups`, `rows`: counts and test over groups and over prompts.
+        upper_bound: of the regressing share, at `level`; `p_value` is null for sequential, which has an e-value.
         certified_tau: the smallest tau that the same test certifies; null where it is not defined.
         sequential: the state of the e-process; null for other kinds.
         behaviour: of replies: prompts asked, counted, lost, unclear and flipped, classes, rules and engine; null else.
-        models: the names of both models as they were given, in the sentence too.
-        openings: the ledger's entry.
-        bound: sha256 of data, split, table, replies, models, tokenizer and template.
-        places: where these were; moved parts are named when verifying.
-        settings: how prompts were read and models loaded.
+        models: the names of both models as they were given; `places`: where they and the other parts were.
+        openings: the ledger's entry; `bound`: sha256 of data, split, table, replies, models, tokenizer and template.
         screening: of a run that asked its model before training: what screening found, the sets whose certify prompts
             were opened, and how many of these prompts are public; null of any other certificate.
     """
@@ -134,15 +119,18 @@ class CertificateRecord:
     screening: dict[str, Any] | None = None
 
     @property
+    def trained_sha256(self) -> str:
+        """Of the model after as trained; of a strength search, of the adapter that was scaled."""
+        return str(self.bound["after_sha256"] if self.strength is None else self.strength["original_sha256"])
+
+    @property
     def sha256(self) -> str:
-        """sha256 of the canonical JSON of everything else."""
         return sha256_json(self._values())
 
     def _values(self) -> dict[str, Any]:
         return {"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)}
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the object that the file holds."""
         return self._values() | {"sha256": self.sha256}
 
     def to_bytes(self) -> bytes:
@@ -158,17 +146,11 @@ class CertificateRecord:
 
     @classmethod
     def from_json(cls, value: Any) -> CertificateRecord:
-        """The inverse of `to_json`.
-
-        Raises:
-            CheckpointError: another version, missing or unknown keys, a value of the wrong type, or another hash.
-        """
+        """The inverse of `to_json`; another version, keys, types or hash are refused."""
         if not isinstance(value, dict) or value.get("version") != VERSION:
             found = value.get("version") if isinstance(value, dict) else type(value).__name__
-            raise CheckpointError(
-                f"the certificate has version {found!r}, expected {VERSION}",
-                remedy="use the holdfast version that wrote it",
-            )
+            remedy = "use the holdfast version that wrote it"
+            raise CheckpointError(f"the certificate has version {found!r}, expected {VERSION}", remedy=remedy)
         names = {field.name for field in fields(cls)}
         wrong = sorted({*names, "version", "sha256"} ^ set(value)) or _misfits(value)
         if wrong:
@@ -185,11 +167,7 @@ class CertificateRecord:
 
 
 def load_certificate(path: Path) -> CertificateRecord:
-    """Read a certificate whose bytes are exactly what `CertificateRecord.to_bytes` writes.
-
-    Raises:
-        CheckpointError: the file cannot be read, was changed, or is of another version.
-    """
+    """Read a certificate whose bytes are exactly what `CertificateRecord.to_bytes` writes; any other is refused."""
     try:
         data = path.read_bytes()
         record = CertificateRecord.from_json(json.loads(data))
@@ -209,7 +187,7 @@ def _misfits(value: Mapping[str, Any]) -> list[str]:
     for name, keys in _BLOCKS.items():
         block = value[name]
         if isinstance(block, dict):
-            known = keys | _OPTIONAL.get(name, frozenset())
+            known = keys | set(_SETTING.values() if name == "settings" else ())
             wrong += [f"{name}.{key}" for key in sorted((keys - set(block)) | (set(block) - known))]
             wrong += [f"{name}.{key}" for key in sorted(known & set(block)) if not _INNER.get(key, _text)(block[key])]
     if wrong:
@@ -238,9 +216,8 @@ def _whole(value: Any) -> bool:
 
 
 def _judge(value: Any) -> bool:
-    if not isinstance(value, dict) or set(value) != {"name", "revision", "max_new_tokens"}:
-        return False
-    return _text(value["name"]) and _text(value["revision"]) and _whole(value["max_new_tokens"])
+    kinds = {"name": _text, "revision": _text, "max_new_tokens": _whole}
+    return isinstance(value, dict) and set(value) == set(kinds) and all(kinds[key](value[key]) for key in kinds)
 
 
 def _or_null(fits: Fits) -> Fits:

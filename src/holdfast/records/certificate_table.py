@@ -34,22 +34,17 @@ def write_table(path: Path, table: Table, tau: float) -> str:
     import pyarrow
     from pyarrow import parquet
 
-    columns = {
-        "id": pyarrow.array(table.ids, pyarrow.string()),
-        "cluster": pyarrow.array(table.cluster.tolist(), pyarrow.int32()),
-        "category": pyarrow.array(table.category, pyarrow.string()),
-    }
+    text, real = pyarrow.string(), pyarrow.float64()
+    columns = {"id": pyarrow.array(table.ids, text), "category": pyarrow.array(table.category, text)}
+    columns["cluster"] = pyarrow.array(table.cluster.tolist(), pyarrow.int32())
     if isinstance(table, Classes):
         order = (*CLASSES, KEEP) if table.keep is not None else CLASSES
-        columns |= {name: pyarrow.array(getattr(table, name), pyarrow.string()) for name in order[3:]}
+        columns |= {name: pyarrow.array(getattr(table, name), text) for name in order[3:]}
     else:
-        order = COLUMNS
+        order, regressed = COLUMNS, table.regressed(tau).tolist()
         strengths = [None if np.isnan(s) else s for s in table.strength.tolist()]
-        columns |= {
-            "strength": pyarrow.array(strengths, pyarrow.float64()),
-            "degradation": pyarrow.array(table.degradation.tolist(), pyarrow.float64()),
-            "violated": pyarrow.array((~(table.degradation <= tau)).tolist(), pyarrow.bool_()),
-        }
+        columns |= {"strength": pyarrow.array(strengths, real), "violated": pyarrow.array(regressed, pyarrow.bool_())}
+        columns["degradation"] = pyarrow.array(table.degradation.tolist(), real)
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table({name: columns[name] for name in order}), buffer)
     data = buffer.getvalue()
@@ -68,34 +63,22 @@ def outcome_lines(table: Table, tau: float) -> list[str]:
 def read_stored(record: CertificateRecord, folder: Path) -> Table:
     """The table beside a certificate."""
     place, expected = folder / TABLE_NAME, record.bound["table_sha256"]
-    return read_classes(place, expected) if record.by == "behaviour" else read_rows(place, record.tau, expected)
-
-
-def read_classes(path: Path, expected_sha256: str) -> Classes:
-    """Read the classes of replies from a table whose bytes have the expected sha256.
-
-    Raises:
-        CheckpointError: it is missing, changed, or not such a table.
-    """
-    table = _columns(path, expected_sha256, CLASSES, KEEP)
-    cluster = np.array(table["cluster"], dtype=np.int64)
+    if record.by != "behaviour":
+        return read_rows(place, record.tau, expected)
+    table = _columns(place, expected, CLASSES, KEEP)
     classes = (table["before"], table["again"], table["after"], table.get(KEEP))
-    return Classes(table["id"], cluster, table["category"], *classes)
+    return Classes(table["id"], np.array(table["cluster"], dtype=np.int64), table["category"], *classes)
 
 
 def read_rows(path: Path, tau: float, expected_sha256: str) -> Rows:
-    """Read degradations from a table whose bytes have the expected sha256 and whose violations follow from tau.
-
-    Raises:
-        CheckpointError: it is missing, changed, or not such a table.
-    """
+    """Read degradations from a table whose bytes have the expected sha256 and whose violations follow from tau."""
     table = _columns(path, expected_sha256, COLUMNS)
     try:
         degradation, strength = (np.array(table[name], dtype=np.float64) for name in ("degradation", "strength"))
         rows = Rows(table["id"], degradation, np.array(table["cluster"], dtype=np.int64), table["category"], strength)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a certificate's table", remedy=_RESTORE) from error
-    if table["violated"] != (~(rows.degradation <= tau)).tolist():
+    if table["violated"] != rows.regressed(tau).tolist():
         raise CheckpointError(f"{path}: its violations are not those of tau = {tau:g}", remedy=_RESTORE)
     return rows
 

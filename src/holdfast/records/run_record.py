@@ -47,14 +47,10 @@ def write_result(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """The result of a finished run, whose settings are those it was made with.
-
-    Raises:
-        CheckpointError: a file is damaged or of the first release, or `config.yaml` was changed since.
-    """
+    """The result of a finished run; refused where a file is damaged, or `config.yaml` was changed since."""
     path = folder / RESULT_NAME
     values = read_sealed(path, remedy=_RESTORE)
-    if (folder / CONFIG_NAME).exists() or (folder / CONFIG_NAME).is_symlink():
+    if is_there(folder / CONFIG_NAME):
         data = read_plain_file(folder / CONFIG_NAME, remedy=_RESTORE)
         same = values.get("config_file_sha256") == sha256(data).hexdigest()
         try:
@@ -82,21 +78,18 @@ def require_name(name: Any, where: object) -> str:
 
 
 def set_folder(run: Path, name: str, *, named: bool) -> Path:
-    """Where the evidence of a safety set lies: the run folder, or a folder of its own where the sets carry names.
-
-    Raises:
-        CheckpointError: the name is none, or a link stands in the folder's place.
-    """
+    """Where the evidence of a safety set lies: the run folder, or a folder of its own where the sets carry names."""
     require_name(name, run / CONFIG_NAME)
     return no_link(run / name) if named else run
 
 
-def no_link(path: Path) -> Path:
-    """`path`, which is not a symbolic link: evidence lies in the folder that was named, or nowhere.
+def is_there(path: Path) -> bool:
+    """Whether there is anything in this place, if only a link that leads nowhere: it is refused, not passed over."""
+    return path.exists() or path.is_symlink()
 
-    Raises:
-        CheckpointError: it is one.
-    """
+
+def no_link(path: Path) -> Path:
+    """`path`, which is not a symbolic link: evidence lies in the folder that was named, or nowhere."""
     if path.is_symlink():
         raise CheckpointError(
             f"{path} is a symbolic link, which is not followed",

@@ -17,32 +17,32 @@ that agrees with itself. A certificate's sha256 kept elsewhere (`verify --expect
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import CheckpointError
+from holdfast.core.errors import CheckpointError, ConfigError, HoldfastError
+from holdfast.core.files import read_json
 from holdfast.data.split_record import RECORD_NAME, SplitRecord, load_record
-from holdfast.records.audit_folder import AGAIN, StoredAudit, read_audit_folder
-from holdfast.records.audit_table import SUMMARY_NAME
+from holdfast.records.audit_folder import AGAIN, SUMMARY_NAME, StoredAudit, read_audit_folder
 from holdfast.records.certificate import FILE_NAME, TABLE_NAME, CertificateRecord, load_certificate
 from holdfast.records.certificate_table import read_stored, require_figures
-from holdfast.records.run_record import RESULT_NAME, no_link, read_result
-from holdfast.records.weights_at_hand import NotAtHandError, content_at_hand
+from holdfast.records.run_record import RESULT_NAME, is_there, no_link, read_result
 
+EMBEDDED = "embedded"
+ADAPTER_CONFIG = "adapter_config.json"
+MAX_CHAIN = 8
+"""Adapters on adapters; an adapter may name itself as its base."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HELD = ("constraint", "monitor")
 """The roles that training measures; the third stays closed."""
 
 
 def believed_audit(folder: Path, *, split: SplitRecord | None = None) -> StoredAudit:
-    """The audit in a folder.
-
-    Args:
-        folder: with audit.json and audit.parquet.
-        split: the run's; the table then lists exactly the prompts of the roles that it measured.
-    """
+    """The audit in a folder; with a run's `split`, its table lists exactly the prompts of the roles it measured."""
     stored = read_audit_folder(no_link(folder))
     if split is None:
         return stored
@@ -62,7 +62,7 @@ def believed_audit(folder: Path, *, split: SplitRecord | None = None) -> StoredA
 def believed_run_audit(folder: Path, name: str, result: Mapping[str, Any] | None) -> StoredAudit | None:
     """The audit that training wrote into the folder of a safety set; None where there is none."""
     path = folder / SUMMARY_NAME
-    if not (path.exists() or path.is_symlink()):
+    if not is_there(path):
         return None
     split = load_record(folder) if (folder / RECORD_NAME).exists() else None
     found = believed_audit(folder, split=split)
@@ -81,8 +81,7 @@ def believed_run_audit(folder: Path, name: str, result: Mapping[str, Any] | None
 
 def believed_result(run: Path) -> dict[str, Any] | None:
     """The result of a run whose settings are those it was made with; None where the run is not finished."""
-    path = run / RESULT_NAME
-    return read_result(run) if path.exists() or path.is_symlink() else None
+    return read_result(run) if is_there(run / RESULT_NAME) else None
 
 
 class Binding(StrEnum):
@@ -105,7 +104,7 @@ class Bound:
 def believed_certificate(folder: Path) -> CertificateRecord | None:
     """The certificate in a folder; None where there is none. Which model it speaks of is another question: `bound`."""
     path = folder / FILE_NAME
-    if not (path.exists() or path.is_symlink()):
+    if not is_there(path):
         return None
     record = load_certificate(no_link(path))
     no_link(folder / TABLE_NAME)
@@ -122,7 +121,6 @@ class ModelPlace:
 
 
 def places_of(record: CertificateRecord) -> dict[str, ModelPlace]:
-    """Both models where the certificate says they were."""
     settings = record.settings
     return {side: ModelPlace(record.places[side], settings.get(f"{side}_revision")) for side in ("before", "after")}
 
@@ -130,19 +128,14 @@ def places_of(record: CertificateRecord) -> dict[str, ModelPlace]:
 def bound(record: CertificateRecord, folder: Path, places: Mapping[str, ModelPlace]) -> Bound:
     """Whether the weights in front of us are those that a certificate speaks of.
 
-    Of a strength search, `after` in front of us is the adapter that was scaled (`original_sha256`), and the scaled one
-    lies in the certificate's folder.
-
-    Args:
-        folder: of the certificate.
-        places: `before` and `after` in front of us.
+    `places` are `before` and `after` in front of us. Of a strength search, `after` is the adapter that was scaled
+    (`original_sha256`), and the scaled one lies in the certificate's `folder`.
     """
     before, after = (record.bound[f"{side}_sha256"] for side in ("before", "after"))
     if before == after:
         return Bound(Binding.ITSELF, "The certificate compares a model with itself.")
     strength = record.strength
-    wanted = [("before", places["before"], before)]
-    wanted.append(("after", places["after"], after if strength is None else strength["original_sha256"]))
+    wanted = [("before", places["before"], before), ("after", places["after"], record.trained_sha256)]
     if strength is not None and strength["chosen"] is not None:
         scaled = ModelPlace(folder / Path(record.places["after"]).name)
         wanted.append(("after, at the certified strength", scaled, after))
@@ -162,3 +155,68 @@ def bound(record: CertificateRecord, folder: Path, places: Mapping[str, ModelPla
                 f"{content[:12]}).",
             )
     return Bound(Binding.NOT_AT_HAND, missing) if missing else Bound(Binding.SAME)
+
+
+class NotAtHandError(ConfigError):
+    """The weights are not on this machine, or cannot be read."""
+
+
+def content_at_hand(ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> str:
+    """sha256 of a model's content, of an adapter with its base; `NotAtHandError` where either is not here.
+
+    `ref` is a folder, a hub id in the local cache, or `embedded`. With `trust_remote_code` the repository's code is
+    counted; none of it runs.
+    """
+    from holdfast.models.content import content_of
+
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    try:
+        if str(ref) == EMBEDDED:
+            return content_of(EMBEDDED, **options).sha256
+        folder = _folder(ref, revision)
+        return content_of(folder, base=_base_folder(folder), **options).sha256
+    except NotAtHandError:
+        raise
+    except (HoldfastError, OSError, ValueError) as error:
+        what = error.what if isinstance(error, HoldfastError) else type(error).__name__
+        raise NotAtHandError(f"the model {ref} cannot be read: {what}", remedy=_remedy(ref)) from error
+
+
+def _folder(ref: str | Path, revision: str | None) -> Path:
+    path = Path(ref).expanduser()
+    if str(ref) and path.is_dir():
+        return path
+    if isinstance(ref, str) and _HUB_ID.fullmatch(ref):
+        from huggingface_hub import snapshot_download
+
+        try:
+            return Path(str(snapshot_download(ref, revision=revision, local_files_only=True)))
+        except Exception as error:
+            raise NotAtHandError(f"the model {ref} is not in the local hub cache", remedy=_remedy(ref)) from error
+    raise NotAtHandError(f"the model {ref} is not on this machine", remedy=_remedy(ref))
+
+
+def _base_folder(folder: Path) -> Path | str | None:
+    """Where an adapter's base lies, when it is not the folder that the adapter names; None otherwise."""
+    moved: Path | str | None = None
+    place = folder
+    for depth in range(MAX_CHAIN):
+        if not (place / ADAPTER_CONFIG).is_file():
+            return moved
+        config = read_json(place / ADAPTER_CONFIG)
+        named = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+        if not isinstance(named, str):
+            raise NotAtHandError(f"the adapter {place} names no base", remedy=_remedy(place))
+        if named == EMBEDDED and depth == 0:
+            return EMBEDDED
+        below = _folder(named, config.get("revision"))
+        if not Path(named).expanduser().is_dir():
+            if depth > 0:
+                raise NotAtHandError(f"the base {named} of {place} is not a folder", remedy=_remedy(named))
+            moved = below
+        place = below
+    raise NotAtHandError(f"the adapter {folder} rests on more than {MAX_CHAIN} others", remedy=_remedy(folder))
+
+
+def _remedy(ref: object) -> str:
+    return f"put {ref} where it was (a hub model: hf download {ref}), then ask again"

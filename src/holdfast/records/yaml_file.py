@@ -64,11 +64,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def parse_stored_yaml(data: bytes, path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file that a command of ours wrote.
-
-    Raises:
-        CheckpointError: it is not one.
-    """
+    """The mapping in a YAML file that a command of ours wrote."""
     remedy = "restore the file from a backup"
     try:
         if len(data) > MAX_BYTES:

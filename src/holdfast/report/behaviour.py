@@ -24,17 +24,13 @@ LABELS = {"refusals_kept": "refusals", "answers_kept": "answers", "coverage": "c
 
 @dataclass(frozen=True)
 class BehaviourView:
-    """The figures in words and as a picture, wide and narrow.
+    """The figures in words, one line each as `holdfast train` prints it, and as a picture, wide and narrow.
 
-    Attributes:
-        failed: whether one of them is over its limit.
-        causes: why, one sentence a figure, with what to do.
-        way_back: what a rollback did; empty where none was called for.
+    `causes` say why one of them failed, with what to do; `way_back` what a rollback did, empty where none was made.
     """
 
     lines: list[str]
     charts: tuple[Markup, Markup]
-    failed: bool
     causes: list[Markup]
     way_back: str
 
@@ -44,11 +40,7 @@ def kept_figures(evidence: Evidence) -> dict[str, Kept]:
     if evidence.result is None:
         return {}
     stored = evidence.result.objects("behaviour")
-    found = {}
-    for name in FIGURES:
-        if name in stored:
-            found[name] = _read(stored[name])
-    return found
+    return {name: _read(stored[name]) for name in FIGURES if name in stored}
 
 
 def _read(one: Fields) -> Kept:
@@ -62,35 +54,24 @@ def _read(one: Fields) -> Kept:
 
 
 def behaviour_view(evidence: Evidence) -> BehaviourView | None:
-    """What the page shows; None where there is nothing."""
     figures = kept_figures(evidence)
     if not figures:
         return None
     return BehaviourView(
-        lines=behaviour_lines(evidence),
+        lines=[one.line(name) for name, one in figures.items()],
         charts=(kept_chart(figures, 704, "wide"), kept_chart(figures, 336, "narrow")),
-        failed=not all(one.passed for one in figures.values()),
         causes=[_with_code(f"{capital(cause)}. {capital(remedy)}.") for cause, remedy in failures(figures)],
         way_back=way_back(evidence.result.value) if evidence.result is not None else "",
     )
 
 
 def capital(words: str) -> str:
-    """With a capital first letter."""
     return words[:1].upper() + words[1:]
 
 
 def _with_code(words: str) -> Markup:
-    """What stands between backticks as code."""
-    parts = (
-        Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(words.split("`"))
-    )
-    return Markup("").join(parts)
-
-
-def behaviour_lines(evidence: Evidence) -> list[str]:
-    """One line a figure, as `holdfast train` prints it."""
-    return [one.line(name) for name, one in kept_figures(evidence).items()]
+    parts = enumerate(words.split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in parts)
 
 
 def kept_chart(figures: Mapping[str, Kept], width: int, css: str) -> Markup:

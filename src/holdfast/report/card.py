@@ -13,8 +13,7 @@ from holdfast.core.adapter_card import CARD_MARKER, HUB_ID, loading_note
 from holdfast.core.files import write_text
 from holdfast.report.behaviour import behaviour_view
 from holdfast.report.evidence import Evidence, SafetyEvidence
-from holdfast.report.facts import facts
-from holdfast.report.screening import screening_lines
+from holdfast.report.facts import facts, screening_lines
 from holdfast.report.verdict import claim, verdict
 from holdfast.report.views import figure_rows
 from holdfast.report.wording import markdown
@@ -96,7 +95,7 @@ def card_text(evidence: Evidence) -> str:
         *_listed("Screening before training", screening_lines(evidence)),
         *(_figures(evidence, one) for one in evidence.sets if one.figures or one.certificate),
         "## How it was made",
-        "\n".join(f"- {markdown(fact.name)}: {markdown(_public(fact.value))}" for fact in facts(evidence))
+        "\n".join(f"- {markdown(name)}: {markdown(_public(value))}" for name, value in facts(evidence))
         or "Not recorded.",
         *([note] if (note := loading_note(evidence.folder / "adapter")) else []),
         "## What this does not say",
@@ -133,7 +132,6 @@ def _front_matter(evidence: Evidence) -> dict[str, Any]:
 
 
 def _listed(title: str, lines: list[str]) -> list[str]:
-    """A heading and its lines; nothing where there are none."""
     return [f"## {title}", "\n".join(f"- {markdown(words)}" for words in lines if words)] if lines else []
 
 

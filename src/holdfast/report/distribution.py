@@ -64,21 +64,18 @@ def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: R
     def y(share: float) -> float:
         return root(math.sqrt(share))
 
-    right, bottom = x(window.high), y(0)
+    right, bottom, allowed = x(window.high), y(0), exact_percent(limit.alpha)
     tau_x, alpha_y = x(limit.tau), y(limit.alpha)
     parts = [element("rect", class_="over", x=tau_x, y=root(1), width=right - tau_x, height=alpha_y - root(1))]
-    parts += _share_axis(y, size, SHARES)
+    for share in SHARES:
+        parts.append(line(size.left, y(share), size.width - size.right, y(share), "axis" if share == 0 else "grid"))
+        parts.append(text(percent(share), size.left - 8, y(share) + 4, "", "end"))
     parts += _x_axis(x, window, size, f"degradation D, {limit.words}")
     parts += [
         line(tau_x, root(1), tau_x, bottom, "limit"),
         line(size.left, alpha_y, right, alpha_y, "limit"),
         # Below the curve where there is room left of tau, otherwise inside the area.
-        text(
-            f"limit {exact_percent(limit.alpha)}",
-            size.left + 4 if tau_x - size.left > 90 else tau_x + 12,
-            alpha_y - 6,
-            "strong",
-        ),
+        text(f"limit {allowed}", size.left + 4 if tau_x - size.left > 90 else tau_x + 12, alpha_y - 6, "strong"),
         text("over the limit" if right - tau_x > 110 else "over", tau_x + 8, root(1) + 17, "bad"),
     ]
     parts += [
@@ -90,7 +87,6 @@ def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: R
     parts += legend([(f"curve {role}", f"{role} ({len(values):,})") for role, values in series], size)
     shares = {role: float(np.mean(~(values <= limit.tau))) if values.size else math.nan for role, values in series}
     beyond = "; ".join(f"{role}: {percent(share)}" for role, share in shares.items())
-    allowed = exact_percent(limit.alpha)
     about = f"Falling curves. Share of examples beyond tau = {setting(limit.tau)}: {beyond}. Limit {allowed}."
     return picture(size, "Share of examples degraded by more than x", about, parts, css)
 
@@ -117,29 +113,17 @@ def histogram(role: str, values: Values, limit: Limit, window: Range, size: Size
     x = Scale(edges[0], edges[-1], size.left, size.width - size.right)
     top = max([*counts, 1])
     y = Scale(0, top * 1.12, size.height - size.bottom, size.top)
-    parts = [
-        m
-        for value in ticks(0, top, 4)
-        if value == int(value)
-        for m in (
-            line(size.left, y(value), size.width - size.right, y(value), "grid"),
-            text(tick_label(value), size.left - 8, y(value) + 4, "", "end"),
-        )
-    ]
+    parts: list[Markup] = []
+    for value in ticks(0, top, 4):
+        if value == int(value):
+            parts.append(line(size.left, y(value), size.width - size.right, y(value), "grid"))
+            parts.append(text(tick_label(value), size.left - 8, y(value) + 4, "", "end"))
     for left, right, count in zip(edges, edges[1:], counts, strict=False):
         if count:
             kind = "bar beyond" if left >= limit.tau - 1e-12 else f"bar {role}"
             gap = min(1.0, 0.15 * (x(right) - x(left)))
-            parts.append(
-                element(
-                    "rect",
-                    class_=kind,
-                    x=x(left) + gap,
-                    y=y(count),
-                    width=x(right) - x(left) - 2 * gap,
-                    height=y(0) - y(count),
-                )
-            )
+            width, height = x(right) - x(left) - 2 * gap, y(0) - y(count)
+            parts.append(element("rect", class_=kind, x=x(left) + gap, y=y(count), width=width, height=height))
     tau_x = x(limit.tau)
     parts += [line(tau_x, size.top - 6, tau_x, y(0), "limit"), _tau_label(limit, tau_x, size.top + 4, size)]
     parts += _x_axis(x, Range(edges[0], edges[-1]), size, f"degradation D of {role} examples")
@@ -154,12 +138,8 @@ def rate_chart(rows: Sequence[Figures], limit: Limit, size: Size, css: str) -> M
     x = Scale(0, highest, size.left, size.width - size.right)
     bottom = size.height - size.bottom
     step = (bottom - size.top) / max(len(rows), 1)
-    edge = x(limit.alpha)
-    parts = [
-        element(
-            "rect", class_="over", x=edge, y=float(size.top), width=x(highest) - edge, height=float(bottom - size.top)
-        )
-    ]
+    edge, height = x(limit.alpha), float(bottom - size.top)
+    parts = [element("rect", class_="over", x=edge, y=float(size.top), width=x(highest) - edge, height=height)]
     for value in ticks(0, highest, 4 if size.narrow else 6):
         parts.append(line(x(value), size.top, x(value), bottom, "grid"))
         parts.append(tick_text(percent(value), x(value), bottom + 18, size))
@@ -173,10 +153,9 @@ def rate_chart(rows: Sequence[Figures], limit: Limit, size: Size, css: str) -> M
             line(x(row.upper), y - 5, x(row.upper), y + 5, f"whisker {row.role}"),
             element("circle", class_=f"dot {row.role}", cx=x(row.rate), cy=y, r=5.0),
         ]
-    about = "; ".join(f"{f.role}: {percent(f.rate)}, upper bound {percent_up(f.upper)}" for f in rows)
-    return picture(
-        size, "Violation rates with their upper bounds", f"{about}. Limit {exact_percent(limit.alpha)}.", parts, css
-    )
+    rates = "; ".join(f"{f.role}: {percent(f.rate)}, upper bound {percent_up(f.upper)}" for f in rows)
+    about = f"{rates}. Limit {exact_percent(limit.alpha)}."
+    return picture(size, "Violation rates with their upper bounds", about, parts, css)
 
 
 def legend(entries: Sequence[tuple[str, str]], size: Size) -> list[Markup]:
@@ -193,15 +172,6 @@ def _tau_label(limit: Limit, x: float, y: float, size: Size) -> Markup:
     words = f"τ = {setting(limit.tau)}"
     fits = x + 8.5 * len(words) < size.width
     return text(words, x + 5 if fits else x - 5, y, "strong", "start" if fits else "end")
-
-
-def _share_axis(y: object, size: Size, shares: Sequence[float]) -> list[Markup]:
-    assert callable(y)
-    parts = []
-    for share in shares:
-        parts.append(line(size.left, y(share), size.width - size.right, y(share), "axis" if share == 0 else "grid"))
-        parts.append(text(percent(share), size.left - 8, y(share) + 4, "", "end"))
-    return parts
 
 
 def _x_axis(x: Scale, window: Range, size: Size, words: str) -> list[Markup]:

@@ -11,14 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.records import audit_figures
+from holdfast.records.certificate import CertificateRecord
 from holdfast.records.run_record import SINGLE
 from holdfast.records.stored_evidence import Binding, Bound
 from holdfast.report.fields import Fields
-from holdfast.report.wording import unit_words
+from holdfast.report.wording import one_line, setting, unit_words
 
 UNITS = ("nll_token", "nll_first", "nll_sum", "kl_token")
 QUANTILES = ("q50", "q75", "q90", "q95", "q99", "max")
 OTHER_AUDITED = "The certificate in this folder is bound to another model than the one measured here."
+TRAINING = "the audit that training wrote"
+LATER = "the later audit"
+ALSO = "is of the same models and counts for the verdict too."
 SHOWN_DIGITS = 12
 """Of a sha256 in running text."""
 ROLES = ("monitor", "audit", "constraint")
@@ -36,7 +40,6 @@ class Limit:
 
     @property
     def words(self) -> str:
-        """The unit in words."""
         return unit_words(self.unit, self.first_k)
 
     def same_question(self, other: Limit) -> bool:
@@ -61,57 +64,42 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class CategoryFigures:
-    """One category of a certificate."""
-
-    name: str
-    n: int
-    regressions: int
-    upper: float
-    certified: bool
-
-
-@dataclass(frozen=True)
 class CertificateFigures:
-    """Counts and verdict of the certify split, which shows nothing else.
+    """A certificate, with secrets blanked; of the certify split, counts and verdict are all that is shown.
 
-    Attributes:
-        by: what was compared: behaviour, harm, kl, likelihood or log.
-        bound: whether both models it speaks of are the weights in front of it.
-        audited_model: the audit beside it is of the model that it is bound to, or there is none.
-        strength: the largest adapter strength that certified; None where strength was not asked for or none did.
+    `bound` says whether both models it speaks of are the weights in front of it, `audited_model` whether the audit
+    beside it, if there is one, is of the model that it is bound to.
     """
 
-    by: str
-    certified: bool
-    kind: str
-    statement: str
-    limit: Limit
-    confidence: float
-    n: int
-    examples: int
-    regressions: int
-    upper: float
-    certified_tau: float
-    strength: float | None
-    categories: tuple[CategoryFigures, ...]
-    assumptions: tuple[str, ...]
-    declared: int
-    this_opening: int
-    leakage_checked: bool
+    record: CertificateRecord
+    sha256: str
     bound: Bound
     audited_model: bool
-    fields: Fields
 
     @property
-    def steering(self) -> bool:
-        """Whether likelihoods or divergences were compared, which training steers by, and no replies."""
-        return self.by in ("kl", "likelihood")
+    def limit(self) -> Limit:
+        return Limit(self.record.tau, self.record.alpha, self.record.unit, self.record.first_k)
+
+    @property
+    def strength(self) -> float | None:
+        """The largest adapter strength that certified; None where strength was not asked for or none did."""
+        return (self.record.strength or {}).get("chosen")
 
     @property
     def by_prompt(self) -> bool:
         """Whether the sentence counts prompts; groups of near-duplicates otherwise."""
-        return self.kind == "finite_pool" or self.fields.text("drawn", "groups") == "rows"
+        return self.record.kind == "finite_pool" or self.record.drawn == "rows"
+
+    @property
+    def full_strength(self) -> bool:
+        """Whether the claim is about the adapter as trained."""
+        return self.record.kind != "strength" or self.strength == 1.0
+
+    @property
+    def stands(self) -> bool:
+        """Whether it certifies the adapter or model in front of us, as trained, which the audit beside it is of."""
+        checked = self.bound.binding is Binding.SAME and self.audited_model
+        return self.record.certified and self.full_strength and checked
 
     @property
     def other_model(self) -> bool:
@@ -119,36 +107,13 @@ class CertificateFigures:
         return not self.audited_model or self.bound.binding is Binding.OTHER
 
     @property
-    def stands(self) -> bool:
-        """Whether it certifies the adapter or model in front of us, as trained."""
-        return self.certified and self.full_strength and self.checked
-
-    @property
     def caution(self) -> str:
         """Why it is no claim about the model here, in a sentence; empty where it is one."""
-        other = "" if self.audited_model else OTHER_AUDITED
-        return self.bound.why or other
-
-    @property
-    def checked(self) -> bool:
-        """Whether it speaks of the weights here and of the model of the audit beside it."""
-        return self.bound.binding is Binding.SAME and self.audited_model
-
-    @property
-    def bound_to(self) -> str:
-        """The first digits of the sha256 of the adapter or model that was certified."""
-        return self.fields.inner("bound").text("after_sha256", "")[:SHOWN_DIGITS]
-
-    @property
-    def full_strength(self) -> bool:
-        """Whether the claim is about the adapter as trained."""
-        return self.kind != "strength" or self.strength == 1.0
+        return self.bound.why or ("" if self.audited_model else OTHER_AUDITED)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the text of the examples can be read again."""
-
     data: str
     columns: dict[str, str] | None = None
     limit: int | None = None
@@ -178,26 +143,22 @@ class Table:
     def of_stored(cls, table: Any) -> Table:
         """From a table that was read and believed (`holdfast.records.stored_evidence`)."""
         units = [unit for unit in audit_figures.UNITS if not table[unit].null_count]
+        tokens = table["tokens"].to_numpy(zero_copy_only=False).astype(np.int64)
+        categories = [category or "" for category in table["category"].to_pylist()]
         return cls(
-            ids=table["id"].to_pylist(),
-            roles=np.array(table["role"].to_pylist(), dtype=np.str_),
-            categories=[category or "" for category in table["category"].to_pylist()],
-            tokens=table["tokens"].to_numpy(zero_copy_only=False).astype(np.int64),
+            table["id"].to_pylist(), np.array(table["role"].to_pylist(), dtype=np.str_), categories, tokens,
             violated=np.array(table["violated"].to_pylist(), dtype=np.bool_),
             degradations={unit: table[unit].to_numpy(zero_copy_only=False) for unit in units},
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SafetyEvidence:
     """One safety set: its limit and whatever was measured and certified about it.
 
-    Attributes:
-        figures: what the page shows; `origin` says which audit it is of, where there are two.
-        beside: the figures of the other audit, `beside_origin`, which count for the verdict too.
-        audits_note: which audit is shown, and whether the other one counts; empty where there is one only.
-        closed: ids of the certify split: nothing about them is ever shown.
-        keep: of a set that was built by asking, which replies it holds: `refusals` or `answers`.
+    Where there are two audits, `origin` says which one `figures` is of, `beside` are those of the other, which count
+    for the verdict too, and `audits_note` says so. `closed` are ids of the certify split: nothing about them is ever
+    shown. `keep` says which replies a set that was built by asking holds: `refusals` or `answers`.
     """
 
     name: str
@@ -219,10 +180,13 @@ class SafetyEvidence:
     keep: str = ""
 
     @property
+    def ordered(self) -> list[Figures]:
+        """The splits, the one that says most about other prompts first."""
+        return sorted(self.figures, key=lambda f: ROLES.index(f.role) if f.role in ROLES else len(ROLES))
+
+    @property
     def headline(self) -> Figures | None:
-        """The split that says most about other prompts."""
-        ranked = sorted(self.figures, key=lambda f: ROLES.index(f.role) if f.role in ROLES else len(ROLES))
-        return ranked[0] if ranked else None
+        return next(iter(self.ordered), None)
 
     @property
     def counted(self) -> tuple[tuple[str, Figures], ...]:
@@ -236,14 +200,6 @@ class SafetyEvidence:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """A piece that is not there, and the command that makes it."""
-
-    what: str
-    command: str
-
-
-@dataclass(frozen=True)
 class Evidence:
     """One folder: a run, or the output of an audit or a certification."""
 
@@ -253,7 +209,7 @@ class Evidence:
     events: list[dict[str, Any]]
     result: Fields | None
     sets: tuple[SafetyEvidence, ...]
-    missing: tuple[Missing, ...]
+    missing: tuple[tuple[str, str], ...]  # what is not there, and the command that makes it
 
     @property
     def trained(self) -> bool:
@@ -269,3 +225,77 @@ class Evidence:
     def named(self) -> bool:
         """Whether the safety sets carry names."""
         return [one.name for one in self.sets] != [SINGLE]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One measurement of a safety set; `audit` and `table` are None where only result.json has its counts."""
+
+    limit: Limit
+    figures: tuple[Figures, ...]
+    audit: Fields | None = None
+    table: Table | None = None
+
+    def sha256(self, side: str) -> str:
+        """Of the model `before` or `after`; empty where it was not stored."""
+        return "" if self.audit is None else self.audit.inner(side).text("sha256", "")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is shown, what else counts for the verdict, and words for both; no words where there is one audit only."""
+
+    shown: Reading | None
+    origin: str = ""
+    beside: tuple[Figures, ...] = ()
+    beside_origin: str = ""
+    behaviour: Fields | None = None
+    note: str = ""
+
+
+def choose(training: Reading | None, later: Reading | None) -> Choice:
+    """The later audit is shown where it is of the same models and limit and stores no less.
+
+    What is not shown still counts where it answers the same question about the same models. A hash that was not stored
+    does not make an audit one of other models: leaving it out could only make the verdict better.
+    """
+    if training is None or later is None:
+        shown = training or later
+        return Choice(shown, behaviour=_behaviour(shown))
+    behaviour = _behaviour(later) or _behaviour(training)
+    for side in ("after", "before"):
+        ours, its = training.sha256(side), later.sha256(side)
+        if ours and its and ours != its:
+            note = (
+                f"Shown is {TRAINING}. {LATER.capitalize()} in audit/ is of another model {side} "
+                f"(sha256 {_short(its)}, not {_short(ours)}) and does not count for the verdict."
+            )
+            return Choice(training, behaviour=_behaviour(training), note=note)
+    if not training.limit.same_question(later.limit):
+        note = (
+            f"Shown is {TRAINING}. {LATER.capitalize()} in audit/ has another limit ({setting(later.limit.tau)} "
+            f"{later.limit.words}) and does not count for the verdict."
+        )
+        return Choice(training, behaviour=behaviour, note=note)
+    if _stores_no_less(later, training):
+        note = f"Shown is {LATER}, in audit/. {TRAINING.capitalize()} {ALSO}"
+        return Choice(later, LATER, training.figures, TRAINING, behaviour, note)
+    note = f"Shown is {TRAINING}. {LATER.capitalize()} in audit/ {ALSO}"
+    return Choice(training, TRAINING, later.figures, LATER, behaviour, note)
+
+
+def _behaviour(one: Reading | None) -> Fields | None:
+    found = one.audit if one is not None else None
+    return found.inner("behaviour") if found is not None and "behaviour" in found else None
+
+
+def _short(sha256: str) -> str:
+    return one_line(sha256[:SHOWN_DIGITS])
+
+
+def _stores_no_less(later: Reading, training: Reading) -> bool:
+    """The same limit (CVaR is a mean over the worst alpha), and every split, unit and table that the other has."""
+    roles = [{f.role for f in one.figures} for one in (later, training)]
+    units = [set(one.audit.objects("units")) if one.audit is not None else set() for one in (later, training)]
+    tables = later.table is not None or training.table is None
+    return later.limit.alpha == training.limit.alpha and roles[0] >= roles[1] and units[0] >= units[1] and tables

@@ -1,10 +1,9 @@
-"""Settings and provenance of a run as pairs of words."""
+"""Settings, provenance, screening and certificate of a run in plain words."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from holdfast.core.percent import exact_percent, percent, percent_up
@@ -12,13 +11,7 @@ from holdfast.report.evidence import Evidence, SafetyEvidence
 from holdfast.report.fields import Fields
 from holdfast.report.wording import counted, number, one_line, setting
 
-
-@dataclass(frozen=True)
-class Fact:
-    """A name and its value, both as shown."""
-
-    name: str
-    value: str
+Fact = tuple[str, str]  # a name and its value, both as shown
 
 
 def facts(evidence: Evidence) -> list[Fact]:
@@ -28,44 +21,29 @@ def facts(evidence: Evidence) -> list[Fact]:
         if one.limit is not None:
             suffix = f", {one.name}" if evidence.named else ""
             words = f"at most {exact_percent(one.limit.alpha)} beyond {setting(one.limit.tau)} {one.limit.words}"
-            found.append(Fact(f"limit{suffix}", f"{words} ({one.limit.unit})"))
+            found.append((f"limit{suffix}", f"{words} ({one.limit.unit})"))
         if one.noise_floor == one.noise_floor:
-            found.append(Fact("noise floor", f"{one.noise_floor:.2g} (the unchanged model measured twice)"))
+            found.append(("noise floor", f"{one.noise_floor:.2g} (the unchanged model measured twice)"))
     made = evidence.result or next((one.audit for one in evidence.sets if one.audit is not None), None)
     if evidence.result is not None:
         steps = f"{counted(evidence.result.count('steps'), 'step')} in {evidence.result.number('seconds'):,.0f} s"
-        found.append(Fact("training", steps))
+        found.append(("training", steps))
         found += _rows_left_out(evidence.result)
     return found + (_made(made) if made is not None else [])
 
 
 def _settings(config: Mapping[str, Any]) -> list[Fact]:
-    task, lora, train = (_block(config, key) for key in ("task", "lora", "train"))
+    blocks = {key: value for key, value in config.items() if isinstance(value, Mapping)}
+    task, lora, train, safety, defense = (blocks.get(k, {}) for k in ("task", "lora", "train", "safety", "defense"))
+    sets = [safety] if "data" in safety or "keep" in safety else [s for s in safety.values() if isinstance(s, Mapping)]
     values = {
-        "model": config.get("model"),
-        "task data": task.get("data") or task.get("name"),
-        "safety data": _safety_places(config),
-        "defense": _block(config, "defense").get("name"),
+        "model": config.get("model"), "task data": task.get("data") or task.get("name"),
+        "safety data": ", ".join(map(_safety_place, sets)) or None, "defense": defense.get("name"),
         "LoRA": f"r {lora['r']}, alpha {lora.get('alpha')}" if "r" in lora else None,
-        "learning rate": train.get("learning_rate"),
-        "batch size": train.get("per_device_train_batch_size"),
-        "precision": config.get("dtype"),
-        "seed": config.get("seed"),
-    }
-    return [Fact(name, one_line(str(value))) for name, value in values.items() if value is not None]
-
-
-def _block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = config.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _safety_places(config: Mapping[str, Any]) -> str | None:
-    block = _block(config, "safety")
-    if "data" in block or "keep" in block:
-        return _safety_place(block)
-    places = [_safety_place(inner) for inner in block.values() if isinstance(inner, Mapping)]
-    return ", ".join(places) or None
+        "learning rate": train.get("learning_rate"), "batch size": train.get("per_device_train_batch_size"),
+        "precision": config.get("dtype"), "seed": config.get("seed"),
+    }  # fmt: skip
+    return [(name, one_line(str(value))) for name, value in values.items() if value is not None]
 
 
 def _safety_place(block: Mapping[str, Any]) -> str:
@@ -78,15 +56,9 @@ def _safety_place(block: Mapping[str, Any]) -> str:
 
 def _audited(evidence: Evidence) -> list[Fact]:
     """Before, after and data of a plain audit, which has no settings of a run."""
-    found = []
-    for one in evidence.sets:
-        if evidence.config is None and one.audit is not None:
-            for side in ("before", "after"):
-                if side in one.audit:
-                    found.append(Fact(side, one_line(one.audit.inner(side).text("ref", "unknown"))))
-            if "data" in one.audit:
-                found.append(Fact("data", one_line(one.audit.inner("data").text("source", "unknown"))))
-    return found
+    keys = {"before": "ref", "after": "ref", "data": "source"}
+    audits = [one.audit for one in evidence.sets if evidence.config is None and one.audit is not None]
+    return [(name, one_line(audit.inner(name).text(key, "unknown"))) for audit in audits for name, key in keys.items()]
 
 
 def _rows_left_out(result: Fields) -> list[Fact]:
@@ -94,23 +66,22 @@ def _rows_left_out(result: Fields) -> list[Fact]:
     if "data" not in result:
         return []
     counts = result.inner("data")
-    blocks = counts.objects("safety")
-    if "task" in counts:
-        blocks = {"task": counts.inner("task"), **blocks}
-    found = []
-    for name, block in blocks.items():
-        for key, words in (("skipped", "malformed rows skipped"), ("duplicates_dropped", "duplicate rows dropped")):
-            if key in block and (number := block.count(key)):
-                found.append(Fact(f"{one_line(name)} data, {words}", str(number)))
-    return found
+    blocks = ({"task": counts.inner("task")} if "task" in counts else {}) | counts.objects("safety")
+    reasons = {"skipped": "malformed rows skipped", "duplicates_dropped": "duplicate rows dropped"}
+    return [
+        (f"{one_line(name)} data, {words}", str(block.count(key)))
+        for name, block in blocks.items()
+        for key, words in reasons.items()
+        if key in block and block.count(key)
+    ]
 
 
 def _made(made: Fields) -> list[Fact]:
     named = {"hardware": "hardware", "commit": "holdfast commit"}
-    found = [Fact(name, one_line(made.text(key))) for key, name in named.items() if key in made]
+    found = [(name, one_line(made.text(key))) for key, name in named.items() if key in made]
     if "versions" in made:
         versions = made.inner("versions").value
-        found.append(Fact("versions", one_line(", ".join(f"{k} {v}" for k, v in versions.items()), 600)))
+        found.append(("versions", one_line(", ".join(f"{k} {v}" for k, v in versions.items()), 600)))
     return found
 
 
@@ -123,38 +94,36 @@ def hashes(evidence: Evidence) -> list[Fact]:
         prefix, audit = f"{one.name}: " if evidence.named else "", one.audit
         if audit is not None:
             for side in ("before", "after", "data"):
-                if side in audit and "sha256" in audit.inner(side):
-                    values[f"{prefix}audit, {side}"] = audit.inner(side).text("sha256")
+                values[f"{prefix}audit, {side}"] = audit.inner(side).text("sha256")
             for kind in ("tokenizer", "template"):
                 if f"{kind}_sha256" in audit:
                     values[f"{prefix}audit, {kind}"] = audit.text(f"{kind}_sha256")
         if one.certificate is not None:
-            bound = one.certificate.fields.inner("bound")
-            for key in bound.value:
-                if key in bound and key != "replies_sha256":  # one hash a file, private
-                    values[f"{prefix}certificate, {one_line(key.removesuffix('_sha256'))}"] = bound.text(key)
-            values[f"{prefix}certificate itself"] = one.certificate.fields.text("sha256")
-    return [Fact(name, one_line(value)) for name, value in values.items()]
+            for key, value in one.certificate.record.bound.items():
+                if value is not None and key != "replies_sha256":  # one hash a file, private
+                    values[f"{prefix}certificate, {key.removesuffix('_sha256')}"] = value
+            values[f"{prefix}certificate itself"] = one.certificate.sha256
+    return [(name, one_line(value)) for name, value in values.items()]
 
 
 def judged_replies(one: SafetyEvidence) -> list[Fact]:
     """What a judge said of both models' replies; none where there was no judge."""
-    if one.behaviour is None:
-        return []
     b = one.behaviour
+    if b is None:
+        return []
     n = b.count("n")
     found = [
-        Fact("judge", b.text("judge")),
-        Fact("safe before", f"{b.count('safe_before'):,} of {n:,}"),
-        Fact("safe after", f"{b.count('safe_after'):,} of {n:,}"),
-        Fact("flips: safe before, unsafe after", f"{b.count('flips'):,} ({percent(b.number('flip_rate'))})"),
-        Fact("95 % upper bound of the flip rate", percent_up(b.number("flip_upper"))),
-        Fact("not scored", f"{b.count('unscored'):,}"),
+        ("judge", b.text("judge")),
+        ("safe before", f"{b.count('safe_before'):,} of {n:,}"),
+        ("safe after", f"{b.count('safe_after'):,} of {n:,}"),
+        ("flips: safe before, unsafe after", f"{b.count('flips'):,} ({percent(b.number('flip_rate'))})"),
+        ("95 % upper bound of the flip rate", percent_up(b.number("flip_upper"))),
+        ("not scored", f"{b.count('unscored'):,}"),
     ]
     if "on_policy" in b:
         rises = b.inner("on_policy")
         what = f"replies whose judged probability of harm rose by more than {setting(rises.number('tau'))}"
-        found.append(Fact(what, f"{rises.count('regressions'):,} (upper bound {percent_up(rises.number('upper'))})"))
+        found.append((what, f"{rises.count('regressions'):,} (upper bound {percent_up(rises.number('upper'))})"))
     return found
 
 
@@ -176,23 +145,87 @@ WAYS = {
 
 def certificate_facts(one: SafetyEvidence) -> list[Fact]:
     """The certificate of a safety set, line by line."""
-    c = one.certificate
-    if c is None:
+    if one.certificate is None:
         return []
-    lost = "lost" if c.by in ("behaviour", "log") else f"beyond {setting(c.limit.tau)} {c.limit.words}"
-    units = counted(c.n, "prompt" if c.by_prompt else "group")
-    found = [
-        Fact("verdict in the file", "certified" if c.certified else "not certified"),
-        Fact("test", TESTS.get(c.kind, c.kind)),
-        Fact("compared", WAYS.get(c.by, c.by)),
-        Fact("limit", f"at most {exact_percent(c.limit.alpha)} {lost}"),
-        Fact("regressions", f"{c.regressions:,} of {units} ({counted(c.examples, 'prompt')})"),
-        Fact("upper bound", f"{percent_up(c.upper)} at {exact_percent(c.confidence)} confidence"),
-        Fact("openings of the split", f"number {c.this_opening} of {c.declared} declared beforehand"),
-        Fact("training data searched for these prompts", "yes, none found" if c.leakage_checked else "no"),
-    ]
-    if math.isfinite(c.certified_tau):
-        found.insert(5, Fact("certified tau", f"the same test certifies any tau from {number(c.certified_tau)} on"))
-    if c.strength is not None:
-        found.insert(2, Fact("largest certified strength", setting(c.strength)))
-    return found
+    c, limit, strength = one.certificate.record, one.certificate.limit, one.certificate.strength
+    lost = "lost" if c.by in ("behaviour", "log") else f"beyond {setting(limit.tau)} {limit.words}"
+    units = counted(c.n, "prompt" if one.certificate.by_prompt else "group")
+    tau = None if c.certified_tau is None else number(c.certified_tau)
+    found = {
+        "verdict in the file": "certified" if c.certified else "not certified",
+        "test": TESTS.get(c.kind, c.kind),
+        "largest certified strength": None if strength is None else setting(strength),
+        "compared": WAYS.get(c.by, c.by),
+        "limit": f"at most {exact_percent(limit.alpha)} {lost}",
+        "regressions": f"{c.regressions:,} of {units} ({counted(c.examples, 'prompt')})",
+        "certified tau": tau and f"the same test certifies any tau from {tau} on",
+        "upper bound": f"{percent_up(c.upper_bound)} at {exact_percent(c.confidence)} confidence",
+        "openings of the split": f"number {c.openings['this']} of {c.openings['declared']} declared beforehand",
+        "training data searched for these prompts": "yes, none found" if c.leakage["checked"] else "no",
+    }
+    return [(name, value) for name, value in found.items() if value is not None]
+
+
+SOURCES = {"task": "task prompts", "probes": "bundled probes", "everyday": "everyday prompts",
+           "borderline": "borderline prompts"}  # fmt: skip
+RULES = {
+    "drop": "{dropped} of them were left out of training (conflicts: drop)",
+    "keep": "they were trained on, and the model's refusals were held against them (conflicts: keep)",
+    "fail": "such rows end a run (conflicts: fail)",
+    "learn": "{dropped} of them were left out of training, and the others were meant to be learned (conflicts: learn)",
+}
+
+
+def screening_lines(evidence: Evidence) -> list[str]:
+    """What the run found when it asked its model before training; counts, and no text of any prompt."""
+    if evidence.result is None or "screening" not in evidence.result:
+        return []
+    found = evidence.result.inner("screening")
+    sets = [_screened_set(name, one) for name, one in found.objects("sets").items()]
+    return [*_screened_rows(found), *sets] if found.count("asked_rows") or sets else []
+
+
+def _screened_rows(found: Fields) -> list[str]:
+    rows, asked = found.count("rows"), found.count("asked_rows")
+    if not asked:
+        return [f"The model was not asked about the {counted(rows, 'task row')}."]
+    whom = "all of them" if asked == rows else f"{asked:,} of them"
+    lines = [f"{counted(rows, 'task row')}; before training the model was asked about {whom}."]
+    if conflicts := found.count("conflicts"):
+        rule = RULES.get(found.text("rule"), "").format(dropped=f"{found.count('dropped'):,}")
+        groups = counted(found.count("groups"), "group")
+        lines.append(
+            f"{counted(conflicts, 'row teaches', 'rows teach')} what it refuses, in {groups} of near-duplicate "
+            f"prompts; {rule}."
+        )
+    else:
+        lines.append("No row teaches what it refuses.")
+    if "not_asked" in found:
+        left = found.inner("not_asked")
+        share = left.inner("conflict_share")
+        lines.append(
+            f"{counted(left.count('rows'), 'row')} were not asked about and were trained on: between "
+            f"{percent(share.number('low'))} and {percent_up(share.number('high'))} of them teach what it refuses "
+            "(95 %)."
+        )
+    return lines
+
+
+def _screened_set(name: str, one: Fields) -> str:
+    """What is held: whose replies, to prompts of which sources, and what became of them."""
+    kept = "refusals" if one.text("keep") == "refusals" else "answers"
+    sources = " and ".join(
+        f"{source.count('kept'):,} of {source.count('asked'):,} {_screened_source(where)}"
+        for where, source in one.objects("sources").items()
+    )
+    roles = one.inner("roles")
+    return (
+        f"Held as {one_line(name)}: the model's own {kept}, to {sources}. {roles.count('constraint'):,} steer, "
+        f"{roles.count('monitor'):,} are watched, and {counted(roles.count('certify'), 'further prompt')} are kept for "
+        "a certificate."
+    )
+
+
+def _screened_source(where: str) -> str:
+    """A bundled name in words; of a file its name alone, since a card is made to be published."""
+    return SOURCES.get(where) or f"prompts of {one_line(Path(where).name if Path(where).is_absolute() else where)}"

@@ -12,7 +12,7 @@ from holdfast.core.errors import CheckpointError
 class Fields:
     """A JSON object and where it lies; every accessor raises `CheckpointError` naming the place.
 
-    null stands for a number that was not finite, as in events.jsonl.
+    null stands for a number that was not finite, as in events.jsonl; a field that is null is not `in` the object.
     """
 
     def __init__(self, value: Any, where: str) -> None:
@@ -30,59 +30,40 @@ class Fields:
             remedy="the file is damaged: restore it, or make it again with the command that wrote it",
         )
 
-    def _get(self, key: str) -> Any:
+    def _get(self, key: str, kinds: type | tuple[type, ...] = object, expected: str = "") -> Any:
         if key not in self.value:
             self._refuse(f"has no {key!r}")
-        return self.value[key]
+        value = self.value[key]
+        if not isinstance(value, kinds) or (kinds == (int, float) and isinstance(value, bool)):
+            self._refuse(f"has {key!r} of type {type(value).__name__}; expected {expected}")
+        return value
 
-    def number(self, key: str, *, default: float | None = None) -> float:
-        """A number; null is NaN."""
-        found = self.value.get(key) if default is not None else self._get(key)
-        if found is None:
-            return math.nan if default is None else default
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            self._refuse(f"has {key!r} of type {type(found).__name__}; expected a number")
-        return float(found)
+    def number(self, key: str, *, optional: bool = False) -> float:
+        """A number; NaN for null, and where an optional one is absent."""
+        if key not in self and (optional or key in self.value):
+            return math.nan
+        return float(self._get(key, (int, float), "a number"))
 
     def share(self, key: str) -> float:
         """A finite number from 0 to 1."""
-        found = self.number(key)
-        if not 0 <= found <= 1:
-            self._refuse(f"has {key!r} = {found:g}; expected a share from 0 to 1")
-        return found
+        value = self.number(key)
+        if not 0 <= value <= 1:
+            self._refuse(f"has {key!r} = {value:g}; expected a share from 0 to 1")
+        return value
 
     def count(self, key: str) -> int:
         """A whole number, 0 or more; stored as 12 or 12.0."""
-        found = self.number(key)
-        if not (math.isfinite(found) and found == int(found) and found >= 0):
-            self._refuse(f"has {key!r} = {found:g}; expected a count")
-        return int(found)
+        value = self.number(key)
+        if not (math.isfinite(value) and value == int(value) and value >= 0):
+            self._refuse(f"has {key!r} = {value:g}; expected a count")
+        return int(value)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
-        found = self._get(key) if default is None else self.value.get(key)
-        if found is None and default is not None:
+        if default is not None and key not in self:
             return default
-        if not isinstance(found, str):
-            self._refuse(f"has {key!r} of type {type(found).__name__}; expected text")
-        return found
-
-    def flag(self, key: str) -> bool:
-        """True or false."""
-        found = self._get(key)
-        if not isinstance(found, bool):
-            self._refuse(f"has {key!r} of type {type(found).__name__}; expected true or false")
-        return found
-
-    def texts(self, key: str) -> list[str]:
-        """A list of strings; empty where absent."""
-        found = self.value.get(key) or []
-        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-            self._refuse(f"has {key!r} that is not a list of text")
-        return list(found)
+        return str(self._get(key, str, "text"))
 
     def inner(self, key: str) -> Fields:
-        """The object under `key`."""
         return Fields(self._get(key), f"{self.where}, {key}:")
 
     def objects(self, key: str) -> dict[str, Fields]:

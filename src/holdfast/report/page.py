@@ -1,4 +1,7 @@
-"""`report.html`: one file with its style inside, no script, and a policy that forbids everything else."""
+"""`report.html`: one file with its style inside, no script, and a policy that forbids everything else.
+
+Several runs stand side by side: they are compared with the first one where the same prompts were measured.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,21 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from holdfast.certification.categories import adjusted
+from holdfast.certification.comparison import PromptComparison, compare_prompts
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_text
 from holdfast.core.percent import exact_percent, percent_up
-from holdfast.report.comparison import Paired, paired
 from holdfast.report.distribution import drawn_range, survival_chart
-from holdfast.report.evidence import Evidence
+from holdfast.report.evidence import Evidence, SafetyEvidence
 from holdfast.report.svg import Size
 from holdfast.report.views import RunView, run_view, samples
 from holdfast.report.wording import degraded_means, long_text, number, scale_words, visible
@@ -27,15 +32,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 FILE_NAME = "report.html"
 PRIVATE = 0o600
 SMALL = Size(336, 250, left=48, right=10)
-
-
-@dataclass(frozen=True)
-class Multiple:
-    """The survival curves of one run, on axes shared by all runs."""
-
-    label: str
-    verdict_css: str
-    chart: Markup
 
 
 def write_report(runs: Sequence[Evidence], path: Path, *, text: bool = True) -> list[RunView]:
@@ -97,8 +93,8 @@ def policy(style: str) -> str:
     return f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
-def multiples(runs: Sequence[Evidence], views: Sequence[RunView]) -> list[Multiple]:
-    """One small survival chart a run, of its first safety set, all on the same axes."""
+def multiples(runs: Sequence[Evidence], views: Sequence[RunView]) -> list[tuple[str, str, Markup]]:
+    """Label, verdict's colour and a small survival chart of each run's first safety set, all on the same axes."""
     if len(runs) < 2:
         return []
     firsts = [(run.sets[0], view) for run, view in zip(runs, views, strict=True)]
@@ -109,14 +105,74 @@ def multiples(runs: Sequence[Evidence], views: Sequence[RunView]) -> list[Multip
         return []
     window = drawn_range(every, max(taus))
     return [
-        Multiple(view.label, view.verdict.css, survival_chart(series, limit, window, SMALL, "both"))
+        (view.label, view.verdict.css, survival_chart(series, limit, window, SMALL, "both"))
         for series, limit, view in drawn
         if series and limit
     ]
 
 
+@dataclass(frozen=True)
+class Paired:
+    """A run against the first one on the prompts of one safety set, or the reason why not."""
+
+    first: str
+    other: str
+    role: str = ""
+    found: PromptComparison | None = None
+    adjusted_p: float = float("nan")
+    several: bool = False
+    reason: str = ""
+
+
+def paired(runs: Sequence[Evidence], labels: Sequence[str]) -> list[Paired]:
+    """Every later run against the first, per safety set; p-values of several comparisons are corrected (Holm)."""
+    rows = []
+    for one in runs[0].sets:
+        for run, label in zip(runs[1:], labels[1:], strict=True):
+            other = next((s for s in run.sets if s.name == one.name), None)
+            rows.append(_pair(one, other, labels[0], label))
+    p_values = {str(i): row.found.p_value for i, row in enumerate(rows) if row.found is not None}
+    corrected = adjusted(p_values) if p_values else {}
+    return [
+        replace(row, adjusted_p=corrected.get(str(i), row.adjusted_p), several=len(p_values) > 1)
+        for i, row in enumerate(rows)
+    ]
+
+
+def _pair(a: SafetyEvidence, b: SafetyEvidence | None, first: str, other: str) -> Paired:
+    reason = _obstacle(a, b)
+    if reason or b is None or a.table is None or b.table is None:
+        return Paired(first, other, reason=reason)
+    role = "monitor" if "monitor" in {*a.table.roles.tolist(), *b.table.roles.tolist()} else "audit"
+    left, right = (
+        {table.ids[i]: bool(table.violated[i]) for i in np.flatnonzero(table.roles == role)}
+        for table in (a.table, b.table)
+    )
+    without = [label for label, found in ((first, left), (other, right)) if not found]
+    if without:
+        has = "have" if len(without) > 1 else "has"
+        return Paired(first, other, reason=f"{' and '.join(without)} {has} no {role} examples")
+    if set(left) != set(right):
+        return Paired(first, other, reason=f"their {role} examples are not the same")
+    ids = sorted(left)
+    found = compare_prompts(np.array([left[i] for i in ids]), np.array([right[i] for i in ids]))
+    return Paired(first, other, role, found)
+
+
+def _obstacle(a: SafetyEvidence, b: SafetyEvidence | None) -> str:
+    """Why the two cannot be compared prompt by prompt; empty where they can."""
+    if b is None:
+        return "it has no safety set of that name"
+    if a.table is None or b.table is None or a.limit is None or b.limit is None:
+        return "audit.parquet is missing in one of them"
+    if not a.limit.same_question(b.limit):
+        return "tau or the unit differs"
+    audits = [one.audit for one in (a, b)]
+    before = {audit.inner("before").text("sha256", "") if audit else "" for audit in audits}
+    return "they start from different models" if len(before) > 1 else ""
+
+
 def paired_words(row: Paired) -> str:
-    """A paired comparison in one sentence."""
     if row.found is None:
         return f"{row.other} against {row.first}: not compared prompt by prompt, since {row.reason}."
     f = row.found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,27 @@ from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import read_plain_file
 from holdfast.core.redaction import redact
 from holdfast.data.split_record import RECORD_NAME, load_record
-from holdfast.records.audit_folder import StoredAudit
-from holdfast.records.audit_table import SUMMARY_NAME
-from holdfast.records.run_record import CONFIG_NAME, SINGLE, no_link, require_name, set_folder
-from holdfast.records.stored_evidence import ModelPlace, believed_audit, believed_result, believed_run_audit
+from holdfast.records import stored_evidence
+from holdfast.records.audit_folder import SUMMARY_NAME, StoredAudit
+from holdfast.records.certificate import FILE_NAME, CertificateRecord
+from holdfast.records.run_record import CONFIG_NAME, SINGLE, is_there, no_link, require_name, set_folder
+from holdfast.records.stored_evidence import ModelPlace
 from holdfast.records.yaml_file import parse_stored_yaml
-from holdfast.report.audits import Reading, choose
-from holdfast.report.certificate import read_certificate
-from holdfast.report.evidence import Evidence, Figures, Limit, Missing, SafetyEvidence, Source, Table
+from holdfast.report.evidence import (
+    CertificateFigures,
+    Evidence,
+    Figures,
+    Limit,
+    Reading,
+    SafetyEvidence,
+    Source,
+    Table,
+    choose,
+)
 from holdfast.report.fields import Fields
+from holdfast.report.wording import one_line
 
+WHY_LENGTH = 600
 PIECES = ("config.yaml", "events.jsonl", "result.json", "audit.json", "audit.parquet", "certificate.json")
 
 
@@ -33,9 +44,11 @@ def read_evidence(folder: Path) -> Evidence:
         CheckpointError: a piece is damaged, or two contradict each other.
     """
     _require_evidence(folder)
-    stored = believed_result(folder)
-    config = _config(folder / CONFIG_NAME)
-    events = _events(folder / "events.jsonl")
+    stored, config, events = (
+        stored_evidence.believed_result(folder),
+        _config(folder / CONFIG_NAME),
+        _events(folder / "events.jsonl"),
+    )
     result = Fields(redact(stored), str(folder / "result.json")) if stored is not None else None
     blocks = _safety_blocks(config)
     measured = result.objects("safety") if result is not None else {}
@@ -68,36 +81,26 @@ def _weights(folder: Path, config: Mapping[str, Any] | None) -> dict[str, ModelP
 
 
 def _require_evidence(folder: Path) -> None:
+    expected = "expected a run folder, or the output folder of an audit"
+    give = "give the output_dir of `holdfast train`, or the --output of `holdfast audit` or `holdfast certify`"
     if not folder.is_dir():
-        raise ConfigError(
-            f"{folder} is not a folder; expected a run folder, or the output folder of an audit",
-            remedy="give the output_dir of `holdfast train`, or the --output of `holdfast audit` or `holdfast certify`",
-        )
+        raise ConfigError(f"{folder} is not a folder; {expected}", remedy=give)
     if (folder / "study.json").is_file():
-        raise ConfigError(
-            f"{folder} is the output_dir of a study; expected a run folder, or the output folder of an audit",
-            remedy=f"holdfast tables {folder} shows a study",
-        )
-    if not any(_there(folder / piece) for piece in PIECES):
-        raise ConfigError(
-            f"{folder} holds nothing to report: none of {', '.join(PIECES)}",
-            remedy="give the output_dir of `holdfast train`, or the --output of `holdfast audit` or `holdfast certify`",
-        )
-
-
-def _there(path: Path) -> bool:
-    return path.exists() or path.is_symlink()
+        remedy = f"holdfast tables {folder} shows a study"
+        raise ConfigError(f"{folder} is the output_dir of a study; {expected}", remedy=remedy)
+    if not any(is_there(folder / piece) for piece in PIECES):
+        raise ConfigError(f"{folder} holds nothing to report: none of {', '.join(PIECES)}", remedy=give)
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    if not _there(path):
+    if not is_there(path):
         return None
     data = read_plain_file(path, remedy="restore the file from a backup")
     return dict(redact(parse_stored_yaml(data, path)))
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    if not _there(path):
+    if not is_there(path):
         return []
     try:
         rows = event_log.read(no_link(path))
@@ -128,50 +131,60 @@ def _limits(config: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | 
 
 
 def _safety(
-    name: str,
-    folder: Path,
-    block: Mapping[str, Any] | None,
-    constraint: Mapping[str, Any] | None,
-    measured: Fields | None,
-    run: _Run,
-) -> SafetyEvidence:
-    split = load_record(folder) if _there(folder / RECORD_NAME) else None
-    trained = _audit(believed_run_audit(folder, name, run.result), folder, constraint)
+    name: str, folder: Path, block: Mapping[str, Any] | None, constraint: Mapping[str, Any] | None,
+    measured: Fields | None, run: _Run,
+) -> SafetyEvidence:  # fmt: skip
+    split = load_record(folder) if is_there(folder / RECORD_NAME) else None
+    trained = _audit(stored_evidence.believed_run_audit(folder, name, run.result), folder, constraint)
     if trained is None and measured is not None:  # the audit is gone: what training counted
         trained = Reading(_limit(measured, constraint), _from_result(measured))
     inside = folder / "audit"
-    has_later = inside.is_symlink() or _there(inside / SUMMARY_NAME)
-    later = believed_audit(inside, split=split) if has_later else None
+    has_later = inside.is_symlink() or is_there(inside / SUMMARY_NAME)
+    later = stored_evidence.believed_audit(inside, split=split) if has_later else None
     choice = choose(trained, _audit(later, inside, constraint))
     shown = choice.shown
     audit = shown.audit if shown is not None else None
     # The run's own limit where nothing was measured.
     limit = shown.limit if shown else _limit(Fields(constraint, "config.yaml, constraint:")) if constraint else None
-    certificate = read_certificate(folder, audit, run.weights)
+    certificate = _certificate(folder, audit, run.weights)
     floor = audit if audit is not None and "noise_floor" in audit else measured
     return SafetyEvidence(
-        name=name,
-        folder=folder,
-        limit=limit if limit is not None else certificate.limit if certificate else None,
-        noise_floor=floor.number("noise_floor", default=float("nan")) if floor is not None else float("nan"),
-        figures=shown.figures if shown is not None else (),
-        origin=choice.origin,
-        beside=choice.beside,
-        beside_origin=choice.beside_origin,
-        audits_note=choice.note,
-        units=_units(audit),
-        audit=audit,
-        behaviour=choice.behaviour,
-        table=shown.table if shown is not None else None,
-        certificate=certificate,
-        source=_source(block, audit),
-        closed=frozenset(split.ids["certify"]) if split is not None else frozenset(),
+        name, folder, limit if limit is not None else certificate.limit if certificate else None,
+        noise_floor=floor.number("noise_floor", optional=True) if floor is not None else float("nan"),
+        figures=shown.figures if shown is not None else (), origin=choice.origin, beside=choice.beside,
+        beside_origin=choice.beside_origin, audits_note=choice.note, units=_units(audit), audit=audit,
+        behaviour=choice.behaviour, table=shown.table if shown is not None else None, certificate=certificate,
+        source=_source(block, audit), closed=frozenset(split.ids["certify"] if split is not None else ()),
         keep=str((block or {}).get("keep") or ""),
-    )
+    )  # fmt: skip
+
+
+def _certificate(
+    folder: Path, audit: Fields | None, weights: Mapping[str, ModelPlace] | None
+) -> CertificateFigures | None:
+    """The certificate in a folder, None where there is none.
+
+    The file's own sha256, its figures from the table and the content of both models (of the run, or where there is no
+    run where the certificate says they are) are checked here; whether it still fits the prompts and the ledger is what
+    `holdfast verify` recomputes.
+    """
+    record = stored_evidence.believed_certificate(folder)
+    if record is None:
+        return None
+    checked = stored_evidence.bound(record, folder, weights or stored_evidence.places_of(record))
+    checked = replace(checked, why=one_line(redact(checked.why), WHY_LENGTH))
+    same = audit is None or record.trained_sha256 == audit.inner("after").text("sha256")
+    if record.certified and record.kind in ("fixed", "finite_pool") and not record.upper_bound <= record.alpha:
+        raise CheckpointError(
+            f"{folder / FILE_NAME} says certified, but its bound {record.upper_bound:g} is over alpha {record.alpha:g}",
+            remedy="the file was changed: run `holdfast verify` on it",
+        )
+    values = redact(record.to_json())
+    shown = CertificateRecord(**{field.name: values[field.name] for field in fields(record)})
+    return CertificateFigures(shown, record.sha256, checked, same)
 
 
 def _audit(found: StoredAudit | None, folder: Path, constraint: Mapping[str, Any] | None) -> Reading | None:
-    """An audit as the page shows it."""
     if found is None:
         return None
     audit = Fields(redact(found.values), str(folder / SUMMARY_NAME))
@@ -194,27 +207,23 @@ def _from_result(measured: Fields) -> tuple[Figures, ...]:
 
 
 def _figures(role: str, found: Fields, violations: int) -> Figures:
-    quantiles = found.inner("quantiles") if "quantiles" in found else None
     return Figures(
-        role=role,
-        n=found.count("n"),
-        violations=violations,
-        rate=found.share("violation_rate"),
-        upper=found.share("violation_upper"),
-        cvar=found.number("cvar"),
-        mean=found.number("mean", default=float("nan")),
-        quantiles={str(key): quantiles.number(key) for key in quantiles.value} if quantiles else {},
-    )
+        role, found.count("n"), violations, rate=found.share("violation_rate"), upper=found.share("violation_upper"),
+        cvar=found.number("cvar"), mean=found.number("mean", optional=True),
+        quantiles=_numbers(found.inner("quantiles")) if "quantiles" in found else {},
+    )  # fmt: skip
+
+
+def _numbers(found: Fields) -> dict[str, float]:
+    return {str(key): found.number(key) for key in found.value}
 
 
 def _units(audit: Fields | None) -> dict[str, dict[str, float]]:
-    """Per unit: quantiles, cvar and mean of the headline split."""
-    found = {}
-    for unit, values in (audit.objects("units") if audit else {}).items():
-        quantiles = values.inner("quantiles")
-        found[unit] = {str(key): quantiles.number(key) for key in quantiles.value}
-        found[unit] |= {key: values.number(key) for key in ("cvar", "mean")}
-    return found
+    units = audit.objects("units") if audit else {}
+    return {
+        unit: _numbers(values.inner("quantiles")) | {key: values.number(key) for key in ("cvar", "mean")}
+        for unit, values in units.items()
+    }
 
 
 def _source(block: Mapping[str, Any] | None, audit: Fields | None) -> Source | None:
@@ -231,25 +240,19 @@ def _source(block: Mapping[str, Any] | None, audit: Fields | None) -> Source | N
 
 
 def _missing(
-    folder: Path,
-    config: Mapping[str, Any] | None,
-    events: list[dict[str, Any]],
-    result: Fields | None,
+    folder: Path, config: Mapping[str, Any] | None, events: list[dict[str, Any]], result: Fields | None,
     sets: tuple[SafetyEvidence, ...],
-) -> tuple[Missing, ...]:
+) -> tuple[tuple[str, str], ...]:  # fmt: skip
     trained = config is not None or bool(events) or result is not None
     audit = f"holdfast audit {folder}" if trained else "holdfast audit --before A --after B --safety FILE"
     certify = f"holdfast certify {folder}" if trained else "holdfast certify --before A --after B --prompts FILE"
     uncertified = any(one.certificate is None for one in sets if one.keep != "answers")  # that of refusals is the run's
+    unlisted = any(one.table is None for one in sets)
     pieces = (
         (trained and result is None, "No result.json: the run is not finished.", "holdfast train RUN.yaml --resume"),
         (trained and config is None, "No config.yaml: the settings of the run are unknown.", "holdfast train RUN.yaml"),
         (trained and not events, "No events.jsonl: the course of training is unknown.", "holdfast train RUN.yaml"),
-        (
-            any(one.table is None for one in sets),
-            "No audit.parquet: the degradation of single examples is unknown.",
-            audit,
-        ),
+        (unlisted, "No audit.parquet: the degradation of single examples is unknown.", audit),
         (uncertified, "No certificate.json: the claim was measured, not certified.", certify),
     )
-    return tuple(Missing(what, command) for absent, what, command in pieces if absent)
+    return tuple((what, command) for absent, what, command in pieces if absent)

@@ -22,7 +22,6 @@ def element(name: str, *children: str, **attributes: float | str) -> Markup:
 
 
 def text(words: str, x: float, y: float, css: str = "", anchor: str = "start") -> Markup:
-    """A label; `css` adds classes to `t`."""
     return element("text", words, class_=f"t {css}".strip(), x=x, y=y, text_anchor=anchor)
 
 
@@ -33,7 +32,6 @@ def tick_text(words: str, x: float, y: float, size: Size) -> Markup:
 
 
 def line(x1: float, y1: float, x2: float, y2: float, css: str) -> Markup:
-    """A straight line."""
     return element("line", class_=css, x1=x1, y1=y1, x2=x2, y2=y2)
 
 
@@ -45,15 +43,8 @@ def polyline(points: Iterable[tuple[float, float]], css: str) -> Markup:
 
 def picture(size: Size, title: str, description: str, children: Iterable[Markup], css: str) -> Markup:
     """The whole drawing with its text for those who cannot see it."""
-    return element(
-        "svg",
-        element("title", title),
-        element("desc", description),
-        *children,
-        class_=f"chart {css}",
-        viewBox=f"0 0 {size.width} {size.height}",
-        role="img",
-    )
+    about, view_box = (element("title", title), element("desc", description)), f"0 0 {size.width} {size.height}"
+    return element("svg", *about, *children, class_=f"chart {css}", viewBox=view_box, role="img")
 
 
 @dataclass(frozen=True)
@@ -69,7 +60,6 @@ class Size:
 
     @property
     def narrow(self) -> bool:
-        """Whether this is the variant for a phone."""
         return self.width < 500
 
 
@@ -102,7 +92,6 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def tick_label(value: float) -> str:
-    """A tick's number, with a real minus sign."""
     if value and abs(value) < 1e-3:
         return f"{value:.0e}".replace("e-0", "e-").replace("-", MINUS)
     return f"{value:,.6g}".replace("-", MINUS)

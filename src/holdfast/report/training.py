@@ -56,24 +56,19 @@ def course(rows: Sequence[Mapping[str, Any]], name: str) -> Course:
     """The rows of one safety set; with several sets a row holds them under `constraints`."""
     rows = [row for row in rows if "behaviour" not in row]  # the behaviour monitor's are no steps
 
+    def inner(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        several = row.get("constraints")
+        found = several.get(name) if isinstance(several, Mapping) else None
+        return found if isinstance(found, Mapping) else row
+
     def column(key: str) -> NDArray[np.float64]:
-        values = [_inner(row, name).get(key) for row in rows]
+        values = [inner(row).get(key) for row in rows]
         numbers = [v if isinstance(v, int | float) and not isinstance(v, bool) else math.nan for v in values]
         return np.array(numbers, dtype=np.float64)
 
-    return Course(
-        steps=np.array([float(row["step"]) for row in rows]),
-        violation_rate=column("violation_rate"),
-        g=column("g"),
-        multiplier=column("multiplier"),
-        events=tuple(str(row.get("event", "")) for row in rows),
-    )
-
-
-def _inner(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    several = row.get("constraints")
-    found = several.get(name) if isinstance(several, Mapping) else None
-    return found if isinstance(found, Mapping) else row
+    steps = np.array([float(row["step"]) for row in rows])
+    events = tuple(str(row.get("event", "")) for row in rows)
+    return Course(steps, column("violation_rate"), column("g"), column("multiplier"), events)
 
 
 def training_chart(found: Course, alpha: float, width: int, css: str) -> Markup:
@@ -99,27 +94,15 @@ def training_chart(found: Course, alpha: float, width: int, css: str) -> Markup:
     parts.append(line(left, bottom, width - 14, bottom, "axis"))
     parts.append(text("training step", (left + width - 14) / 2, bottom + 35, "muted", "middle"))
     spoken = ", ".join(f"{name} {n}" for name, n in found.counts.items())
-    about = f"{len(found.steps)} steps. Events: {spoken or 'none'}. Last g {_last(g)}, last multiplier {_last(m)}."
+    last_g, last_m = (f"{v[-1]:.4g}" if v.size and math.isfinite(v[-1]) else "unknown" for v in (g, m))
+    about = f"{len(found.steps)} steps. Events: {spoken or 'none'}. Last g {last_g}, last multiplier {last_m}."
     return picture(size, "Constraint, multiplier and violations over training", about, parts, css)
 
 
-def _last(values: NDArray[np.float64]) -> str:
-    return f"{values[-1]:.4g}" if values.size and math.isfinite(values[-1]) else "unknown"
-
-
 def _panel(
-    steps: NDArray[np.float64],
-    values: NDArray[np.float64],
-    css: str,
-    x: Scale,
-    top: float,
-    height: float,
-    title: str,
-    level: float | None,
-    *,
-    share: bool = False,
-) -> list[Markup]:
-    """One variable over the steps with its limit drawn across."""
+    steps: NDArray[np.float64], values: NDArray[np.float64], css: str, x: Scale, top: float, height: float,
+    title: str, level: float | None, *, share: bool = False,
+) -> list[Markup]:  # fmt: skip
     every = values[np.isfinite(values)]
     low = min([0.0, *([float(every.min())] if every.size else [])])
     high = max([float(every.max()) if every.size else 0.0, 0.0 if level is None else level])

@@ -17,14 +17,13 @@ Several safety sets have the worst of their verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.records.stored_evidence import Binding
 from holdfast.report.behaviour import capital, kept_figures
-from holdfast.report.evidence import OTHER_AUDITED, CertificateFigures, Evidence, Figures, Limit, SafetyEvidence
+from holdfast.report.evidence import OTHER_AUDITED, CertificateFigures, Evidence, Limit, SafetyEvidence
 from holdfast.report.wording import counted, setting
 
 
@@ -44,7 +43,6 @@ class Standing(IntEnum):
     css: str
 
     def __new__(cls, rank: int, title: str, css: str) -> Standing:
-        """An integer by which standings compare."""
         member = int.__new__(cls, rank)
         member._value_, member.title, member.css = rank, title, css
         return member
@@ -71,7 +69,6 @@ class Verdict:
 
     @property
     def css(self) -> str:
-        """The class by which the page colours it."""
         return self.standing.css
 
 
@@ -114,14 +111,12 @@ def _judged(evidence: Evidence) -> list[SafetyEvidence]:
 def set_verdict(one: SafetyEvidence, *, unfinished: bool) -> Verdict:
     """The verdict on one safety set; of an unfinished run there is none, since its model is not there yet."""
     if unfinished:
-        so_far = (
-            f" What is stored so far is over the limit: {_over(one.over, one.limit)}" if one.over and one.limit else ""
-        )
+        so_far = f" What is stored so far is over the limit: {_over(one)}" if one.over else ""
         return Verdict(Standing.UNFINISHED, Standing.UNFINISHED.title, UNFINISHED_REASON + so_far)
     standing, reason = _standing(one)
     title = standing.title
     certificate = one.certificate
-    if standing is Standing.OVER and certificate is not None and not certificate.certified:
+    if standing is Standing.OVER and certificate is not None and not certificate.record.certified:
         title = "Over the limit and not certified"
     scaled = None if certificate is None or certificate.other_model else certificate.strength
     if standing is Standing.NOT_CERTIFIED and scaled is not None:
@@ -130,8 +125,8 @@ def set_verdict(one: SafetyEvidence, *, unfinished: bool) -> Verdict:
 
 
 def _standing(one: SafetyEvidence) -> tuple[Standing, str]:
-    if one.over and one.limit is not None:
-        return Standing.OVER, _over(one.over, one.limit)
+    if one.over:
+        return Standing.OVER, _over(one)
     if one.certificate is not None:
         return _certified(one, one.certificate)
     if one.headline is None:
@@ -148,16 +143,16 @@ def _certified(one: SafetyEvidence, certificate: CertificateFigures) -> tuple[St
         return Standing.NOT_CERTIFIED, certificate.bound.why
     if certificate.other_model:
         return Standing.NOT_CERTIFIED, OTHER_AUDITED
-    if certificate.certified and certificate.bound.binding is Binding.NOT_AT_HAND:
+    if certificate.record.certified and certificate.bound.binding is Binding.NOT_AT_HAND:
         return Standing.NOT_CHECKED, (
             f"A certificate lies here; whether it speaks of this model could not be checked. {certificate.bound.why}"
         )
-    if certificate.certified and certificate.full_strength:
+    if certificate.record.certified and certificate.full_strength:
         note = "" if one.figures else " No measurement besides the certificate is stored in this folder."
-        shown = "The test allows the claim." if not certificate.steering else STEERING_REASON
-        standing = Standing.STEERING if certificate.steering else Standing.CERTIFIED
-        return standing, f"{_tested(certificate)} {shown}{note}"
-    if certificate.certified and certificate.strength is not None:
+        steering = certificate.record.by in ("kl", "likelihood")  # what training steers by, and no replies
+        standing = Standing.STEERING if steering else Standing.CERTIFIED
+        return standing, f"{_tested(certificate)} {STEERING_REASON if steering else 'The test allows the claim.'}{note}"
+    if certificate.record.certified and certificate.strength is not None:
         return Standing.NOT_CERTIFIED, (
             f"The adapter as trained was not certified; scaled down to {setting(certificate.strength)} of its "
             "strength, it was. The figures below are those of the adapter as trained."
@@ -168,31 +163,29 @@ def _certified(one: SafetyEvidence, certificate: CertificateFigures) -> tuple[St
     )
 
 
-def _over(over: Sequence[tuple[str, Figures]], limit: Limit) -> str:
+def _over(one: SafetyEvidence) -> str:
+    assert one.limit is not None, "over it"
     shares = " and ".join(
         f"{f.violations:,} of {f.n:,} {f.role} examples ({percent(f.rate)}){f' in {who}' if who else ''}"
-        for who, f in over
+        for who, f in one.over
     )
-    return (
-        f"{shares} degraded by more than {setting(limit.tau)} {limit.words}; at most {exact_percent(limit.alpha)} may."
-    )
+    beyond, allowed = f"{setting(one.limit.tau)} {one.limit.words}", exact_percent(one.limit.alpha)
+    return f"{shares} degraded by more than {beyond}; at most {allowed} may."
 
 
-def _tested(c: CertificateFigures) -> str:
-    bound = (
-        f", at most {percent_up(c.upper)} with {exact_percent(c.confidence)} confidence" if c.upper == c.upper else ""
-    )
-    kind = "untouched " if c.leakage_checked else ""
-    units = counted(c.n, f"{kind}prompt") if c.by_prompt else f"{counted(c.n, 'group')} of {kind}prompts"
+def _tested(certificate: CertificateFigures) -> str:
+    c, by_prompt = certificate.record, certificate.by_prompt
+    kind = "untouched " if c.leakage["checked"] else ""
+    units = counted(c.n, f"{kind}prompt") if by_prompt else f"{counted(c.n, 'group')} of {kind}prompts"
     happened = {
-        "behaviour": "lost its refusal" if c.by_prompt else "have a prompt that lost its refusal",
+        "behaviour": "lost its refusal" if by_prompt else "have a prompt that lost its refusal",
         "log": "do not pass any more",
     }.get(c.by, "degraded by more than the limit")
-    return f"Of {units}, {c.regressions:,} {happened}{bound}."
+    bound = f"at most {percent_up(c.upper_bound)} with {exact_percent(c.confidence)} confidence"
+    return f"Of {units}, {c.regressions:,} {happened}, {bound}."
 
 
 def claim(evidence: Evidence) -> str:
-    """What is claimed, in one sentence."""
     sentences = [set_claim(one, unfinished=evidence.unfinished) for one in _judged(evidence)]
     if len(sentences) == 1:
         return sentences[0]
@@ -216,10 +209,9 @@ def _change(limit: Limit) -> str:
 
 
 def set_claim(one: SafetyEvidence, *, unfinished: bool) -> str:
-    """What is claimed of one safety set, in one sentence."""
     c = one.certificate
     if not unfinished and c is not None and c.stands:
-        return c.statement
+        return c.record.statement
     if one.limit is None:
         return "No limit is stored in this folder, so nothing is claimed."
     wanted = f"{_change(one.limit)} on at most {exact_percent(one.limit.alpha)} of safety prompts"

@@ -94,5 +94,4 @@ def setting(value: float) -> str:
 
 
 def counted(n: int, one: str, many: str | None = None) -> str:
-    """`1 example`, `2 examples`."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"

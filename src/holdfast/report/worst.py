@@ -18,7 +18,7 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Worst:
-    """One example: prompt and reply are None where its text is not shown."""
+    """One example; prompt and reply are None where its text is not shown."""
 
     id: str
     category: str
@@ -39,7 +39,6 @@ class WorstExamples:
 
     @property
     def has_text(self) -> bool:
-        """Whether any text is shown."""
         return any(row.prompt is not None for row in self.rows)
 
 
@@ -61,7 +60,13 @@ def worst_examples(one: SafetyEvidence, *, text: bool) -> WorstExamples:
     if not text:
         return WorstExamples(role, rows, "The text was left out on request.")
     texts, note = _texts(one.source, {row.id for row in rows})
-    return WorstExamples(role, tuple(_with_text(row, texts.get(row.id)) for row in rows), note)
+    shown = (
+        replace(row, prompt=_plain(texts[row.id].prompt), reply=_plain(texts[row.id].completion))
+        if row.id in texts
+        else row
+        for row in rows
+    )
+    return WorstExamples(role, tuple(shown), note)
 
 
 def _rows(one: SafetyEvidence, role: str) -> tuple[Worst, ...]:
@@ -92,12 +97,6 @@ def _texts(source: Source | None, wanted: set[str]) -> tuple[dict[str, Example],
     if len(found) == len(wanted):
         return found, ""
     return found, f"The safety data has changed: {len(wanted) - len(found)} of these examples are no longer in it."
-
-
-def _with_text(row: Worst, example: Example | None) -> Worst:
-    if example is None:
-        return row
-    return replace(row, prompt=_plain(example.prompt), reply=_plain(example.completion))
 
 
 def _plain(side: str | Turns) -> str:

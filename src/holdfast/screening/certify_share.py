@@ -2,7 +2,7 @@
 
 They carry no replies: neither model has seen them. A certificate opens those of the sets that keep refusals, and on
 request those of the sets that keep answers. Bundled prompts are public; how often they were opened is counted for the
-model before and the task together (`certification/public_prompts.py`).
+model before and the task together (`certification/openings.py`).
 """
 
 import json
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.certification.openings import Ledger
-from holdfast.certification.public_prompts import ScopedLedger, scope_of
+from holdfast.certification.openings import Ledger, ScopedLedger, scope_of
 from holdfast.core.files import write_text
 from holdfast.data.bundled import public_ids
 from holdfast.data.examples import Example

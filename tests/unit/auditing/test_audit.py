@@ -186,7 +186,6 @@ def test_other_settings_start_anew(base, adapter, data, tmp_path, monkeypatch, c
     def die(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(windowing, "finished_columns", die)
     write = PartialResults.write
     monkeypatch.setattr(PartialResults, "write", lambda self, *a: write(self, *a) if a[1] == 0 else die())
     with pytest.raises(KeyboardInterrupt):
@@ -281,7 +280,7 @@ def test_refusals_leave_no_folder(base, adapter, data, tmp_path):
 
 
 def test_tau_inside_the_noise_is_warned_about(base, adapter, data, caplog, monkeypatch):
-    monkeypatch.setattr(windowing, "floor_between", lambda *_: 0.02)
+    monkeypatch.setattr(measuring, "floor_between", lambda *_: 0.02)
     with caplog.at_level("WARNING"):
         found = run(base, adapter, data)
     assert "tau = 0.05 is inside the numerical noise: the unchanged model moves by 0.02" in caplog.text

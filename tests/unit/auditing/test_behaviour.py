@@ -15,8 +15,8 @@ from scipy.stats import beta
 from tests import tiny
 
 from holdfast.auditing.behaviour import Behaviour, behaviour_view
+from holdfast.auditing.model_ref import Tokenizers
 from holdfast.auditing.pair import open_pair
-from holdfast.auditing.tokenizers import Tokenizers
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.examples import make_example
 from holdfast.judging.engines.transformers import generate

@@ -11,17 +11,14 @@ from tests import tiny
 from tests.unit.auditing.making import encodings, write_rows
 
 from holdfast.auditing import measure as measuring
-from holdfast.auditing import window_prefetcher as reading
 from holdfast.auditing import windows as windowing
 from holdfast.auditing.audit import audit
 from holdfast.auditing.batches import batches
-from holdfast.auditing.measure import Measurer
-from holdfast.auditing.noise import second_pass
+from holdfast.auditing.measure import Measurer, second_pass
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.scoring import needs_mask
-from holdfast.auditing.window_prefetcher import WindowPrefetcher
-from holdfast.auditing.windows import gc_frozen
+from holdfast.auditing.windows import WindowPrefetcher, gc_frozen
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.stream import open_stream
 
@@ -94,7 +91,7 @@ def test_out_of_memory_ends_the_second_pass_in_smaller_batches(base, adapter, mo
 
 
 def test_windows_grow_until_they_do_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "FIRST", 4)
+    monkeypatch.setattr(windowing, "FIRST", 4)
     ahead = WindowPrefetcher(
         {"audit": open_stream(write_rows(tmp_path / "a.jsonl", 46))}, 16, lambda examples: examples
     )
@@ -103,7 +100,7 @@ def test_windows_grow_until_they_do_not(tmp_path, monkeypatch):
 
 
 def test_the_second_pass_runs_in_the_gaps_of_windows_that_leave_time(base, adapter, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "FIRST", 4)
+    monkeypatch.setattr(windowing, "FIRST", 4)
     monkeypatch.setattr(windowing, "WINDOW", 16)
     events: list[str] = []
     launch, step = Measurer.launch, measuring.Launch.step
@@ -127,7 +124,7 @@ def test_the_second_pass_runs_in_the_gaps_of_windows_that_leave_time(base, adapt
 
 
 def test_the_second_pass_is_encoded_when_windows_leave_time(base, adapter, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "FIRST", 4)
+    monkeypatch.setattr(windowing, "FIRST", 4)
     monkeypatch.setattr(windowing, "WINDOW", 16)
     sizes, encode = [], windowing.Windows.encode
 

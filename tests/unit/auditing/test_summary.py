@@ -19,7 +19,7 @@ from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.sealed_json import write_sealed
 from holdfast.records.audit import Audit
 from holdfast.records.audit_figures import LEVELS, UNITS, cvar, distribution, figures, quantile, role_figures
-from holdfast.records.audit_table import SUMMARY_NAME, TABLE_NAME, parse_table, write_table
+from holdfast.records.audit_folder import SUMMARY_NAME, TABLE_NAME, parse_table, write_table
 from holdfast.scoring.completion import CompletionLosses
 
 VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=60).map(np.array)

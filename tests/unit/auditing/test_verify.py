@@ -12,7 +12,7 @@ import pytest
 from tests import tiny
 from tests.unit.auditing.certifying import CONSTRAINT, STRONG, Scene, scene, write_safety
 
-from holdfast.auditing.certify_prompts import Leakage
+from holdfast.auditing.certificate_spec import Leakage
 from holdfast.auditing.verify import verify
 from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger

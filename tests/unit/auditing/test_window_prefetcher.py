@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.auditing.making import write_rows
 
-from holdfast.auditing import window_prefetcher as module
-from holdfast.auditing.window_prefetcher import WindowPrefetcher, layout
+from holdfast.auditing import windows as module
+from holdfast.auditing.windows import WindowPrefetcher, layout
 from holdfast.core.errors import DataError
 from holdfast.data.stream import open_stream
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from holdfast.certification import binomial, finite_pool, order_statistic, power
+from holdfast.certification import assessment, binomial, finite_pool, power
 from holdfast.certification.arguments import confidence_level, exact
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError
 
@@ -109,7 +109,7 @@ def test_the_whole_list_is_needed_when_nothing_may_be_bad():
 def test_nan_degradations_never_certify():
     def tau(values):
         degradations = np.array(values)
-        return order_statistic.smallest_tau(
+        return assessment.smallest_tau(
             degradations, lambda at: binomial.p_value(int((~(degradations <= at)).sum()), len(values), 0.05) <= 0.05
         )
 

@@ -39,7 +39,6 @@ def test_an_opening_is_written_and_numbered(ledger):
     assert Ledger(ledger.path).find(CLAIM.sha256, IDS[::-1]) == found
     assert ledger.find(other(1).sha256, IDS) is None
     assert ledger.find(CLAIM.sha256, IDS[:-1]) is None
-    assert found.level(0.9) == 0.1
 
 
 def test_checking_writes_nothing(ledger):
@@ -83,7 +82,6 @@ def test_declared_openings_share_delta_and_then_end(ledger):
     for number in (1, 2, 3):
         found = ledger.open(other(number), IDS, declared=3)
         assert (found.number, found.declared) == (number, 3)
-        assert found.level(0.95) == pytest.approx(0.05 / 3)
     with pytest.raises(InfeasibleError, match="looked at 3 times"):
         ledger.open(other(4), IDS, declared=3)
     assert ledger.open(other(2), IDS).number == 2, "what was opened may be looked up again"

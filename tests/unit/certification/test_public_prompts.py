@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.certification.claim import Claim
-from holdfast.certification.openings import Ledger
-from holdfast.certification.public_prompts import ScopedLedger, scope_of
+from holdfast.certification.openings import Ledger, ScopedLedger, scope_of
 from holdfast.core.errors import InfeasibleError
 from holdfast.data.examples import make_example
 from holdfast.data.shingles import prompt_marks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_the_sequence_stops_at_its_first_failure():
     assert asked == [0.1, 0.2, 0.3]
     assert [t.passed for t in tested] == [True, True, False]
     assert ltt.largest(tested) == 0.2
-    assert tested[2].to_json() == {"strength": 0.3, "regressions": 50, "n": 100, "p_value": 1.0, "passed": False}
+    assert asdict(tested[2]) == {"strength": 0.3, "regressions": 50, "n": 100, "p_value": 1.0, "passed": False}
 
 
 def test_all_strengths_may_pass_or_none():

@@ -29,7 +29,7 @@ def test_one_group_that_holds_most_prompts_cannot_hide():
     found = share_test(*TEMPLATE, alpha=0.05)
     assert (found.groups.n, found.groups.regressions) == (101, 1)
     assert found.groups.p_value <= 0.05 < found.rows.p_value
-    assert (found.certified, found.raw_share) == (False, 0.8)
+    assert (found.certified, found.rows.regressions / found.rows.n) == (False, 0.8)
     assert found.upper_bound == upper_bound(400, 500)
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.certification import signing
-from holdfast.certification.allowed_signers import read_signers
-from holdfast.certification.signing import NAMESPACE, PASSPHRASE, sign, signature_path, verify_signature
+from holdfast.certification.signing import NAMESPACE, PASSPHRASE, read_signers, sign, signature_path, verify_signature
 from holdfast.certification.sshsig import BEGIN, END, Signature, fingerprint, to_sign
 from holdfast.core.errors import CheckpointError, ConfigError
 

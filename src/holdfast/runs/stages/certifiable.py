@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.certification.binomial import fewest_prompts, most_regressions
-from holdfast.certification.openings import Ledger, default_ledger
-from holdfast.certification.public_prompts import ScopedLedger
+from holdfast.certification.openings import Ledger, ScopedLedger, default_ledger
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import unwritable
 from holdfast.core.percent import exact_percent

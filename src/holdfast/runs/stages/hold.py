@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from holdfast.certification.public_prompts import scope_of
+from holdfast.certification.openings import scope_of
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.examples import Example
 from holdfast.runs.config.resolve import ResolvedRun
