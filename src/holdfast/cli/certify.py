@@ -45,8 +45,7 @@ _Drawn = Annotated[str, Opt(help="groups of near-duplicates, or rows: you assert
 _Weight = Annotated[int | None, Opt(help="Claim a share of prompts, a group of near-duplicates weighing at most this.")]
 _Strength = Annotated[bool, Opt("--strength", help="Find the largest adapter strength that certifies, and write it.")]
 _Set = Annotated[
-    list[str] | None,
-    Opt("--set", help="KEY=VALUE, repeatable: " + ", ".join([*SETTINGS, "columns.prompt=NAME"]) + "."),
+    list[str] | None, Opt("--set", help="KEY=VALUE, repeatable: " + ", ".join([*SETTINGS, "columns.prompt=NAME"]) + ".")
 ]
 
 

@@ -19,10 +19,7 @@ HEADINGS = ("stage", "passes per step", "side data", "reference")
 Kind = Literal["defenses", "judges", "majorizers", "tasks"]
 
 
-def ls(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
-    json: Json = False,
-) -> None:
+def ls(kind: Annotated[Kind, typer.Argument(help="What to list.")], json: Json = False) -> None:
     """List the names that a run file or an option may use.
 
     \b

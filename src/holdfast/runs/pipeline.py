@@ -27,12 +27,7 @@ from holdfast.models.handle import load_pair
 from holdfast.models.source import resolve as resolve_model
 from holdfast.models.unmerged import load_adapter_pair
 from holdfast.runs.config import RunConfig
-from holdfast.runs.config.resolve import (
-    ResolvedRun,
-    data_arguments,
-    peft_config,
-    resolve,
-)
+from holdfast.runs.config.resolve import ResolvedRun, data_arguments, peft_config, resolve
 from holdfast.runs.stages.certifiable import close_shares, warn_about_data, warn_of_shares
 from holdfast.runs.stages.finetune import Listener, RoleLosses, build_trainer, measure, summary, train
 from holdfast.runs.stages.hold import hold, share_scope, with_screening
