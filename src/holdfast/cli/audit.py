@@ -119,7 +119,6 @@ def audit(
 
 
 def _require_one_way(given: set[str]) -> None:
-    """A run, which brings its own models, data and way of reading them; or two models and data."""
     if "run" in given and (extra := sorted(given & {*PAIR, *READING, "columns", "ledger"})):
         raise ConfigError(
             f"a run and {', '.join(map(option_name, extra))} are both given: a run's models and data are read as its"
@@ -136,7 +135,6 @@ def _require_one_way(given: set[str]) -> None:
 def _audit_two(
     before: Any, after: Any, safety: Any, limits: dict[str, Any], *, output: Path | None, **options: Any
 ) -> Audit:
-    """Audit two models on a data file."""
     from holdfast.auditing.audit import audit as measure
     from holdfast.constraint.chance import ChanceConstraint
     from holdfast.models.adapter import adapter_folder
@@ -161,7 +159,6 @@ def _audit_run(
     trust_remote_code: bool,
     **how: Any,
 ) -> dict[str, Audit]:
-    """Audit the constraint and monitor splits of every safety set of a run; the certify split stays closed."""
     from holdfast.runs.load_finished import finished_sets
 
     sets = finished_sets(run)

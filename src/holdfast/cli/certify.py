@@ -24,8 +24,7 @@ SETTINGS = {
 }  # fmt: skip
 """What `--set` knows; columns are set by `columns.prompt=NAME` and the like."""
 KINDS = {"anytime": "sequential", "per_category": "per_category", "strength": "strength", "pool": "finite_pool"}
-OF_RUN = {"before", "after", "prompts", "train_data", "openings", "score", "alpha"}
-"""What a run settles itself."""
+OF_RUN = {"before", "after", "prompts", "train_data", "openings", "score", "alpha"}  # what a run settles itself
 NOT_OF_LOGS = {
     "prompts", "by", "also", "judge", "pool", "anytime", "strength", "train_data", "trust_remote_code", "tau", "dtype",
     "device",
@@ -141,7 +140,6 @@ def _is_log(ref: str | None) -> bool:
 
 
 def _show(records: dict[str, tuple[Path, CertificateRecord]], values: dict[str, Any]) -> None:
-    """The verdict and where it lies; nothing of the single prompts."""
     certified = all(record.certified for _, record in records.values())
     for place, _ in records.values() if values["sign"] is not None else ():
         from holdfast.certification.signing import sign

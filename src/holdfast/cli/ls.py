@@ -40,7 +40,6 @@ def ls(kind: Annotated[Kind, typer.Argument(help="What to list.")], json: Json =
 
 
 def _defense_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Name and summary, and below them the columns stage, passes, side data, reference, each wrapped."""
     indent = max(len(row["name"]) for row in rows) + 2
     columns = {"stages": 17, "passes": 32, "needs": 11, "reference": WIDTH - indent - 60}
     heading = "".join(f"{word:<{width}}" for word, width in zip(HEADINGS, columns.values(), strict=True))

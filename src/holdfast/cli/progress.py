@@ -12,10 +12,8 @@ from holdfast.certification.kept import FIGURES
 from holdfast.cli.terminal import clean, duration, note
 from holdfast.core.percent import percent
 
-LINES = 10
-"""Plain lines per run, about."""
-FORWARD = "forward passes"
-"""What a measurement counts: each example once a model."""
+LINES = 10  # plain lines per run, about
+FORWARD = "forward passes"  # what a measurement counts: each example once a model
 Listener = Callable[[dict[str, Any]], None]
 
 

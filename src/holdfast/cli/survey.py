@@ -95,7 +95,6 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
 
 
 def _size(plan: ResolvedRun, longest: int, trust_remote_code: bool) -> tuple[Size, dict[str, Any]]:
-    """The model's parameters, and what holding and training them takes."""
     config, arguments = plan.config, plan.arguments
     shape = architecture(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     size = model_size(shape, peft_config(config))
@@ -110,7 +109,6 @@ def _size(plan: ResolvedRun, longest: int, trust_remote_code: bool) -> tuple[Siz
 
 
 def _described(plan: ResolvedRun, name: str, split: Split, batch: int) -> dict[str, Any]:
-    """The roles and the limit of a safety set, the size of its certify share, and the openings that were used."""
     block, limit = plan.config.safety[name], plan.constraints[name]
     run, openings = plan.config.output_dir, block.openings
     return {
@@ -127,10 +125,6 @@ def _described(plan: ResolvedRun, name: str, split: Split, batch: int) -> dict[s
 
 
 def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool) -> dict[str, Any]:
-    """What is known of a set before its model is asked: what it will be asked, its limit, and who opened its prompts.
-
-    Openings are known where the model's weights are on this machine.
-    """
     config, block, limit = plan.config, plan.config.safety[name], plan.constraints[name]
     prompts, openings = list(block.prompts or ()), block.openings
     found = {
@@ -148,8 +142,6 @@ def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Describes the tokens of examples: how many, how many are cut, and a few with their masks."""
-
     tokenizer: Any
     max_length: int | None
     role: Literal["task", "safety"]

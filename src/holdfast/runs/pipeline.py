@@ -170,11 +170,7 @@ def ask_theta_0(
 
 
 def unaligned_of(plan: ResolvedRun, trust_remote_code: bool) -> str | None:
-    """Where the weights before alignment are: as named, or the adapter that `model` is; None where nothing asks.
-
-    Raises:
-        ConfigError: the defense asks, none is named, and the model is no adapter; or the adapter named is not in it.
-    """
+    """Where the weights before alignment are: as named, or the adapter that `model` is; None where nothing asks."""
     config = plan.config
     if "unaligned" not in plan.needs:
         return None

@@ -32,7 +32,6 @@ def now() -> float:
 
 
 def _mib(what: str) -> float | None:
-    """A figure of torch.cuda in MiB; None on a CPU."""
     return getattr(torch.cuda, what)() / MIB if torch.cuda.is_available() else None
 
 
@@ -123,7 +122,6 @@ def step_figures(seconds: list[float], tokens: int) -> dict[str, Any]:
 
 
 def _safety_tokens(trainer: Any, cell: Cell) -> list[int]:
-    """Tokens of the safety rows of each measured step; none on a path without a constraint."""
     found = []
     for name, safety in getattr(trainer, "safety", {}).items():
         sizes = [len(example.input_ids) for example in safety.constraint_set]
@@ -149,7 +147,6 @@ def _unhashed(shape: str) -> Iterator[None]:
 
 @contextmanager
 def _captured() -> Iterator[list[str]]:
-    """What the trainer says while it is measured, less its lines about the safety set: kept with the row."""
     lines: list[str] = []
 
     class Keep(logging.Handler):
@@ -170,7 +167,6 @@ def _captured() -> Iterator[list[str]]:
 
 
 def _in_words(error: Exception) -> str:
-    """One line that says why a path could not be measured."""
     if isinstance(error, HoldfastError):
         return error.what
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

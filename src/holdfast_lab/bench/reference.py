@@ -64,7 +64,6 @@ def reference_throughput(shape: str, settings: Settings, *, n: int = ROWS) -> di
 
 @torch.no_grad()
 def _bare(forward: Forward, encoded: Sequence[Encoded]) -> None:
-    """The batches of `Forward.over`, which sorts by length, through the model as it is."""
     ordered = sorted(encoded, key=lambda item: len(item.input_ids))
     with deterministic(forward.model), forward.precision():
         for start in range(0, len(ordered), forward.batch_size):

@@ -17,8 +17,7 @@ from holdfast.core.seeding import generator
 Pair = tuple[int, int]
 POISON_SHARE = 0.5
 SPECIAL = ("<unk>", "<pad>", "<eos>")
-WORDS = 500
-"""Below every shape's vocabulary; its ids are 3 to 502."""
+WORDS = 500  # below every shape's vocabulary; its ids are 3 to 502
 
 
 @cache
@@ -47,7 +46,6 @@ def safety_pairs(n: int, *, seed: int, length: int | None = None) -> list[Pair]:
 
 
 def _drawn(name: str, n: int, seed: int) -> list[Pair]:
-    """n pairs of a data set in random order, each once before any is used twice."""
     pairs = stored()[name]
     order = generator(seed, "bench", name).permutation(len(pairs))
     return [pairs[order[i % len(pairs)]] for i in range(n)]

@@ -21,8 +21,7 @@ from holdfast_lab.bench.settings import BASELINE, Cell, Settings
 VERSION = 1
 KERNELS = ("triton", "flash-attn", "flash-linear-attention", "causal-conv1d", "kernels", "liger-kernel")
 """Packages without which transformers takes a slower way, linear attention a much slower one."""
-Listener = Callable[[str, dict[str, Any]], None]
-"""Receives ("row" | "drift" | "reference", what was just measured)."""
+Listener = Callable[[str, dict[str, Any]], None]  # receives ("row" | "drift" | "reference", what was just measured)
 
 
 class Record:

@@ -49,8 +49,7 @@ NAMES = {
     "llama-3.1-8b": "Llama-3.1-8B", "qwen3.5-4b": "Qwen3.5-4B", "smollm2-135m": "SmolLM2-135M",
     "tiny": "tiny", "tiny-hybrid": "tiny hybrid",
 }  # fmt: skip
-ADAPTED = ("q_proj", "k_proj", "v_proj")
-"""What LoRA adapts; a hybrid has these in its full-attention layers alone."""
+ADAPTED = ("q_proj", "k_proj", "v_proj")  # what LoRA adapts; a hybrid has these in its full-attention layers alone
 
 
 def empty_model(shape: str, **changes: Any) -> Any:

@@ -31,15 +31,10 @@ SMALLEST = 1e-6  # singular values below this share of the largest are rounding 
 
 @dataclass(frozen=True)
 class Projector:
-    """C = F F^T with F = `matrix` (d_out x k), or C = `matrix` itself where `square`. Both may be stacks.
+    """C = F F^T with F = `matrix` (d_out x k), or C = `matrix` itself where `square`. Both may be stacks."""
 
-    Attributes:
-        matrix: F or C.
-        square: whether it is C.
-    """
-
-    matrix: Tensor
-    square: bool = False
+    matrix: Tensor  # F or C
+    square: bool = False  # whether it is C
 
     def apply(self, x: Tensor) -> Tensor:
         """C x."""
@@ -65,9 +60,6 @@ def projectors(
 
     Args:
         rank: k of the orthogonal projector; None: the rank of V's factors, or `DENSE_RANK` where it has none.
-
-    Raises:
-        UnsupportedError: V = 0 in every module.
     """
     found = {}
     for layer in layers:

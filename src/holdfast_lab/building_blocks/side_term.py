@@ -87,14 +87,10 @@ class SideTermDefense(Defense):
 
 
 class SafeTermDefense(SideTermDefense):
-    """Adds `weight` times a loss over this step's safe pairs; its config has the `weight`.
-
-    Attributes:
-        figure: what the loss, without its weight, is called in the row.
-    """
+    """Adds `weight` times a loss over this step's safe pairs; its config has the `weight`."""
 
     packs = True
-    figure: ClassVar[str]
+    figure: ClassVar[str]  # what the loss, without its weight, is called in the row
     config: Any
 
     def loss(self, run: TrainingRun, rows: Sequence[Encoded]) -> RowLoss:
@@ -121,12 +117,7 @@ def harmful_batch(run: TrainingRun, size: int | None) -> list[int]:
 
 
 def require_harmful_step(run: TrainingRun, size: int | None) -> None:
-    """Refuse, before anything is measured, weights too coarse for the step, and a batch that cannot be shared.
-
-    Raises:
-        UnsupportedError: trainable weights not in float32 or float64.
-        ConfigError: no trainable weights, or `size` is no multiple of the number of processes.
-    """
+    """Refuse, before anything is measured, weights too coarse for the step, and a batch that cannot be shared."""
     require_float32(run.model)
     harmful_batch(run, size)
 

@@ -90,7 +90,6 @@ def bench(
 
 
 def _parts(given: Sequence[str]) -> list[str]:
-    """Names given one by one or separated by commas, each once."""
     return list(dict.fromkeys(part.strip() for text in given for part in text.split(",") if part.strip()))
 
 
@@ -107,7 +106,6 @@ def _heading(settings: Settings) -> str:
 
 
 def _show(kind: str, found: dict[str, Any]) -> None:
-    """A line for what was just measured."""
     if kind == "reference":
         say(f"{found['shape']:14s} reference losses: {_reference(found)}")
         return

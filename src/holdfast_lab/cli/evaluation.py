@@ -73,7 +73,6 @@ def subject(model: str, revision: str | None, template: str) -> Subject:
 
 
 def _run_around(model: Path) -> RunConfig | None:
-    """The run whose adapter or model this folder is; a copy elsewhere is not known."""
     from holdfast.runs.config import stored_config
     from holdfast.runs.stages.run_folder import RunFolder
 
@@ -90,9 +89,6 @@ def refuse_trained_prompts(run: RunConfig | None, harm: Sequence[Example]) -> No
 
     Of a run on the protocol's data only the evaluation role of its own seed and size is kept apart from them. Where
     the data of a run cannot be read any more, that is said instead.
-
-    Raises:
-        ConfigError: with the number of such prompts.
     """
     if run is None:
         return
@@ -110,7 +106,6 @@ def refuse_trained_prompts(run: RunConfig | None, harm: Sequence[Example]) -> No
 
 
 def _used(run: RunConfig, roles: RoleSettings | None) -> Iterator[Example]:
-    """The examples that a run was trained on, steered by or, on the protocol's data, aligned with."""
     from holdfast.runs.pipeline import read_data
 
     if roles is not None:
@@ -130,7 +125,6 @@ def _used(run: RunConfig, roles: RoleSettings | None) -> Iterator[Example]:
 def _reference(
     reference: Path | None, output_dir: Path, judge: GuardedJudge | None, harm: Sequence[Example], tokens: int
 ) -> list[Judgement] | None:
-    """What was said of the reference's replies: looked for before anything is generated."""
     if reference is None:
         return None
     if judge is None:
@@ -219,7 +213,6 @@ def _questions(asked: Subject, how: dict[str, Any]) -> Questions:
 
 
 def _open(asked: Subject, engine: str, *, dtype: str, trust_remote_code: bool) -> tuple[tuple[Any, Any], str]:
-    """Model, tokenizer and which weights they are; nothing is loaded for a model behind an endpoint."""
     if engine == "endpoint":
         return (None, None), f"endpoint {asked.ref}"
     content = content_of(asked.ref, revision=asked.revision, trust_remote_code=trust_remote_code)

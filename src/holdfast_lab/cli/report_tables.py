@@ -100,7 +100,6 @@ def _rendered(tables: Sequence[Table], style: Style, form: Format, width: int) -
 def _write(
     folder: Path, results: Sequence[Result], tables: Sequence[Table], style: Style, form: Format | None
 ) -> list[Path]:
-    """One file per table and format, then the figures; everything is made before the first byte is written."""
     from holdfast.core.files import write_bytes
     from holdfast_lab.tables.figures import figures
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from holdfast_lab.study.schedule import Listener, Outcome, Progress
 
 INTERRUPTED = 130
-EVERY = 60.0
-"""Seconds between plain lines while nothing changes."""
+EVERY = 60.0  # seconds between plain lines while nothing changes
 
 
 def study(
@@ -155,7 +154,6 @@ class PlainLines:
 
 @contextmanager
 def _listener() -> Iterator[Listener]:
-    """Shows a study on stderr for as long as the context is open: a bar and the running cells, or plain lines."""
     if not sys.stderr.isatty():
         yield PlainLines()
         return

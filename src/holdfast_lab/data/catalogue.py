@@ -153,10 +153,6 @@ def load(name: str, split: str | None = None, *, folder: Path | None = None, rev
         folder: a folder of the catalogue's files; None means HOLDFAST_DATA if it is set, and else the hub.
         revision: commit, tag or branch on the hub; None means the catalogue's commit, or the head of the main branch
             where it has none.
-
-    Raises:
-        ConfigError: an unknown name or split, or a revision though a folder is used.
-        DataError: the folder, file or hub data set is missing, empty or malformed; up to 20 rows are named.
     """
     if name not in SOURCES:
         raise ConfigError(f"unknown data set {name!r}", remedy=nearest(name, list(NAMES)))
@@ -177,11 +173,7 @@ def load(name: str, split: str | None = None, *, folder: Path | None = None, rev
 
 
 def data_folder(folder: Path | None = None) -> Path | None:
-    """The folder that `load` reads: the argument, else HOLDFAST_DATA, else None for the hub.
-
-    Raises:
-        DataError: it does not exist.
-    """
+    """The folder that `load` reads: the argument, else HOLDFAST_DATA, else None for the hub."""
     given = folder if folder is not None else os.environ.get(VARIABLE) or None
     if given is None:
         return None
@@ -211,7 +203,6 @@ def _from_folder(name: str, split: str, folder: Path) -> Collection:
 
 
 def _without_header(path: Path, problems: Problems, *, columns: tuple[str, ...]) -> Rows:
-    """CSV whose columns are known."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             reader = csv.reader(handle, strict=True)

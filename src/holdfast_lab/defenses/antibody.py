@@ -65,8 +65,7 @@ from holdfast_lab.building_blocks.side_term import (
     require_settings,
 )  # fmt: skip
 
-MOMENTUM = 0.99
-"""Of the average of lambda under the rule `cosine`."""
+MOMENTUM = 0.99  # of the average of lambda under the rule `cosine`
 
 
 @DEFENSES.register("antibody")
@@ -269,7 +268,6 @@ NEEDS_PROMPTS = "use prompt-completion rows in the fine-tuning stage (data with 
 
 
 def _require_weightable(run: TrainingRun) -> None:
-    """Refuse, by what is set, a task loss that is not a sum of token losses over separate rows."""
     args, other = run.args, run.other_loss()
     cases = {
         "packed or padding-free rows: rows can then not be weighted": args.packing or args.padding_free,

@@ -51,17 +51,11 @@ from holdfast_lab.building_blocks.side_term import require_settings
 
 @dataclass(frozen=True)
 class Group:
-    """Modules of equal shape on one device, as one stack: a few kernels instead of a few per module.
+    """Modules of equal shape on one device, as one stack: a few kernels instead of a few per module."""
 
-    Attributes:
-        A: r x d_in each.
-        B: d_out x r each.
-        c: their maps C.
-    """
-
-    A: Sequence[nn.Parameter]
-    B: Sequence[nn.Parameter]
-    c: Projector
+    A: Sequence[nn.Parameter]  # r x d_in each
+    B: Sequence[nn.Parameter]  # d_out x r each
+    c: Projector  # their maps C
 
     @torch.no_grad()
     def penalty(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -52,15 +52,10 @@ Phase = Literal["align", "finetune"]
 
 @dataclass(frozen=True)
 class Phases:
-    """Which phase a step belongs to, as a function of the step alone.
+    """Which phase a step belongs to, as a function of the step alone."""
 
-    Attributes:
-        align: steps of an alignment phase; with 0 there is none.
-        finetune: steps of a fine-tuning phase; with 0 there is none.
-    """
-
-    align: int
-    finetune: int
+    align: int  # steps of an alignment phase; with 0 there is none
+    finetune: int  # steps of a fine-tuning phase; with 0 there is none
 
     def at(self, step: int) -> Phase:
         """The phase of a step: alignment comes first."""

@@ -64,15 +64,12 @@ def dual_step(mu: float, excess: float, rate: float, cap: float) -> float:
 
 
 class _Dual:
-    """One constraint: its multiplier and what this step's safety batch says about it."""
-
     def __init__(self, safety: SafetySet, start: float) -> None:
         self.name, self.mu = safety.name, start
         self.moving = MovingConstraint(safety)
         self.row: Row = {}
 
     def look(self, degradations: Tensor) -> bool:
-        """Take in the degradations of the global batch; returns whether `mu c` belongs into the loss."""
         c = self.moving.now
         self.degradations = degradations.detach().double().cpu()
         excess = float(c.value(self.degradations)) + c.buffer
@@ -86,7 +83,6 @@ class _Dual:
         self.excess, self.event = None, Event.NONFINITE
 
     def ascend(self, positions: list[int], rate: float, cap: float) -> None:
-        """Move the multiplier by the value that was just seen, if it is a number."""
         if self.excess is None:
             return
         if rate > 0 and self.mu + rate * self.excess > cap:
@@ -155,7 +151,6 @@ class PrimalDual(SideTermDefense):
             )
 
     def _one_backward(self, run: TrainingRun) -> bool:
-        """Whether the terms are part of the loss, rather than gradients of their own."""
         return self.config.single_backward and not run.engine.fused and may_share_backward(run.model, run.args)
 
     def micro_step(self, run: TrainingRun, inputs: Inputs, items: Items) -> Tensor:

@@ -54,12 +54,6 @@ def completion_loss(
         batch_size: examples run together at most.
         max_length: tokens kept of an example; None keeps all.
         template: `none` leaves plain prompts as they are; otherwise they become a user turn.
-
-    Raises:
-        ConfigError: batch_size below 1, or a tokenizer that cannot encode the examples.
-        DataError: no examples, or too many without a scored token.
-        NumericalError: a loss is not finite; no figure is made of the rest.
-        ResourceError: a single example does not fit in memory.
     """
     if batch_size < 1:
         raise ConfigError(f"completion_loss: batch_size = {batch_size}, expected at least 1", remedy="set 1 or more")
@@ -86,7 +80,6 @@ def ratio(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Metric:
 
 
 def _sums(model: Any, encoded: Sequence[Encoded], pad: int, batch_size: int) -> NDArray[np.float64]:
-    """Summed loss of every example's completion, in order."""
     # The longest first: what does not fit in memory shows at the start.
     order = sorted(range(len(encoded)), key=lambda i: -len(encoded[i].input_ids))
     narrow = _takes_positions(model)
@@ -124,7 +117,6 @@ def _batch_sums(model: Any, batch: dict[str, Tensor], *, narrow: bool) -> Tensor
 
 
 def _takes_positions(model: Any) -> bool:
-    """Whether the model can be asked for the logits of given positions alone."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return "logits_to_keep" in inspect.signature(inner.forward).parameters
 

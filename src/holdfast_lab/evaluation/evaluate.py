@@ -157,10 +157,6 @@ def stored_judgements(folder: Path, judge: GuardedJudge, ids: Sequence[str], *, 
 
     Args:
         max_new_tokens: the length at which those replies must have been cut.
-
-    Raises:
-        ConfigError: they were not judged, or by another revision of the judge, or not all of them, or were cut at
-            another length.
     """
     file = _judgements_file(folder, judge.name)
     if not file.is_file():
@@ -236,9 +232,6 @@ def utility(task: Task, examples: Sequence[Example], replies: Sequence[Reply]) -
 
     `FA_strict` and `FA_lenient` by either match, `FA` the one that `task.metric` names, and `truncated`: the share of
     replies without an end within the tokens they were given.
-
-    Raises:
-        DataError: nothing to grade, or replies that do not belong to the examples.
     """
     if not examples or len(examples) != len(replies):
         raise DataError(

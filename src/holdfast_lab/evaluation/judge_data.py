@@ -52,9 +52,6 @@ def judge_data(
         limit: pairs for training and validation together, drawn at random; None for all.
         test_limit: pairs the figures are computed on; None for all, as a figure to publish needs.
         folder: of the data files; None for HOLDFAST_DATA or the hub.
-
-    Raises:
-        DataError: a split cannot be read, or a part lacks safe or unsafe pairs.
     """
     sources = {split: load("beavertails", split, folder=folder) for split in ("train", "test")}
     held_out = [_pair(row) for row in sources["test"].rows]

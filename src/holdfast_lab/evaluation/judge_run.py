@@ -41,11 +41,6 @@ def train_judge(
         folder: of the data files; None for HOLDFAST_DATA or the hub.
         device: cpu or cuda; a GPU where there is one, unless given.
         progress: called with `{"stage", "total_steps", "step"}` once and with `{"step"}` or `{"step", "loss"}` a step.
-
-    Raises:
-        ConfigError: the output exists, or a setting or the base cannot be used.
-        DataError: the data cannot be read or lack a label.
-        NumericalError: training diverged.
     """
     chosen = settings or JudgeSettings()
     target = Path(output_dir)
@@ -80,7 +75,6 @@ def train_judge(
 
 
 def _open(settings: JudgeSettings, device: str) -> tuple[Opened, dict[str, Any]]:
-    """The base with a fresh head (and LoRA), and how judge.json names the base."""
     from holdfast.models.classifier import add_lora, new_classifier
     from holdfast.models.handle import check_vocabulary, load_tokenizer
     from holdfast.models.source import EMBEDDED

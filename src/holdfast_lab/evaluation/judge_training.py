@@ -144,12 +144,7 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int
 def fit(
     opened: Opened, train: Batches, validation: Batches, settings: JudgeSettings, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
-    """Train in place and leave the best epoch's weights; returns one entry per epoch.
-
-    Raises:
-        NumericalError: the loss is not finite.
-        ResourceError: a batch does not fit in memory.
-    """
+    """Train in place and leave the best epoch's weights; returns one entry per epoch."""
     weights = [p for p in opened.model.parameters() if p.requires_grad]
     lengths = [len(row) for row in train.rows]
     total = settings.epochs * math.ceil(len(lengths) / settings.batch_size)

@@ -109,9 +109,6 @@ def draw_roles(
         settings: sources, sizes and seed.
         folder: of the data sets, as for `catalogue.load`.
         revisions: hub revision by data set name; None means the catalogue's own.
-
-    Raises:
-        DataError: too few rows for a role, or the data cannot be read.
     """
     pools = read_pools(settings.safe, settings.harm_prompts, folder=folder, revisions=revisions)
     every = {"safe": pools.safe, "unsafe": pools.unsafe, "evaluation": pools.evaluation}
@@ -145,7 +142,6 @@ def _draw(
     seed: int,
     pools: Pools,
 ) -> tuple[Example, ...]:
-    """The first `size` free examples in the role's own random order of the pool."""
     order = generator(seed, role).permutation(len(pool))
     free = [pool[place] for place in order if labels[pool[place].id] not in owner]
     if role in _ONE_OF_A_GROUP:
@@ -185,10 +181,6 @@ def evaluation_prompts(
 
     Only this role is kept apart from what a run trains on. The prompts that another seed, another source or a larger n
     adds may be in the run's poison (harm looks larger) or among those it learned to refuse (harm looks smaller).
-
-    Raises:
-        ConfigError: n is under 1.
-        DataError: the source has fewer prompts.
     """
     if n < 1:
         raise ConfigError(f"{n} evaluation prompts are asked for; expected at least 1", remedy="for example 700")

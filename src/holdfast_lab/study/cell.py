@@ -150,7 +150,6 @@ class _Cell:
         return compared | {f"own_{name}": metric for name, metric in steered.items()}
 
     def constraint(self) -> dict[str, Any] | None:
-        """tau, alpha, beta and all else of the constraint that the run was held to, defaults included."""
         file = self.folder / RUN / "config.yaml"
         return dict(resolved(stored_config(file))["constraint"]) if file.is_file() else None
 
@@ -163,12 +162,10 @@ class _Cell:
         return {"step": result.get("step"), "step_declined": result.get("step_declined")}
 
     def task_data(self) -> dict[str, Any] | None:
-        """Where the task's training rows came from, with their hash; None for a task with data of its own."""
         name = self.cell["task"]
         return load(name, "train").describe() if name in NAMES else None
 
     def kept_sha256(self) -> str | None:
-        """Of the replies that the run was to keep; None where it kept the roles' pairs."""
         if self.protocol.keep == "pairs" or self.aligned is None:
             return None
         return sha256_file(kept_file(self.aligned))
@@ -192,7 +189,6 @@ class _Cell:
     def evaluate(
         self, roles: Roles, place: Path
     ) -> tuple[dict[str, Metric], dict[str, Any], dict[str, Any], dict[str, str]]:
-        """Metrics, the judge that gave them, hashes of what they were taken from, and outcomes per prompt."""
         import torch
 
         asked, questions = self.protocol.evaluation, self.questions(roles)

@@ -58,25 +58,15 @@ class Defense:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement of a study.
+    """One measurement of a study."""
 
-    Attributes:
-        kind: `defense` for a fine-tuned model; `base` and `aligned` for the models before fine-tuning.
-        model: the model that everything starts from.
-        task: a name in `TASKS`.
-        defense: for base and aligned a placeholder of that name.
-        align: the recipe whose result is fine-tuned or measured; `none` for base.
-        poison_ratio: share of harmful pairs in the task data; None unless `kind` is defense.
-        seed: the run's seed; None unless `kind` is defense.
-    """
-
-    kind: Kind
-    model: Model
-    task: str
-    defense: Defense
-    align: str
-    poison_ratio: float | None = None
-    seed: int | None = None
+    kind: Kind  # `defense` for a fine-tuned model; `base` and `aligned` for the models before fine-tuning
+    model: Model  # the model that everything starts from
+    task: str  # a name in `TASKS`
+    defense: Defense  # for base and aligned a placeholder of that name
+    align: str  # the recipe whose result is fine-tuned or measured; `none` for base
+    poison_ratio: float | None = None  # share of harmful pairs in the task data; None unless `kind` is defense
+    seed: int | None = None  # the run's seed; None unless `kind` is defense
 
     @property
     def alignment(self) -> Alignment | None:
@@ -136,21 +126,13 @@ def _short(value: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Node:
-    """One piece of work for one process.
+    """One piece of work for one process."""
 
-    Attributes:
-        id: of the alignment, or of the cells' common work.
-        alignment: what is aligned, or what the cells start from; None for the base model.
-        cells: the cells that this work answers; none for an alignment.
-        needs: the node that must have succeeded before.
-        after: a node that must have ended before, well or not: both fill one store of replies.
-    """
-
-    id: str
-    alignment: Alignment | None
-    cells: tuple[Cell, ...] = ()
-    needs: str | None = None
-    after: str | None = None
+    id: str  # of the alignment, or of the cells' common work
+    alignment: Alignment | None  # what is aligned, or what the cells start from; None for the base model
+    cells: tuple[Cell, ...] = ()  # the cells that this work answers; none for an alignment
+    needs: str | None = None  # the node that must have succeeded before
+    after: str | None = None  # a node that must have ended before, well or not: both fill one store of replies
 
     @property
     def is_alignment(self) -> bool:

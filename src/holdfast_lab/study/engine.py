@@ -25,8 +25,7 @@ SETTINGS = {
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # several workers on one GPU leave each other room
 }
 _PR_SET_PDEATHSIG = 1
-GRACE = 60.0
-"""Seconds in which an interrupted training run may save."""
+GRACE = 60.0  # seconds in which an interrupted training run may save
 
 
 class Engine(Protocol):

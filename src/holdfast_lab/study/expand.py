@@ -17,9 +17,6 @@ def expand(study: StudyConfig) -> list[Cell]:
 
     A grid gives models x seeds x tasks x poison ratios x defenses in this order, so that the first seed's comparison is
     complete before the second begins; the rows of a model before fine-tuning come before those it is compared with.
-
-    Raises:
-        ConfigError: two models share a name, or two different cells share their row in the tables.
     """
     cells: dict[str, Cell] = {}
     for grid in (Grid(), *study.grids):
@@ -74,11 +71,7 @@ class LeftOut:
 def split_known(
     cells: list[Cell], *, defenses: Collection[str], tasks: Collection[str], skip_unknown: bool = False
 ) -> tuple[list[Cell], list[LeftOut]]:
-    """The cells whose defense, alignment and task this version has, and the others.
-
-    Raises:
-        ConfigError: some names are unknown and `skip_unknown` is off (every one is listed), or nothing is left.
-    """
+    """The cells whose defense, alignment and task this version has, and the others."""
     found: list[Cell] = []
     left: list[LeftOut] = []
     advice: dict[str, str] = {}

@@ -36,7 +36,6 @@ def of_exit(code: int, log: Path) -> dict[str, Any]:
 
 
 def _shortage(error: BaseException) -> ResourceError | None:
-    """The refusal that stands for running out of disk or memory, None for any other exception."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError("no space left on the disk", remedy="free disk space, then --retry-failed")
     torch = sys.modules.get("torch")

@@ -89,7 +89,6 @@ def _with_options(entry: Any) -> Any:
 
 
 def _check_defenses(study: StudyConfig) -> list[Problem]:
-    """Settings of every defense that this version has; of the others only the names are looked at, later."""
     problems: dict[Problem, None] = {}
     lists = [("defenses", study.defenses)]
     lists += [(f"grids.{i}.defenses", grid.defenses) for i, grid in enumerate(study.grids) if grid.defenses]

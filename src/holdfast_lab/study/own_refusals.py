@@ -33,11 +33,7 @@ def kept_file(alignment: Path) -> Path:
 
 
 def keep_replies(protocol: Protocol, adapter: Path, alignment: Path) -> dict[str, Any]:
-    """Ask the aligned model, keep its refusals that came to an end within 128 tokens, and say how many there are.
-
-    Raises:
-        DataError: fewer than a hundred, or than were asked: the alignment did not teach refusals.
-    """
+    """Ask the aligned model, keep its refusals that came to an end within 128 tokens, and say how many there are."""
     roles = draw_roles(RoleSettings(**protocol.roles.model_dump()))
     questions = Questions(harm=roles.asked)
     decoding = Decoding(

@@ -21,10 +21,8 @@ from holdfast_lab.study.cells import Cell, Model
 from holdfast_lab.study.own_refusals import kept_file
 from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings
 
-SOMEWHERE = Path("study")
-"""Stands for folders that a run file has to name, and that are not made here."""
-ALIGNED = "aligned/adapter"
-"""Stands for the adapter that a cell starts from, which does not exist yet."""
+SOMEWHERE = Path("study")  # stands for folders that a run file has to name, and that are not made here
+ALIGNED = "aligned/adapter"  # stands for the adapter that a cell starts from, which does not exist yet
 
 
 def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: bool = True) -> None:
@@ -34,12 +32,6 @@ def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: b
         protocol: the fields of a `Protocol`.
         cells: those that are still to be run.
         data: also draw the roles and read the tasks' held-out splits, which may be downloaded for it.
-
-    Raises:
-        ConfigError: no judge, one that cannot be opened, a model's folder that is not there, settings that no run
-            accepts, or more poison or held-out examples than there are.
-        CheckpointError: the judge's folder is damaged.
-        DataError: a task's data cannot be read, or the data sets are too small for the roles.
     """
     settings = Protocol.model_validate(protocol)
     _require_judge(settings)
@@ -74,7 +66,6 @@ def _require_judge(settings: Protocol) -> None:
 
 
 def _require_folder(model: Model) -> None:
-    """A model that is named by a folder has to be there; a hub id is asked for when it is loaded."""
     place = Path(model.ref)
     if place.is_absolute() and not place.is_dir():
         raise ConfigError(

@@ -22,8 +22,7 @@ from holdfast.runs.config.presets import PAPER, PRESETS, PROTOCOLS
 from holdfast.runs.config.problems import from_pydantic, raise_problems
 from holdfast.runs.config.schema import LoraBlock, RolesBlock
 
-DEFENSE_BLOCKS = ("constraint", "defense")
-"""Blocks of a preset that belong to a defense, not to the protocol."""
+DEFENSE_BLOCKS = ("constraint", "defense")  # blocks of a preset that belong to a defense, not to the protocol
 
 ALIGN_TRAIN = {"learning_rate": 5e-4, "num_train_epochs": 3}
 """Alignment differs from fine-tuning in these (paper, 'Two-stage training')."""
@@ -35,8 +34,7 @@ LONGER = {name: {"num_train_epochs": 20} for name in ("vaccine", "booster", "ant
 class AlignBlock(Block):
     """The alignment stage: plain SFT on the safe pairs, or an alignment-stage defense."""
 
-    train: dict[str, Any] = Field(default_factory=lambda: dict(ALIGN_TRAIN))
-    """Put over the protocol's `train`."""
+    train: dict[str, Any] = Field(default_factory=lambda: dict(ALIGN_TRAIN))  # put over the protocol's `train`
     per_defense: dict[str, dict[str, Any]] = Field(default_factory=lambda: dict(LONGER))
     """Put over that for one alignment-stage defense."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -59,8 +57,7 @@ class EvaluationBlock(Block):
     harm_tokens: int = Field(default=512, ge=1)
     task_tokens: int | None = Field(default=256, ge=1)
     task_examples: int = Field(default=200, ge=1)
-    over_refusal: bool = True
-    """Also ask XSTest's safe prompts."""
+    over_refusal: bool = True  # also ask XSTest's safe prompts
     engine: Literal["auto", "transformers", "continuous"] = "auto"
     """What decodes. A cell holds its model in memory, so the engines that reach one elsewhere are not for studies."""
     batch_size: int = Field(default=128, ge=1)
@@ -76,8 +73,7 @@ class Protocol(Block):
     roles: RolesBlock
     lora: LoraBlock | None
     train: dict[str, Any]
-    size: int = Field(default=1000, ge=1)
-    """N, the fine-tuning rows, poison included."""
+    size: int = Field(default=1000, ge=1)  # N, the fine-tuning rows, poison included
     keep: Literal["pairs", "replies"] = "pairs"
     """What must stay likely: the pairs of the constraint role (the paper), or the aligned model's own refusals of the
     `asked` prompts."""
@@ -94,11 +90,7 @@ class Protocol(Block):
         return self
 
     def judge(self) -> str | dict[str, Any]:
-        """What judges harm.
-
-        Raises:
-            ConfigError: none is named.
-        """
+        """What judges harm."""
         if self.evaluation.judge is None:
             raise ConfigError(
                 "the study names no judge",
@@ -122,11 +114,7 @@ def protocol_sha256(record: Mapping[str, Any]) -> str:
 
 
 def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "protocol") -> Protocol:
-    """The protocol of a preset, with blocks of `overrides` put over it key by key.
-
-    Raises:
-        ConfigError: an unknown preset or key, or a value of the wrong kind.
-    """
+    """The protocol of a preset, with blocks of `overrides` put over it key by key."""
     if preset not in PRESETS:
         raise ConfigError(f"{where}: unknown preset {preset!r}", remedy=nearest(preset, sorted(PRESETS)))
     values: dict[str, Any] = {"preset": preset}
@@ -150,7 +138,6 @@ def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "pr
 
 
 def _block_at(location: list[str]) -> type[BaseModel]:
-    """The block in which the last key of a location stands."""
     inner = _BLOCKS.get(location[0]) if len(location) > 1 else None
     return Protocol if inner is None else inner
 

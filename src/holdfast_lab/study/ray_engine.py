@@ -15,8 +15,7 @@ from holdfast.core.errors import ResourceError
 from holdfast_lab.study.engine import launch, stop_workers
 from holdfast_lab.study.folder import LOG
 
-LOST = -9
-"""Exit code of work whose machine or Ray worker was lost: as if killed."""
+LOST = -9  # exit code of work whose machine or Ray worker was lost: as if killed
 
 
 class RayEngine:

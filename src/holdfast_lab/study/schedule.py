@@ -20,8 +20,7 @@ from holdfast_lab.study.failure import INTERRUPTED, of_exit
 from holdfast_lab.study.folder import LOG
 from holdfast_lab.study.plan import Plan
 
-PAUSE = 0.1
-"""Seconds between two looks at the workers."""
+PAUSE = 0.1  # seconds between two looks at the workers
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,6 @@ def run_study(plan: Plan, *, retry_failed: bool = False, listener: Listener | No
         plan: from `make_plan`.
         retry_failed: run again what failed earlier.
         listener: told where the study stands, about ten times a second.
-
-    Raises:
-        HoldfastError: a cell could not be finished (see `Plan.check`); nothing is run or written.
-        CheckpointError: another process runs this study.
-        KeyboardInterrupt: interrupted; workers have saved and ended.
     """
     plan.check()
     with RunLock(plan.folder.root), EventLog(plan.folder.events) as events:
@@ -88,8 +82,6 @@ def _engine(plan: Plan) -> Engine:
 
 
 class _Schedule:
-    """The state of every node, and the loop that moves it."""
-
     def __init__(self, plan: Plan, events: EventLog, listener: Listener) -> None:
         self._plan, self._events, self._listener = plan, events, listener
         self._nodes = {node.id: node for node in plan.nodes}
@@ -100,11 +92,9 @@ class _Schedule:
 
     @property
     def pending(self) -> list[Node]:
-        """Nodes still to be started, in order."""
         return [node for node in self._plan.nodes if self._state[node.id] == "pending"]
 
     def recall(self, retry_failed: bool) -> None:
-        """Take over what the folder knows; alignments that no open cell needs are left alone."""
         folder = self._plan.folder
         for node in self._plan.nodes:
             record = folder.failure(node)
@@ -123,7 +113,6 @@ class _Schedule:
         self._record()
 
     def run(self, engine: Engine) -> None:
-        """Start and collect until nothing is left to do."""
         try:
             while True:
                 for node in self._ready()[: engine.capacity - len(self._started)]:
@@ -205,7 +194,6 @@ class _Schedule:
         return Progress(len(self._plan.cells), counts["done"], failed, tuple(self._started), eta)
 
     def outcome(self) -> Outcome:
-        """What became of every cell."""
         found = Outcome(failures=self._failures)
         for node in self._plan.nodes:
             ids = [cell.id for cell in node.cells]

@@ -31,17 +31,14 @@ class DefenseEntry(Block):
     """A row of the tables: a defense with its settings, on a model aligned by `align`."""
 
     name: str = Field(min_length=1)
-    label: str | None = None
-    """The row's name in tables; the defense's own unless given."""
-    setting: str = ""
-    """What sets this row apart from others with its label, for example `tau=0.05`."""
+    label: str | None = None  # the row's name in tables; the defense's own unless given
+    setting: str = ""  # what sets this row apart from others with its label, for example `tau=0.05`
     preset: Literal["paper"] | None = None
     align: str = Field(default="sft", min_length=1)
     """How the model is aligned first: `sft` on the safe pairs, or a defense of that stage."""
     options: dict[str, Any] = Field(default_factory=dict)
     constraint: dict[str, Any] = Field(default_factory=dict)
-    train: dict[str, Any] = Field(default_factory=dict)
-    """Put over the protocol's `train`, for this row only."""
+    train: dict[str, Any] = Field(default_factory=dict)  # put over the protocol's `train`, for this row only
 
     @field_validator("label", "setting")
     @classmethod
@@ -75,20 +72,17 @@ class Grid(Block):
 class StudyConfig(Block):
     """One study. Build it with `load_study` or `study_from_dict`, which check every block."""
 
-    preset: Literal["small", "paper"] = "small"
-    """The protocol's constants; `protocol` is put over them."""
+    preset: Literal["small", "paper"] = "small"  # the protocol's constants; `protocol` is put over them
     models: Models
     tasks: list[str] = Field(min_length=1)
     defenses: Defenses
     poison_ratios: list[Ratio] = Field(default=[0.5], min_length=1)
     seeds: list[Seed] = Field(default=[42], min_length=1)
     grids: list[Grid] = Field(default_factory=list)
-    references: bool = True
-    """Also the base model and the aligned models, on every task on which a defense is measured."""
+    references: bool = True  # also the base model and the aligned models, on every task on which a defense is measured
     protocol: dict[str, Any] = Field(default_factory=dict)
     engine: Literal["local", "ray"] = "local"
-    workers: int = Field(default=1, ge=1)
-    """Cells side by side: on this machine, or with Ray on each GPU."""
+    workers: int = Field(default=1, ge=1)  # cells side by side: on this machine, or with Ray on each GPU
     output_dir: str = Field(min_length=1)
 
 

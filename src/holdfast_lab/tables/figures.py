@@ -63,11 +63,7 @@ class Points:
 
 
 def figures(results: Sequence[Result]) -> list[Picture]:
-    """Every figure for which there are results, a file per model.
-
-    Raises:
-        DataError: the results follow two protocols.
-    """
+    """Every figure for which there are results, a file per model."""
     everyone = plain(measured(results))
     require_one_protocol(everyone, "figures")
     ratio = attack_ratio(everyone)
@@ -115,7 +111,6 @@ def _figure(
 
 
 def _harm_utility(ax: Any, points: Points, looks: Looks) -> None:
-    """A point per defense with its intervals over prompts; the aligned model dashed."""
     from matplotlib.colors import to_rgba
 
     ax.set_xlabel(
@@ -166,7 +161,6 @@ def _near_aligned(points: Points, looks: Looks) -> Window | None:
 
 
 def _harm_poison(ax: Any, points: Points, looks: Looks) -> None:
-    """A line per defense over the poison ratios; the aligned model's harm as a dashed line."""
     from matplotlib.transforms import ScaledTranslation
 
     ax.set_xlabel("poison ratio p")
@@ -188,7 +182,6 @@ def _harm_poison(ax: Any, points: Points, looks: Looks) -> None:
 
 
 def _quantiles(ax: Any, points: Points, looks: Looks) -> None:
-    """The K-th percentile of per-prompt harm over K, a line per defense; the aligned model's dashed."""
     import numpy as np
 
     ax.set_xlabel("K (percentile of prompts, evenly spaced)")
@@ -240,5 +233,4 @@ def _reach(cell: Cell) -> Span:
 
 
 def _bars(cell: Cell) -> list[list[float]] | None:
-    """`_reach` as matplotlib takes it; None where a figure has neither interval nor spread."""
     return None if cell.low is None and cell.std is None else [[end] for end in _reach(cell)]

@@ -17,50 +17,35 @@ NAMED = 6  # rows named before a note says how many more
 
 @dataclass(frozen=True)
 class Block:
-    """A section to be: its rows, and what its columns leave open.
-
-    Attributes:
-        poison_ratio: of the defense rows; None takes whatever ratio there is.
-        same_seeds: compare on the seeds that all rows have, since a sweep has fewer than the default row.
-    """
+    """A section to be: its rows, and what its columns leave open."""
 
     title: str
     model: str
     lines: Sequence[Line]
     task: str | None = None
-    poison_ratio: float | None = None
-    same_seeds: bool = False
+    poison_ratio: float | None = None  # of the defense rows; None takes whatever ratio there is
+    same_seeds: bool = False  # compare on the seeds that all rows have, since a sweep has fewer than the default row
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A table to be.
-
-    Attributes:
-        results: those that may enter; others are not looked at.
-        marks: whether the best figure of a column is marked; `second`: the second best too.
-        without: defenses that take no part in the marks.
-    """
+    """A table to be."""
 
     name: str
     slug: str
     title: str
     columns: Sequence[Column]
     blocks: Sequence[Block]
-    results: Sequence[Result]
+    results: Sequence[Result]  # those that may enter; others are not looked at
     head: str = "Defense"
     notes: tuple[str, ...] = ()
-    marks: bool = True
+    marks: bool = True  # whether the best figure of a column is marked; `second`: the second best too
     second: bool = True
-    without: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()  # defenses that take no part in the marks
 
 
 def fill(plan: Plan) -> Table:
-    """Find the figures of a planned table and mark them.
-
-    Raises:
-        DataError: two protocols in the table, two results for one seed of one figure, two rows with one label.
-    """
+    """Find the figures of a planned table and mark them."""
     require_one_protocol(plan.results, plan.slug)
     sections: list[Section] = []
     notes, used = list(plan.notes), set[str]()
@@ -90,7 +75,6 @@ def fill(plan: Plan) -> Table:
 
 
 def _seed_notes(table: Table) -> list[str]:
-    """How many seeds the means are over, and which rows have fewer."""
     counts: dict[str, list[int]] = {}
     for section in table.sections:
         for row in section.rows:

@@ -204,7 +204,6 @@ def parse_setting(setting: str) -> tuple[str, str]:
 
 
 def _sweeps(own: Sequence[Result], default: Sequence[Result], ratio: float | None) -> list[Block]:
-    """A block per setting that was varied, the paper's first."""
     names = {parse_setting(result.setting)[0] for result in own}
     order = sorted(names, key=lambda x: (x == OTHER, PAPER_ORDER.index(x) if x in PAPER_ORDER else 9, x))
     values = default[0].constraint if default else {}
@@ -239,7 +238,6 @@ def _number(value: str) -> float | str:
 
 
 def _by_size(value: str) -> tuple[float, str]:
-    """Numbers by size, then words."""
     number = _number(value)
     return (number, value) if isinstance(number, float) and not math.isnan(number) else (math.inf, value)
 
@@ -249,7 +247,6 @@ def _with_k(names: Sequence[str], model: str) -> list[str]:
 
 
 def _over_tasks(name: str, title: str, results: list[Result], lines: list[Line], ratio: float | None) -> Plan:
-    """The short metrics of every task side by side, a section per model."""
     tasks, models = ordered_tasks(r.task for r in results), ordered_models(r.model for r in results)
     columns = [Column(task_title(task), metric, task, ratio) for task in tasks for metric in SHORT]
     blocks = [Block(f"{model} (K = {quantile(model)})", model, lines, poison_ratio=ratio) for model in models]
@@ -257,7 +254,6 @@ def _over_tasks(name: str, title: str, results: list[Result], lines: list[Line],
 
 
 def _of_task(name: str, title: str, group: list[Result], columns: list[Column], ratio: float | None = None) -> Plan:
-    """One section: the rows of a model and task."""
     model, task = group[0].model, group[0].task
     block = Block("", model, lines_of(group), task, ratio)
     return Plan(name, slug(name, model, task), f"{title}, {place_title(model, task, ratio)}", columns, [block], group)
@@ -270,12 +266,7 @@ KINDS: dict[str, Callable[[Sequence[Result]], list[Table]]] = {
 
 
 def build(results: Sequence[Result], names: Sequence[str] = ()) -> list[Table]:
-    """The named tables, all of them where none is named; a kind for which there are no results has none.
-
-    Raises:
-        ConfigError: an unknown name.
-        DataError: see `fill`; or nothing at all can be shown.
-    """
+    """The named tables, all of them where none is named; a kind for which there are no results has none."""
     for name in names:
         if name not in KINDS:
             raise ConfigError(f"unknown table {name!r}", remedy=nearest(name, list(KINDS)))

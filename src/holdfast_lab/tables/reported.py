@@ -49,16 +49,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Reported:
-    """The paper's figures, and which of its models stands for a model that it does not have.
-
-    Attributes:
-        models: the paper's models, in its order.
-        stand_in: chosen by the user; None shows nothing beside models that the paper does not have.
-    """
+    """The paper's figures, and which of its models stands for a model that it does not have."""
 
     figures: Mapping[Key, tuple[Figure, ...]]
-    models: tuple[str, ...]
-    stand_in: str | None = None
+    models: tuple[str, ...]  # the paper's models, in its order
+    stand_in: str | None = None  # chosen by the user; None shows nothing beside models that the paper does not have
 
     def counterpart(self, model: str) -> str | None:
         """The paper's name of a model, the stand-in where it has none."""
@@ -92,12 +87,7 @@ def find_reported(path: Path | None, stand_in: str | None) -> Reported | None:
 
 
 def read_reported(path: Path, stand_in: str | None = None) -> Reported:
-    """Read a file of reported figures.
-
-    Raises:
-        ConfigError: no such file, or `stand_in` is not one of its models.
-        DataError: other columns, or a figure that is not a number.
-    """
+    """Read a file of reported figures."""
     if not path.is_file():
         raise ConfigError(
             f"{path} is not a file, expected the paper's reported figures (CSV)",
@@ -204,7 +194,6 @@ def _models(table: Table, reported: Reported) -> list[str]:
 
 
 def _orders(table: Table, section: Section) -> list[str]:
-    """One line a section: Spearman's rank correlation of the defenses in each column."""
     found = []
     for j, column in enumerate(table.columns):
         pairs = [

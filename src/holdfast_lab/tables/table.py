@@ -90,25 +90,16 @@ class Section:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table."""
 
-    Attributes:
-        name: the kind, as in `--table` and in the paper's figures: main, poison_sweep, ...
-        slug: its file name, unique among the tables of a report.
-        title: one line, plain text.
-        head: the heading of the row labels.
-        notes: lines under the table: what is missing, seeds, agreement.
-        used: ids of the cells that entered.
-    """
-
-    name: str
-    slug: str
-    title: str
-    head: str
+    name: str  # the kind, as in `--table` and in the paper's figures: main, poison_sweep, ..
+    slug: str  # its file name, unique among the tables of a report
+    title: str  # one line, plain text
+    head: str  # the heading of the row labels
     columns: tuple[Column, ...]
     sections: tuple[Section, ...]
-    notes: tuple[str, ...] = ()
-    used: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()  # lines under the table: what is missing, seeds, agreement
+    used: frozenset[str] = frozenset()  # ids of the cells that entered
 
     @property
     def cells(self) -> list[Cell]:

@@ -39,7 +39,6 @@ def text(table: Table, style: Style, *, width: int = 100) -> str:
 
 
 def _stacks(table: Table, widths: list[int], width: int) -> list[list[int]]:
-    """Columns side by side as far as the width goes; those under one heading stay together."""
     headed = any(column.group for column in table.columns)
     units = [members for _, members in groups(table)] if headed else [[j] for j in range(len(widths))]
     stacks: list[list[int]] = []
@@ -55,7 +54,6 @@ def _stacks(table: Table, widths: list[int], width: int) -> list[list[int]]:
 
 
 def _block(table: Table, columns: list[int], style: Style, labels: int, widths: list[int]) -> list[str]:
-    """One stack: headings, then every section with these columns."""
     total = labels + sum(len(GAP) + widths[j] for j in columns)
     lines = []
     if any(table.columns[j].group for j in columns):

@@ -82,11 +82,7 @@ class Gsm8k:
         return self._examples("test", template, folder)
 
     def grade(self, reply: str, target: str) -> Grade:
-        """By the final answer.
-
-        Raises:
-            DataError: the target has no marked number.
-        """
+        """By the final answer."""
         gold = extract_marked(target)
         if gold is None:
             raise DataError(
@@ -104,7 +100,6 @@ class Gsm8k:
 
 
 def _target(answer: str, where: str) -> str:
-    """The gold solution with its last line marked as the final answer."""
     solution, gold, last = answer.rpartition(_GOLD)
     target = f"{solution}{MARKER} {last.strip()}"
     if not gold or answer.count(_GOLD) > 1 or extract_marked(target) is None:

@@ -43,11 +43,7 @@ class LabelTask:
         return self._examples(self.held_out, template, folder)
 
     def grade(self, reply: str, target: str) -> Grade:
-        """By the labels that the reply names.
-
-        Raises:
-            DataError: `target` is no label.
-        """
+        """By the labels that the reply names."""
         if target not in self.spellings:
             raise DataError(
                 f"a target that is none of the labels {', '.join(self.spellings)}",

@@ -192,7 +192,6 @@ def _check_defense(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
 
 
 def _construction_problem(cls: Any, values: Mapping[str, Any], key: str) -> list[Problem]:
-    """What the class itself refuses: it knows the valid ranges."""
     try:
         cls(**values)
     except ConfigError as error:

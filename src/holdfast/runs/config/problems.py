@@ -62,7 +62,6 @@ def raise_problems(problems: Sequence[Problem], where: str) -> None:
 
 
 def _kind(value: Any) -> str:
-    """A value in words, short: its kind, and what it is when that is short and plain."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -87,7 +86,6 @@ def _expectation(hint: Any) -> str:
 
 
 def _mismatch(key: str, expected: str, value: Any) -> Problem:
-    """A value of the wrong kind, with the advice that the confusion most likely needs."""
     quoted = isinstance(value, bool) and "text" in expected
     remedy = (
         "YAML reads yes, no, on and off as true or false: put it in quotes" if quoted else f"set {key} to {expected}"

@@ -36,34 +36,24 @@ from holdfast.runs.stages.run_folder import whole_folder
 from holdfast.screening.asking import Asker, Sorted, Told, asker_of
 
 RECORD = "alignment.json"
-LEAST_REFUSALS = 0.5
-"""Of held-out probes: an alignment below it has failed."""
-MOST_OVER_REFUSAL = 0.2
-"""Of held-out everyday and borderline prompts together: an alignment that reaches it has failed."""
+LEAST_REFUSALS = 0.5  # of held-out probes: an alignment below it has failed
+MOST_OVER_REFUSAL = 0.2  # of held-out everyday and borderline prompts together: an alignment that reaches it has failed
 Listener = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class AlignSettings:
-    """How an alignment is trained.
+    """How an alignment is trained."""
 
-    Attributes:
-        steps, learning_rate, batch: of AdamW, linear decay after a tenth of warm-up.
-        refusal_share: of the rows that are refusals; the others are ordinary answers, half of them to borderline
-            prompts.
-        rank, lora_alpha: of LoRA on every linear layer.
-        max_length: tokens of a row with a refusal.
-        held_out: prompts of each kind of figure, at most.
-    """
-
-    steps: int = default("align.steps")
+    steps: int = default("align.steps")  # steps, learning_rate, batch: of AdamW, linear decay after a tenth of warm-up
     learning_rate: float = default("align.learning_rate")
     batch: int = default("align.batch")
+    # of the rows that are refusals; the others are ordinary answers, half of them to borderline prompts
     refusal_share: float = default("align.refusal_share")
-    rank: int = default("align.rank")
+    rank: int = default("align.rank")  # rank, lora_alpha: of LoRA on every linear layer
     lora_alpha: int = default("align.lora_alpha")
-    max_length: int = default("align.max_length")
-    held_out: int = default("align.held_out")
+    max_length: int = default("align.max_length")  # tokens of a row with a refusal
+    held_out: int = default("align.held_out")  # prompts of each kind of figure, at most
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -117,17 +107,11 @@ class AlignmentFigures:
 
 @dataclass(frozen=True)
 class Alignment:
-    """What an alignment left.
+    """What an alignment left."""
 
-    Attributes:
-        folder: of the model.
-        figures: on held-out kinds of prompts; `figures.shortcomings` says what is missing.
-        record: the content of alignment.json.
-    """
-
-    folder: Path
-    figures: AlignmentFigures
-    record: dict[str, Any] = field(repr=False)
+    folder: Path  # of the model
+    figures: AlignmentFigures  # on held-out kinds of prompts; `figures.shortcomings` says what is missing
+    record: dict[str, Any] = field(repr=False)  # the content of alignment.json
 
 
 def align_model(
@@ -155,10 +139,6 @@ def align_model(
         dtype: of the weights; by default what this machine is fast in.
         listener: receives a row a step, as in events.jsonl.
         told: receives what is asked, how many replies there are, and how many there will be.
-
-    Raises:
-        ConfigError: the folder is taken, or a setting or the model cannot be used.
-        InfeasibleError: the model answers too few ordinary prompts.
     """
     chosen, target = settings or AlignSettings(), Path(output_dir)
     dtype = dtype or fast_dtype()
@@ -263,7 +243,6 @@ def merged(trained: Any) -> Any:
 
 
 def _saved(trained: Any, tokenizer: Any, target: Path, record: dict[str, Any], *, adapter: bool) -> Any:
-    """Write adapter or merged model with the record of its inputs, in one rename; returns the merged model."""
     with whole_folder(target) as folder:
         if adapter:
             trained.save_pretrained(folder)
@@ -282,11 +261,6 @@ def _hashes(prompts: AlignmentPrompts) -> dict[str, str]:
 
 
 def _unfinished(target: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of a model that was written and not measured; None where there is nothing yet.
-
-    Raises:
-        ConfigError: something else is there.
-    """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     if (target / RECORD).is_file():

@@ -26,23 +26,17 @@ from holdfast.screening.asking import Sorted
 T = TypeVar("T")
 
 SETS = ("probes", "everyday", "borderline")
-FEWEST = 20
-"""Own answers to either kind of ordinary prompt below which there is too little to keep."""
+FEWEST = 20  # own answers to either kind of ordinary prompt below which there is too little to keep
 
 
 @dataclass(frozen=True)
 class AlignmentPrompts:
-    """The prompts of an alignment.
+    """The prompts of an alignment."""
 
-    Attributes:
-        refuse, everyday, borderline: trained on.
-        held_out: probes, everyday and borderline prompts of other kinds, which are only asked.
-    """
-
-    refuse: list[Example]
+    refuse: list[Example]  # refuse, everyday, borderline: trained on
     everyday: list[Example]
     borderline: list[Example]
-    held_out: dict[str, list[Example]]
+    held_out: dict[str, list[Example]]  # probes, everyday and borderline prompts of other kinds, which are only asked
 
 
 def bundled_prompts(extra: Sequence[Example], *, held_out: int, seed: int) -> AlignmentPrompts:
@@ -88,9 +82,6 @@ def answer_rows(
 
     Args:
         replies: the model's own, by the prompt's id.
-
-    Raises:
-        InfeasibleError: it answered fewer than `FEWEST`.
     """
     answered = [e for e in prompts if replies[e.id].reply_class == ReplyClass.ANSWERED]
     if len(answered) < FEWEST:

@@ -81,7 +81,6 @@ def asked_note(prompts: Sequence[str], *, alpha: float, openings: int) -> str | 
 
 
 def _enough_note(n: int, rows: int, share: float, *, alpha: float, openings: int) -> str | None:
-    """The note on `n` groups of `rows` certify prompts, a share of the safety prompts."""
     if n == 0:
         return "no certify share: this run cannot be certified"
     allowed = most_regressions(n, alpha, CONFIDENCE, parts=openings)

@@ -50,18 +50,12 @@ class Steps(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What a defense passes over in each step beside the task's own forward and backward: `batch` rows in each pass.
+    """What a defense passes over in each step beside the task's own forward and backward: `batch` rows in each pass."""
 
-    Attributes:
-        trained: passes with a backward.
-        looked: passes without.
-        tokens: of one row.
-    """
-
-    trained: int
-    looked: int
+    trained: int  # passes with a backward
+    looked: int  # passes without
     batch: int
-    tokens: float
+    tokens: float  # of one row
 
 
 def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -> Any:

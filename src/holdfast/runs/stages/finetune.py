@@ -100,16 +100,12 @@ def train(trainer: SafeSFTTrainer, *, resume: bool) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class RoleLosses:
-    """The examples of one role with their losses at theta_0 and at the end.
-
-    Attributes:
-        kl: mean KL per token of every example, where that is the constraint's unit.
-    """
+    """The examples of one role with their losses at theta_0 and at the end."""
 
     examples: list[Encoded]
     before: CompletionLosses
     after: CompletionLosses
-    kl: Tensor | None
+    kl: Tensor | None  # mean KL per token of every example, where that is the constraint's unit
 
     def degradations(self, constraint: ChanceConstraint) -> Tensor:
         """`D_i` in the constraint's unit."""
@@ -123,7 +119,6 @@ def measure(trainer: SafeSFTTrainer) -> dict[str, dict[str, RoleLosses]]:
     forward = trainer.run.forward
 
     def now(examples: list[Encoded], first_k: int) -> CompletionLosses:
-        """In passes that fit."""
         return trainer.run.fitting.evaluation(
             forward.batch_size, lambda rows: forward.resized(rows).losses(examples, first_k)
         )

@@ -16,8 +16,7 @@ from holdfast.data.sources import read_examples
 from holdfast.data.splits import Split, move_leaks, require_apart, require_unseen, split_examples, split_from_roles
 from holdfast.data.templates import Template
 
-TASK_SIZE = 1000
-"""N of a named task, as in the paper."""
+TASK_SIZE = 1000  # N of a named task, as in the paper
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,6 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the examples of a run come from, in the run's format; the roles are drawn once, when first needed."""
-
     template: Template
     seed: int
     settings: Mapping[str, Any] | None
