@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tools.study_page.__main__ import main
 
-from holdfast_lab.study.expand import expand
-from holdfast_lab.study.load import load_study
+from holdfast_lab.study.cells import expand
+from holdfast_lab.study.config import load_study
 from holdfast_lab.study.plan import make_plan
 from holdfast_lab.study.protocol import load_protocol, protocol_sha256
 from tests.docs.pictures import plotted_data

@@ -131,12 +131,7 @@ def asked_by(listener: Listener) -> Callable[[str, int, int], None]:
 
 @contextmanager
 def show_count(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A function of (done, total) that shows on stderr how far the work is, while the context is open.
-
-    Args:
-        what: the work.
-        unit: what is counted.
-    """
+    """A function of (done, total) that shows on stderr how far the work is, while the context is open."""
     if not sys.stderr.isatty():
         yield _plain_count(what, unit)
         return

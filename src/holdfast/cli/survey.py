@@ -34,9 +34,7 @@ HIDDEN, SCORED = ".", "#"
 def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool = False) -> dict[str, Any]:
     """Validate everything about a run and describe it, as JSON values.
 
-    Args:
-        reveal: include the token texts of the sample examples, which may be harmful to read.
-        trust_remote_code: let the model repository run its own code.
+    `reveal` includes the token texts of the sample examples, which may be harmful to read.
     """
     config, arguments, method = plan.config, plan.arguments, plan.defense
     require_supported_arguments(arguments)

@@ -125,11 +125,7 @@ def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
 
 
 def left_out(counts: Mapping[str, Any]) -> list[str]:
-    """Rows that a run does not use, as lines: skipped as malformed, dropped as duplicates, kept in contradiction.
-
-    Args:
-        counts: of `holdfast.runs.stages.prepare.row_counts`, or of a result that has them.
-    """
+    """Rows that a run does not use (`row_counts`), as lines: malformed, duplicates; and those kept in contradiction."""
     blocks = {
         "task": counts["task"],
         **counts["safety"],

@@ -147,9 +147,7 @@ def ask_theta_0(
 ) -> tuple[Prepared, Screening | None]:
     """The run's data after asking its model, and the screening; as they were where nothing is asked.
 
-    Args:
-        theta_0: the model and its tokenizer.
-        before: theta_0's content on the first process; the others need not hash the model.
+    `before` is theta_0's content on the first process; the others need not hash the model.
     """
     main = before is not None
     if plan.screening is None:
@@ -195,12 +193,7 @@ def unaligned_of(plan: ResolvedRun, trust_remote_code: bool) -> str | None:
 def measured_result(
     plan: ResolvedRun, trainer: SafeSFTTrainer, before: ModelContent | None, known: dict[str, Any]
 ) -> dict[str, Any]:
-    """Measure the trained model; the first process writes the audits and result.json.
-
-    Args:
-        before: theta_0's content; None on the other processes.
-        known: what is known without measuring.
-    """
+    """Measure the trained model; the first process, which has theta_0's content, writes the audits and result.json."""
     folder, started = RunFolder(plan.folder), time.monotonic()
     measured = measure(trainer)
     result = {

@@ -74,8 +74,7 @@ class CountedCollator:
 def measure(cell: Cell, cache: Path) -> dict[str, Any]:
     """The row of a cell: figures of its steps, or `error` where it could not be trained.
 
-    Args:
-        cache: where the constrained paths of one shape share their reference losses.
+    The constrained paths of one shape share their reference losses in `cache`.
     """
     row: dict[str, Any] = {"shape": cell.shape, "path": cell.path, "checkpointing": cell.checkpointing}
     if cell.sweep:

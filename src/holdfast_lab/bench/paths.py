@@ -50,13 +50,7 @@ class Material:
 
 
 def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: list[Any]) -> Any:
-    """The trainer of a path over a freshly made model.
-
-    Args:
-        folder: where it may write; nothing is saved.
-        cache: where the constrained paths of one shape share their reference losses.
-        callbacks: given to the trainer.
-    """
+    """The trainer of a path over a freshly made model; reference losses are in `cache`, nothing else is kept."""
     gpu = torch.cuda.is_available()
     length = max(MAX_LENGTH, cell.length or 0)
     arguments: dict[str, Any] = {

@@ -28,11 +28,7 @@ def stored() -> dict[str, list[Pair]]:
 
 
 def task_pairs(task: str, n: int, *, seed: int, length: int | None = None) -> list[Pair]:
-    """n rows of a task of which half are unsafe pairs, in random order.
-
-    Args:
-        length: tokens of every row, half of them the prompt's, instead of the stored lengths.
-    """
+    """n rows of a task, half of them unsafe pairs, in random order; `length`: of all rows, half of it the prompt's."""
     if length is not None:
         return [(length // 2, length - length // 2)] * n
     poison = int(POISON_SHARE * n)
@@ -67,10 +63,7 @@ def word_tokenizer() -> Any:
 def rows(pairs: Sequence[Pair], *, seed: int, name: str) -> list[dict[str, str]]:
     """A prompt/completion row for each pair, with exactly these token counts once EOS is added to the completion.
 
-    Args:
-        pairs: prompt and completion tokens, at least 1 and 2: the last token of a completion is EOS.
-        seed: of the run.
-        name: rows of different names share no prompt, except by an accident of random words.
+    Counts are at least 1 and 2. Rows of different names share no prompt, except by an accident of random words.
     """
     draw = generator(seed, "bench rows", name)
 

@@ -53,12 +53,7 @@ ADAPTED = ("q_proj", "k_proj", "v_proj")  # what LoRA adapts; a hybrid has these
 
 
 def empty_model(shape: str, **changes: Any) -> Any:
-    """A causal language model of a shape on the meta device: names and sizes without weights.
-
-    Args:
-        shape: a name of `SHAPES`.
-        changes: fields of its configuration to set otherwise.
-    """
+    """A model of a shape on the meta device, names and sizes without weights; `changes` of its configuration."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

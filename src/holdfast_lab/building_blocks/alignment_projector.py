@@ -58,8 +58,7 @@ def projectors(
 ) -> dict[str, Projector]:
     """C of every module, one V in memory at a time, in float32 (float64 where the adapter is).
 
-    Args:
-        rank: k of the orthogonal projector; None: the rank of V's factors, or `DENSE_RANK` where it has none.
+    `rank` is k of the orthogonal projector; None: the rank of V's factors, or `DENSE_RANK` where it has none.
     """
     found = {}
     for layer in layers:

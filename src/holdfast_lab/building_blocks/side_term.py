@@ -32,11 +32,7 @@ def require_settings(defense: str, config: object, rules: Mapping[str, tuple[boo
 
 
 class NonfiniteWatch:
-    """Counts the steps whose term was not finite and left out; more than 3 in 100 end the run.
-
-    Args:
-        name: the defense, for messages.
-    """
+    """Counts the steps whose term was not finite and left out; more than 3 in 100 end the run."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -151,12 +151,7 @@ def run_evaluation(
     count: Callable[[int, int], None],
     **how: Any,
 ) -> dict[str, Any]:
-    """Ask, judge and score one model; the content of evaluation.json.
-
-    Args:
-        count: told how many replies there are, of how many.
-        how: the remaining options of the command.
-    """
+    """Ask, judge and score one model; the content of evaluation.json. `how` are the command's other options."""
     require_tau(tau)
     decoding = _decoding(how)
     judging = None if judge is None else open_judge(judge)

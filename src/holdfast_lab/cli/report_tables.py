@@ -14,7 +14,7 @@ from holdfast.cli.terminal import note, say, say_json
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast_lab.tables.layout import Style
+    from holdfast_lab.tables.formats import Style
     from holdfast_lab.tables.reported import Reported
     from holdfast_lab.tables.results import Result
     from holdfast_lab.tables.table import Table
@@ -62,8 +62,8 @@ def tables(
       holdfast tables out/study --table main
       holdfast tables out/study --output-dir tables
     """
+    from holdfast_lab.tables.formats import Style
     from holdfast_lab.tables.kinds import build, left_out
-    from holdfast_lab.tables.layout import Style
     from holdfast_lab.tables.reported import beside, find_reported
     from holdfast_lab.tables.results import read_studies
 
@@ -85,10 +85,7 @@ def tables(
 
 
 def _rendered(tables: Sequence[Table], style: Style, form: Format, width: int) -> str:
-    from holdfast_lab.tables.latex import latex
-    from holdfast_lab.tables.long_form import long_form
-    from holdfast_lab.tables.markdown import markdown
-    from holdfast_lab.tables.text import text
+    from holdfast_lab.tables.formats import latex, long_form, markdown, text
 
     if form is Format.csv:
         return long_form(tables, style)
@@ -119,7 +116,7 @@ def _write(
 
 
 def _as_json(table: Table) -> dict[str, Any]:
-    from holdfast_lab.tables.long_form import records
+    from holdfast_lab.tables.formats import records
 
     fields = {"name": table.name, "slug": table.slug, "title": table.title}
     return {**fields, "figures": records(table), "notes": list(table.notes)}

@@ -42,7 +42,7 @@ def study(
       holdfast study studies/small.yaml --plan
       holdfast study studies/small.yaml seeds=[42,1337] workers=4
     """
-    from holdfast_lab.study.load import load_study
+    from holdfast_lab.study.config import load_study
     from holdfast_lab.study.plan import make_plan
 
     made = make_plan(load_study(file, overrides or ()), skip_unknown=skip_unknown)

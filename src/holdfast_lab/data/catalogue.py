@@ -145,14 +145,10 @@ class Collection:
 
 
 def load(name: str, split: str | None = None, *, folder: Path | None = None, revision: str | None = None) -> Collection:
-    """Load one split of a data set.
+    """Load one split of a data set of `NAMES`: train, validation or test; its first unless given.
 
-    Args:
-        name: one of `NAMES`.
-        split: train, validation or test; the data set's first unless given.
-        folder: a folder of the catalogue's files; None means HOLDFAST_DATA if it is set, and else the hub.
-        revision: commit, tag or branch on the hub; None means the catalogue's commit, or the head of the main branch
-            where it has none.
+    Without `folder` from HOLDFAST_DATA if it is set, else from the hub, at `revision` or the catalogue's commit (the
+    head of the main branch where it has none). Of malformed rows up to 20 are named.
     """
     if name not in SOURCES:
         raise ConfigError(f"unknown data set {name!r}", remedy=nearest(name, list(NAMES)))

@@ -55,11 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 def dual_step(mu: float, excess: float, rate: float, cap: float) -> float:
-    """`clip(mu + rate excess, 0, cap)`: projected gradient ascent on the multiplier.
-
-    Args:
-        excess: the constraint's value, positive when violated.
-    """
+    """`clip(mu + rate excess, 0, cap)`: projected gradient ascent on the multiplier; excess > 0 is a violation."""
     return min(max(mu + rate * excess, 0.0), cap)
 
 

@@ -99,12 +99,9 @@ def answer(
     template: Template = "chat",
     progress: Told | None = None,
 ) -> dict[str, list[Reply]]:
-    """Replies of a model to every question, from `folder` where they are there already.
+    """Replies of a model to every question, from `folder` where they are there; those of other weights are refused.
 
-    Args:
-        model: None where `decoding.engine` reaches the model by other means (an endpoint).
-        model_sha256: which weights answer; replies of others are refused.
-        progress: see `Told`.
+    `model` is None where the engine reaches it by other means (an endpoint).
     """
     engine = open_engine(
         decoding.engine, model=model, tokenizer=tokenizer, batch_size=decoding.batch_size, template=template,
@@ -155,8 +152,7 @@ def judged(
 def stored_judgements(folder: Path, judge: GuardedJudge, ids: Sequence[str], *, max_new_tokens: int) -> list[Judgement]:
     """What the same judge said of another model's replies to the same prompts, in the order of `ids`.
 
-    Args:
-        max_new_tokens: the length at which those replies must have been cut.
+    Refused where they were judged by another revision, not all, or cut at another length than `max_new_tokens`.
     """
     file = _judgements_file(folder, judge.name)
     if not file.is_file():

@@ -44,14 +44,9 @@ class JudgeData:
 def judge_data(
     *, seed: int, validation: float, limit: int | None = None, test_limit: int | None = None, folder: Path | None = None
 ) -> JudgeData:
-    """Read and part the pairs.
+    """Read and part the pairs; limits are drawn at random by the seed, None takes all.
 
-    Args:
-        seed: of the validation prompts and of the parts drawn under a limit.
-        validation: share of the prompts that choose the epoch and the temperature.
-        limit: pairs for training and validation together, drawn at random; None for all.
-        test_limit: pairs the figures are computed on; None for all, as a figure to publish needs.
-        folder: of the data files; None for HOLDFAST_DATA or the hub.
+    `validation` is the share of the prompts that choose the epoch and the temperature.
     """
     sources = {split: load("beavertails", split, folder=folder) for split in ("train", "test")}
     held_out = [_pair(row) for row in sources["test"].rows]

@@ -97,12 +97,9 @@ def judge_figures(
     *,
     temperature: float,
 ) -> dict[str, Any]:
-    """Everything that is reported of a judge on labelled rows, as JSON values.
+    """Everything that is reported of a judge on labelled rows, as JSON values; `logits` are rows x names.
 
-    Args:
-        logits: rows x names.
-        categories: which categories each row has; None where only the flag is known, which is left out by category.
-        temperature: T of the calibrated probabilities.
+    Rows whose categories are None, of which only the flag is known, are left out of the figures by category.
     """
     z = np.asarray(logits, dtype=np.float64)
     worst, labels = z.max(axis=1), np.asarray(unsafe, dtype=bool)

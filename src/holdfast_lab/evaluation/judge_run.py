@@ -34,13 +34,9 @@ def train_judge(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Train a judge on BeaverTails and write its folder; returns the content of judge.json.
+    """Train a judge on BeaverTails and write its folder, which must be new; returns the content of judge.json.
 
-    Args:
-        output_dir: a folder that does not exist yet.
-        folder: of the data files; None for HOLDFAST_DATA or the hub.
-        device: cpu or cuda; a GPU where there is one, unless given.
-        progress: called with `{"stage", "total_steps", "step"}` once and with `{"step"}` or `{"step", "loss"}` a step.
+    `progress` gets `{"stage", "total_steps", "step"}` once and `{"step"}` or `{"step", "loss"}` a step.
     """
     chosen = settings or JudgeSettings()
     target = Path(output_dir)

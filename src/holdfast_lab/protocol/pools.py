@@ -27,13 +27,10 @@ class Pools:
 def read_pools(
     safe: str, harm_prompts: str, *, folder: Path | None = None, revisions: Mapping[str, str] | None = None
 ) -> Pools:
-    """Load what the roles need.
+    """Load what the roles need; `revisions` are hub revisions by data set name, such as a study recorded.
 
-    Args:
-        safe: `beavertails` (its safe train pairs) or `refusals`.
-        harm_prompts: `beavertails_test` (prompts with an unsafe reply) or `beavertails_evaluation`.
-        folder: as for `catalogue.load`.
-        revisions: hub revision by data set name, such as a study recorded.
+    `safe` is `beavertails` (its safe train pairs) or `refusals`; `harm_prompts` is `beavertails_test` (prompts with an
+    unsafe reply) or `beavertails_evaluation`.
     """
 
     def read(name: str, split: str | None = None) -> Collection:

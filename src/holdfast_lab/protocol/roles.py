@@ -100,15 +100,10 @@ class Roles:
 def draw_roles(
     settings: RoleSettings, *, folder: Path | None = None, revisions: Mapping[str, str] | None = None
 ) -> Roles:
-    """Draw every role.
+    """Draw every role; `folder` and `revisions` as for `catalogue.load`.
 
     The draw depends on the rows and the seed, not on the order of the files. A role that asks for fewer examples gets
     the first ones of the larger draw, as long as the roles before it stay the same.
-
-    Args:
-        settings: sources, sizes and seed.
-        folder: of the data sets, as for `catalogue.load`.
-        revisions: hub revision by data set name; None means the catalogue's own.
     """
     pools = read_pools(settings.safe, settings.harm_prompts, folder=folder, revisions=revisions)
     every = {"safe": pools.safe, "unsafe": pools.unsafe, "evaluation": pools.evaluation}

@@ -58,9 +58,7 @@ RUN, EVALUATION, TIMINGS = "run", "evaluation", "timings.json"
 def run_alignment(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Align a model on the protocol's safe pairs; an interrupted alignment goes on from its checkpoint.
 
-    Args:
-        node: `protocol`, `model` (`ref`, `revision`) and `align`, the alignment-stage defense or `sft`.
-        folder: of the alignment; its adapter ends up in `folder/run/adapter`.
+    `node` has `protocol`, `model` (`ref`, `revision`) and `align`, the alignment-stage defense or `sft`.
     """
     from holdfast.runs.pipeline import run
 
@@ -85,10 +83,8 @@ def adapter_of(folder: Path) -> Path:
 def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """One cell from data to metrics: what its result file holds.
 
-    Args:
-        node: `protocol`, `cell` (kind, model, task, defense, align, poison_ratio, seed), `aligned` (the alignment's
-            folder; null for the base row) and `shared` (a folder for what several cells of one model share).
-        folder: of the cell.
+    `node` has `protocol`, `cell` (kind, model, task, defense, align, poison_ratio, seed), `aligned` (the alignment's
+    folder; null for the base row) and `shared` (a folder for what several cells of one model share).
     """
     protocol, cell = Protocol.model_validate(node["protocol"]), node["cell"]
     open_judge(protocol.judge())  # refuses before anything is trained; weights are read when they are needed

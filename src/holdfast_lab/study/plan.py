@@ -8,10 +8,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from holdfast_lab.study.cells import Cell, Node, build_graph
-from holdfast_lab.study.expand import LeftOut, expand, known_names, split_known
+from holdfast_lab.study.cells import Cell, LeftOut, Node, build_graph, expand, known_names, split_known
+from holdfast_lab.study.config import StudyConfig
 from holdfast_lab.study.folder import StudyFolder
-from holdfast_lab.study.schema import StudyConfig
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,9 @@ ALIGNED = "aligned/adapter"  # stands for the adapter that a cell starts from, w
 
 
 def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: bool = True) -> None:
-    """Refuse cells that would fail after hours of training.
+    """Refuse cells that would fail after hours of training; `protocol` holds the fields of a `Protocol`.
 
-    Args:
-        protocol: the fields of a `Protocol`.
-        cells: those that are still to be run.
-        data: also draw the roles and read the tasks' held-out splits, which may be downloaded for it.
+    With `data` the roles are drawn and the tasks' held-out splits read too, which may be downloaded for it.
     """
     settings = Protocol.model_validate(protocol)
     _require_judge(settings)

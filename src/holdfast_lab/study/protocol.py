@@ -189,10 +189,8 @@ def finetune_settings(
 ) -> dict[str, Any]:
     """The run file of the fine-tuning stage; after a defense that acts in alignment alone it is plain SFT.
 
-    Args:
-        model: the aligned model, as an adapter on the base.
-        kept: the aligned model's own safe replies, as the safety set; None takes the roles' pairs.
-        defense: `name`, and optionally `preset`, `options`, `constraint` and `train`.
+    `model` is the aligned model, as an adapter on the base; `kept` its own safe replies as the safety set, None takes
+    the roles' pairs; `defense` has `name`, and optionally `preset`, `options`, `constraint` and `train`.
     """
     chosen = {"name": "sft"}
     if not aligns_only(defense["name"]):

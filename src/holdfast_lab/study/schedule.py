@@ -16,9 +16,9 @@ from holdfast.core.file_lock import RunLock
 from holdfast.core.files import write_json
 from holdfast_lab.study.cells import Node
 from holdfast_lab.study.engine import Engine, LocalEngine
-from holdfast_lab.study.failure import INTERRUPTED, of_exit
 from holdfast_lab.study.folder import LOG
 from holdfast_lab.study.plan import Plan
+from holdfast_lab.study.worker import INTERRUPTED, of_exit
 
 PAUSE = 0.1  # seconds between two looks at the workers
 
@@ -36,17 +36,11 @@ class Progress:
 
 @dataclass
 class Outcome:
-    """How a study ended.
-
-    Attributes:
-        done, failed, blocked: cell ids; blocked cells wait for an alignment that failed.
-        failures: node id to the record of its failure, the first first.
-        exit_code: 0, or that of the first failure.
-    """
+    """How a study ended: cell ids, and by node id why it failed, the first first."""
 
     done: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    blocked: list[str] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)  # these wait for an alignment that failed
     failures: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -59,13 +53,7 @@ Listener = Callable[[Progress], None]
 
 
 def run_study(plan: Plan, *, retry_failed: bool = False, listener: Listener | None = None) -> Outcome:
-    """Run what is not done yet. A failed cell is recorded and the others go on.
-
-    Args:
-        plan: from `make_plan`.
-        retry_failed: run again what failed earlier.
-        listener: told where the study stands, about ten times a second.
-    """
+    """Run what is not done yet, and with `retry_failed` what failed earlier; a failed cell does not stop the others."""
     plan.check()
     with RunLock(plan.folder.root), EventLog(plan.folder.events) as events:
         schedule = _Schedule(plan, events, listener or (lambda progress: None))

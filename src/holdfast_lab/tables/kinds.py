@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
-from holdfast_lab.tables.grid import Block, Plan, fill
 from holdfast_lab.tables.lines import (
     Line,
     at_ratio,
@@ -21,7 +20,7 @@ from holdfast_lab.tables.lines import (
     without_elsewhere,
 )
 from holdfast_lab.tables.results import Result, require_distinct
-from holdfast_lab.tables.table import Column, Table
+from holdfast_lab.tables.table import Block, Column, Plan, Table, fill
 from holdfast_lab.tables.wording import (
     QUANTILES,
     defense_title,

@@ -13,9 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
 from holdfast_lab.tables.kinds import parse_setting
@@ -154,8 +151,11 @@ def beside(table: Table, reported: Reported) -> Table:
         taken: set[tuple[str, str, str]] = set()
         rows = []
         for row in section.rows:
-            key = (row.defense, row.align, row.setting)
-            rows.append(row if key in taken else _row(table.name, section.model, row, reported))
+            key, cells = (row.defense, row.align, row.setting), row.cells
+            if key not in taken:
+                figures = (reported.find(table.name, section.model, row, cell) for cell in cells)
+                cells = tuple(replace(cell, published=paper) for cell, paper in zip(cells, figures, strict=True))
+            rows.append(replace(row, cells=cells))
             taken.add(key)
         sections.append(replace(section, rows=tuple(rows)))
     found = replace(table, sections=tuple(sections))
@@ -164,24 +164,11 @@ def beside(table: Table, reported: Reported) -> Table:
     return replace(found, notes=tuple(notes))
 
 
-def average_ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """Ranks from 1 with ties sharing their mean rank."""
-    x = np.asarray(values, dtype=np.float64)
-    smaller = (x[None, :] < x[:, None]).sum(axis=1)
-    equal = (x[None, :] == x[:, None]).sum(axis=1)
-    return np.asarray(smaller + (equal + 1) / 2, dtype=np.float64)
-
-
-def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
+def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     """Rank correlation: Pearson's correlation of average ranks; None where one side is constant."""
-    a, b = (ranks - ranks.mean() for ranks in (average_ranks(one), average_ranks(other)))
-    scale = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / scale if scale > 0 else None
+    from scipy.stats import spearmanr  # slow to import
 
-
-def _row(table: str, model: str, row: Row, reported: Reported) -> Row:
-    cells = (replace(cell, published=reported.find(table, model, row, cell)) for cell in row.cells)
-    return replace(row, cells=tuple(cells))
+    return None if min(len(set(ours)), len(set(theirs))) < 2 else float(spearmanr(ours, theirs).statistic)
 
 
 def _models(table: Table, reported: Reported) -> list[str]:

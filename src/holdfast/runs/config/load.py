@@ -34,11 +34,9 @@ OWNED = {
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read and check a run file.
+    """Read and check a run file, with `key.path=value` overrides put over it; values are YAML.
 
-    Args:
-        path: the YAML file. Relative data and model paths in it are relative to its folder.
-        overrides: `key.path=value` strings, put over the file before it is checked; values are YAML.
+    Relative data and model paths in it are relative to its folder.
     """
     path = Path(path)
     raw = read_yaml(path)
@@ -65,13 +63,9 @@ def todays_spelling(stored: Mapping[str, Any]) -> dict[str, Any]:
 def config_from_dict(
     raw: Mapping[str, Any], *, folder: Path | None = None, where: str = "settings", complete: bool = False
 ) -> RunConfig:
-    """Check settings given as a mapping of the same shape as a run file.
+    """Check settings given as a mapping of the same shape as a run file; relative paths are relative to `folder`.
 
-    Args:
-        raw: the settings.
-        folder: what relative paths in it are relative to.
-        where: what messages call it.
-        complete: whether `train` says all that it means to: what it leaves out is TRL's, not a run file's default.
+    With `complete`, `train` says all that it means to: what it leaves out is TRL's, not a run file's default.
     """
     shared = is_single(raw.get("constraint", {}))
     raw = filled(_with_absolute_paths(raw, folder or Path()), complete=complete)

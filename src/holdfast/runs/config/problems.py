@@ -108,13 +108,9 @@ def field_names(cls: Any) -> list[str]:
 def check_fields(
     values: Mapping[Any, Any], cls: Any, where: str, refused: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """The good values as `cls` wants them, and a `Problem` for each key that is unknown or of the wrong kind.
+    """The good values as the dataclass wants them, and a `Problem` for each key that is unknown or of the wrong kind.
 
-    Args:
-        values: the block as written.
-        cls: the dataclass whose fields are meant.
-        where: the block's key, for messages.
-        refused: fields that exist but are set elsewhere, each with the place.
+    `refused` are fields that exist but are set elsewhere, each with the place.
     """
     refused = refused or {}
     known = [name for name in field_names(cls) if name not in refused]

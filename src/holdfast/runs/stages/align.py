@@ -127,18 +127,12 @@ def align_model(
     listener: Listener | None = None,
     told: Told | None = None,
 ) -> Alignment:
-    """Teach a chat model to refuse, write it as an ordinary model folder, and measure it.
+    """Teach a chat model to refuse, write it as an ordinary model folder (or adapter), and measure it.
 
     A run that was killed goes on: replies are kept in the cache, and a model that was written is only measured.
-
-    Args:
-        model: hub id, folder, adapter or `embedded`.
-        output_dir: a new folder, for the merged model in safetensors with its tokenizer, and alignment.json.
-        prompts: further prompts to refuse, beside the bundled ones.
-        adapter: write the LoRA adapter instead of the merged model.
-        dtype: of the weights; by default what this machine is fast in.
-        listener: receives a row a step, as in events.jsonl.
-        told: receives what is asked, how many replies there are, and how many there will be.
+    `prompts` are refused beside the bundled ones; `dtype` is by default what this machine is fast in; `listener`
+    receives a row a step, as in events.jsonl, and `told` what is asked, how many replies there are and how many there
+    will be.
     """
     chosen, target = settings or AlignSettings(), Path(output_dir)
     dtype = dtype or fast_dtype()
@@ -182,11 +176,7 @@ def fast_dtype() -> DType:
 def training_rows(
     prompts: AlignmentPrompts, replies: Mapping[str, Sorted], tokenizer: Any, settings: AlignSettings
 ) -> list[Encoded]:
-    """Rows for every step, refusals and answers in one seeded order.
-
-    Args:
-        replies: the model's own to everyday and borderline prompts, by id.
-    """
+    """Rows for every step, refusals and answers (the model's own `replies`, by id) in one seeded order."""
     total = settings.steps * settings.batch
     n_refusals = round(settings.refusal_share * total)
     n_borderline = (total - n_refusals) // 2

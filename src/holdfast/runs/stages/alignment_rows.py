@@ -78,11 +78,7 @@ def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed
 def answer_rows(
     prompts: Sequence[Example], replies: Mapping[str, Sorted], count: int, tokenizer: Any, *, seed: int, name: str
 ) -> list[Encoded]:
-    """`count` rows, in turn, of the prompts that the model answered.
-
-    Args:
-        replies: the model's own, by the prompt's id.
-    """
+    """`count` rows, in turn, of the prompts that the model answered; `replies` are its own, by prompt id."""
     answered = [e for e in prompts if replies[e.id].reply_class == ReplyClass.ANSWERED]
     if len(answered) < FEWEST:
         raise InfeasibleError(

@@ -107,8 +107,7 @@ def memory(size: Size, config: Any, *, dtype: str, full: bool, rows: int, length
 def passes_beside(passes: str, stage: str) -> tuple[int, int]:
     """Passes with and without a backward beside the task's own, from the words that a defense describes them with.
 
-    Args:
-        passes: such as `3 forward + backward, 1 forward`; by stage as in `align: 4 forward + backward; finetune: ...`.
+    Such as `3 forward + backward, 1 forward`; by stage as in `align: 4 forward + backward; finetune: ...`.
     """
     own = re.search(rf"\b{stage}: ([^;]*)", passes)
     found = re.findall(r"(\d+) forward( \+)?", own[1] if own else passes)
@@ -127,12 +126,7 @@ def work(size: Size, count: Steps, *, task_tokens: float, checkpointing: bool, s
 
 
 def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 1) -> Steps:
-    """Count optimizer steps as transformers does, and how often the constraint set is passed through.
-
-    Args:
-        constraint_rows: examples in the constraint share of the safety set; 0 where there is none.
-        world: number of processes.
-    """
+    """Count optimizer steps as transformers does, and how often the constraint set is passed through."""
     batch = arguments.per_device_train_batch_size * world
     updates = max(1, math.ceil(math.ceil(task_rows / batch) / arguments.gradient_accumulation_steps))
     total = arguments.max_steps if arguments.max_steps > 0 else math.ceil(arguments.num_train_epochs * updates)

@@ -56,12 +56,7 @@ def build_trainer(
     callbacks: Sequence[Any] = (),
     listeners: Sequence[Listener] = (),
 ) -> SafeSFTTrainer:
-    """The trainer of one run.
-
-    Args:
-        unaligned: where the weights before alignment are, for defenses that need them.
-        listeners: see `Listener`; where there are any, they replace the trainer's own progress output.
-    """
+    """The trainer of one run; where there are listeners, they replace the trainer's own progress output."""
     with named_targets(model), missing_packages():
         trainer = SafeSFTTrainer(
             model=model, args=arguments, train_dataset=Dataset.from_list(to_rows(data.task)),
@@ -87,11 +82,7 @@ def missing_packages() -> Iterator[None]:
 
 
 def train(trainer: SafeSFTTrainer, *, resume: bool) -> tuple[int, float]:
-    """Train to the end, from the start or from the newest checkpoint that verifies.
-
-    Returns:
-        Optimizer steps in all, and seconds of this process.
-    """
+    """Train to the end, from the start or from the newest checkpoint that verifies; steps in all, and seconds."""
     start = time.monotonic()
     with missing_packages():  # the optimizer's own package is looked for only now
         trainer.train(resume_from_checkpoint=True if resume else None)

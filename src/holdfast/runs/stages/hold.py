@@ -32,10 +32,7 @@ def hold(
 ) -> Screening:
     """The screening of a run that asks: made before its first step, read from the run folder afterwards.
 
-    Args:
-        data: the task, and the safety sets that the user wrote.
-        model: theta_0, loaded and without a new adapter.
-        started: training has begun.
+    `model` is theta_0, loaded and without a new adapter; `data` has the task, and the safety sets that the user wrote.
     """
     run, arguments, settings, template = plan.folder, plan.arguments, plan.screening, plan.config.template
     assert settings is not None  # asked of runs that ask

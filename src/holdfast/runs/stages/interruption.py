@@ -20,13 +20,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """A context in which SIGINT and SIGTERM ask the trainer to save and stop.
+    """A context in which SIGINT and SIGTERM ask the trainer to save and stop; `requested` says whether one arrived.
 
-    Use it as a context manager around the run and hand it to the trainer as a callback. Outside the main
-    thread, where Python cannot install handlers, it does nothing.
-
-    Attributes:
-        requested: whether a signal arrived.
+    Use it as a context manager around the run and hand it to the trainer as a callback. Outside the main thread, where
+    Python cannot install handlers, it does nothing.
     """
 
     def __init__(self) -> None:

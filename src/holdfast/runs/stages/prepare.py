@@ -65,14 +65,10 @@ def prepare(
 ) -> Prepared:
     """Read all data of a run and split every safety set once, by prompt.
 
-    Args:
-        task: keyword arguments of `read_examples` with the source under `data`; or the `name` of a task with `size`
-            and `poison_ratio`; or `role: align`.
-        safety: per safety set as `data`, with `fractions` and `on_leak`; or `role: constraint`.
-        template: unless `none`, prompt/completion rows become one user and one assistant turn.
-        seed: decides the split of files, and which rows of task and poison are taken and in which order.
-        roles: settings of the protocol, for a named task and for roles.
-        harmful: where harmful pairs come from, as `task`; or `role: harmful`; None reads none.
+    `task` holds arguments of `read_examples` with the source under `data`; or the `name` of a task with `size` and
+    `poison_ratio`; or `role: align`. A safety set likewise, with `fractions` and `on_leak`, or `role: constraint`;
+    harmful pairs likewise, or `role: harmful`. Unless the template is `none`, prompt/completion rows become one user
+    and one assistant turn. `roles` are settings of the protocol.
     """
     source = _Source(template, seed, roles)
     examples = source.task(task)

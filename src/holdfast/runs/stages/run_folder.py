@@ -42,14 +42,11 @@ class RunFolder:
 
     @contextmanager
     def kept_if_started(self, *, made: bool) -> Iterator[None]:
-        """A context that removes what a run wrote into its new folder, unless training began in it.
+        """A context that removes what a run wrote into the folder that it `made`, unless training began in it.
 
-        A run refused on the way (bad data, a tau within the noise) then does not stand in the way of the next
-        attempt with other settings. Enter it under the lock (`RunLock`), which removes the empty folder at its end:
-        without the lock, a run that is refused because another one holds the folder would delete the other's files.
-
-        Args:
-            made: whether this process made the folder; nothing is removed from one that was there.
+        A run refused on the way (bad data, a tau within the noise) then does not stand in the way of the next attempt
+        with other settings. Enter it under the lock (`RunLock`), which removes the empty folder at its end: without the
+        lock, a run that is refused because another one holds the folder would delete the other's files.
         """
         try:
             yield
@@ -73,12 +70,7 @@ class RunFolder:
         return self.events.exists() or self.has_checkpoints()
 
     def require_free(self, identity: Mapping[str, Any], *, resume: bool) -> None:
-        """Refuse a folder that holds something else, another run, or, without `resume`, this run already.
-
-        Args:
-            identity: the resolved settings that make a run this run.
-            resume: whether the user asked to continue.
-        """
+        """Refuse a folder that holds something else, a run with other settings, or, without `resume`, this run."""
         if not self.path.exists():
             return
         if not self.path.is_dir():
