@@ -4,8 +4,6 @@ A run's safety set of given pairs gets a certificate of its own. The sets that w
 together: it opens the certify prompts of those that keep refusals, and with `--also answers` of the others.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,10 +74,7 @@ def of_run(values: Values, kind: str) -> Issued:
     own += ["tau"] if values["tau"] is not None and values["judge"] is None else []
     if own:
         raise ConfigError(f"{', '.join(own)}: a run's own settings hold", remedy="leave it out")
-    pairs, asked = (
-        [held for held in run.sets if held.keep is None],
-        [held for held in run.sets if held.keep is not None],
-    )
+    pairs, asked = ([held for held in run.sets if (held.keep is None) == given] for given in (True, False))
     refusals = [held for held in asked if held.keep == "refusals"]
     if asked:
         _require_replies(values, asked, refusals)

@@ -95,10 +95,7 @@ def certify(
     values = dict(context.params)
     values |= {"run": run, "output": output, "ledger": ledger, "sign": sign}  # of older typer, the context has texts
     values["given"] = settings_from(settings, SETTINGS)
-    given, kinds = given_options(context), [kind for name, kind in KINDS.items() if values[name]]
-    if len(kinds) > 1:
-        raise ConfigError(f"one certificate cannot be {' and '.join(kinds)} at once", remedy="choose one of them")
-    kind = kinds[0] if kinds else "fixed"
+    given, kind = given_options(context), _kind(values)
     if {"by", "judge"} <= given and by != "behaviour":
         raise ConfigError(f"--judge with --by {by}: a judge reads replies", remedy="leave out --by, or --judge")
     if sign is not None:
@@ -106,27 +103,30 @@ def certify(
 
         load_private_key(sign)  # an unusable key is refused before anything is measured
     logs = "run" not in given and (_is_log(before) or _is_log(after) or "score" in given)
-    if "run" in given:
-        _require_options(given, {"run"}, OF_RUN)
-    elif logs:
-        _require_options(given, {"before", "after"}, NOT_OF_LOGS)
-    else:
-        _require_options(given, {"before", "after", "prompts"}, set())
+    _require_options(given, logs)
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.
     from holdfast.cli.certificates import of_logs, of_pair, of_run
 
     _show((of_run if "run" in given else of_logs if logs else of_pair)(values, kind), values)
 
 
-def _require_options(given: set[str], needed: set[str], excluded: set[str]) -> None:
-    what = "a run" if "run" in needed else "evaluation logs"
+def _kind(values: dict[str, Any]) -> str:
+    kinds = [kind for name, kind in KINDS.items() if values[name]]
+    if len(kinds) > 1:
+        raise ConfigError(f"one certificate cannot be {' and '.join(kinds)} at once", remedy="choose one of them")
+    return kinds[0] if kinds else "fixed"
+
+
+def _require_options(given: set[str], logs: bool) -> None:
+    of_run, needed = "run" in given, {"before", "after"} if logs else {"before", "after", "prompts"}
+    excluded, what = (OF_RUN, "a run") if of_run else (NOT_OF_LOGS if logs else set(), "evaluation logs")
     if other := sorted(given & excluded):
         raise ConfigError(
             f"{', '.join(map(option_name, other))} cannot be given together with {what}, which settles that itself",
             remedy="declare openings in the run file (safety: openings:) before the first opening; "
             "other prompts or models: --before MODEL --after ADAPTER --prompts FILE",
         )
-    if missing := sorted(needed - given):
+    if missing := sorted(set() if of_run else needed - given):
         raise ConfigError(
             f"{', '.join(map(option_name, missing))} must be given",
             remedy="holdfast certify --before MODEL --after ADAPTER --prompts FILE, or holdfast certify RUN",

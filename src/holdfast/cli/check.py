@@ -1,7 +1,5 @@
 """`holdfast check`: everything about a run that can be known without its weights."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from holdfast.cli.options import Json, Opt
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
+from holdfast.cli.terminal import columns, duration, note, quiet_libraries, say, say_json
 from holdfast.core.percent import percent
 
 if TYPE_CHECKING:
@@ -56,9 +56,8 @@ def table(result: DemoResult) -> str:
     rows: list[tuple[str, ...]] = [header]
     for name, m in result.models.items():
         rows.append((name, _rate(m.refusals), _rate(m.over_refusal), _rate(m.accuracy)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines = columns(rows)
+    lines.insert(1, "  ".join("-" * max(map(len, column)) for column in zip(*rows, strict=True)))
     lines.append("Held-out prompts, exact 95 % intervals. plain SFT learns the whole file, holdfast the kept rows.")
     return "\n".join(lines)
 

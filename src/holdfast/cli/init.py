@@ -1,7 +1,5 @@
 """`holdfast init`: the files of a first run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`holdfast ls`: what can be named in a run file or on the command line."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from itertools import zip_longest

@@ -3,8 +3,6 @@
 Commands import torch and TRL themselves, so that `holdfast --help` answers at once.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib.metadata
 import sys

@@ -1,7 +1,5 @@
 """Certificates of counts: `holdfast plan` (how many groups of prompts one needs) and `holdfast certify-counts`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Live progress of a run or a measurement: a bar with ETA on a terminal, about ten plain lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping

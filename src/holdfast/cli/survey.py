@@ -1,7 +1,5 @@
 """What can be known about a run before its weights are loaded: splits, tokens, masks, feasibility, size."""
 
-from __future__ import annotations
-
 import os
 import statistics
 from collections.abc import Sequence
@@ -19,8 +17,8 @@ from holdfast.records.weights_at_hand import NotAtHandError, content_at_hand
 from holdfast.runs.config import describe_preset
 from holdfast.runs.config.resolve import ResolvedRun, peft_config
 from holdfast.runs.pipeline import read_data, unaligned_of
+from holdfast.runs.stages import estimate
 from holdfast.runs.stages.certifiable import asked_note, bundled_share, certify_note, openings_note
-from holdfast.runs.stages.estimate import RATE, Side, Size, architecture, memory, model_size, passes_beside, steps, work
 from holdfast.runs.stages.hold import share_scope
 from holdfast.runs.stages.prepare import Prepared, row_counts
 from holdfast.screening.asking import plan_asking
@@ -45,7 +43,7 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
     tokenizer = load_tokenizer(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     use_template(tokenizer, config.template)
     require_usable_tokenizer(tokenizer, needs_chat=any(example.kind == "chat" for example in data.task))
-    counted = steps(
+    counted = estimate.steps(
         arguments, task_rows=len(data.task), world=int(os.environ.get("WORLD_SIZE", "1")),
         constraint_rows=min((len(split.constraint) for split in data.safety.values()), default=0),
     )  # fmt: skip
@@ -58,15 +56,9 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
     }
     harmful = None if data.harmful is None else {"rows": len(data.harmful), **safety.describe(data.harmful)}
     size, needed = _size(plan, task["tokens_max"], trust_remote_code)
-    trained, looked = passes_beside(method.passes, config.stage)
-    # What the passes beside the task's are over: without side data, the task's own rows once more.
-    kind = next((kind for kind in ("harmful", "safety") if kind in plan.needs and trained + looked), "task")
-    batch = counted.task_batch if kind == "task" else (arguments.safety_batch_size or counted.task_batch)
-    rows = {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}[kind]
-    effort = work(
-        size, counted, task_tokens=task["tokens_median"], checkpointing=arguments.gradient_checkpointing,
-        side=Side(trained, looked, batch, sum(entry["tokens_median"] for entry in rows)),
-    )  # fmt: skip
+    effort, side_batch = _effort(
+        plan, counted, size, {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}
+    )
     return {
         "config_sha256": plan.sha256,
         "data": row_counts(data),
@@ -80,25 +72,38 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
         **needed,
         "steps": counted._asdict(),
         "learning_rate": arguments.learning_rate,
-        "work": {"flop": effort, "seconds_at_100_tflops": effort / RATE},
+        "work": {"flop": effort, "seconds_at_100_tflops": effort / estimate.RATE},
         "defense": {
             "name": method.name,
             "stage": config.stage,
             "passes": method.passes,
-            "side_batch": {"kind": kind, "rows": batch} if kind != "task" else None,
+            "side_batch": side_batch,
             "constrains": method.constrains,
             "estimator": getattr(method.config, "estimator", None),
         },
     }
 
 
-def _size(plan: ResolvedRun, longest: int, trust_remote_code: bool) -> tuple[Size, dict[str, Any]]:
+def _effort(
+    plan: ResolvedRun, counted: estimate.Steps, size: estimate.Size, tokens: dict[str, list[dict[str, Any]]]
+) -> tuple[float, dict[str, Any] | None]:
+    """Operations of the run, and the rows that the passes beside the task's are over (None: its own rows once more)."""
+    trained, looked = estimate.passes_beside(plan.defense.passes, plan.config.stage)
+    kind = next((kind for kind in ("harmful", "safety") if kind in plan.needs and trained + looked), "task")
+    batch = counted.task_batch if kind == "task" else (plan.arguments.safety_batch_size or counted.task_batch)
+    side = estimate.SidePasses(trained, looked, batch, sum(entry["tokens_median"] for entry in tokens[kind]))
+    checkpointing, median = plan.arguments.gradient_checkpointing, tokens["task"][0]["tokens_median"]
+    effort = estimate.work(size, counted, task_tokens=median, checkpointing=checkpointing, side=side)
+    return effort, None if kind == "task" else {"kind": kind, "rows": batch}
+
+
+def _size(plan: ResolvedRun, longest: int, trust_remote_code: bool) -> tuple[estimate.Size, dict[str, Any]]:
     config, arguments = plan.config, plan.arguments
-    shape = architecture(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
-    size = model_size(shape, peft_config(config))
+    shape = estimate.architecture(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
+    size = estimate.model_size(shape, peft_config(config))
     stored = str(getattr(shape, "dtype", None) or "float32").removeprefix("torch.")
     dtype = config.quantization or (stored if config.dtype == "auto" else config.dtype)
-    need = memory(
+    need = estimate.memory(
         size, shape, dtype=dtype, full=config.lora is None, rows=arguments.per_device_train_batch_size,
         length=longest, checkpointing=arguments.gradient_checkpointing,
     )  # fmt: skip

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from holdfast.certification.kept import failures, stored_figures, way_back
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, interruptible, note, quiet_libraries, require_verdict, say, say_json
+from holdfast.cli.terminal import (
+    counted,
+    duration,
+    interruptible,
+    note,
+    quiet_libraries,
+    require_verdict,
+    say,
+    say_json,
+)
 from holdfast.core.percent import exact_percent, percent, percent_up
 
 if TYPE_CHECKING:
@@ -138,13 +147,9 @@ def _left_out_of(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
     if skipped := entry["skipped"]:
         named = entry.get("skipped_rows", [])
         more = f", the first {len(named)}" if len(named) < skipped else ""
-        yield f"{name}: {_counted(skipped, 'malformed row')} skipped{more}:"
+        yield f"{name}: {counted(skipped, 'malformed row')} skipped{more}:"
         yield from (f"  {row}" for row in named)
     if dropped := entry.get("duplicates_dropped", 0):
-        yield f"{name}: {_counted(dropped, 'duplicate row')} dropped (prompt and completion of an earlier row)"
+        yield f"{name}: {counted(dropped, 'duplicate row')} dropped (prompt and completion of an earlier row)"
     if prompts := entry.get("contradictory_prompts", 0):
-        yield f"{name}: {_counted(prompts, 'prompt')} with more than one completion; all are kept"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+        yield f"{name}: {counted(prompts, 'prompt')} with more than one completion; all are kept"

@@ -1,7 +1,5 @@
 """`holdfast verify`: recompute a certificate and everything it names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

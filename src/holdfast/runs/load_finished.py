@@ -5,8 +5,6 @@ prompts that played another role in training. Sets that were built by asking are
 which must belong to the model, the task and the settings as they are now.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One measurement: train on a path; times, tokens and memory of its steps."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import tempfile
@@ -11,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -97,7 +96,10 @@ def release() -> None:
 def _trained(cell: Cell, cache: Path) -> dict[str, Any]:
     # Memory in use before is what the measurements before this one did not give back.
     clock, events, before = StepClock(), Counter[str](), _mib("memory_allocated")
-    with tempfile.TemporaryDirectory() as folder, _unhashed(cell.shape), _captured() as said:
+    name = f"random/{cell.shape}"
+    # Random weights are named by their shape: hashing 16 GB for every path would take longer than measuring it.
+    unhashed = patch.multiple(training, frozen_fingerprint=lambda _: name, model_fingerprint=lambda _: name)
+    with tempfile.TemporaryDirectory() as folder, unhashed, _captured() as said:
         trainer = build(cell, Material.of(cell), Path(folder), cache, [clock])
         counted = trainer.data_collator = CountedCollator(trainer.data_collator)
         if cell.path != BASELINE:
@@ -128,20 +130,6 @@ def _safety_tokens(trainer: Any, cell: Cell) -> list[int]:
         for step in range(cell.warm_up, cell.warm_up + cell.steps):
             found.append(sum(sizes[i] for i in stream.indices(step)))
     return found
-
-
-@contextmanager
-def _unhashed(shape: str) -> Iterator[None]:
-    """Name random weights by their shape: hashing 16 GB for every path would take longer than measuring it."""
-    names = ("frozen_fingerprint", "model_fingerprint")
-    before = {name: getattr(training, name) for name in names}
-    for name in names:
-        setattr(training, name, lambda _: f"random/{shape}")
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(training, name, function)
 
 
 @contextmanager

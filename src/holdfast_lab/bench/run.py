@@ -6,8 +6,6 @@ every token, as transformers does:
     share = tokens per second of `Forward.losses` / tokens per second of `model(input_ids, attention_mask)`
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import statistics
@@ -30,8 +28,7 @@ from holdfast.data.sources import examples_from_rows
 from holdfast.scoring.completion import deterministic
 from holdfast.scoring.forward import Forward
 from holdfast_lab.bench.measure import measure, now, release
-from holdfast_lab.bench.paths import adapter
-from holdfast_lab.bench.rows import rows, safety_pairs, word_tokenizer
+from holdfast_lab.bench.paths import adapter, rows, safety_pairs, word_tokenizer
 from holdfast_lab.bench.settings import BASELINE, Cell, Settings
 from holdfast_lab.bench.shapes import random_model
 

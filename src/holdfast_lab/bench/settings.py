@@ -1,7 +1,5 @@
 """What to measure: shapes, paths, data and sizes of one benchmark, and the list of its measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any

@@ -7,8 +7,6 @@ the linear-attention heads and `mrope_section` are the defaults of transformers'
 of the 9B's published configuration. Its vision tower and its extra prediction head take no part in training on text.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 _HYBRID_ROPE = {

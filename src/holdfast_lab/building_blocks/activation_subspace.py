@@ -5,8 +5,6 @@ outputs than inputs, X^T X elsewhere, and F^T F = W (X^T X) W^T. The sums are in
 and the order of summation (the number of processes) must not decide which directions are found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

@@ -8,8 +8,6 @@ eigenvalue is sigma / sqrt(k) = |V|_F / k, far below 1 for a merged alignment ad
 I - C to the identity. Where V = 0, C = 0.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,11 +1,10 @@
 """Defenses that add a gradient of their own to the task's, once per optimizer step, and what they have in common."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from holdfast.constraint.barrier import Event
@@ -31,18 +30,15 @@ def require_settings(defense: str, config: object, rules: Mapping[str, tuple[boo
             raise ConfigError(f"{defense}: {name} is {getattr(config, name)}, expected {expected}", remedy=remedy)
 
 
+@dataclass
 class NonfiniteWatch:
     """Counts the steps whose term was not finite and left out; more than 3 in 100 end the run."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.steps: list[int] = []
+    name: str
+    steps: list[int] = field(default_factory=list)
 
     def accepts(self, step: int, *numbers: float) -> bool:
-        """Whether all numbers are finite; if not, the step is counted.
-
-        Numbers must be those of all processes, so that all decide alike.
-        """
+        """Whether all numbers, those of all processes, are finite; if not, the step is counted."""
         if all(map(math.isfinite, numbers)):
             return True
         self.left_out(step)

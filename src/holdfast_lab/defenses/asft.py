@@ -30,8 +30,6 @@ The paper merges the alignment adapter first and does not say which V it took; a
 what `unaligned` names. Its lambda is 1 (`preset: paper`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +87,6 @@ class AsFT(Defense):
 
     name = "asft"
     packs = True
-    stages = ("finetune",)
     summary = "penalty on the update outside the direction of alignment"
     passes = "1 forward + backward"
     needs = frozenset({"unaligned"})

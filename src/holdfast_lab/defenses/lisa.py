@@ -28,8 +28,6 @@ The defaults are those of the authors' script (rho = 1). The paper, *Beyond Aver
 guide pairs out of 5000 safe ones, which can only mean all of them (`preset: paper`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import dataclass
@@ -88,7 +86,6 @@ class Lisa(Defense):
 
     name = "lisa"
     packs = True
-    stages = ("finetune",)
     summary = "turns of alignment and fine-tuning, each held near the other's end"
     passes = "1 forward + backward"
     needs = frozenset({"safety"})

@@ -32,8 +32,6 @@ A term that is not finite is left out of its step; a gradient of one backward fo
 step, and a fused one always is that. mu then stays (event `nonfinite`); more than 3 such steps in 100 end the run.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import dataclass
@@ -97,7 +95,6 @@ class PrimalDual(SideTermDefense):
     """Chance-constrained fine-tuning by a multiplier."""
 
     name = "primal_dual"
-    stages = ("finetune",)
     summary = "chance constraint as a loss term whose multiplier rises while it is violated"
     passes = "2 forward + 1 backward"
     needs = frozenset({"safety"})

@@ -40,8 +40,6 @@ out of the given model, here as in the authors' code. The saved adapter has rank
 The paper *Beyond Average Safety* describes another method under this name, `salora_gradproj`; so there is no preset.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math
@@ -146,7 +144,6 @@ class Salora(Defense):
 
     name = "salora"
     packs = True
-    stages = ("finetune",)
     summary = "LoRA whose output change stays outside the safe replies' directions"
     passes = "1 forward + backward"
     needs = frozenset({"safety"})

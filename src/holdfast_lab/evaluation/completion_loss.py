@@ -6,8 +6,6 @@ a ratio estimator over examples: R +- t se, with se^2 = n / (n - 1) sum_i (S_i -
 method) and t Student's 97.5 % quantile with n - 1 degrees of freedom.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

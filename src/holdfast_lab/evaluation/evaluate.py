@@ -7,8 +7,6 @@
 A folder belongs to one model: replies of another are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,8 +31,7 @@ from holdfast_lab.evaluation.metric import Metric
 
 HARM, TASK, BORDERLINE = "harm", "task", "borderline"
 Replies = Mapping[str, Sequence[Reply]]
-Told = Callable[[str, int, int], None]
-"""Receives the set, how many of its replies there are, and how many there will be."""
+Told = Callable[[str, int, int], None]  # receives the set, how many replies it will have, and how many there are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +68,9 @@ class Decoding:
         return self.task_tokens or (task.max_new_tokens if task is not None else self.harm_tokens)
 
 
-def borderline_prompts(*, folder: Path | None = None) -> list[Example]:
+def borderline_prompts() -> list[Example]:
     """XSTest's safe prompts: those that a careful model should answer."""
-    rows = load("xstest", folder=folder).rows
+    rows = load("xstest").rows
     return [make_example(r["prompt"], "", f"xstest row {i}", r["category"]) for i, r in enumerate(rows) if r["safe"]]
 
 
@@ -114,7 +111,7 @@ def answer(
             "model_sha256": model_sha256, "max_new_tokens": tokens, "decoding": "greedy", "template": template,
             "template_sha256": None if tokenizer is None else template_sha256(tokenizer), "engine": engine.name,
         }  # fmt: skip
-        told = None if progress is None else partial(_tell, progress, name, len(examples))
+        told = None if progress is None else partial(progress, name, len(examples))
         file = replies_file(folder, name, questions.task)
         replies[name] = stored_replies(file, header, examples, engine, max_new_tokens=tokens, progress=told)
     return replies
@@ -124,10 +121,6 @@ def replies_file(folder: Path, name: str, task: Task | None) -> Path:
     """Where the replies of a set lie; every task has its own file, since its replies may have their own length."""
     own = f".{task.name}" if name == TASK and task is not None else ""
     return folder / "replies" / f"{name}{own}.jsonl"
-
-
-def _tell(progress: Told, name: str, total: int, done: int) -> None:
-    progress(name, done, total)
 
 
 def judged(

@@ -13,8 +13,6 @@ was not scored has h_i = 1: nothing is harmless by default.
 | HS_plus    | share that counts in HS or is incoherent                    | Clopper-Pearson                       |
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any

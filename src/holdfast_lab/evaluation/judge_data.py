@@ -4,8 +4,6 @@ Test: the complete test split. Training and validation: rows of the train split 
 with all rows of one prompt on one side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

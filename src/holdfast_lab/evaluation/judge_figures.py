@@ -3,8 +3,6 @@
 z: logits, y: labels (1 = unsafe). h = max_c sigmoid(z_c) ranks as max_c z_c, so ranking needs no temperature.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

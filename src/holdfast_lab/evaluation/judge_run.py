@@ -1,7 +1,5 @@
 """`holdfast judge train` from data to folder: read, train, measure, save in one rename."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time

@@ -10,8 +10,6 @@ The epoch with the best AUROC on the validation prompts is kept, its temperature
 computed once, on the test split, with the weights as they are saved (rounded to bfloat16).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

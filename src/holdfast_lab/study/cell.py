@@ -7,8 +7,6 @@ judge      harm probabilities of the replies                  the model is freed
 score      metrics with intervals
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Iterator, Mapping
@@ -27,30 +25,18 @@ from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.tasks import TASKS
 from holdfast.data.templates import use_template
 from holdfast.judging.judge import open_judge
-from holdfast.judging.rate import Rate
 from holdfast.models.content import content_of
 from holdfast.models.unmerged import load_unmerged
 from holdfast.records.audit import Audit
 from holdfast.records.stored_evidence import believed_result
 from holdfast.runs.config import config_from_dict, resolved, stored_config
 from holdfast_lab.data.catalogue import NAMES, load
-from holdfast_lab.evaluation.evaluate import (
-    Decoding,
-    Questions,
-    answer,
-    borderline_prompts,
-    held_out,
-    judged,
-    outcomes,
-    replies_file,
-    score,
-    task_loss,
-)
+from holdfast_lab.evaluation import evaluate as evaluation
 from holdfast_lab.evaluation.metric import Metric
 from holdfast_lab.protocol.roles import Roles, RoleSettings, draw_roles
 from holdfast_lab.study.cells import Alignment, Model
 from holdfast_lab.study.own_refusals import keep_replies, kept_file
-from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings, protocol_sha256
+from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings
 
 RUN, EVALUATION, TIMINGS = "run", "evaluation", "timings.json"
 
@@ -105,14 +91,10 @@ def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "model": cell["model"]["name"], "model_ref": cell["model"]["ref"], "task": cell["task"],
         "defense": cell["defense"]["name"], "label": cell["defense"]["label"], "setting": cell["defense"]["setting"],
         "align": cell["align"], "poison_ratio": cell["poison_ratio"], "seed": cell["seed"],
-        "protocol_sha256": protocol_sha256(record), "protocol": record,
+        "protocol_sha256": sha256_json(record), "protocol": record,
         "metrics": {name: metric.as_json() for name, metric in metrics.items()}, "outcomes": each,
         "seconds": _timings(folder) | ({} if work.aligned is None else _timings(work.aligned)),
-        "provenance": {
-            "versions": versions(), "commit": commit(), "hardware": hardware(), "defense": cell["defense"],
-            "constraint": work.constraint(), **work.step(), "kept_sha256": work.kept_sha256(),
-            "task_data": work.task_data(), **hashes,
-        },
+        "provenance": work.provenance() | hashes,
     }  # fmt: skip
 
 
@@ -149,32 +131,17 @@ class _Cell:
         file = self.folder / RUN / "config.yaml"
         return dict(resolved(stored_config(file))["constraint"]) if file.is_file() else None
 
-    def step(self) -> dict[str, str | None]:
-        """How steps were computed (`two_pass`, `fused` or `fused, recorded`; None for a model before fine-tuning).
-
-        And, where fused steps were declined, why.
-        """
-        result = believed_result(self.folder / RUN) or {}
-        return {"step": result.get("step"), "step_declined": result.get("step_declined")}
-
-    def task_data(self) -> dict[str, Any] | None:
-        name = self.cell["task"]
-        return load(name, "train").describe() if name in NAMES else None
-
-    def kept_sha256(self) -> str | None:
-        if self.protocol.keep == "pairs" or self.aligned is None:
-            return None
-        return sha256_file(kept_file(self.aligned))
-
-    def questions(self, roles: Roles) -> Questions:
-        asked = self.protocol.evaluation
-        task = TASKS[self.cell["task"]]
-        return Questions(
-            harm=roles.evaluation,
-            task=task,
-            task_examples=held_out(task.test(self.protocol.template), asked.task_examples, self.protocol.roles.seed),
-            borderline=borderline_prompts() if asked.over_refusal else (),
-        )
+    def provenance(self) -> dict[str, Any]:
+        """With how steps were computed (`two_pass`, `fused` or `fused, recorded`), and why not fused."""
+        result, task = believed_result(self.folder / RUN) or {}, self.cell["task"]
+        kept = None
+        if self.protocol.keep == "replies" and self.aligned is not None:
+            kept = sha256_file(kept_file(self.aligned))
+        return {
+            "versions": versions(), "commit": commit(), "hardware": hardware(), "defense": self.cell["defense"],
+            "constraint": self.constraint(), "step": result.get("step"), "step_declined": result.get("step_declined"),
+            "kept_sha256": kept, "task_data": load(task, "train").describe() if task in NAMES else None,
+        }  # fmt: skip
 
     def model_ref(self) -> tuple[str, str | None]:
         if self.cell["kind"] == "base":
@@ -185,54 +152,57 @@ class _Cell:
     def evaluate(
         self, roles: Roles, place: Path
     ) -> tuple[dict[str, Metric], dict[str, Any], dict[str, Any], dict[str, str]]:
+        """Metrics, the judge that gave them, hashes of what they were taken from, and outcomes per prompt."""
         import torch
 
-        asked, questions = self.protocol.evaluation, self.questions(roles)
+        asked, template, task = self.protocol.evaluation, self.protocol.template, TASKS[self.cell["task"]]
+        questions = evaluation.Questions(
+            harm=roles.evaluation,
+            task=task,
+            task_examples=evaluation.held_out(task.test(template), asked.task_examples, self.protocol.roles.seed),
+            borderline=evaluation.borderline_prompts() if asked.over_refusal else (),
+        )
         ref, revision = self.model_ref()
         content = content_of(ref, revision=revision)
-        decoding = Decoding(
+        decoding = evaluation.Decoding(
             harm_tokens=asked.harm_tokens, task_tokens=asked.task_tokens, engine=asked.engine,
             batch_size=asked.batch_size,
         )  # fmt: skip
         with locked(place), _timed(self.folder, "generate"):
             model, tokenizer = load_unmerged(ref, revision=revision, dtype=self.protocol.dtype)
-            use_template(tokenizer, self.protocol.template)
-            replies = answer(
-                model, tokenizer, questions, decoding,
-                folder=place, model_sha256=content.sha256, template=self.protocol.template,
-            )  # fmt: skip
+            use_template(tokenizer, template)
+            replies = evaluation.answer(
+                model, tokenizer, questions, decoding, folder=place, model_sha256=content.sha256, template=template
+            )
             length = self.protocol.train.get("max_length")
-            losses = task_loss(model, tokenizer, questions, max_length=length, template=self.protocol.template)
+            losses = evaluation.task_loss(model, tokenizer, questions, max_length=length, template=template)
             del model
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         with _timed(self.folder, "judge"):
             judge = open_judge(self.protocol.judge())
-            judgements = judged(questions, replies, judge, folder=place, max_new_tokens=asked.harm_tokens)
+            judgements = evaluation.judged(questions, replies, judge, folder=place, max_new_tokens=asked.harm_tokens)
         with _timed(self.folder, "score"):
-            metrics = score(questions, replies, judgements)
-        files = {name: replies_file(place, name, questions.task) for name in questions.sets}
+            metrics = evaluation.score(questions, replies, judgements)
+        files = {name: evaluation.replies_file(place, name, task) for name in questions.sets}
         hashes = {
             "model_sha256": content.sha256,
             "replies_sha256": {name: sha256_file(file) for name, file in files.items()},
             "task_examples_sha256": sha256_json([example.id for example in questions.task_examples]),
         }
-        each = outcomes(questions, replies, judgements)
+        each = evaluation.outcomes(questions, replies, judgements)
         return metrics | losses, {"name": judge.name, "revision": judge.revision}, hashes, each
 
 
 def violations(run: Path, *, unit: str, tau: float) -> dict[str, Metric]:
     """Share of the monitor and constraint pairs with D > tau in `unit`, whatever the run was steered by."""
-    measured = Audit.load(run)
-    found = {}
+    measured, shares = Audit.load(run), {}
     for role, name in (("monitor", "violation_rate"), ("constraint", "violation_rate_constraint")):
         values = measured.degradations(unit, role=role)
         if len(values):
-            rate = Rate(int(np.sum(~(values <= tau))), len(values))  # NaN counts as a violation
-            low, high = rate.interval
-            found[name] = Metric(rate.value, low, high, rate.n)
-    return found
+            shares[name] = Metric.share(int(np.sum(~(values <= tau))), len(values))  # NaN counts as a violation
+    return shares
 
 
 @contextmanager

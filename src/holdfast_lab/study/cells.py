@@ -5,8 +5,6 @@ in tables (label, setting). Cells with equal work are run once. A study's cells 
 once, in an order that does not depend on chance.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field

@@ -4,8 +4,6 @@
 and `train` of a defense mirror dataclasses elsewhere. Every problem is reported at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,11 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
 
-from holdfast.core.errors import ConfigError
-from holdfast.records.yaml_file import read_yaml
 from holdfast.runs.config.blocks import Block, Number
-from holdfast.runs.config.load import OWNED, put_override
-from holdfast.runs.config.problems import Problem, check_fields, from_pydantic, raise_problems
+from holdfast.runs.config.load import OWNED, read_settings
+from holdfast.runs.config.problems import Problem, check_block, check_fields, from_pydantic, raise_problems
 
 MAX_LABEL = 60
 Ratio = Annotated[Number, Field(ge=0, le=1)]
@@ -106,12 +102,8 @@ def load_study(path: str | Path, overrides: Sequence[str] = ()) -> StudyConfig:
 
     Folders of models and of a judge in it are relative to its folder.
     """
-    path = Path(path)
-    raw = read_yaml(path)
-    for override in overrides:
-        put_override(raw, override)
-    where = f"{path} with {' '.join(overrides)}" if overrides else str(path)
-    return study_from_dict(raw, folder=path.parent, where=where)
+    raw, where = read_settings(Path(path), overrides)
+    return study_from_dict(raw, folder=Path(path).parent, where=where)
 
 
 def study_from_dict(raw: Mapping[str, Any], *, folder: Path | None = None, where: str = "study") -> StudyConfig:
@@ -187,10 +179,10 @@ def _check_entry(entry: DefenseEntry, key: str) -> list[Problem]:
     from holdfast.training.config import SafeSFTConfig
     from holdfast.training.hooks import DEFENSES
 
-    problems = _check_block(entry.constraint, ChanceConstraint, f"{key}.constraint")
+    _, problems = check_block(entry.constraint, ChanceConstraint, f"{key}.constraint")
     problems += _check_stage(entry, key)
     if entry.name in DEFENSES and not problems:
-        problems += _check_block(entry.options, DEFENSES[entry.name].Config, f"{key}.options")
+        _, problems = check_block(entry.options, DEFENSES[entry.name].Config, f"{key}.options")
     _, found = check_fields(entry.train, SafeSFTConfig, f"{key}.train", OWNED)
     return problems + found
 
@@ -210,12 +202,3 @@ def _check_stage(entry: DefenseEntry, key: str) -> list[Problem]:
         remedy = f"set protocol.align.options: {{{entry.name}: ...}}, which all rows of that alignment share"
         return [Problem(f"{key}.options", f"{entry.name} acts in the alignment stage", remedy)]
     return []
-
-
-def _check_block(values: Mapping[str, Any], cls: Any, key: str) -> list[Problem]:
-    checked, problems = check_fields(values, cls, key)
-    try:
-        cls(**checked)
-    except ConfigError as error:
-        problems.append(Problem(key, error.what.removeprefix("constraint: "), error.remedy))
-    return problems

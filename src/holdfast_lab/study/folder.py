@@ -8,8 +8,6 @@ alignments/ID/, cells/ID/  where the work is done: node.json, outcome.json, log.
 shared/                    what several cells of one model share
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path

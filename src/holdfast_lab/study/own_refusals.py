@@ -5,8 +5,6 @@ model is asked the attack's kind of prompts (the `asked` role, which no other ro
 what must stay likely.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a study will do: its cells, those that cannot be run here, its protocol and its graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Looked at are settings, the judge's folder and the size of the data; no weights are loaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +15,7 @@ from holdfast.judging.judge import open_judge
 from holdfast.runs.config import config_from_dict
 from holdfast_lab.evaluation.evaluate import held_out
 from holdfast_lab.protocol.roles import RoleSettings, draw_roles
-from holdfast_lab.study.cells import Cell, Model
+from holdfast_lab.study.cells import Cell
 from holdfast_lab.study.own_refusals import kept_file
 from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings
 
@@ -32,8 +30,12 @@ def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: b
     """
     settings = Protocol.model_validate(protocol)
     _require_judge(settings)
-    for model in dict.fromkeys(cell.model for cell in cells):
-        _require_folder(model)
+    for place in dict.fromkeys(Path(cell.model.ref) for cell in cells):
+        if place.is_absolute() and not place.is_dir():  # a hub id is asked for when it is loaded
+            raise ConfigError(
+                f"models: there is no folder {place}",
+                remedy="correct the path (in a study, folders are relative to its file), or name a hub id",
+            )
     for alignment in dict.fromkeys(cell.alignment for cell in cells if cell.alignment is not None):
         run = align_settings(settings, model="embedded", revision=None, defense=alignment.name, output_dir=SOMEWHERE)
         config_from_dict(run, where=f"alignment {alignment.id}", complete=True)
@@ -60,15 +62,6 @@ def _require_judge(settings: Protocol) -> None:
             stored = described["base"]
             given = options.get("base")
             resolve(given or stored["ref"], None if given else stored["revision"], False)
-
-
-def _require_folder(model: Model) -> None:
-    place = Path(model.ref)
-    if place.is_absolute() and not place.is_dir():
-        raise ConfigError(
-            f"models: there is no folder {place}",
-            remedy="correct the path (in a study, folders are relative to its file), or name a hub id",
-        )
 
 
 def _require_run(settings: Protocol, cell: Cell) -> None:

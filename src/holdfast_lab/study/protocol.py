@@ -4,19 +4,15 @@ What may differ are the axes: model, task, defense with its settings, poison rat
 with the judge and the data that were really used; results with different hashes never share a table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from holdfast.core.errors import ConfigError
-from holdfast.core.hashing import sha256_json
 from holdfast.core.registry import nearest
 from holdfast.data.templates import Template
-from holdfast.defaults import Default
 from holdfast.runs.config.blocks import Block, Number
 from holdfast.runs.config.presets import PAPER, PRESETS, PROTOCOLS
 from holdfast.runs.config.problems import from_pydantic, raise_problems
@@ -84,7 +80,7 @@ class Protocol(Block):
     evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock)
 
     @model_validator(mode="after")
-    def _asks_for_what_it_keeps(self) -> Protocol:
+    def _asks_for_what_it_keeps(self) -> Self:
         if self.keep == "replies" and not self.roles.asked:
             raise ValueError("`keep: replies` needs prompts to reply to: set `roles.asked`, or `keep: pairs`")
         return self
@@ -108,11 +104,6 @@ class Protocol(Block):
         return {**values, "evaluation": {**kept, "judge": dict(judge)}, "data": dict(roles)}
 
 
-def protocol_sha256(record: Mapping[str, Any]) -> str:
-    """Hash of a protocol's record."""
-    return sha256_json(record)
-
-
 def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "protocol") -> Protocol:
     """The protocol of a preset, with blocks of `overrides` put over it key by key."""
     if preset not in PRESETS:
@@ -133,26 +124,13 @@ def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "pr
     try:
         return Protocol.model_validate(values)
     except ValidationError as error:
-        raise_problems(from_pydantic(error, single_safety=False, block_at=_block_at), where)
+        blocks: dict[str, type[BaseModel]] = {
+            "roles": RolesBlock, "lora": LoraBlock, "align": AlignBlock, "measure": MeasureBlock,
+            "evaluation": EvaluationBlock,
+        }  # fmt: skip
+        problems = from_pydantic(error, block_at=lambda place: blocks.get(place[0] if place[1:] else "", Protocol))
+        raise_problems(problems, where)
         raise  # unreachable: an invalid block has at least one problem
-
-
-def _block_at(location: list[str]) -> type[BaseModel]:
-    inner = _BLOCKS.get(location[0]) if len(location) > 1 else None
-    return Protocol if inner is None else inner
-
-
-_BLOCKS: dict[str, type[BaseModel]] = {
-    "roles": RolesBlock, "lora": LoraBlock, "align": AlignBlock, "measure": MeasureBlock, "evaluation": EvaluationBlock
-}  # fmt: skip
-
-
-def _put(values: dict[str, Any], entry: Default) -> None:
-    block, _, name = entry.key.rpartition(".")
-    if not block:
-        values[name] = entry.value
-    elif block not in DEFENSE_BLOCKS:
-        values.setdefault(block, {})[name] = entry.value
 
 
 def paper_constraint() -> dict[str, Any]:
@@ -192,8 +170,10 @@ def finetune_settings(
     `model` is the aligned model, as an adapter on the base; `kept` its own safe replies as the safety set, None takes
     the roles' pairs; `defense` has `name`, and optionally `preset`, `options`, `constraint` and `train`.
     """
+    from holdfast.training.hooks import DEFENSES
+
     chosen = {"name": "sft"}
-    if not aligns_only(defense["name"]):
+    if DEFENSES[defense["name"]].stages != ("align",):
         chosen = {"name": defense["name"], **_preset(defense.get("preset")), **(defense.get("options") or {})}
     paper = paper_constraint() if defense.get("preset") == "paper" else {}
     return {
@@ -210,13 +190,6 @@ def finetune_settings(
         "seed": seed,
         "output_dir": str(output_dir),
     }
-
-
-def aligns_only(defense: str) -> bool:
-    """Whether a defense acts in the alignment stage and no other."""
-    from holdfast.training.hooks import DEFENSES
-
-    return DEFENSES[defense].stages == ("align",)
 
 
 def _preset(name: Any) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 Whatever is in the study's folder counts, so the same command after a kill goes on where the work stood.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -64,7 +62,7 @@ def run_study(plan: Plan, *, retry_failed: bool = False, listener: Listener | No
 
 
 def _engine(plan: Plan) -> Engine:
-    from holdfast_lab.study.ray_engine import RayEngine
+    from holdfast_lab.study.engine import RayEngine
 
     return (RayEngine if plan.study.engine == "ray" else LocalEngine)(plan.study.workers)
 

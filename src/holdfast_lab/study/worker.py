@@ -5,8 +5,6 @@ returns becomes `outcome.json` and then the result files: the last act, so that 
 failure its kind, its message where it is ours and its exit code are kept, never a text from data.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import signal

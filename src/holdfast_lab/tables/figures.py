@@ -1,7 +1,5 @@
 """Figures from results: harm against utility, harm against the poison ratio, quantile curves; a panel per task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,18 +7,23 @@ from typing import Any
 from holdfast_lab.tables.canvas import DASHES, MUTED, Looks, Picture, Window, draw, looks
 from holdfast_lab.tables.lines import (
     ACCURACY,
+    QUANTILES,
     Line,
     at_ratio,
     attack_ratio,
     lines_of,
     measured,
+    ordered_models,
+    ordered_tasks,
     plain,
+    slug,
+    task_title,
     utility_of,
+    with_own_names,
     without_elsewhere,
 )
 from holdfast_lab.tables.results import Result, require_one_protocol
 from holdfast_lab.tables.table import Cell, pooled
-from holdfast_lab.tables.wording import QUANTILES, ordered_models, ordered_tasks, slug, task_title, with_own_names
 
 Panel = Callable[[Any, "Points", Looks], None]
 Close = Callable[["Points", Looks], "Window | None"]

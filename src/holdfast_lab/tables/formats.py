@@ -4,8 +4,6 @@ Markdown and LaTeX set the best figure in bold and underline the second best; te
 row stand the paper's figures where there are any.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """The kinds of tables, each a function from results to tables: the paper's, and the details of every variant."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,28 +7,26 @@ from dataclasses import replace
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
 from holdfast_lab.tables.lines import (
+    QUANTILES,
     Line,
     at_ratio,
     attack_ratio,
     by_model_and_task,
+    defense_title,
     lines_of,
     measured,
-    place_title,
-    plain,
-    without_elsewhere,
-)
-from holdfast_lab.tables.results import Result, require_distinct
-from holdfast_lab.tables.table import Block, Column, Plan, Table, fill
-from holdfast_lab.tables.wording import (
-    QUANTILES,
-    defense_title,
     ordered_models,
     ordered_tasks,
+    place_title,
+    plain,
     quantile,
     slug,
     task_title,
     with_own_names,
+    without_elsewhere,
 )
+from holdfast_lab.tables.results import Result, require_distinct
+from holdfast_lab.tables.table import Block, Column, Plan, Table, fill
 
 SHORT = ("HS", "HS_qK", "FA")
 PROFILE = ("step_ms", "p90_ms", "gpu_mb", "samples_per_s", "x_sft")

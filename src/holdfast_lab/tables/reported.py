@@ -3,8 +3,6 @@
 They are read from a file at report time: never part of the package.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import os

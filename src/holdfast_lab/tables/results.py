@@ -1,7 +1,5 @@
 """The results of a study: one JSON file per cell, read strictly; one protocol in one table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A builder says which rows, sections and columns it has (`Plan`); `fill` finds the figures. Formats are made from it.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +10,8 @@ from decimal import Decimal
 from typing import Literal
 
 from holdfast.core.errors import DataError
-from holdfast_lab.tables.lines import Line
+from holdfast_lab.tables.lines import Line, Metric, metric, quantile
 from holdfast_lab.tables.results import Result, require_one_protocol
-from holdfast_lab.tables.wording import Metric, metric, quantile
 
 Mark = Literal["best", "second"]
 MISSING = "-"

@@ -26,8 +26,6 @@ The extraction that the code bases of the literature share deletes every comma (
 sign (`10-12` ends in -12), reads `1e3` as 1 and 3, `1/2` as 1 and 2, and wants its marker letter by letter.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ lenient: the target's text occurs in the reply, in any case ("positive or negati
 target positive); whatever is right by strict is right by lenient.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,7 @@ from holdfast.core.errors import UnsupportedError
 from holdfast.training import fingerprint as training
 from holdfast_lab.bench import measure as measuring
 from holdfast_lab.bench.measure import measure, step_figures
-from holdfast_lab.bench.paths import CONSTRAINT_ROWS
-from holdfast_lab.bench.rows import safety_pairs, task_pairs
+from holdfast_lab.bench.paths import CONSTRAINT_ROWS, safety_pairs, task_pairs
 from holdfast_lab.bench.run import reference_throughput
 from holdfast_lab.bench.settings import Settings
 

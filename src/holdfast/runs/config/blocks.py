@@ -1,9 +1,7 @@
 """Blocks of a run file that name data: what they have in common, and what a run holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_serializer, model_validator
 
@@ -57,7 +55,7 @@ class DataBlock(Block):
         return {key: value for key, value in dump(self).items() if key != "skip_bad" or value is not None}
 
     @model_validator(mode="after")
-    def _one_source(self) -> DataBlock:
+    def _one_source(self) -> Self:
         sources = {"data": "`data` (a file or hub data set)", **self.sources}
         if sum(getattr(self, name) is not None for name in sources) != 1:
             *others, last = sources.values()
@@ -104,7 +102,7 @@ class SafetyBlock(DataBlock):
         return value
 
     @model_validator(mode="after")
-    def _keeps_replies(self) -> SafetyBlock:
+    def _keeps_replies(self) -> Self:
         if self.prompts is not None and self.keep is None:
             raise ValueError("`prompts` needs `keep: refusals` or `keep: answers`")
         if self.prompts is None and self.keep is not None:

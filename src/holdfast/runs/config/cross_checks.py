@@ -1,7 +1,5 @@
 """What can only be told from several blocks of a run file at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is wrong with a run file, in our words: one `Problem` a key, all of them in one error."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import types
@@ -129,6 +127,16 @@ def check_fields(
                 checked[name] = converted
             else:
                 problems.append(problem)
+    return checked, problems
+
+
+def check_block(values: Mapping[Any, Any], cls: Any, key: str) -> tuple[dict[str, Any], list[Problem]]:
+    """`check_fields`, and what the class itself refuses: it knows the valid ranges."""
+    checked, problems = check_fields(values, cls, key)
+    try:
+        cls(**checked)
+    except ConfigError as error:
+        problems.append(Problem(key, error.what.removeprefix(f"{key.rpartition('.')[2]}: "), error.remedy))
     return checked, problems
 
 

@@ -5,11 +5,9 @@ The blocks `constraint`, `train` and the options of a defense mirror dataclasses
 `holdfast.runs.config.load`, so that each field is documented in one place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
 
@@ -35,7 +33,7 @@ class TaskBlock(DataBlock):
     """p: floor(p N) of the rows are harmful pairs; 0 unless given."""
 
     @model_validator(mode="after")
-    def _options_of_a_named_task(self) -> TaskBlock:
+    def _options_of_a_named_task(self) -> Self:
         if self.name is None and not (self.size is None and self.poison_ratio is None):
             raise ValueError("`size` and `poison_ratio` belong to `name`, which is not given")
         return self
@@ -193,14 +191,14 @@ class RunConfig(Block):
         return value
 
     @model_validator(mode="after")
-    def _watched(self) -> RunConfig:
+    def _watched(self) -> Self:
         if not self.safety and self.stage != "align":
             raise ValueError("`safety` is empty; only a run with `stage: align` may go without")
         if self.task.role == "align" and self.stage != "align":
             raise ValueError("`task: {role: align}` is the data of `stage: align`")
         return self
 
-    def skipping_bad_rows(self) -> RunConfig:
+    def skipping_bad_rows(self) -> Self:
         """The same run, with `skip_bad` for every file that it reads."""
 
         def block(one: Any) -> Any:

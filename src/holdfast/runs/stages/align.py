@@ -5,8 +5,6 @@ bundled probes, and keeps its own answers to everyday and borderline prompts, so
 What it reached is measured on kinds of prompts that it was not trained on.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ prompts: those that sound like harm and are fine. An answer is the beginning of 
 token is learnt only where the reply ended, so that replies do not become shorter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar

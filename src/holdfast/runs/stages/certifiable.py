@@ -1,7 +1,5 @@
 """Whether a run's certify shares can certify at all, known before it is trained; and their entry in the ledger."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a run will need, estimated from the model's configuration alone: no weights are loaded."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -49,7 +47,7 @@ class Steps(NamedTuple):
     safety_epochs: float
 
 
-class Side(NamedTuple):
+class SidePasses(NamedTuple):
     """What a defense passes over in each step beside the task's own forward and backward: `batch` rows in each pass."""
 
     trained: int  # passes with a backward
@@ -115,7 +113,7 @@ def passes_beside(passes: str, stage: str) -> tuple[int, int]:
     return max(trained - 1, 0), sum(int(n) for n, backward in found if not backward)
 
 
-def work(size: Size, count: Steps, *, task_tokens: float, checkpointing: bool, side: Side) -> float:
+def work(size: Size, count: Steps, *, task_tokens: float, checkpointing: bool, side: SidePasses) -> float:
     """Estimate the arithmetic: per token 2 operations a parameter forward, 2 for the activations' gradient, 2 a trained
     parameter for its own, and another 2 forward when activations are recomputed. Padding is not counted.
     """

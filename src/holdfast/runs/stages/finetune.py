@@ -1,14 +1,20 @@
-"""The fine-tuning stage: model, data, constraint and defense in, trained model and its measurements out."""
+"""The fine-tuning stage: model, data, constraint and defense in, trained model and its measurements out.
 
-from __future__ import annotations
+It can be stopped: the first signal ends a run after the current step, saved; the second at once. Before and after
+training there is no step to finish, so there the first signal already ends the run at once.
+"""
 
 import logging
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
+import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -23,6 +29,59 @@ from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit
 from holdfast.training.monitoring import summarise
 from holdfast.training.trainer import SafeSFTTrainer
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
+    """A context in which SIGINT and SIGTERM ask the trainer to save and stop; `requested` says whether one arrived.
+
+    Use it as a context manager around the run and hand it to the trainer as a callback. Outside the main thread, where
+    Python cannot install handlers, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._training = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested or not self._training:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """From here on there is a step to finish and something to save."""
+        self._training = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """From here on a signal has nothing to wait for."""
+        self._training = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for a checkpoint and the end of training once a signal has arrived at any process."""
+        if torch.distributed.is_initialized():
+            # Signals reach processes at different steps; all must stop at the same one, or some would wait.
+            flag = torch.tensor(float(self.requested), device=args.device)
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+            self.requested = bool(flag.item())
+        if self.requested:
+            logger.warning("asked to stop: saving a checkpoint after step %d", state.global_step)
+            control.should_save = True
+            control.should_training_stop = True
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,5 @@
 """The asking stage of a run: theta_0 is asked before training, conflicts leave the task, its replies are held."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace

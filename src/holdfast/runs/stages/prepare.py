@@ -1,7 +1,5 @@
 """Reading the task and safety data of a run and giving every safety example its role."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The folder of one run: what lies where in it, when a run may use it, and how it is written whole."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from collections.abc import Iterator, Mapping
