@@ -24,6 +24,7 @@ from holdfast.models.content import ModelContent, content_of
 from holdfast.models.handle import load_pair
 from holdfast.models.source import resolve as resolve_model
 from holdfast.models.unmerged import load_adapter_pair
+from holdfast.records.run_record import write_result
 from holdfast.runs.config import RunConfig
 from holdfast.runs.config.resolve import ResolvedRun, data_arguments, peft_config, resolve
 from holdfast.runs.stages.certifiable import close_shares, warn_about_data, warn_of_shares
@@ -210,22 +211,14 @@ def measured_result(
     if before is None:
         return result
     with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
-        explain_loading(folder)
+        if (note := loading_note(folder.adapter)) is not None:  # the card that PEFT wrote names the wrong base
+            write_text(folder.adapter / "README.md", f"{CARD_MARKER}\n\n# Adapter\n\n{note}\n")
+            logger.warning("%s is on another adapter: README.md there says how others load it", folder.adapter)
         seconds, trusted = time.monotonic() - started, known["trust_remote_code"]
         result["audit_sha256"] = write_audits(
             plan.config, trainer, measured, before, seconds=seconds, trust_remote_code=trusted
         )
-        return folder.write_result(result)
-
-
-def explain_loading(folder: RunFolder) -> None:
-    """Say beside an adapter on top of an adapter how it is loaded; the card that PEFT wrote names the wrong base."""
-    note = loading_note(folder.adapter)
-    if note is not None:
-        write_text(folder.adapter / "README.md", f"{CARD_MARKER}\n\n# Adapter\n\n{note}\n")
-        logger.warning(
-            "%s stands on another adapter: its README.md says how to load it outside holdfast", folder.adapter
-        )
+        return write_result(folder.path, result)
 
 
 def write_audits(

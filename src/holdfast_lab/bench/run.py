@@ -77,30 +77,28 @@ def _bare(forward: Forward, encoded: Sequence[Encoded]) -> None:
 
 
 VERSION = 1
+# Packages without which transformers takes a slower way, linear attention a much slower one.
 KERNELS = ("triton", "flash-attn", "flash-linear-attention", "causal-conv1d", "kernels", "liger-kernel")
-"""Packages without which transformers takes a slower way, linear attention a much slower one."""
 Listener = Callable[[str, dict[str, Any]], None]  # receives ("row" | "drift" | "reference", what was just measured)
 
 
 class Record:
-    """What has been measured so far, and the file it is in.
-
-    A row's x_trl_sft is its median over that of `trl_sft` in the same group (shape, checkpointing, value of the sweep),
-    x_memory the same for the peak.
-    """
+    """What has been measured so far, and the file it is in: written after every measurement, the old or the new."""
 
     def __init__(self, settings: Settings, path: Path) -> None:
-        self.path = path
         self.rows: list[dict[str, Any]] = []
         self.drift: list[dict[str, Any]] = []
         self.reference: list[dict[str, Any]] = []
-        self._settings = asdict(settings)
-        machine = {"hardware": hardware(), "kernels": _kernel_versions()}
-        self._provenance = {"versions": versions(), "commit": commit(), **machine}
-        self._baselines: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._path, self._baselines = path, dict[tuple[Any, ...], dict[str, Any]]()
+        kernels: dict[str, str | None] = dict.fromkeys(KERNELS)
+        for name in KERNELS:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                kernels[name] = importlib.metadata.version(name)
+        machine = {"versions": versions(), "commit": commit(), "hardware": hardware(), "kernels": kernels}
+        self._about = {"settings": asdict(settings), "provenance": machine}
 
     def add(self, cell: Cell, row: dict[str, Any]) -> dict[str, Any]:
-        """Complete a row with its ratios, keep it and write the file."""
+        """Keep a row with its ratios to `trl_sft` of the same group (shape, checkpointing, value of the sweep)."""
         if cell.path == BASELINE and "error" not in row:
             self._baselines[cell.group] = row
         first = self._baselines.get(cell.group, {})
@@ -108,38 +106,35 @@ class Record:
             "x_trl_sft": _ratio(row.get("median_ms"), first.get("median_ms")),
             "x_memory": _ratio(row.get("peak_mib"), first.get("peak_mib")),
         }
-        self.rows.append(row)
-        self.write()
-        return row
+        return self._keep(self.rows, row)
 
     def add_drift(self, cell: Cell, again: dict[str, Any]) -> dict[str, Any] | None:
         """Note how the baseline, measured again, compares with its first figure; None where either failed."""
         first = self._baselines.get(cell.group)
         if first is None or "error" in again:
             return None
-        found = {
-            "shape": cell.shape, "checkpointing": cell.checkpointing, "median_ms": again["median_ms"],
-            "x_first": _ratio(again["median_ms"], first["median_ms"]),
-        }  # fmt: skip
-        self.drift.append(found)
-        self.write()
-        return found
+        x_first = _ratio(again["median_ms"], first["median_ms"])
+        where = {"shape": cell.shape, "checkpointing": cell.checkpointing}
+        return self._keep(self.drift, {**where, "median_ms": again["median_ms"], "x_first": x_first})
 
-    def add_reference(self, found: dict[str, Any]) -> None:
-        """Keep a figure of the reference pass."""
-        self.reference.append(found)
-        self.write()
+    def add_reference(self, shape: str, settings: Settings) -> dict[str, Any]:
+        """Measure the reference pass of a shape."""
+        try:
+            measured = reference_throughput(shape, settings)
+        except (RuntimeError, MemoryError) as error:  # out of memory is one of the former
+            measured = {"shape": shape, "error": str(error).split("\n")[0][:300]}
+        release()
+        return self._keep(self.reference, measured)
+
+    def _keep(self, part: list[dict[str, Any]], entry: dict[str, Any]) -> dict[str, Any]:
+        part.append(entry)
+        write_json(self._path, self.to_json())
+        return entry
 
     def to_json(self) -> dict[str, Any]:
         """The whole result."""
-        return {
-            "version": VERSION, "rows": self.rows, "drift": self.drift, "reference": self.reference,
-            "settings": self._settings, "provenance": self._provenance,
-        }  # fmt: skip
-
-    def write(self) -> None:
-        """Write the file; a reader sees the old content or the new."""
-        write_json(self.path, self.to_json())
+        parts = {"rows": self.rows, "drift": self.drift, "reference": self.reference}
+        return {"version": VERSION, **parts, **self._about}
 
 
 def run(settings: Settings, output: Path, listener: Listener) -> Record:
@@ -165,31 +160,11 @@ def _measure_shape(shape: str, settings: Settings, cache: Path, record: Record, 
     measure(replace(cells[0], path=BASELINE, steps=3, warm_up=0), cache)  # thrown away: the first loads kernels
     for cell in cells:
         listener("row", record.add(cell, measure(cell, cache)))
-    if settings.drift and not settings.sweep:
-        for cell in (cell for cell in cells if cell.path == BASELINE):
-            again = record.add_drift(cell, measure(cell, cache))
-            if again is not None:
-                listener("drift", again)
+    for cell in cells if settings.drift and not settings.sweep else ():
+        if cell.path == BASELINE and (again := record.add_drift(cell, measure(cell, cache))) is not None:
+            listener("drift", again)
     if settings.reference and not settings.sweep:
-        listener("reference", _reference(shape, settings, record))
-
-
-def _reference(shape: str, settings: Settings, record: Record) -> dict[str, Any]:
-    try:
-        found = reference_throughput(shape, settings)
-    except (RuntimeError, MemoryError) as error:  # out of memory is one of the former
-        found = {"shape": shape, "error": str(error).split("\n")[0][:300]}
-    release()
-    record.add_reference(found)
-    return found
-
-
-def _kernel_versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = dict.fromkeys(KERNELS)
-    for name in KERNELS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+        listener("reference", record.add_reference(shape, settings))
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

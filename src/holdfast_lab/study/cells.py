@@ -171,12 +171,23 @@ def expand(study: StudyConfig) -> list[Cell]:
     A grid gives models x seeds x tasks x poison ratios x defenses in this order, so that the first seed's comparison is
     complete before the second begins; the rows of a model before fine-tuning come before those it is compared with.
     """
-    cells: dict[str, Cell] = {}
-    for grid in (Grid(), *study.grids):
-        for cell in _grid_cells(study, grid):
-            cells.setdefault(cell.id, cell)
-    _refuse_shared_names(list(cells.values()))
-    return list(cells.values())
+    found = (cell for grid in (Grid(), *study.grids) for cell in _grid_cells(study, grid))
+    cells = list({cell.id: cell for cell in found}.values())
+    models: dict[str, Model] = {}
+    rows: dict[object, Cell] = {}
+    for cell in cells:  # tables distinguish cells by names alone, so names must do it
+        if models.setdefault(cell.model.name, cell.model) != cell.model:
+            raise ConfigError(
+                f"models: two models are called {cell.model.name!r}",
+                remedy="give one of them another name: {ref: ..., name: ...}",
+            )
+        if (other := rows.setdefault(cell.row(), cell)) is not cell:
+            raise ConfigError(
+                f"defenses: {other.id} and {cell.id} differ, but not in label ({cell.defense.label!r})"
+                f" or setting ({cell.defense.setting!r})",
+                remedy="give one of the two entries its own `label` or `setting`",
+            )
+    return cells
 
 
 def _grid_cells(study: StudyConfig, grid: Grid) -> Iterator[Cell]:
@@ -193,24 +204,6 @@ def _grid_cells(study: StudyConfig, grid: Grid) -> Iterator[Cell]:
         for seed, task, ratio, entry in product(seeds, tasks, ratios, entries):
             defense = Defense(**{**entry.model_dump(exclude={"align"}), "label": entry.label or entry.name})
             yield Cell("defense", model, task, defense, entry.align, float(ratio), seed)
-
-
-def _refuse_shared_names(cells: list[Cell]) -> None:
-    """Tables tell cells apart by names alone, so names must do it."""
-    models: dict[str, Model] = {}
-    rows: dict[object, Cell] = {}
-    for cell in cells:
-        if models.setdefault(cell.model.name, cell.model) != cell.model:
-            raise ConfigError(
-                f"models: two models are called {cell.model.name!r}",
-                remedy="give one of them another name: {ref: ..., name: ...}",
-            )
-        if (other := rows.setdefault(cell.row(), cell)) is not cell:
-            raise ConfigError(
-                f"defenses: {other.id} and {cell.id} differ, but not in label ({cell.defense.label!r})"
-                f" or setting ({cell.defense.setting!r})",
-                remedy="give one of the two entries its own `label` or `setting`",
-            )
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,11 @@ INTERRUPTED = 130
 
 def of_exception(error: BaseException, log: Path) -> dict[str, Any]:
     """The record of an exception in a worker; messages of other libraries stay in the log, which is private."""
-    error = _shortage(error) or error
+    torch = sys.modules.get("torch")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        error = ResourceError("no space left on the disk", remedy="free disk space, then --retry-failed")
+    elif isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        error = ResourceError("out of memory", remedy="lower `workers` or the batch sizes, then --retry-failed")
     if isinstance(error, HoldfastError):
         what, remedy, code = error.what, error.remedy, error.exit_code
     else:
@@ -44,15 +48,6 @@ def of_exit(code: int, log: Path) -> dict[str, Any]:
         what, remedy = f"its process ended with {how} and no record", f"see {log}"
     exit_code = ResourceError.exit_code if killed else max(code, 1)
     return {"error": "Killed" if killed else "Ended", "what": what, "remedy": remedy, "exit_code": exit_code}
-
-
-def _shortage(error: BaseException) -> ResourceError | None:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError("no space left on the disk", remedy="free disk space, then --retry-failed")
-    torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
-        return ResourceError("out of memory", remedy="lower `workers` or the batch sizes, then --retry-failed")
-    return None
 
 
 def run_node(file: Path) -> int:

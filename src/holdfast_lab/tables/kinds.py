@@ -207,11 +207,14 @@ def _sweeps(own: Sequence[Result], default: Sequence[Result], ratio: float | Non
         lines = [line for line in lines_of(own) if parse_setting(line.setting)[0] == name]
         rows = [replace(line, shown=parse_setting(line.setting)[1]) for line in lines]
         usual = f"{values[name]:g}" if name in values else ""
-        there = any(_number(row.shown) == _number(usual) for row in rows) if usual else _same_work(rows, own, default)
+        there = any(_number(row.shown) == _number(usual) for row in rows)
+        if not usual:  # a row is the default under the name of its value: the same metrics from the same seed
+            mine = [result for result in own if any(row.holds(result) for row in rows)]
+            there = any((x.seed, x.metrics) == (y.seed, y.metrics) for x in mine for y in default)
         if default and not there:
             setting = f"{name}={usual}" if usual else ""
             rows.append(replace(Line.of(default[0]), shown=usual or "default", stated=setting))
-        rows.sort(key=lambda row: _by_size(row.shown))
+        rows.sort(key=lambda row: (n if isinstance(n := _number(row.shown), float) else math.inf, row.shown))
         fixed = ", ".join(f"{key} = {values[key]:g}" for key in PAPER_ORDER if key in values and key != name)
         title = f"{name} sweep" if name != OTHER else "other settings"
         title = f"{title}, {fixed}" if fixed else title
@@ -219,22 +222,11 @@ def _sweeps(own: Sequence[Result], default: Sequence[Result], ratio: float | Non
     return blocks
 
 
-def _same_work(lines: Sequence[Line], own: Sequence[Result], default: Sequence[Result]) -> bool:
-    """Whether one of the rows is the default under the name of its value: the same metrics from the same seed."""
-    rows = [result for result in own if any(line.holds(result) for line in lines)]
-    return any(result.seed == other.seed and result.metrics == other.metrics for result in rows for other in default)
-
-
 def _number(value: str) -> float | str:
     try:
-        return float(value)
+        return value if math.isnan(number := float(value)) else number
     except ValueError:
         return value
-
-
-def _by_size(value: str) -> tuple[float, str]:
-    number = _number(value)
-    return (number, value) if isinstance(number, float) and not math.isnan(number) else (math.inf, value)
 
 
 def _with_k(names: Sequence[str], model: str) -> list[str]:

@@ -199,7 +199,13 @@ def fill(plan: Plan) -> Table:
     sections: list[Section] = []
     notes, used = list(plan.notes), set[str]()
     for block in plan.blocks:
-        _require_distinct_labels(plan, block)
+        titles: dict[str, Line] = {}
+        for line in block.lines:
+            if (other := titles.setdefault(line.title, line)) is not line:
+                raise DataError(
+                    f"table {plan.slug}: two rows are called {line.title!r} ({other.describe()} and {line.describe()})",
+                    remedy="give them different labels in the study",
+                )
         seeds = _common_seeds(plan, block) if block.same_seeds else None
         rows = []
         for line in block.lines:
@@ -265,17 +271,6 @@ def _find(plan: Plan, block: Block, line: Line, column: Column, seeds: Seeds | N
 
 def _results_of(plan: Plan, block: Block, line: Line, task: str | None) -> list[Result]:
     return [r for r in plan.results if (r.model, r.task) == (block.model, task) and line.holds(r)]
-
-
-def _require_distinct_labels(plan: Plan, block: Block) -> None:
-    seen: dict[str, Line] = {}
-    for line in block.lines:
-        other = seen.setdefault(line.title, line)
-        if other is not line:
-            raise DataError(
-                f"table {plan.slug}: two rows are called {line.title!r} ({other.describe()} and {line.describe()})",
-                remedy="give them different labels in the study",
-            )
 
 
 def _common_seeds(plan: Plan, block: Block) -> Seeds | None:

@@ -172,28 +172,23 @@ _BOUNDS = {
     "greater_than": "a number above", "greater_than_equal": "a number of at least", "less_than": "a number below",
     "less_than_equal": "a number of at most",
 }  # fmt: skip
+BlockAt = Callable[[list[str]], type[BaseModel]]
 _BLOCKS: dict[str, type[BaseModel]] = {
     "task": TaskBlock, "lora": LoraBlock, "safety": SafetyBlock, "roles": RolesBlock, "harmful": HarmfulBlock,
     "screening": ScreeningBlock, "monitor": MonitorBlock,
 }  # fmt: skip
 
 
-def _block_of_run(location: Sequence[str]) -> type[BaseModel]:
-    return RunConfig if len(location) <= 1 else _BLOCKS.get(location[0], RunConfig)
-
-
 def from_pydantic(
-    error: ValidationError,
-    single_safety: bool = False,
-    block_at: Callable[[list[str]], type[BaseModel]] = _block_of_run,
+    error: ValidationError, single_safety: bool = False, block_at: BlockAt | None = None
 ) -> list[Problem]:
     """Every finding of pydantic as a `Problem`; `block_at` finds the block in which the last key of a place stands."""
     return [_problem(details, single_safety, block_at) for details in error.errors(include_url=False)]
 
 
-def _problem(details: ErrorDetails, single_safety: bool, block_at: Callable[[list[str]], type[BaseModel]]) -> Problem:
+def _problem(details: ErrorDetails, single_safety: bool, block_at: BlockAt | None) -> Problem:
     location = [str(part) for part in details["loc"] if part != "[key]"]
-    block = block_at(location)
+    block = _BLOCKS.get(location[0] if location[1:] else "", RunConfig) if block_at is None else block_at(location)
     if single_safety and location[:2] == ["safety", SINGLE]:
         del location[1]
     key, name, type_ = ".".join(location) or "safety", location[-1] if location else "safety", details["type"]

@@ -136,9 +136,12 @@ def align_model(
     dtype = dtype or fast_dtype()
     used = bundled_prompts(prompts, held_out=chosen.held_out, seed=chosen.seed)
     content = content_of(model, revision=revision, trust_remote_code=trust_remote_code)
+    sets = {"refuse": used.refuse, "everyday": used.everyday, "borderline": used.borderline}
+    sets |= {f"held_out_{name}": examples for name, examples in used.held_out.items()}
     inputs = {
         "model": {"ref": str(model), "revision": revision, "sha256": content.sha256}, "dtype": dtype,
-        "adapter": adapter, "settings": asdict(chosen), "prompts": _hashes(used),
+        "adapter": adapter, "settings": asdict(chosen),
+        "prompts": {name: sha256_json([example.id for example in examples]) for name, examples in sets.items()},
     }  # fmt: skip
     place = "cuda" if torch.cuda.is_available() else None
     options: dict[str, Any] = {"dtype": dtype, "device": place, "trust_remote_code": trust_remote_code}
@@ -240,12 +243,6 @@ def _saved(trained: Any, tokenizer: Any, target: Path, record: dict[str, Any], *
         tokenizer.save_pretrained(folder)
         write_sealed(folder / RECORD, record)
     return model
-
-
-def _hashes(prompts: AlignmentPrompts) -> dict[str, str]:
-    sets = {name: examples for name, examples in vars(prompts).items() if name != "held_out"}
-    sets |= {f"held_out_{name}": examples for name, examples in prompts.held_out.items()}
-    return {name: sha256_json([example.id for example in examples]) for name, examples in sets.items()}
 
 
 def _unfinished(target: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:

@@ -92,20 +92,16 @@ def _encoded(pairs: Sequence[tuple[Example, Reply]], tokenizer: Any) -> list[Enc
     whole = [make_example(as_chat(example).prompt, _assistant(reply.text)) for example, reply in pairs]
     rows = encode_all(whole, tokenizer, max_length=None, role="safety").examples
     asked = prompt_ids(tokenizer, [example for example, _ in pairs], "chat")
-    return [
-        _beginning(row.id, prompt, reply, tokenizer) if reply.truncated else row
-        for row, prompt, (_, reply) in zip(rows, asked, pairs, strict=True)
-    ]
+    for place, (prompt, (_, reply)) in enumerate(zip(asked, pairs, strict=True)):
+        if reply.truncated:  # its beginning alone: what the template puts behind a reply is left out
+            ids = list(tokenizer(text=reply.text, add_special_tokens=False)["input_ids"])
+            labels = (*[IGNORE] * len(prompt), *ids)
+            rows[place] = Encoded(rows[place].id, (*prompt, *ids), labels, truncated=True)
+    return rows
 
 
 def _assistant(text: str) -> Turns:
     return ({"role": "assistant", "content": text},)
-
-
-def _beginning(row_id: str, prompt: list[int], reply: Reply, tokenizer: Any) -> Encoded:
-    """A reply that was cut: what the template puts behind a reply is left out."""
-    ids = list(tokenizer(text=reply.text, add_special_tokens=False)["input_ids"])
-    return Encoded(row_id, (*prompt, *ids), (*[IGNORE] * len(prompt), *ids), truncated=True)
 
 
 def in_turn(items: Sequence[T], count: int, seed: int, name: str) -> list[T]:

@@ -14,7 +14,6 @@ from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.file_lock import LOCK_FILE
 from holdfast.core.files import fsync_path, read_plain_file, write_text
 from holdfast.core.ranks import barrier, rank
-from holdfast.records.run_record import write_result
 from holdfast.records.stored_evidence import believed_result
 from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.runs.config.load import todays_spelling
@@ -50,17 +49,14 @@ class RunFolder:
             yield
         finally:
             if made and not self.started:
-                self._remove_own()
-
-    def _remove_own(self) -> None:
-        self.config.unlink(missing_ok=True)
-        folders = [entry for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink()]
-        for folder in (*folders, self.path):
-            for path in (entry for name in BEFORE_TRAINING for entry in folder.glob(name)):
-                path.unlink()
-            if folder != self.path:
-                with suppress(OSError):  # not empty: something that no run made
-                    folder.rmdir()
+                self.config.unlink(missing_ok=True)
+                folders = [entry for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink()]
+                for folder in (*folders, self.path):
+                    for path in (entry for name in BEFORE_TRAINING for entry in folder.glob(name)):
+                        path.unlink()
+                    if folder != self.path:
+                        with suppress(OSError):  # not empty: something that no run made
+                            folder.rmdir()
 
     @property
     def started(self) -> bool:
@@ -109,10 +105,6 @@ class RunFolder:
     def write_config(self, values: Mapping[str, Any]) -> None:
         """Store the resolved settings."""
         write_text(self.config, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110))
-
-    def write_result(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Store the result, whose presence says that the run is finished; returns it with its checksums."""
-        return write_result(self.path, values)
 
     def finished(self) -> dict[str, Any] | None:
         """The stored result of a finished run; None when it is not finished."""
