@@ -27,6 +27,8 @@ the paper merges it first.
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from holdfast.constraint.gradients import Vector
+from holdfast.data.encode import Encoded
 from holdfast.training.hooks import DEFENSES, TrainingRun
 from holdfast.training.side_pass import token_mean_nll
 from holdfast_lab.building_blocks.side_term import (
@@ -37,6 +39,13 @@ from holdfast_lab.building_blocks.side_term import (
     require_harmful_step,
     require_settings,
 )  # fmt: skip
+
+
+def harmful_drop(run: TrainingRun, rows: list[Encoded], radius: float) -> tuple[float, Vector, Vector]:
+    """L_harm, its gradient at theta, and its gradient after a normalised step of length `radius` down it."""
+    with harmful_step(run, rows, radius) as (loss, here):
+        _, there = run.engine.side_gradient(rows, token_mean_nll(rows))
+    return loss, here, there
 
 
 @DEFENSES.register("booster")
@@ -84,8 +93,7 @@ class Booster(SideTermDefense):
     def on_gradient(self, run: TrainingRun) -> None:
         """Add `lambda (g_harm(theta) - g_harm(theta'))` to the gradient of the safe pairs."""
         rows = [run.data.harmful[i] for i in harmful_batch(run, self.config.harmful_batch_size)]
-        with harmful_step(run, rows, self.config.alpha) as (loss, here):
-            _, there = run.engine.side_gradient(rows, token_mean_nll(rows))
+        loss, here, there = harmful_drop(run, rows, self.config.alpha)
         space = run.space()
         self._row = {"harmful_loss": loss}
         if not self._watch.accepts(run.progress.step, loss, *space.dots([(here, here), (there, there)])):

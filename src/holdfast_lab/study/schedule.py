@@ -180,9 +180,7 @@ class _Schedule:
         return Progress(len(self._plan.cells), counts["done"], failed, tuple(self._started), eta)
 
     def outcome(self) -> Outcome:
-        found = Outcome(failures=self._failures)
+        by_state: dict[str, list[str]] = {"done": [], "failed": [], "blocked": []}
         for node in self._plan.nodes:
-            ids = [cell.id for cell in node.cells]
-            kinds = {"done": found.done, "failed": found.failed, "blocked": found.blocked}
-            kinds.get(self._state[node.id], []).extend(ids)
-        return found
+            by_state.setdefault(self._state[node.id], []).extend(cell.id for cell in node.cells)
+        return Outcome(by_state["done"], by_state["failed"], by_state["blocked"], self._failures)
