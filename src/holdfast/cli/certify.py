@@ -1,4 +1,7 @@
-"""`holdfast certify`: compare two models on prompts that nobody looked at; the exit code is the verdict."""
+"""`holdfast certify`: compare two models on prompts that nobody looked at; the exit code is the verdict.
+
+`holdfast verify`: recompute a certificate and everything it names.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.options import Device, DType, Json, Opt, TrustRemoteCode, given_options, option_name, settings_from
-from holdfast.cli.terminal import note, require_verdict, say, say_json
+from holdfast.cli.terminal import note, quiet_libraries, require_verdict, say, say_json
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 
@@ -186,3 +189,44 @@ def verdict(record: CertificateRecord) -> str:
     if record.by != "behaviour":
         return f"verdict: {'' if record.certified else 'not '}certified by {WAYS[record.by]}, not by refusals kept"
     return "verdict: deploy" if record.certified else "verdict: do not deploy"
+
+
+def verify(
+    certificate: Annotated[Path, typer.Argument(help="certificate.json, or the folder that holds it.")],
+    before: Annotated[str | None, Opt(help="Where the model before is now.")] = None,
+    after: Annotated[str | None, Opt(help="Where the model after is now.")] = None,
+    prompts: Annotated[str | None, Opt(help="Where the prompts are now.")] = None,
+    ledger: Annotated[Path | None, Opt(help="Where the ledger of openings is now.")] = None,
+    expect: Annotated[str | None, Opt(help="The sha256 printed at issue, of the content.")] = None,
+    key: Annotated[Path | None, Opt(help="The signer's public key, or a file of allowed signers.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    json: Json = False,
+) -> None:
+    """Recompute a certificate from the files it names. Exit code 0: sound, 4: sound but not certified, 6: changed.
+
+    \b
+    Example:
+      holdfast verify evidence --expect SHA256
+      holdfast verify evidence --key signer.pub --after where/the/adapter/is/now
+    """
+    from holdfast.auditing.verify import verify as recompute
+
+    quiet_libraries()
+    record = recompute(
+        certificate, before=before, after=after, prompts=prompts, ledger=ledger, expect=expect, key=key,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    if json:
+        say_json(record.to_json())
+    else:
+        shown = (
+            "all files agree with one another; only --expect with the sha256 from issue, or --key, shows who issued it"
+        )
+        if expect is not None or key is not None:
+            shown = "nothing was changed" + ("" if key is None else f", and it is signed with {key}")
+        say(f"verified: {shown}. {record.statement}")
+        if record.screening is not None:
+            from holdfast.certification.statement import screened
+
+            say(screened(record.screening))
+    require_verdict(record.certified)

@@ -29,8 +29,7 @@ from holdfast.runs.config import RunConfig
 from holdfast.runs.config.resolve import ResolvedRun, data_arguments, peft_config, resolve
 from holdfast.runs.stages.certifiable import close_shares, warn_about_data, warn_of_shares
 from holdfast.runs.stages.finetune import Interruption, Listener, RoleLosses, build_trainer, measure, summary, train
-from holdfast.runs.stages.hold import hold, share_scope, with_screening
-from holdfast.runs.stages.prepare import Prepared, prepare, row_counts
+from holdfast.runs.stages.prepare import Prepared, hold, prepare, row_counts, share_scope, with_screening
 from holdfast.runs.stages.run_folder import RunFolder, disk_errors, whole_folder
 from holdfast.screening.screen import Screening
 from holdfast.training.trainer import SafeSFTTrainer

@@ -30,6 +30,15 @@ Pair = tuple[int, int]
 POISON_SHARE = 0.5
 SPECIAL = ("<unk>", "<pad>", "<eos>")
 WORDS = 500  # below every shape's vocabulary; its ids are 3 to 502
+CONSTRAINT_ROWS, MONITOR_ROWS = 64, 8
+MAX_LENGTH = 1024  # TRL's default
+LEARNING_RATE, LORA_ALPHA = 1e-5, 4
+# How each constrained path takes its step; fields of `SafeSFTConfig`.
+STEPS = {
+    "two_pass": {"step": "two_pass"},
+    "fused": {"step": "fused", "step_graphs": "off", "skip_inactive_rows": "off"},
+    "holdfast": {"step": "fused", "step_graphs": "auto", "skip_inactive_rows": "auto"},
+}
 
 
 @cache
@@ -83,17 +92,6 @@ def rows(pairs: Sequence[Pair], *, seed: int, name: str) -> list[dict[str, str]]
         return " ".join(f"w{i}" for i in draw.integers(0, WORDS, n))
 
     return [{"prompt": f"{text(prompt)} ", "completion": text(reply - 1)} for prompt, reply in pairs]
-
-
-CONSTRAINT_ROWS, MONITOR_ROWS = 64, 8
-MAX_LENGTH = 1024  # TRL's default
-LEARNING_RATE, LORA_ALPHA = 1e-5, 4
-# How each constrained path takes its step; fields of `SafeSFTConfig`.
-STEPS = {
-    "two_pass": {"step": "two_pass"},
-    "fused": {"step": "fused", "step_graphs": "off", "skip_inactive_rows": "off"},
-    "holdfast": {"step": "fused", "step_graphs": "auto", "skip_inactive_rows": "auto"},
-}
 
 
 @dataclass(frozen=True)

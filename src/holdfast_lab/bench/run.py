@@ -33,6 +33,10 @@ from holdfast_lab.bench.settings import BASELINE, Cell, Settings
 from holdfast_lab.bench.shapes import random_model
 
 ROWS, BATCH, REPETITIONS = 256, 8, 5  # a batch as `safety_eval_batch_size` has it
+VERSION = 1
+# Packages without which transformers takes a slower way, linear attention a much slower one.
+KERNELS = ("triton", "flash-attn", "flash-linear-attention", "causal-conv1d", "kernels", "liger-kernel")
+Listener = Callable[[str, dict[str, Any]], None]  # receives ("row" | "drift" | "reference", what was just measured)
 
 
 def reference_throughput(shape: str, settings: Settings, *, n: int = ROWS) -> dict[str, Any]:
@@ -74,12 +78,6 @@ def _bare(forward: Forward, encoded: Sequence[Encoded]) -> None:
         for start in range(0, len(ordered), forward.batch_size):
             batch = forward.batch(ordered[start : start + forward.batch_size])
             forward.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-
-
-VERSION = 1
-# Packages without which transformers takes a slower way, linear attention a much slower one.
-KERNELS = ("triton", "flash-attn", "flash-linear-attention", "causal-conv1d", "kernels", "liger-kernel")
-Listener = Callable[[str, dict[str, Any]], None]  # receives ("row" | "drift" | "reference", what was just measured)
 
 
 class Record:

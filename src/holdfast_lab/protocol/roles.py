@@ -33,6 +33,17 @@ from holdfast.data.near_duplicates import contained
 from holdfast.data.roles import PAPER, PROTOCOLS
 from holdfast_lab.data.catalogue import CATEGORIES, Collection, load
 
+VERSION = 1
+ROLES = ("evaluation", "certify", "monitor", "constraint", "align", "asked", "poison", "harmful")
+# All others draw safe pairs.
+_POOL = {"evaluation": "evaluation", "asked": "unsafe", "poison": "unsafe", "harmful": "unsafe"}
+# Held-out figures count independent prompts, so these take one pair of a group.
+_ONE_OF_A_GROUP = ("certify", "monitor", "asked")
+_MAY_BE_EMPTY = ("monitor", "certify", "asked", "harmful", "poison")
+SafeSource = Literal["beavertails", "refusals"]
+HarmPrompts = Literal["beavertails_test", "beavertails_evaluation"]
+GROUP_RULE = "one prompt holds 4/5 of the word 3-shingles of the other; whole words under 5 words, exact under 3"
+
 
 @dataclass(frozen=True)
 class Pools:
@@ -128,18 +139,6 @@ def _prompts(source: Collection) -> tuple[Example, ...]:
         category = min(named[key], key=lambda name: (-named[key][name], CATEGORIES.index(name)), default=None)
         examples.append(make_example(example.prompt, "", example.where, category))
     return tuple(sorted(examples, key=lambda example: example.id))
-
-
-VERSION = 1
-ROLES = ("evaluation", "certify", "monitor", "constraint", "align", "asked", "poison", "harmful")
-# All others draw safe pairs.
-_POOL = {"evaluation": "evaluation", "asked": "unsafe", "poison": "unsafe", "harmful": "unsafe"}
-# Held-out figures count independent prompts, so these take one pair of a group.
-_ONE_OF_A_GROUP = ("certify", "monitor", "asked")
-_MAY_BE_EMPTY = ("monitor", "certify", "asked", "harmful", "poison")
-
-SafeSource = Literal["beavertails", "refusals"]
-HarmPrompts = Literal["beavertails_test", "beavertails_evaluation"]
 
 
 @dataclass(frozen=True)
@@ -279,9 +278,6 @@ def evaluation_prompts(
     if len(pool) < n:
         raise DataError(f"{n} prompts of {source} are asked for, there are {len(pool)}", remedy="ask for fewer")
     return tuple(pool[place] for place in generator(seed, "evaluation").permutation(len(pool))[:n])
-
-
-GROUP_RULE = "one prompt holds 4/5 of the word 3-shingles of the other; whole words under 5 words, exact under 3"
 
 
 def groups(texts: Sequence[str]) -> list[int]:

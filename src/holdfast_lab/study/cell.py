@@ -5,9 +5,14 @@ train      base + adapter --(poisoned task, defense)--> adapter
 generate   replies to harm, task and borderline prompts       stored; a killed cell goes on where it was
 judge      harm probabilities of the replies                  the model is freed before the judge is loaded
 score      metrics with intervals
+
+The safety set of a study may be the aligned model's own refusals: a constraint protects what its prompts are like, and
+where the alignment pairs ask other things than the attack does, the model is asked the attack's kind of prompts (the
+`asked` role, which no other role shares).
 """
 
 import gc
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,11 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.file_lock import locked
-from holdfast.core.files import read_json, write_json
-from holdfast.core.hashing import sha256_file, sha256_json
+from holdfast.core.files import read_json, write_json, write_text
+from holdfast.core.hashing import sha256_file, sha256_json, sha256_text
 from holdfast.core.provenance import commit, hardware, versions
+from holdfast.data.examples import prompt_text
 from holdfast.data.tasks import TASKS
 from holdfast.data.templates import use_template
 from holdfast.judging.judge import open_judge
@@ -33,12 +39,49 @@ from holdfast.runs.config import config_from_dict, resolved, stored_config
 from holdfast_lab.data.catalogue import NAMES, load
 from holdfast_lab.evaluation import evaluate as evaluation
 from holdfast_lab.evaluation.metric import Metric
+from holdfast_lab.evaluation.refusal_rules_1 import is_refusal
 from holdfast_lab.protocol.roles import Roles, RoleSettings, draw_roles
 from holdfast_lab.study.cells import Alignment, Model
-from holdfast_lab.study.own_refusals import keep_replies, kept_file
 from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings
 
+TOKENS = 128
+FEWEST = 100
 RUN, EVALUATION, TIMINGS = "run", "evaluation", "timings.json"
+
+
+def kept_file(alignment: Path) -> Path:
+    """Where an alignment's kept replies lie."""
+    return alignment / "kept" / "safety.jsonl"
+
+
+def keep_replies(protocol: Protocol, adapter: Path, alignment: Path) -> dict[str, Any]:
+    """Ask the aligned model, keep its refusals that came to an end within 128 tokens, and say how many there are."""
+    roles = draw_roles(RoleSettings(**protocol.roles.model_dump()))
+    questions = evaluation.Questions(harm=roles.asked)
+    decoding = evaluation.Decoding(
+        harm_tokens=TOKENS, engine=protocol.evaluation.engine, batch_size=protocol.evaluation.batch_size
+    )
+    model, tokenizer = load_unmerged(adapter, dtype=protocol.dtype)
+    use_template(tokenizer, protocol.template)
+    replies = evaluation.answer(
+        model, tokenizer, questions, decoding,
+        folder=kept_file(alignment).parent, model_sha256=content_of(adapter).sha256, template=protocol.template,
+    )["harm"] if roles.asked else []  # fmt: skip
+    rows = [
+        {"prompt": prompt_text(example), "completion": reply.text, "category": example.category}
+        for example, reply in zip(roles.asked, replies, strict=True)
+        if not reply.truncated and is_refusal(reply.text)
+    ]
+    fewest = max(1, min(FEWEST, protocol.roles.asked))
+    if len(rows) < fewest:
+        raise DataError(
+            f"the aligned model refused {len(rows)} of {len(replies)} prompts that ask for harm, expected at least "
+            f"{fewest}: there is nothing to keep",
+            remedy="align longer (protocol.align.train), ask more (protocol.roles.asked), or set protocol.keep: pairs",
+        )
+    text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+    write_text(kept_file(alignment), text, mode=0o600)
+    return {"asked": len(replies), "kept": len(rows), "kept_sha256": sha256_text(text)}
 
 
 def run_alignment(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:

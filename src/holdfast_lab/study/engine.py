@@ -28,6 +28,7 @@ SETTINGS = {
 }
 _PR_SET_PDEATHSIG = 1
 GRACE = 60.0  # seconds in which an interrupted training run may save
+LOST = -9  # exit code of work whose machine or Ray worker was lost: as if killed
 
 
 class Engine(Protocol):
@@ -141,9 +142,6 @@ def end_with_parent() -> None:
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=end_with_stdin, daemon=True).start()
-
-
-LOST = -9  # exit code of work whose machine or Ray worker was lost: as if killed
 
 
 class RayEngine:

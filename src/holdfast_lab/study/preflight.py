@@ -15,8 +15,8 @@ from holdfast.judging.judge import open_judge
 from holdfast.runs.config import config_from_dict
 from holdfast_lab.evaluation.evaluate import held_out
 from holdfast_lab.protocol.roles import RoleSettings, draw_roles
+from holdfast_lab.study.cell import kept_file
 from holdfast_lab.study.cells import Cell
-from holdfast_lab.study.own_refusals import kept_file
 from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings
 
 SOMEWHERE = Path("study")  # stands for folders that a run file has to name, and that are not made here

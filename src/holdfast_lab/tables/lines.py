@@ -21,6 +21,9 @@ DEFENSES = {
 ELSEWHERE = ("primal_dual", "antibody")
 QUANTILES = (10, 25, 50, 75, 90, 95, 99, 100)
 LONGEST = 50  # letters of a name in a file name, of which file systems take 255
+PAPER_RATIO = 0.5
+ACCURACY, LOSS = "FA", "task_loss"
+LOW = 0.25  # a model that is right more often than this is not at floor: it knew the task before
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,6 @@ def with_own_names(names: Sequence[str]) -> list[str]:
             own = f"{name}-{number}"
         taken.append(own)
     return taken
-
-
-PAPER_RATIO = 0.5
-ACCURACY, LOSS = "FA", "task_loss"
-LOW = 0.25  # a model that is right more often than this is not at floor: it knew the task before
 
 
 @dataclass(frozen=True)

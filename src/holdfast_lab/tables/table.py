@@ -15,6 +15,8 @@ from holdfast_lab.tables.results import Result, require_one_protocol
 
 Mark = Literal["best", "second"]
 MISSING = "-"
+Seeds = frozenset[int | None]
+NAMED = 6  # rows named before a note says how many more
 
 
 @dataclass(frozen=True)
@@ -158,10 +160,6 @@ def marked(rows: Sequence[Row], columns: Sequence[Column], *, second: bool, with
         replace(row, cells=tuple(replace(cell, mark=marks.get((i, j))) for j, cell in enumerate(row.cells)))
         for i, row in enumerate(rows)
     ]
-
-
-Seeds = frozenset[int | None]
-NAMED = 6  # rows named before a note says how many more
 
 
 @dataclass(frozen=True)

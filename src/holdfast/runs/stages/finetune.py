@@ -33,6 +33,9 @@ from holdfast.training.trainer import SafeSFTTrainer
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Listener = Callable[[dict[str, Any]], None]
+"""Receives every row of events.jsonl (one a step, and those of the behaviour monitor); before the first
+`{"stage": "train", "total_steps": n}`, and while the monitor asks `{"step": k, "asked": m, "of": n}`."""
 
 
 class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
@@ -81,13 +84,6 @@ class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is un
             logger.warning("asked to stop: saving a checkpoint after step %d", state.global_step)
             control.should_save = True
             control.should_training_stop = True
-
-
-logger = logging.getLogger(__name__)
-
-Listener = Callable[[dict[str, Any]], None]
-"""Receives every row of events.jsonl (one a step, and those of the behaviour monitor); before the first
-`{"stage": "train", "total_steps": n}`, and while the monitor asks `{"step": k, "asked": m, "of": n}`."""
 
 
 class AnnounceSteps(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
