@@ -60,7 +60,8 @@ def bench(
     quiet_libraries()
     from holdfast_lab.bench.run import run
 
-    say(_heading(settings))
+    swept = f" {settings.sweep:>12s}" if settings.sweep else ""
+    say(f"{'shape':14s} {'path':9s} {'checkpt.':8s}{swept}" + "".join(f"{name:>11s}" for name in COLUMNS))
     with interruptible(f"what was measured is in {output}"):
         record = run(settings, output, _show)
     say(f"written to {output}")
@@ -79,14 +80,12 @@ def _numbers(text: str | None) -> list[int]:
         raise ConfigError(f"--values {text}: expected whole numbers", remedy="for example --values 5,10,20") from error
 
 
-def _heading(settings: Settings) -> str:
-    swept = f" {settings.sweep:>12s}" if settings.sweep else ""
-    return f"{'shape':14s} {'path':9s} {'checkpt.':8s}{swept}" + "".join(f"{name:>11s}" for name in COLUMNS)
-
-
 def _show(kind: str, found: dict[str, Any]) -> None:
     if kind == "reference":
-        say(f"{found['shape']:14s} reference losses: {_reference(found)}")
+        figures = f"failed: {found['error']}" if "error" in found else (
+            f"{found['tokens_per_s']:.0f} tokens/s, {100 * found['share']:.0f} % of the bare forward pass"
+        )  # fmt: skip
+        say(f"{found['shape']:14s} reference losses: {figures}")
         return
     mode = "on" if found["checkpointing"] else "off"
     if kind == "drift":
@@ -97,14 +96,8 @@ def _show(kind: str, found: dict[str, Any]) -> None:
     if "error" in found:
         say(f"{start}  failed: {found['error']}")
         return
-    figures = (
+    columns = (
         (found["median_ms"], ".1f"), (found["p90_ms"], ".1f"), (found["x_trl_sft"], ".2f"),
         (found["peak_mib"], ".0f"), (found["x_memory"], ".2f"), (found["tokens_per_s"], ".0f"),
     )  # fmt: skip
-    say(start + "".join(f"{'-' if x is None else format(x, form):>11s}" for x, form in figures))
-
-
-def _reference(found: dict[str, Any]) -> str:
-    if "error" in found:
-        return f"failed: {found['error']}"
-    return f"{found['tokens_per_s']:.0f} tokens/s, {100 * found['share']:.0f} % of the bare forward pass"
+    say(start + "".join(f"{'-' if x is None else format(x, form):>11s}" for x, form in columns))

@@ -42,25 +42,21 @@ class Subject:
 
 def subject(model: str, revision: str | None, template: str) -> Subject:
     """A model, or what the run in a folder trained."""
-    chosen, folder = known_template(template), RunFolder(Path(model))
-    if not folder.config.is_file():
-        return Subject(model, revision, chosen, _run_around(Path(model)))
+    chosen, place = known_template(template), Path(model)
+    folder = RunFolder(place)
+    if not folder.config.is_file():  # the run whose adapter or model this folder is; a copy elsewhere is not known
+        around = RunFolder(place.resolve().parent)
+        ours = place.is_dir() and place.resolve() in (around.adapter.resolve(), around.model.resolve())
+        if not (ours and around.config.is_file()):
+            return Subject(model, revision, chosen)
+        around.finished()
+        return Subject(model, revision, chosen, stored_config(around.config))
     folder.finished()  # its settings are those it was made with: they say which prompts it was trained on
     config = stored_config(folder.config)
     trained = folder.model if config.lora is None else folder.adapter
     if not folder.result.is_file() or not trained.is_dir():
         raise ConfigError(f"the run in {model} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
     return Subject(str(trained), None, config.template, config)
-
-
-def _run_around(model: Path) -> RunConfig | None:
-    """The run whose adapter or model this folder is; a copy elsewhere is not known."""
-    folder = RunFolder(model.resolve().parent)
-    ours = model.is_dir() and model.resolve() in (folder.adapter.resolve(), folder.model.resolve())
-    if not (ours and folder.config.is_file()):
-        return None
-    folder.finished()
-    return stored_config(folder.config)
 
 
 def refuse_trained_prompts(run: RunConfig | None, harm: Sequence[Example]) -> None:

@@ -124,25 +124,20 @@ def describe(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-class PlainLines:
-    """Prints a line when a count changes, and one a minute."""
-
-    def __init__(self) -> None:
-        self._last: tuple[int, int, tuple[str, ...]] | None = None
-        self._when = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        """Take one state of the study."""
-        now = (progress.done, progress.failed, progress.running)
-        if now != self._last or time.monotonic() - self._when >= EVERY:
-            self._last, self._when = now, time.monotonic()
-            note(f"{describe(progress)}: {', '.join(progress.running)}")
-
-
 @contextmanager
 def _listener() -> Iterator[Listener]:
+    last: tuple[Any, ...] = ()
+    when = 0.0
+
+    def plain(progress: Progress) -> None:
+        nonlocal last, when
+        now = (progress.done, progress.failed, progress.running)
+        if now != last or time.monotonic() - when >= EVERY:
+            last, when = now, time.monotonic()
+            note(f"{describe(progress)}: {', '.join(progress.running)}")
+
     if not sys.stderr.isatty():
-        yield PlainLines()
+        yield plain
         return
     from rich.console import Console, Group
     from rich.live import Live

@@ -39,9 +39,8 @@ def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: b
     for alignment in dict.fromkeys(cell.alignment for cell in cells if cell.alignment is not None):
         run = align_settings(settings, model="embedded", revision=None, defense=alignment.name, output_dir=SOMEWHERE)
         config_from_dict(run, where=f"alignment {alignment.id}", complete=True)
-    for cell in cells:
-        if cell.kind == "defense":
-            _require_run(settings, cell)
+    for cell in (cell for cell in cells if cell.kind == "defense"):
+        _require_run(settings, cell)
     if data and cells:
         draw_roles(RoleSettings(**settings.roles.model_dump()))
     for task in dict.fromkeys(cell.task for cell in cells if data):
