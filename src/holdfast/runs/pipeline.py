@@ -212,7 +212,9 @@ def measured_result(
     with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
         if (note := loading_note(folder.adapter)) is not None:  # the card that PEFT wrote names the wrong base
             write_text(folder.adapter / "README.md", f"{CARD_MARKER}\n\n# Adapter\n\n{note}\n")
-            logger.warning("%s is on another adapter: README.md there says how others load it", folder.adapter)
+            logger.warning(
+                "%s stands on another adapter: its README.md says how to load it outside holdfast", folder.adapter
+            )
         seconds, trusted = time.monotonic() - started, known["trust_remote_code"]
         result["audit_sha256"] = write_audits(
             plan.config, trainer, measured, before, seconds=seconds, trust_remote_code=trusted

@@ -96,7 +96,7 @@ class Section:
 class Table:
     """A table."""
 
-    name: str  # the kind, as in `--table` and in the paper's figures: main, poison_sweep, ..
+    name: str  # the kind, as in `--table` and in the paper's figures: main, poison_sweep, ...
     slug: str  # its file name, unique among the tables of a report
     title: str  # one line, plain text
     head: str  # the heading of the row labels

@@ -17,7 +17,7 @@ def check_together(config: RunConfig) -> list[Problem]:
     return [Problem(*entry) for part in parts for entry in part(config)]
 
 
-Found = Iterator[tuple[str, str, str]]  # Key, what is wrong, and the remedy
+Found = Iterator[tuple[str, str, str]]  # key, what is wrong, and the remedy
 
 
 def _refused(key: str, look_up: Any, *arguments: Any) -> Found:

@@ -25,7 +25,7 @@ class TaskBlock(DataBlock):
 
     sources: ClassVar[dict[str, str]] = {"name": "`name` (a task)", "role": "`role: align`"}
 
-    name: str | None = None  # A task of `holdfast ls tasks`
+    name: str | None = None  # a task of `holdfast ls tasks`
     role: Literal["align"] | None = None
     """`align`: the safe pairs on which the protocol aligns a model before fine-tuning."""
     size: int | None = Field(default=None, ge=1)  # N, the rows of a named task, poison included; 1,000 unless given
