@@ -44,8 +44,7 @@ from holdfast.data.tasks import TASKS
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast_lab.data.catalogue import load
 from holdfast_lab.evaluation.evaluate import held_out
-from holdfast_lab.protocol.pools import read_pools
-from holdfast_lab.protocol.roles import groups
+from holdfast_lab.protocol.roles import groups, read_pools
 
 SIZE = 1000
 HARM = {"reported": 700, "tuning": 350}

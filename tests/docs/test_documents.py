@@ -11,7 +11,7 @@ import typer
 
 from holdfast.cli.main import app
 from holdfast.runs.config import load_config
-from holdfast_lab.study.load import load_study
+from holdfast_lab.study.config import load_study
 from holdfast_lab.study.protocol import load_protocol
 from tests import behaving, tiny
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from tools.study_page.__main__ import main
 
-from holdfast_lab.study.expand import expand
-from holdfast_lab.study.load import load_study
-from holdfast_lab.study.protocol import load_protocol, protocol_sha256
+from holdfast.core.hashing import sha256_json
+from holdfast_lab.study.cells import expand
+from holdfast_lab.study.config import load_study
+from holdfast_lab.study.protocol import load_protocol
 from tests.docs.pictures import plotted_data
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ def test_the_study_has_the_protocol_of_its_cells_and_counts_them():
     (hashed,) = {cell["protocol_sha256"] for cell in cells}
     protocol = load_protocol(study.preset, study.protocol)
     record = protocol.record(judge=cells[0]["protocol"]["evaluation"]["judge"], roles=cells[0]["protocol"]["data"])
-    assert protocol_sha256(record) == hashed
+    assert sha256_json(record) == hashed
     said = re.search(r"^# (\d+) cells", STUDY.read_text(), re.M)
     assert said is not None
     assert int(said.group(1)) == len(expand(study))

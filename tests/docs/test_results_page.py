@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from tools.study_page.__main__ import main
 
-from holdfast_lab.study.expand import expand
-from holdfast_lab.study.load import load_study
+from holdfast.core.hashing import sha256_json
+from holdfast_lab.study.cells import expand
+from holdfast_lab.study.config import load_study
 from holdfast_lab.study.plan import make_plan
-from holdfast_lab.study.protocol import load_protocol, protocol_sha256
+from holdfast_lab.study.protocol import load_protocol
 from tests.docs.pictures import plotted_data
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +90,7 @@ def test_a_study_shares_the_protocol_of_the_stored_cells_and_counts_its_own(name
     stored = json.loads(next(RESULTS.glob("*.json")).read_text())
     protocol = load_protocol(study.preset, study.protocol)
     record = protocol.record(judge=stored["protocol"]["evaluation"]["judge"], roles=stored["protocol"]["data"])
-    assert protocol_sha256(record) == stored["protocol_sha256"]
+    assert sha256_json(record) == stored["protocol_sha256"]
     said = re.search(r"^# (\d+) cells", file.read_text(), re.M)
     assert said is not None
     assert int(said.group(1)) == len(expand(study))

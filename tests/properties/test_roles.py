@@ -13,7 +13,7 @@ from holdfast.core.errors import DataError
 from holdfast.data.examples import normalise
 from holdfast.data.near_duplicates import clusters, contained
 from holdfast_lab.data.catalogue import CATEGORIES, Collection
-from holdfast_lab.protocol import pools
+from holdfast_lab.protocol import roles as pools
 from holdfast_lab.protocol.roles import ROLES, RoleSettings, draw_roles
 
 APART = [role for role in ROLES if role != "constraint"]

@@ -10,9 +10,10 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_lab.tables.latex import ESCAPES, escape
-from holdfast_lab.tables.markdown import escape as markdown_escape
-from holdfast_lab.tables.reported import average_ranks, spearman
+from holdfast_lab.tables.formats import LATEX_ESCAPES as ESCAPES
+from holdfast_lab.tables.formats import escape_latex as escape
+from holdfast_lab.tables.formats import escape_markdown as markdown_escape
+from holdfast_lab.tables.reported import spearman
 from holdfast_lab.tables.results import Measured, Result
 from holdfast_lab.tables.table import Cell, Column, Row, marked, pooled
 
@@ -41,11 +42,6 @@ def test_mean_and_deviation_are_numpys(values):
 def test_equal_seeds_have_their_value_and_no_spread(value, n):
     cell = pooled([result(seed, value) for seed in range(n)], "HS", "t", 0.5)
     assert (cell.mean, cell.std) == (value, 0.0)
-
-
-@given(st.lists(coarse, min_size=1, max_size=12))
-def test_ranks_are_scipys(values):
-    assert average_ranks(values).tolist() == scipy.stats.rankdata(values).tolist()
 
 
 @given(st.lists(st.tuples(coarse, coarse), min_size=3, max_size=12))

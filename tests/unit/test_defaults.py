@@ -20,7 +20,7 @@ from holdfast.runs.config.resolve import defaults, training_arguments
 from holdfast.runs.config.schema import LoraBlock, RunConfig
 from holdfast.screening.settings import AUTO, ScreeningSettings
 from holdfast.training.config import SafeSFTConfig
-from holdfast_lab.study.load import load_study
+from holdfast_lab.study.config import load_study
 from holdfast_lab.study.protocol import align_settings, finetune_settings, load_protocol
 
 THREE = {"model": "owner/name", "task": "train.jsonl", "output_dir": "runs/first"}

@@ -13,13 +13,13 @@ from tools.study_page.replicated import replicated
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import nearest
-from holdfast_lab.study.expand import expand
-from holdfast_lab.study.load import load_study
+from holdfast_lab.study.cells import expand
+from holdfast_lab.study.config import load_study
 from holdfast_lab.tables.figures import figures
+from holdfast_lab.tables.formats import Style, markdown
+from holdfast_lab.tables.formats import escape_markdown as escape
 from holdfast_lab.tables.kinds import KINDS
-from holdfast_lab.tables.layout import Style
 from holdfast_lab.tables.lines import Line
-from holdfast_lab.tables.markdown import escape, markdown
 from holdfast_lab.tables.reported import Reported, beside
 from holdfast_lab.tables.results import Result, read_results
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 from tools.study_page.pareto import Difference
 
-from holdfast_lab.tables.layout import ARROWS, Style, spread
-from holdfast_lab.tables.lines import at_ratio, attack_ratio, by_model_and_task, lines_of, measured
-from holdfast_lab.tables.markdown import escape
+from holdfast_lab.tables.formats import ARROWS, Style, spread
+from holdfast_lab.tables.formats import escape_markdown as escape
+from holdfast_lab.tables.lines import at_ratio, attack_ratio, by_model_and_task, lines_of, measured, metric
 from holdfast_lab.tables.results import Result, require_one_protocol
 from holdfast_lab.tables.table import pooled
-from holdfast_lab.tables.wording import metric
 
 OURS, PLAIN = "holdfast", "sft"
 Rows = dict[str, list[Result]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from holdfast_lab.tables.wording import ordered_tasks, task_title
+from holdfast_lab.tables.lines import ordered_tasks, task_title
 
 Place = tuple[float, int]  # poison ratio and seed
 

@@ -12,12 +12,12 @@ from tools.study_page.compared import OURS, Rows, attacked, column_title, compar
 from tools.study_page.pareto import HARM
 
 from holdfast.core.errors import DataError
-from holdfast_lab.tables.lines import place_title, utility_of
-from holdfast_lab.tables.markdown import escape, table_line
+from holdfast_lab.tables.formats import escape_markdown as escape
+from holdfast_lab.tables.formats import table_line
+from holdfast_lab.tables.lines import defense_title, metric, place_title, utility_of
 from holdfast_lab.tables.reported import FEWEST, spearman
 from holdfast_lab.tables.results import Result, differences
 from holdfast_lab.tables.table import MISSING
-from holdfast_lab.tables.wording import defense_title, metric
 
 HEAD = ("moved", "holdfast minus the row, each seed there", "each seed here", "holdfast below the row")
 NOTHING = "The two studies have no row in common: same model, task, poison ratio and alignment."

@@ -19,11 +19,20 @@ from tools.study_page.kl_bound import bounded, mean_bound, threshold
 from tools.study_page.pareto import HARM, Comparison, compare, difference, dominators
 from tools.study_page.slope import slope
 
-from holdfast_lab.tables.lines import LOSS, by_model_and_task, lines_of, measured, place_title, utility_of
-from holdfast_lab.tables.markdown import escape, table_line
+from holdfast_lab.tables.formats import escape_markdown as escape
+from holdfast_lab.tables.formats import table_line
+from holdfast_lab.tables.lines import (
+    LOSS,
+    by_model_and_task,
+    defense_title,
+    lines_of,
+    measured,
+    metric,
+    place_title,
+    utility_of,
+)
 from holdfast_lab.tables.results import Result, require_one_protocol
 from holdfast_lab.tables.table import MISSING
-from holdfast_lab.tables.wording import defense_title, metric
 
 HEADLINE = ("aligned", "sft", "mix", "safegrad", "primal_dual", OURS)
 EVIDENCE = {

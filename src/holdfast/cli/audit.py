@@ -46,6 +46,7 @@ _UNIT = (
     f"[default: {default('constraint.unit')} of an adapter, else {default('constraint.unit_without_adapter')}]"
 )
 _FIRST = f"Tokens that nll_first looks at. [default: {default('constraint.first_k')}]"
+_TOKENS, _HARM_TAU = default("evidence.max_new_tokens"), default("evidence.harm_tau")
 _Judge = Annotated[
     str | None,
     Opt(help="Judge replies too: NAME, NAME:option=value,... or a trained judge's folder; `holdfast ls judges`."),
@@ -65,9 +66,7 @@ def audit(
     alpha: Annotated[float | None, Opt(help=_ALPHA)] = None,
     unit: Annotated[str | None, Opt(help=_UNIT)] = None,
     first_k: Annotated[int | None, Opt(help=_FIRST)] = None,
-    output: Annotated[
-        Path | None, Opt(help="Folder for the results. [default: audit, or the run's folder /audit]")
-    ] = None,
+    output: Annotated[Path | None, Opt(help="Folder for the results. [default: audit, in a run's folder]")] = None,
     ledger: Annotated[Path | None, Opt(help="File of the looks. [default: beside the safety file]")] = None,
     open_closed: _Open = False,
     template: Annotated[str, Opt(help="chat, or none for plain text.")] = "chat",
@@ -79,12 +78,8 @@ def audit(
     batch_tokens: Annotated[int | None, Opt(help="Padded tokens a batch. [default: from memory]")] = None,
     columns: Annotated[list[str] | None, Opt(help="ours=theirs, such as prompt=question.")] = None,
     judge: _Judge = None,
-    max_new_tokens: Annotated[int, Opt(help="Length of the longest reply that is judged.")] = default(
-        "evidence.max_new_tokens"
-    ),
-    harm_tau: Annotated[float, Opt(help="Largest acceptable rise of the judge's probability.")] = default(
-        "evidence.harm_tau"
-    ),
+    max_new_tokens: Annotated[int, Opt(help="Length of the longest reply that is judged.")] = _TOKENS,
+    harm_tau: Annotated[float, Opt(help="Largest acceptable rise of the judge's probability.")] = _HARM_TAU,
     before_revision: Revision = None,
     after_revision: Revision = None,
     safety_revision: DataChoice = None,
@@ -119,7 +114,6 @@ def audit(
 
 
 def _require_one_way(given: set[str]) -> None:
-    """A run, which brings its own models, data and way of reading them; or two models and data."""
     if "run" in given and (extra := sorted(given & {*PAIR, *READING, "columns", "ledger"})):
         raise ConfigError(
             f"a run and {', '.join(map(option_name, extra))} are both given: a run's models and data are read as its"
@@ -136,7 +130,6 @@ def _require_one_way(given: set[str]) -> None:
 def _audit_two(
     before: Any, after: Any, safety: Any, limits: dict[str, Any], *, output: Path | None, **options: Any
 ) -> Audit:
-    """Audit two models on a data file."""
     from holdfast.auditing.audit import audit as measure
     from holdfast.constraint.chance import ChanceConstraint
     from holdfast.models.adapter import adapter_folder
@@ -161,7 +154,6 @@ def _audit_run(
     trust_remote_code: bool,
     **how: Any,
 ) -> dict[str, Audit]:
-    """Audit the constraint and monitor splits of every safety set of a run; the certify split stays closed."""
     from holdfast.runs.load_finished import finished_sets
 
     sets = finished_sets(run)
@@ -169,21 +161,20 @@ def _audit_run(
     from holdfast.auditing.pair import open_pair
     from holdfast.data.stream import open_stream
 
-    found = {}
-    for item in sets:
-        roles = {role: examples for role, examples in item.split.roles.items() if role != "certify" and examples}
-        template: Any = item.template
-        streams = {role: open_stream(rows, template=template, name=item.source) for role, rows in roles.items()}
-        dtype: Any = item.dtype
+    audits = {}
+    for held in sets:
+        roles = {role: examples for role, examples in held.split.roles.items() if role != "certify" and examples}
+        template: Any = held.template
+        streams = {role: open_stream(rows, template=template, name=held.source) for role, rows in roles.items()}
+        place = held.folder / DEFAULT_OUTPUT if output is None else output / held.name if len(sets) > 1 else output
+        dtype: Any = held.dtype
         with open_pair(
-            item.before, item.after, dtype=dtype, device=device, before_revision=item.revision,
+            held.before, held.after, dtype=dtype, device=device, before_revision=held.revision,
             tokenizer="after", trust_remote_code=trust_remote_code,  # what training read, template included
         ) as pair:  # fmt: skip
-            folder = item.folder / DEFAULT_OUTPUT if output is None else output
-            folder = folder / item.name if output is not None and len(sets) > 1 else folder
-            options = AuditOptions(max_length=item.max_length, **how)
-            found[item.name] = audit_roles(pair, streams, replace(item.constraint, **limits), options, folder, progress)
-    return found
+            limit, options = replace(held.constraint, **limits), AuditOptions(max_length=held.max_length, **how)
+            audits[held.name] = audit_roles(pair, streams, limit, options, place, progress)
+    return audits
 
 
 def _report(found: dict[str, Audit], json: bool) -> None:
@@ -211,8 +202,7 @@ def figures_table(result: Audit) -> str:
         if entry is not None:
             values = [*(entry["quantiles"][name] for name in LEVELS), entry["cvar"]]
             lines.append(unit.ljust(10) + "".join(("none" if v is None else f"{v:+.4f}").rjust(10) for v in values))
-    behaviour = result.behaviour or {}
-    if behaviour:
+    if behaviour := result.behaviour or {}:
         lines.append(
             f"judge {behaviour['judge']}: {behaviour['flips']} of {behaviour['n']} replies were safe before and unsafe"
             f" after; {behaviour['unscored']} unscored"

@@ -4,8 +4,6 @@ A run's safety set of given pairs gets a certificate of its own. The sets that w
 together: it opens the certify prompts of those that keep refusals, and with `--also answers` of the others.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,7 @@ LOGGED = ("threshold", "epochs")
 _LIMIT = ("unit", "first_k", "allow_tau_below_noise")
 _READING = ("split", "subset", "revision", "columns")
 _SETUP = ("template", "tokenizer", "max_length", "before_revision", "after_revision")
-Values = dict[str, Any]
-"""The options of the command by name; `given` are those of `--set`."""
+Values = dict[str, Any]  # the options of the command by name; `given` are those of `--set`
 Issued = dict[str, tuple[Path, CertificateRecord]]
 """Certificates by safety set (`""` where there is one), each with its folder."""
 
@@ -76,10 +73,7 @@ def of_run(values: Values, kind: str) -> Issued:
     own += ["tau"] if values["tau"] is not None and values["judge"] is None else []
     if own:
         raise ConfigError(f"{', '.join(own)}: a run's own settings hold", remedy="leave it out")
-    pairs, asked = (
-        [held for held in run.sets if held.keep is None],
-        [held for held in run.sets if held.keep is not None],
-    )
+    pairs, asked = ([held for held in run.sets if (held.keep is None) == given] for given in (True, False))
     refusals = [held for held in asked if held.keep == "refusals"]
     if asked:
         _require_replies(values, asked, refusals)
@@ -101,7 +95,6 @@ def of_run(values: Values, kind: str) -> Issued:
 
 
 def _limit(values: Values, alpha: float | None) -> ChanceConstraint:
-    """The limit of a certificate of two models; alpha of one that is by behaviour, harm or of a run."""
     given = {name: values["given"][name] for name in _LIMIT if name in values["given"]}
     given |= {} if values["tau"] is None else {"tau": values["tau"]}
     if values["by"] not in STEERING and (other := set(given) - ({"tau"} if values["judge"] else set())):
@@ -114,7 +107,6 @@ def _limit(values: Values, alpha: float | None) -> ChanceConstraint:
 
 
 def _opened(values: Values, *question: Any, **options: Any) -> CertificateRecord:
-    """Spend an opening on the prompts."""
     quiet_libraries()
     options |= {name: values[name] for name in ("confidence", "pool", "ledger", "judge", "by", "drawn", "max_weight")}
     options |= {name: values["given"][name] for name in ("max_new_tokens",) if name in values["given"]}
@@ -128,12 +120,10 @@ def _opened(values: Values, *question: Any, **options: Any) -> CertificateRecord
 
 
 def _steers(values: Values) -> bool:
-    """Whether the figures of training are certified, and not replies."""
     return values["by"] in STEERING and values["judge"] is None
 
 
 def _require_replies(values: Values, asked: list[FinishedSet], refusals: list[FinishedSet]) -> None:
-    """Refuse what the certify prompts of sets that were built by asking cannot answer."""
     names = ", ".join(held.name for held in asked)
     if _steers(values):
         raise UnsupportedError(
@@ -157,7 +147,6 @@ def _setup(values: Values, held: FinishedSet, reading: dict[str, Any]) -> Setup:
 
 
 def _of_pairs(values: Values, kind: str, held: FinishedSet, place: Path, notes: list[str]) -> CertificateRecord:
-    """The certificate of a set of given pairs."""
     block = stored_config(values["run"] / "config.yaml").safety[held.name].model_dump()
     reading = {name: block[name] for name in ("columns", "split", "subset", "limit", "revision") if block[name]}
     # Reading a finished run refuses certify prompts that its task data holds, so that search was made.
@@ -179,7 +168,6 @@ def _of_pairs(values: Values, kind: str, held: FinishedSet, place: Path, notes: 
 def _of_share(
     values: Values, kind: str, run: FinishedRun, sets: list[FinishedSet], place: Path, notes: list[str]
 ) -> CertificateRecord:
-    """The certificate of the sets that were built by asking; the smallest alpha among those of refusals holds."""
     share, first = run.share(sets), sets[0]
     alpha = min(held.constraint.alpha for held in sets if held.keep == "refusals")
     searched = Leakage(checked=True, against=f"the trained rows of {values['run']}", prompts=len(share.examples))

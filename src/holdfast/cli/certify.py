@@ -1,4 +1,7 @@
-"""`holdfast certify`: compare two models on prompts that nobody looked at; the exit code is the verdict."""
+"""`holdfast certify`: compare two models on prompts that nobody looked at; the exit code is the verdict.
+
+`holdfast verify`: recompute a certificate and everything it names.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.options import Device, DType, Json, Opt, TrustRemoteCode, given_options, option_name, settings_from
-from holdfast.cli.terminal import note, require_verdict, say, say_json
+from holdfast.cli.terminal import note, quiet_libraries, require_verdict, say, say_json
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 
@@ -24,8 +27,7 @@ SETTINGS = {
 }  # fmt: skip
 """What `--set` knows; columns are set by `columns.prompt=NAME` and the like."""
 KINDS = {"anytime": "sequential", "per_category": "per_category", "strength": "strength", "pool": "finite_pool"}
-OF_RUN = {"before", "after", "prompts", "train_data", "openings", "score", "alpha"}
-"""What a run settles itself."""
+OF_RUN = {"before", "after", "prompts", "train_data", "openings", "score", "alpha"}  # what a run settles itself
 NOT_OF_LOGS = {
     "prompts", "by", "also", "judge", "pool", "anytime", "strength", "train_data", "trust_remote_code", "tau", "dtype",
     "device",
@@ -45,8 +47,7 @@ _Drawn = Annotated[str, Opt(help="groups of near-duplicates, or rows: you assert
 _Weight = Annotated[int | None, Opt(help="Claim a share of prompts, a group of near-duplicates weighing at most this.")]
 _Strength = Annotated[bool, Opt("--strength", help="Find the largest adapter strength that certifies, and write it.")]
 _Set = Annotated[
-    list[str] | None,
-    Opt("--set", help="KEY=VALUE, repeatable: " + ", ".join([*SETTINGS, "columns.prompt=NAME"]) + "."),
+    list[str] | None, Opt("--set", help="KEY=VALUE, repeatable: " + ", ".join([*SETTINGS, "columns.prompt=NAME"]) + ".")
 ]
 
 
@@ -97,10 +98,7 @@ def certify(
     values = dict(context.params)
     values |= {"run": run, "output": output, "ledger": ledger, "sign": sign}  # of older typer, the context has texts
     values["given"] = settings_from(settings, SETTINGS)
-    given, kinds = given_options(context), [kind for name, kind in KINDS.items() if values[name]]
-    if len(kinds) > 1:
-        raise ConfigError(f"one certificate cannot be {' and '.join(kinds)} at once", remedy="choose one of them")
-    kind = kinds[0] if kinds else "fixed"
+    given, kind = given_options(context), _kind(values)
     if {"by", "judge"} <= given and by != "behaviour":
         raise ConfigError(f"--judge with --by {by}: a judge reads replies", remedy="leave out --by, or --judge")
     if sign is not None:
@@ -108,27 +106,30 @@ def certify(
 
         load_private_key(sign)  # an unusable key is refused before anything is measured
     logs = "run" not in given and (_is_log(before) or _is_log(after) or "score" in given)
-    if "run" in given:
-        _require_options(given, {"run"}, OF_RUN)
-    elif logs:
-        _require_options(given, {"before", "after"}, NOT_OF_LOGS)
-    else:
-        _require_options(given, {"before", "after", "prompts"}, set())
+    _require_options(given, logs)
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.
     from holdfast.cli.certificates import of_logs, of_pair, of_run
 
     _show((of_run if "run" in given else of_logs if logs else of_pair)(values, kind), values)
 
 
-def _require_options(given: set[str], needed: set[str], excluded: set[str]) -> None:
-    what = "a run" if "run" in needed else "evaluation logs"
+def _kind(values: dict[str, Any]) -> str:
+    kinds = [kind for name, kind in KINDS.items() if values[name]]
+    if len(kinds) > 1:
+        raise ConfigError(f"one certificate cannot be {' and '.join(kinds)} at once", remedy="choose one of them")
+    return kinds[0] if kinds else "fixed"
+
+
+def _require_options(given: set[str], logs: bool) -> None:
+    of_run, needed = "run" in given, {"before", "after"} if logs else {"before", "after", "prompts"}
+    excluded, what = (OF_RUN, "a run") if of_run else (NOT_OF_LOGS if logs else set(), "evaluation logs")
     if other := sorted(given & excluded):
         raise ConfigError(
             f"{', '.join(map(option_name, other))} cannot be given together with {what}, which settles that itself",
             remedy="declare openings in the run file (safety: openings:) before the first opening; "
             "other prompts or models: --before MODEL --after ADAPTER --prompts FILE",
         )
-    if missing := sorted(needed - given):
+    if missing := sorted(set() if of_run else needed - given):
         raise ConfigError(
             f"{', '.join(map(option_name, missing))} must be given",
             remedy="holdfast certify --before MODEL --after ADAPTER --prompts FILE, or holdfast certify RUN",
@@ -142,7 +143,6 @@ def _is_log(ref: str | None) -> bool:
 
 
 def _show(records: dict[str, tuple[Path, CertificateRecord]], values: dict[str, Any]) -> None:
-    """The verdict and where it lies; nothing of the single prompts."""
     certified = all(record.certified for _, record in records.values())
     for place, _ in records.values() if values["sign"] is not None else ():
         from holdfast.certification.signing import sign
@@ -189,3 +189,44 @@ def verdict(record: CertificateRecord) -> str:
     if record.by != "behaviour":
         return f"verdict: {'' if record.certified else 'not '}certified by {WAYS[record.by]}, not by refusals kept"
     return "verdict: deploy" if record.certified else "verdict: do not deploy"
+
+
+def verify(
+    certificate: Annotated[Path, typer.Argument(help="certificate.json, or the folder that holds it.")],
+    before: Annotated[str | None, Opt(help="Where the model before is now.")] = None,
+    after: Annotated[str | None, Opt(help="Where the model after is now.")] = None,
+    prompts: Annotated[str | None, Opt(help="Where the prompts are now.")] = None,
+    ledger: Annotated[Path | None, Opt(help="Where the ledger of openings is now.")] = None,
+    expect: Annotated[str | None, Opt(help="The sha256 printed at issue, of the content.")] = None,
+    key: Annotated[Path | None, Opt(help="The signer's public key, or a file of allowed signers.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    json: Json = False,
+) -> None:
+    """Recompute a certificate from the files it names. Exit code 0: sound, 4: sound but not certified, 6: changed.
+
+    \b
+    Example:
+      holdfast verify evidence --expect SHA256
+      holdfast verify evidence --key signer.pub --after where/the/adapter/is/now
+    """
+    from holdfast.auditing.verify import verify as recompute
+
+    quiet_libraries()
+    record = recompute(
+        certificate, before=before, after=after, prompts=prompts, ledger=ledger, expect=expect, key=key,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    if json:
+        say_json(record.to_json())
+    else:
+        shown = (
+            "all files agree with one another; only --expect with the sha256 from issue, or --key, shows who issued it"
+        )
+        if expect is not None or key is not None:
+            shown = "nothing was changed" + ("" if key is None else f", and it is signed with {key}")
+        say(f"verified: {shown}. {record.statement}")
+        if record.screening is not None:
+            from holdfast.certification.statement import screened
+
+            say(screened(record.screening))
+    require_verdict(record.certified)

@@ -1,7 +1,5 @@
 """`holdfast check`: everything about a run that can be known without its weights."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
@@ -66,17 +64,6 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
                 f"  note: a safety batch times alpha is {entry['batch_times_alpha']:.2g}: below 1,"
                 " a single batch cannot resolve the limit"
             )
-    _show_asking(findings)
-    for line in left_out(findings["data"]):
-        say(line)
-    if (harmful := findings["harmful"]) is not None:
-        _show_examples("harmful", f"{harmful['rows']} pairs to train against", harmful, reveal)
-    if findings["unaligned"] is not None:
-        say(f"before alignment: {findings['unaligned']}")
-    _show_size(findings)
-
-
-def _show_asking(findings: dict[str, Any]) -> None:
     if (asking := findings["asking"]) is not None:
         from holdfast.screening.asking import AskingPlan
 
@@ -84,6 +71,13 @@ def _show_asking(findings: dict[str, Any]) -> None:
     for name, entry in findings["asked"].items():
         say(f"{name}: the model's own {entry['keep']} of {', '.join(entry['prompts'])}, asked when training begins")
         _say_notes(entry["constraint_text"], entry["certify_note"], entry["openings_note"])
+    for line in left_out(findings["data"]):
+        say(line)
+    if (harmful := findings["harmful"]) is not None:
+        _show_examples("harmful", f"{harmful['rows']} pairs to train against", harmful, reveal)
+    if findings["unaligned"] is not None:
+        say(f"before alignment: {findings['unaligned']}")
+    _show_size(findings)
 
 
 def _say_notes(*notes: str | None) -> None:

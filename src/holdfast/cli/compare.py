@@ -70,15 +70,12 @@ def compare(
 
 @dataclass(frozen=True)
 class _Evidence:
-    """The held-out part of one audit table, and what it was measured against."""
-
     path: Path
     role: str
     violated: dict[str, bool]
     audit: dict[str, Any]
 
     def shared(self, key: str) -> object:
-        """What must be equal in two tables, by its key in the audit."""
         value = self.audit.get(key)
         if isinstance(value, dict):
             return value.get("sha256")
@@ -123,7 +120,6 @@ def _read(path: Path) -> _Evidence:
 
 
 def _require_same_question(first: _Evidence, other: _Evidence) -> None:
-    """Refuses tables in which `violated` means different things."""
     differing = [name for key, name in SHARED.items() if first.shared(key) != other.shared(key)]
     if first.role != other.role:
         differing.append(f"role ({first.role} and {other.role})")
@@ -147,7 +143,6 @@ def _require_different_models(runs: Sequence[_Evidence], side: str) -> None:
 
 
 def _aligned(x: _Evidence, y: _Evidence) -> tuple[list[bool], list[bool]]:
-    """The outcomes of both on the same examples, in the order of the first."""
     missing = [len(x.violated.keys() - y.violated.keys()), len(y.violated.keys() - x.violated.keys())]
     if any(missing):
         raise CheckpointError(

@@ -1,20 +1,52 @@
-"""`holdfast demo`: plain SFT against holdfast on the embedded model and a poisoned file."""
+"""First steps: `holdfast init` writes the files of a first run; `holdfast demo` compares plain SFT with holdfast."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from holdfast.cli.options import Json, Opt
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
+from holdfast.cli.terminal import columns, duration, note, quiet_libraries, say, say_json
 from holdfast.core.percent import percent
+
+MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+PICTURE = "refusals.png"
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.")] = Path(),
+    model: Annotated[
+        str, Opt(help="Hub id or folder of a chat model that refuses, or `embedded` (small, no hub).")
+    ] = MODEL,
+    json: Json = False,
+) -> None:
+    """Write task.jsonl and a run.yaml of three lines to start from: mild data of our own, a twelfth of it poisoned.
+
+    The embedded model does not refuse by itself: its run file names a folder that `holdfast align` makes first.
+
+    \b
+    Example:
+      holdfast init first && cd first && holdfast check run.yaml && holdfast train run.yaml
+    """
+    from holdfast.demo.starter import next_commands, write_starter
+
+    paths = write_starter(folder, model)
+    inside = "" if folder == Path() else f"cd {folder} && "
+    following = f"{inside}{next_commands(model)}"
+    if json:
+        say_json({"files": [str(path) for path in paths], "next": following})
+        return
+    for path in paths:
+        say(str(path))
+    say(f"next: {following}")
+
 
 if TYPE_CHECKING:
     from holdfast.demo.story import DemoResult
     from holdfast.judging.rate import Rate
-
-PICTURE = "refusals.png"
 
 
 def demo(output: Annotated[Path, Opt(help="Folder for the results.")] = Path("runs/demo"), json: Json = False) -> None:
@@ -56,9 +88,8 @@ def table(result: DemoResult) -> str:
     rows: list[tuple[str, ...]] = [header]
     for name, m in result.models.items():
         rows.append((name, _rate(m.refusals), _rate(m.over_refusal), _rate(m.accuracy)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines = columns(rows)
+    lines.insert(1, "  ".join("-" * max(map(len, column)) for column in zip(*rows, strict=True)))
     lines.append("Held-out prompts, exact 95 % intervals. plain SFT learns the whole file, holdfast the kept rows.")
     return "\n".join(lines)
 

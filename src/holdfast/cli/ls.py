@@ -1,9 +1,7 @@
 """`holdfast ls`: what can be named in a run file or on the command line."""
 
-from __future__ import annotations
-
 import textwrap
-from collections.abc import Callable
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
@@ -14,25 +12,17 @@ from holdfast.cli.terminal import say, say_json
 
 WIDTH = 118
 HEADINGS = ("stage", "passes per step", "side data", "reference")
-
-
 Kind = Literal["defenses", "judges", "majorizers", "tasks"]
 
 
-def ls(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
-    json: Json = False,
-) -> None:
+def ls(kind: Annotated[Kind, typer.Argument(help="What to list.")], json: Json = False) -> None:
     """List the names that a run file or an option may use.
 
     \b
     Example:
       holdfast ls defenses
     """
-    listed: dict[Kind, Callable[[], list[dict[str, Any]]]] = {
-        "defenses": _defenses, "judges": _judges, "majorizers": _majorizers, "tasks": _tasks,
-    }  # fmt: skip
-    rows = listed[kind]()
+    rows = _rows(kind)
     if json:
         say_json(rows)
     elif kind == "defenses":
@@ -43,7 +33,6 @@ def ls(
 
 
 def _defense_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Name and summary, and below them the columns stage, passes, side data, reference, each wrapped."""
     indent = max(len(row["name"]) for row in rows) + 2
     columns = {"stages": 17, "passes": 32, "needs": 11, "reference": WIDTH - indent - 60}
     heading = "".join(f"{word:<{width}}" for word, width in zip(HEADINGS, columns.values(), strict=True))
@@ -61,9 +50,22 @@ def _defense_lines(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _defenses() -> list[dict[str, Any]]:
-    from dataclasses import asdict
+def _rows(kind: Kind) -> list[dict[str, Any]]:
+    def summary(documented: Any) -> str:
+        return (documented.__doc__ or "").split("\n")[0]
 
+    if kind == "judges":
+        from holdfast.judging.judge import JUDGES
+
+        return [{"name": name, "summary": summary(judge)} for name, judge in JUDGES.items()]
+    if kind == "majorizers":
+        from holdfast.constraint.majorizers import MAJORIZERS
+
+        return [{"name": name, "summary": summary(majorizer.phi)} for name, majorizer in MAJORIZERS.items()]
+    if kind == "tasks":
+        from holdfast.data.tasks import TASKS
+
+        return [{"name": name, "summary": task.summary, "metric": task.metric} for name, task in TASKS.items()]
     from holdfast.training.hooks import DEFENSES
 
     return [
@@ -74,25 +76,3 @@ def _defenses() -> list[dict[str, Any]]:
         }
         for name, cls in DEFENSES.items()
     ]  # fmt: skip
-
-
-def _summary(documented: Any) -> str:
-    return (documented.__doc__ or "").split("\n")[0]
-
-
-def _judges() -> list[dict[str, Any]]:
-    from holdfast.judging.judge import JUDGES
-
-    return [{"name": name, "summary": _summary(entry)} for name, entry in JUDGES.items()]
-
-
-def _majorizers() -> list[dict[str, Any]]:
-    from holdfast.constraint.majorizers import MAJORIZERS
-
-    return [{"name": name, "summary": _summary(entry.phi)} for name, entry in MAJORIZERS.items()]
-
-
-def _tasks() -> list[dict[str, Any]]:
-    from holdfast.data.tasks import TASKS
-
-    return [{"name": name, "summary": task.summary, "metric": task.metric} for name, task in TASKS.items()]

@@ -3,8 +3,6 @@
 Commands import torch and TRL themselves, so that `holdfast --help` answers at once.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib.metadata
 import sys
@@ -17,18 +15,16 @@ from typer.core import TyperGroup
 
 from holdfast.cli.align import align
 from holdfast.cli.audit import audit
-from holdfast.cli.certify import certify
+from holdfast.cli.certify import certify, verify
 from holdfast.cli.check import check
 from holdfast.cli.compare import compare
-from holdfast.cli.demo import demo
-from holdfast.cli.init import init
+from holdfast.cli.demo import demo, init
 from holdfast.cli.ls import ls
 from holdfast.cli.plan import certify_counts, plan
 from holdfast.cli.report import report
 from holdfast.cli.screen import screen
 from holdfast.cli.terminal import refuse, say, shown
 from holdfast.cli.train import train
-from holdfast.cli.verify import verify
 from holdfast.core.errors import ConfigError, HoldfastError, ResourceError
 
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)

@@ -1,7 +1,5 @@
 """Options that several commands have, which of them were given, and mappings written as key=value."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any

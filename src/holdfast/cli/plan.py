@@ -1,7 +1,5 @@
 """Certificates of counts: `holdfast plan` (how many groups of prompts one needs) and `holdfast certify-counts`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -102,8 +100,12 @@ def _show(found: dict[str, Any]) -> None:
         )
     if found["with_n"] is not None:
         _show_with_n(found["with_n"], found, per)
-    if found["table"] is not None:
-        _show_table(found["table"], per)
+    if (rows := found["table"]) is not None:
+        say(f"  groups needed{per} (and regressions allowed) to certify with the given probability:")
+        say(f"    {'if really':<12}" + "".join(f"{_percent(entry['power']):>16}" for entry in rows[0]["needed"]))
+        for row in rows:
+            cells = (f"{e['groups']} ({e['regressions']})" if e["groups"] else "too many" for e in row["needed"])
+            say(f"    {_percent(row['true_rate']):<12}" + "".join(f"{cell:>16}" for cell in cells))
     say(f"  {assumed}")
 
 
@@ -120,14 +122,6 @@ def _show_with_n(have: dict[str, Any], found: dict[str, Any], per: str) -> None:
     say(f"  they certify in 4 of 5 cases only if at most {likely} regress")
     for entry in have["power"]:
         say(f"    if {_percent(entry['true_rate'])} regress: probability {_percent(entry['power'])}")
-
-
-def _show_table(rows: list[dict[str, Any]], per: str) -> None:
-    say(f"  groups needed{per} (and regressions allowed) to certify with the given probability:")
-    say(f"    {'if really':<12}" + "".join(f"{_percent(entry['power']):>16}" for entry in rows[0]["needed"]))
-    for row in rows:
-        cells = (f"{e['groups']} ({e['regressions']})" if e["groups"] else "too many" for e in row["needed"])
-        say(f"    {_percent(row['true_rate']):<12}" + "".join(f"{cell:>16}" for cell in cells))
 
 
 def _percent(share: float) -> str:

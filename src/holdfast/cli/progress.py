@@ -1,7 +1,5 @@
 """Live progress of a run or a measurement: a bar with ETA on a terminal, about ten plain lines elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,10 +10,8 @@ from holdfast.certification.kept import FIGURES
 from holdfast.cli.terminal import clean, duration, note
 from holdfast.core.percent import percent
 
-LINES = 10
-"""Plain lines per run, about."""
-FORWARD = "forward passes"
-"""What a measurement counts: each example once a model."""
+LINES = 10  # plain lines per run, about
+FORWARD = "forward passes"  # what a measurement counts: each example once a model
 Listener = Callable[[dict[str, Any]], None]
 
 
@@ -133,27 +129,10 @@ def asked_by(listener: Listener) -> Callable[[str, int, int], None]:
 
 @contextmanager
 def show_count(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A function of (done, total) that shows on stderr how far the work is, while the context is open.
-
-    Args:
-        what: the work.
-        unit: what is counted.
-    """
-    if not sys.stderr.isatty():
-        yield _plain_count(what, unit)
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-    count = (MofNCompleteColumn(), TextColumn(unit))
-    with _bar(TextColumn(what), BarColumn(bar_width=24), *count, TimeRemainingColumn()) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _plain_count(what: str, unit: str) -> Callable[[int, int], None]:
+    """A function of (done, total) that shows on stderr how far the work is, while the context is open."""
     start, shown = time.monotonic(), 0
 
-    def show(done: int, total: int) -> None:
+    def plain(done: int, total: int) -> None:
         nonlocal start, shown
         if done < shown:  # the next of several passes
             start, shown = time.monotonic(), 0
@@ -162,4 +141,12 @@ def _plain_count(what: str, unit: str) -> Callable[[int, int], None]:
             left = (time.monotonic() - start) / done * (total - done)
             note(f"{what} {done}/{total} {unit}  eta {duration(left)}")
 
-    return show
+    if not sys.stderr.isatty():
+        yield plain
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    count = (MofNCompleteColumn(), TextColumn(unit))
+    with _bar(TextColumn(what), BarColumn(bar_width=24), *count, TimeRemainingColumn()) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,7 +1,5 @@
 """`holdfast report`: a page and a model card from a run folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

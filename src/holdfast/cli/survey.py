@@ -1,7 +1,5 @@
 """What can be known about a run before its weights are loaded: splits, tokens, masks, feasibility, size."""
 
-from __future__ import annotations
-
 import os
 import statistics
 from collections.abc import Sequence
@@ -19,10 +17,9 @@ from holdfast.records.stored_evidence import NotAtHandError, content_at_hand
 from holdfast.runs.config import describe_preset
 from holdfast.runs.config.resolve import ResolvedRun, peft_config
 from holdfast.runs.pipeline import read_data, unaligned_of
+from holdfast.runs.stages import estimate
 from holdfast.runs.stages.certifiable import asked_note, bundled_share, certify_note, openings_note
-from holdfast.runs.stages.estimate import RATE, Side, Size, architecture, memory, model_size, passes_beside, steps, work
-from holdfast.runs.stages.hold import share_scope
-from holdfast.runs.stages.prepare import Prepared, row_counts
+from holdfast.runs.stages.prepare import Prepared, row_counts, share_scope
 from holdfast.screening.asking import plan_asking
 from holdfast.training.support import require_supported_arguments
 
@@ -34,9 +31,7 @@ HIDDEN, SCORED = ".", "#"
 def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool = False) -> dict[str, Any]:
     """Validate everything about a run and describe it, as JSON values.
 
-    Args:
-        reveal: include the token texts of the sample examples, which may be harmful to read.
-        trust_remote_code: let the model repository run its own code.
+    `reveal` includes the token texts of the sample examples, which may be harmful to read.
     """
     config, arguments, method = plan.config, plan.arguments, plan.defense
     require_supported_arguments(arguments)
@@ -47,7 +42,7 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
     tokenizer = load_tokenizer(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     use_template(tokenizer, config.template)
     require_usable_tokenizer(tokenizer, needs_chat=any(example.kind == "chat" for example in data.task))
-    counted = steps(
+    counted = estimate.steps(
         arguments, task_rows=len(data.task), world=int(os.environ.get("WORLD_SIZE", "1")),
         constraint_rows=min((len(split.constraint) for split in data.safety.values()), default=0),
     )  # fmt: skip
@@ -60,15 +55,9 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
     }
     harmful = None if data.harmful is None else {"rows": len(data.harmful), **safety.describe(data.harmful)}
     size, needed = _size(plan, task["tokens_max"], trust_remote_code)
-    trained, looked = passes_beside(method.passes, config.stage)
-    # What the passes beside the task's are over: without side data, the task's own rows once more.
-    kind = next((kind for kind in ("harmful", "safety") if kind in plan.needs and trained + looked), "task")
-    batch = counted.task_batch if kind == "task" else (arguments.safety_batch_size or counted.task_batch)
-    rows = {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}[kind]
-    effort = work(
-        size, counted, task_tokens=task["tokens_median"], checkpointing=arguments.gradient_checkpointing,
-        side=Side(trained, looked, batch, sum(entry["tokens_median"] for entry in rows)),
-    )  # fmt: skip
+    effort, side_batch = _effort(
+        plan, counted, size, {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}
+    )
     return {
         "config_sha256": plan.sha256,
         "data": row_counts(data),
@@ -82,26 +71,38 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
         **needed,
         "steps": counted._asdict(),
         "learning_rate": arguments.learning_rate,
-        "work": {"flop": effort, "seconds_at_100_tflops": effort / RATE},
+        "work": {"flop": effort, "seconds_at_100_tflops": effort / estimate.RATE},
         "defense": {
             "name": method.name,
             "stage": config.stage,
             "passes": method.passes,
-            "side_batch": {"kind": kind, "rows": batch} if kind != "task" else None,
+            "side_batch": side_batch,
             "constrains": method.constrains,
             "estimator": getattr(method.config, "estimator", None),
         },
     }
 
 
-def _size(plan: ResolvedRun, longest: int, trust_remote_code: bool) -> tuple[Size, dict[str, Any]]:
-    """The model's parameters, and what holding and training them takes."""
+def _effort(
+    plan: ResolvedRun, counted: estimate.Steps, size: estimate.Size, tokens: dict[str, list[dict[str, Any]]]
+) -> tuple[float, dict[str, Any] | None]:
+    """Operations of the run, and the rows that the passes beside the task's are over (None: its own rows once more)."""
+    trained, looked = estimate.passes_beside(plan.defense.passes, plan.config.stage)
+    kind = next((kind for kind in ("harmful", "safety") if kind in plan.needs and trained + looked), "task")
+    batch = counted.task_batch if kind == "task" else (plan.arguments.safety_batch_size or counted.task_batch)
+    side = estimate.SidePasses(trained, looked, batch, sum(entry["tokens_median"] for entry in tokens[kind]))
+    checkpointing, median = plan.arguments.gradient_checkpointing, tokens["task"][0]["tokens_median"]
+    effort = estimate.work(size, counted, task_tokens=median, checkpointing=checkpointing, side=side)
+    return effort, None if kind == "task" else {"kind": kind, "rows": batch}
+
+
+def _size(plan: ResolvedRun, longest: int, trust_remote_code: bool) -> tuple[estimate.Size, dict[str, Any]]:
     config, arguments = plan.config, plan.arguments
-    shape = architecture(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
-    size = model_size(shape, peft_config(config))
+    shape = estimate.architecture(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
+    size = estimate.model_size(shape, peft_config(config))
     stored = str(getattr(shape, "dtype", None) or "float32").removeprefix("torch.")
     dtype = config.quantization or (stored if config.dtype == "auto" else config.dtype)
-    need = memory(
+    need = estimate.memory(
         size, shape, dtype=dtype, full=config.lora is None, rows=arguments.per_device_train_batch_size,
         length=longest, checkpointing=arguments.gradient_checkpointing,
     )  # fmt: skip
@@ -110,7 +111,6 @@ def _size(plan: ResolvedRun, longest: int, trust_remote_code: bool) -> tuple[Siz
 
 
 def _described(plan: ResolvedRun, name: str, split: Split, batch: int) -> dict[str, Any]:
-    """The roles and the limit of a safety set, the size of its certify share, and the openings that were used."""
     block, limit = plan.config.safety[name], plan.constraints[name]
     run, openings = plan.config.output_dir, block.openings
     return {
@@ -127,10 +127,6 @@ def _described(plan: ResolvedRun, name: str, split: Split, batch: int) -> dict[s
 
 
 def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool) -> dict[str, Any]:
-    """What is known of a set before its model is asked: what it will be asked, its limit, and who opened its prompts.
-
-    Openings are known where the model's weights are on this machine.
-    """
     config, block, limit = plan.config, plan.config.safety[name], plan.constraints[name]
     prompts, openings = list(block.prompts or ()), block.openings
     found = {
@@ -148,8 +144,6 @@ def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Describes the tokens of examples: how many, how many are cut, and a few with their masks."""
-
     tokenizer: Any
     max_length: int | None
     role: Literal["task", "safety"]

@@ -1,14 +1,12 @@
 """What reaches the terminal: without control characters and secrets, results on stdout, the rest on stderr."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,6 +95,17 @@ def _encodable(text: str, encoding: str | None) -> str:
     """Replace what the terminal's encoding lacks, so that a foreign letter never ends a run."""
     encoding = encoding or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines, every column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def size(count: float) -> str:

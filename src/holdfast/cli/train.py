@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from holdfast.certification.kept import failures, stored_figures, way_back
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, interruptible, note, quiet_libraries, require_verdict, say, say_json
+from holdfast.cli.terminal import (
+    counted,
+    duration,
+    interruptible,
+    note,
+    quiet_libraries,
+    require_verdict,
+    say,
+    say_json,
+)
 from holdfast.core.percent import exact_percent, percent, percent_up
 
 if TYPE_CHECKING:
@@ -63,9 +72,8 @@ def _show(result: RunResult, config: RunConfig, constrains: bool) -> None:
     say(f"{result.values['steps']} steps in {duration(result.values['seconds'])}; {result.folder / written}")
     if discarded := result.values.get("spikes", {}).get("discarded"):
         say(f"{discarded} steps discarded as loss spikes (`event: spike` in events.jsonl)")
-    for line in left_out(result.values["data"]) if "data" in result.values else ():  # of this version's runs
-        say(line)
-    for line in screening_lines(result.values.get("screening")):
+    unused = left_out(result.values["data"]) if "data" in result.values else []  # of this version's runs
+    for line in [*unused, *screening_lines(result.values.get("screening"))]:
         say(line)
     for name, entry in result.values["safety"].items():
         say(describe_entry(entry, name if config.named else ""))
@@ -125,30 +133,17 @@ def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
 
 
 def left_out(counts: Mapping[str, Any]) -> list[str]:
-    """Rows that a run does not use, as lines: skipped as malformed, dropped as duplicates, kept in contradiction.
-
-    Args:
-        counts: of `holdfast.runs.stages.prepare.row_counts`, or of a result that has them.
-    """
-    blocks = {
-        "task": counts["task"],
-        **counts["safety"],
-        **({"harmful": counts["harmful"]} if "harmful" in counts else {}),
-    }
-    return [line for name, entry in blocks.items() for line in _left_out_of(name, entry)]
-
-
-def _left_out_of(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
-    if skipped := entry["skipped"]:
-        named = entry.get("skipped_rows", [])
-        more = f", the first {len(named)}" if len(named) < skipped else ""
-        yield f"{name}: {_counted(skipped, 'malformed row')} skipped{more}:"
-        yield from (f"  {row}" for row in named)
-    if dropped := entry.get("duplicates_dropped", 0):
-        yield f"{name}: {_counted(dropped, 'duplicate row')} dropped (prompt and completion of an earlier row)"
-    if prompts := entry.get("contradictory_prompts", 0):
-        yield f"{name}: {_counted(prompts, 'prompt')} with more than one completion; all are kept"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    """Rows that a run does not use (`row_counts`), as lines: malformed, duplicates; and those kept in contradiction."""
+    lines = []
+    blocks = [("task", counts["task"]), *counts["safety"].items()]
+    for name, entry in [*blocks, *((key, counts[key]) for key in ("harmful",) if key in counts)]:
+        if skipped := entry["skipped"]:
+            named = entry.get("skipped_rows", [])
+            more = f", the first {len(named)}" if len(named) < skipped else ""
+            lines += [f"{name}: {counted(skipped, 'malformed row')} skipped{more}:", *(f"  {row}" for row in named)]
+        if dropped := entry.get("duplicates_dropped", 0):
+            same = "prompt and completion of an earlier row"
+            lines.append(f"{name}: {counted(dropped, 'duplicate row')} dropped ({same})")
+        if prompts := entry.get("contradictory_prompts", 0):
+            lines.append(f"{name}: {counted(prompts, 'prompt')} with more than one completion; all are kept")
+    return lines

@@ -5,8 +5,6 @@ prompts that played another role in training. Sets that were built by asking are
 which must belong to the model, the task and the settings as they are now.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,47 +33,32 @@ from holdfast.screening.settings import Keep
 
 @dataclass(frozen=True)
 class FinishedSet:
-    """One safety set of a finished run.
+    """One safety set of a finished run."""
 
-    Attributes:
-        name: of the safety set; `safety` where there is one.
-        folder: where its evidence goes: the run folder, or a folder of its own when there are several sets.
-        before: the model that training started from, with its `revision`.
-        after: the adapter that training wrote, or the model.
-        source: where the safety examples came from.
-        openings: how often the certify share may be opened, as the run file declared.
-        max_length: tokens after which training cut an example.
-        keep: of a set that was built by asking, which of the model's replies it holds; None of given pairs.
-    """
-
-    name: str
-    folder: Path
-    before: str
+    name: str  # of the safety set; `safety` where there is one
+    folder: Path  # where its evidence goes: the run folder, or a folder of its own when there are several sets
+    before: str  # the model that training started from, with its `revision`
     revision: str | None
-    after: Path
+    after: Path  # the adapter that training wrote, or the model
     split: Split
     constraint: ChanceConstraint
-    source: str
-    openings: int
+    source: str  # where the safety examples came from
+    openings: int  # how often the certify share may be opened, as the run file declared
     dtype: str
     template: str
-    max_length: int | None
+    max_length: int | None  # tokens after which training cut an example
+    # of a set that was built by asking, which of the model's replies it holds; None of given pairs
     keep: Keep | None = None
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The safety sets of a finished run, and what it found when it asked its model.
-
-    Attributes:
-        record: the file of the screening.
-        task_sha256: of the task's content, as its ledger of openings knows it.
-    """
+    """The safety sets of a finished run, and what it found when it asked its model."""
 
     sets: list[FinishedSet]
     screening: Screening | None = None
-    record: Path | None = None
-    task_sha256: str = ""
+    record: Path | None = None  # the file of the screening
+    task_sha256: str = ""  # of the task's content, as its ledger of openings knows it
 
     def share(self, sets: list[FinishedSet]) -> CertifyShare:
         """The certify prompts of sets that were built by asking."""
@@ -89,13 +72,7 @@ def finished_sets(run: Path) -> list[FinishedSet]:
 
 
 def finished_run(run: Path) -> FinishedRun:
-    """A finished run: its safety sets, each with the split that training used.
-
-    Raises:
-        ConfigError: the folder holds no run, or one that is not finished.
-        CheckpointError: data, split, settings or result have changed since.
-        UnsupportedError: the base was quantised, so that the pair cannot be loaded as it was trained.
-    """
+    """A finished run: its safety sets, each with the split that training used."""
     folder = RunFolder(run)
     if not folder.config.is_file():
         raise ConfigError(
@@ -131,12 +108,6 @@ def finished_run(run: Path) -> FinishedRun:
 
 
 def _asked(run: Path, plan: ResolvedRun, data: Prepared, result: dict[str, Any]) -> tuple[Screening, str]:
-    """What the run found when it asked its model, and the content of its task.
-
-    Raises:
-        CheckpointError: model, task, settings or the stored screening were changed; what was is named.
-        DataError: a certify prompt occurs in a row that was trained on.
-    """
     folder, config, settings = no_link(run / FOLDER), plan.config, plan.screening
     assert settings is not None  # it has sets that were asked for
     model = content_of(

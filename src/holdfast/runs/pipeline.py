@@ -1,7 +1,5 @@
 """A run from top to bottom: settings, folder, data, model, constrained training, measurement, result."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -27,18 +25,12 @@ from holdfast.models.content import ModelContent, content_of
 from holdfast.models.handle import load_pair
 from holdfast.models.source import resolve as resolve_model
 from holdfast.models.unmerged import load_adapter_pair
+from holdfast.records.run_record import write_result
 from holdfast.runs.config import RunConfig
-from holdfast.runs.config.resolve import (
-    ResolvedRun,
-    data_arguments,
-    peft_config,
-    resolve,
-)
+from holdfast.runs.config.resolve import ResolvedRun, data_arguments, peft_config, resolve
 from holdfast.runs.stages.certifiable import close_shares, warn_about_data, warn_of_shares
-from holdfast.runs.stages.finetune import Listener, RoleLosses, build_trainer, measure, summary, train
-from holdfast.runs.stages.hold import hold, share_scope, with_screening
-from holdfast.runs.stages.interruption import Interruption
-from holdfast.runs.stages.prepare import Prepared, prepare, row_counts
+from holdfast.runs.stages.finetune import Interruption, Listener, RoleLosses, build_trainer, measure, summary, train
+from holdfast.runs.stages.prepare import Prepared, hold, prepare, row_counts, share_scope, with_screening
 from holdfast.runs.stages.run_folder import RunFolder, disk_errors, whole_folder
 from holdfast.screening.screen import Screening
 from holdfast.training.trainer import SafeSFTTrainer
@@ -153,9 +145,7 @@ def ask_theta_0(
 ) -> tuple[Prepared, Screening | None]:
     """The run's data after asking its model, and the screening; as they were where nothing is asked.
 
-    Args:
-        theta_0: the model and its tokenizer.
-        before: theta_0's content on the first process; the others need not hash the model.
+    `before` is theta_0's content on the first process; the others need not hash the model.
     """
     main = before is not None
     if plan.screening is None:
@@ -176,11 +166,7 @@ def ask_theta_0(
 
 
 def unaligned_of(plan: ResolvedRun, trust_remote_code: bool) -> str | None:
-    """Where the weights before alignment are: as named, or the adapter that `model` is; None where nothing asks.
-
-    Raises:
-        ConfigError: the defense asks, none is named, and the model is no adapter; or the adapter named is not in it.
-    """
+    """Where the weights before alignment are: as named, or the adapter that `model` is; None where nothing asks."""
     config = plan.config
     if "unaligned" not in plan.needs:
         return None
@@ -205,12 +191,7 @@ def unaligned_of(plan: ResolvedRun, trust_remote_code: bool) -> str | None:
 def measured_result(
     plan: ResolvedRun, trainer: SafeSFTTrainer, before: ModelContent | None, known: dict[str, Any]
 ) -> dict[str, Any]:
-    """Measure the trained model; the first process writes the audits and result.json.
-
-    Args:
-        before: theta_0's content; None on the other processes.
-        known: what is known without measuring.
-    """
+    """Measure the trained model; the first process, which has theta_0's content, writes the audits and result.json."""
     folder, started = RunFolder(plan.folder), time.monotonic()
     measured = measure(trainer)
     result = {
@@ -230,22 +211,16 @@ def measured_result(
     if before is None:
         return result
     with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
-        explain_loading(folder)
+        if (note := loading_note(folder.adapter)) is not None:  # the card that PEFT wrote names the wrong base
+            write_text(folder.adapter / "README.md", f"{CARD_MARKER}\n\n# Adapter\n\n{note}\n")
+            logger.warning(
+                "%s stands on another adapter: its README.md says how to load it outside holdfast", folder.adapter
+            )
         seconds, trusted = time.monotonic() - started, known["trust_remote_code"]
         result["audit_sha256"] = write_audits(
             plan.config, trainer, measured, before, seconds=seconds, trust_remote_code=trusted
         )
-        return folder.write_result(result)
-
-
-def explain_loading(folder: RunFolder) -> None:
-    """Say beside an adapter on top of an adapter how it is loaded; the card that PEFT wrote names the wrong base."""
-    note = loading_note(folder.adapter)
-    if note is not None:
-        write_text(folder.adapter / "README.md", f"{CARD_MARKER}\n\n# Adapter\n\n{note}\n")
-        logger.warning(
-            "%s stands on another adapter: its README.md says how to load it outside holdfast", folder.adapter
-        )
+        return write_result(folder.path, result)
 
 
 def write_audits(

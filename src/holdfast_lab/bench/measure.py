@@ -1,7 +1,5 @@
 """One measurement: train on a path; times, tokens and memory of its steps."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import tempfile
@@ -11,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -32,7 +31,6 @@ def now() -> float:
 
 
 def _mib(what: str) -> float | None:
-    """A figure of torch.cuda in MiB; None on a CPU."""
     return getattr(torch.cuda, what)() / MIB if torch.cuda.is_available() else None
 
 
@@ -75,8 +73,7 @@ class CountedCollator:
 def measure(cell: Cell, cache: Path) -> dict[str, Any]:
     """The row of a cell: figures of its steps, or `error` where it could not be trained.
 
-    Args:
-        cache: where the constrained paths of one shape share their reference losses.
+    The constrained paths of one shape share their reference losses in `cache`.
     """
     row: dict[str, Any] = {"shape": cell.shape, "path": cell.path, "checkpointing": cell.checkpointing}
     if cell.sweep:
@@ -99,7 +96,10 @@ def release() -> None:
 def _trained(cell: Cell, cache: Path) -> dict[str, Any]:
     # Memory in use before is what the measurements before this one did not give back.
     clock, events, before = StepClock(), Counter[str](), _mib("memory_allocated")
-    with tempfile.TemporaryDirectory() as folder, _unhashed(cell.shape), _captured() as said:
+    name = f"random/{cell.shape}"
+    # Random weights are named by their shape: hashing 16 GB for every path would take longer than measuring it.
+    unhashed = patch.multiple(training, frozen_fingerprint=lambda _: name, model_fingerprint=lambda _: name)
+    with tempfile.TemporaryDirectory() as folder, unhashed, _captured() as said:
         trainer = build(cell, Material.of(cell), Path(folder), cache, [clock])
         counted = trainer.data_collator = CountedCollator(trainer.data_collator)
         if cell.path != BASELINE:
@@ -123,7 +123,6 @@ def step_figures(seconds: list[float], tokens: int) -> dict[str, Any]:
 
 
 def _safety_tokens(trainer: Any, cell: Cell) -> list[int]:
-    """Tokens of the safety rows of each measured step; none on a path without a constraint."""
     found = []
     for name, safety in getattr(trainer, "safety", {}).items():
         sizes = [len(example.input_ids) for example in safety.constraint_set]
@@ -134,22 +133,7 @@ def _safety_tokens(trainer: Any, cell: Cell) -> list[int]:
 
 
 @contextmanager
-def _unhashed(shape: str) -> Iterator[None]:
-    """Name random weights by their shape: hashing 16 GB for every path would take longer than measuring it."""
-    names = ("frozen_fingerprint", "model_fingerprint")
-    before = {name: getattr(training, name) for name in names}
-    for name in names:
-        setattr(training, name, lambda _: f"random/{shape}")
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(training, name, function)
-
-
-@contextmanager
 def _captured() -> Iterator[list[str]]:
-    """What the trainer says while it is measured, less its lines about the safety set: kept with the row."""
     lines: list[str] = []
 
     class Keep(logging.Handler):
@@ -170,7 +154,6 @@ def _captured() -> Iterator[list[str]]:
 
 
 def _in_words(error: Exception) -> str:
-    """One line that says why a path could not be measured."""
     if isinstance(error, HoldfastError):
         return error.what
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

@@ -1,7 +1,5 @@
 """What to measure: shapes, paths, data and sizes of one benchmark, and the list of its measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -30,23 +28,18 @@ TASKS = ("sst2", "ag_news", "gsm8k")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What every path of a benchmark is measured with.
+    """What every path of a benchmark is measured with."""
 
-    Attributes:
-        task: whose lengths the rows have.
-        unit, tau: of the constraint; a tiny tau (1e-6) makes the filter correct nearly every step.
-        sweep: the setting that is varied, a name of `SWEEPS`; "" where none is.
-    """
-
-    task: str = "sst2"
+    task: str = "sst2"  # whose lengths the rows have
     steps: int = 25
     warm_up: int = 5
     batch: int = 10
     safety_batch: int = 10
     rank: int = 32
     tau: float = 0.1
+    # unit, tau: of the constraint; a tiny tau (1e-6) makes the filter correct nearly every step
     unit: str = "nll_token"
-    sweep: str = ""
+    sweep: str = ""  # the setting that is varied, a name of `SWEEPS`; "" where none is
     seed: int = 42
 
 
@@ -71,26 +64,16 @@ class Cell(Sizes):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Sizes):
-    """One benchmark; refused where it cannot be measured.
-
-    Attributes:
-        checkpointing: gradient checkpointing on (True), off, or both in turn.
-        paths: names of `PATHS`; empty takes all, in a sweep those of `SWEPT_PATHS`.
-        checkpointed_paths: those of them to measure with checkpointing too; empty takes the same.
-        values: of the sweep; empty takes those of `SWEEPS`.
-        cudnn: leave cuDNN's attention on.
-        reference: measure the reference pass too.
-        drift: measure the baseline again at the end.
-    """
+    """One benchmark; refused where it cannot be measured."""
 
     shapes: tuple[str, ...]
-    paths: tuple[str, ...] = ()
-    checkpointing: tuple[bool, ...] = (True, False)
-    checkpointed_paths: tuple[str, ...] = ()
-    values: tuple[int, ...] = ()
-    cudnn: bool = False
-    reference: bool = True
-    drift: bool = True
+    paths: tuple[str, ...] = ()  # names of `PATHS`; empty takes all, in a sweep those of `SWEPT_PATHS`
+    checkpointing: tuple[bool, ...] = (True, False)  # gradient checkpointing on (True), off, or both in turn
+    checkpointed_paths: tuple[str, ...] = ()  # those of them to measure with checkpointing too; empty takes the same
+    values: tuple[int, ...] = ()  # of the sweep; empty takes those of `SWEEPS`
+    cudnn: bool = False  # leave cuDNN's attention on
+    reference: bool = True  # measure the reference pass too
+    drift: bool = True  # measure the baseline again at the end
 
     def __post_init__(self) -> None:
         _require_known("--shape", self.shapes, SHAPES)

@@ -7,8 +7,6 @@ the linear-attention heads and `mrope_section` are the defaults of transformers'
 of the 9B's published configuration. Its vision tower and its extra prediction head take no part in training on text.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 _HYBRID_ROPE = {
@@ -49,17 +47,11 @@ NAMES = {
     "llama-3.1-8b": "Llama-3.1-8B", "qwen3.5-4b": "Qwen3.5-4B", "smollm2-135m": "SmolLM2-135M",
     "tiny": "tiny", "tiny-hybrid": "tiny hybrid",
 }  # fmt: skip
-ADAPTED = ("q_proj", "k_proj", "v_proj")
-"""What LoRA adapts; a hybrid has these in its full-attention layers alone."""
+ADAPTED = ("q_proj", "k_proj", "v_proj")  # what LoRA adapts; a hybrid has these in its full-attention layers alone
 
 
 def empty_model(shape: str, **changes: Any) -> Any:
-    """A causal language model of a shape on the meta device: names and sizes without weights.
-
-    Args:
-        shape: a name of `SHAPES`.
-        changes: fields of its configuration to set otherwise.
-    """
+    """A model of a shape on the meta device, names and sizes without weights; `changes` of its configuration."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

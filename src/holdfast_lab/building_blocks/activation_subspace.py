@@ -5,8 +5,6 @@ outputs than inputs, X^T X elsewhere, and F^T F = W (X^T X) W^T. The sums are in
 and the order of summation (the number of processes) must not decide which directions are found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -51,11 +49,7 @@ class SecondMoments:
 
     @contextmanager
     def counting(self, tokens: Tensor) -> Iterator[None]:
-        """A context in which a forward of the model adds its tokens.
-
-        Args:
-            tokens: boolean (rows, positions), which of them.
-        """
+        """A context in which a forward of the model adds those of its tokens that `tokens` (rows, positions) marks."""
         handles = [
             layer.module.register_forward_pre_hook(
                 lambda _, args, layer=layer, total=total: self._add(layer, total, args[0], tokens)
@@ -111,10 +105,8 @@ def top_eigenvectors(
 ) -> tuple[Tensor, Tensor]:
     """Largest eigenvalues, in falling order, and their eigenvectors as columns, of a positive semidefinite matrix.
 
-    Above `EXACT_UP_TO` rows by subspace iteration from a fixed start; the global random state is not touched.
-
-    Args:
-        apply: multiplies the matrix (size, size) with one of float64 columns.
+    `apply` multiplies the matrix (size, size) with float64 columns. Above `EXACT_UP_TO` rows by subspace iteration from
+    a fixed start; the global random state is not touched.
     """
     count = min(count, size)
     if size <= EXACT_UP_TO:

@@ -8,8 +8,6 @@ eigenvalue is sigma / sqrt(k) = |V|_F / k, far below 1 for a merged alignment ad
 I - C to the identity. Where V = 0, C = 0.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,15 +29,10 @@ SMALLEST = 1e-6  # singular values below this share of the largest are rounding 
 
 @dataclass(frozen=True)
 class Projector:
-    """C = F F^T with F = `matrix` (d_out x k), or C = `matrix` itself where `square`. Both may be stacks.
+    """C = F F^T with F = `matrix` (d_out x k), or C = `matrix` itself where `square`. Both may be stacks."""
 
-    Attributes:
-        matrix: F or C.
-        square: whether it is C.
-    """
-
-    matrix: Tensor
-    square: bool = False
+    matrix: Tensor  # F or C
+    square: bool = False  # whether it is C
 
     def apply(self, x: Tensor) -> Tensor:
         """C x."""
@@ -63,11 +56,7 @@ def projectors(
 ) -> dict[str, Projector]:
     """C of every module, one V in memory at a time, in float32 (float64 where the adapter is).
 
-    Args:
-        rank: k of the orthogonal projector; None: the rank of V's factors, or `DENSE_RANK` where it has none.
-
-    Raises:
-        UnsupportedError: V = 0 in every module.
+    `rank` is k of the orthogonal projector; None: the rank of V's factors, or `DENSE_RANK` where it has none.
     """
     found = {}
     for layer in layers:

@@ -1,11 +1,10 @@
 """Defenses that add a gradient of their own to the task's, once per optimizer step, and what they have in common."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from holdfast.constraint.event import Event
@@ -31,22 +30,15 @@ def require_settings(defense: str, config: object, rules: Mapping[str, tuple[boo
             raise ConfigError(f"{defense}: {name} is {getattr(config, name)}, expected {expected}", remedy=remedy)
 
 
+@dataclass
 class NonfiniteWatch:
-    """Counts the steps whose term was not finite and left out; more than 3 in 100 end the run.
+    """Counts the steps whose term was not finite and left out; more than 3 in 100 end the run."""
 
-    Args:
-        name: the defense, for messages.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.steps: list[int] = []
+    name: str
+    steps: list[int] = field(default_factory=list)
 
     def accepts(self, step: int, *numbers: float) -> bool:
-        """Whether all numbers are finite; if not, the step is counted.
-
-        Numbers must be those of all processes, so that all decide alike.
-        """
+        """Whether all numbers, those of all processes, are finite; if not, the step is counted."""
         if all(map(math.isfinite, numbers)):
             return True
         self.left_out(step)
@@ -87,14 +79,10 @@ class SideTermDefense(Defense):
 
 
 class SafeTermDefense(SideTermDefense):
-    """Adds `weight` times a loss over this step's safe pairs; its config has the `weight`.
-
-    Attributes:
-        figure: what the loss, without its weight, is called in the row.
-    """
+    """Adds `weight` times a loss over this step's safe pairs; its config has the `weight`."""
 
     packs = True
-    figure: ClassVar[str]
+    figure: ClassVar[str]  # what the loss, without its weight, is called in the row
     config: Any
 
     def loss(self, run: TrainingRun, rows: Sequence[Encoded]) -> RowLoss:
@@ -121,12 +109,7 @@ def harmful_batch(run: TrainingRun, size: int | None) -> list[int]:
 
 
 def require_harmful_step(run: TrainingRun, size: int | None) -> None:
-    """Refuse, before anything is measured, weights too coarse for the step, and a batch that cannot be shared.
-
-    Raises:
-        UnsupportedError: trainable weights not in float32 or float64.
-        ConfigError: no trainable weights, or `size` is no multiple of the number of processes.
-    """
+    """Refuse, before anything is measured, weights too coarse for the step, and a batch that cannot be shared."""
     require_float32(run.model)
     harmful_batch(run, size)
 

@@ -1,64 +1,46 @@
 """`holdfast bench`: what a training step costs beside TRL's plain SFT."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import typer
-
-from holdfast.cli.terminal import note, quiet_libraries, say
+from holdfast.cli.options import Opt
+from holdfast.cli.terminal import interruptible, quiet_libraries, say
 from holdfast.core.errors import ConfigError, ResourceError
 from holdfast_lab.bench.settings import PATHS, SWEEPS, TASKS, UNITS, Settings
 from holdfast_lab.bench.shapes import SHAPES
 
-INTERRUPTED = 130
 COLUMNS = ("median ms", "p90 ms", "× TRL", "peak MiB", "× TRL", "tokens/s")
 DEFAULT_OUTPUT = Path("bench/speed.json")
 
 
-class Checkpointing(StrEnum):
-    """Gradient checkpointing during the measurement."""
-
-    on = "on"
-    off = "off"
-    both = "both"
-
-
-_MODES = {Checkpointing.on: (True,), Checkpointing.off: (False,), Checkpointing.both: (True, False)}
+Checkpointing = Literal["on", "off", "both"]
+_MODES: dict[Checkpointing, tuple[bool, ...]] = {"on": (True,), "off": (False,), "both": (True, False)}
 
 
 def bench(
-    shape: Annotated[list[str] | None, typer.Option(help=f"Repeat for several: {', '.join(SHAPES)}.")] = None,
-    task: Annotated[str, typer.Option(help=f"Whose lengths the rows have: {', '.join(TASKS)}.")] = "sst2",
-    paths: Annotated[
-        list[str] | None, typer.Option(help=f"Of {', '.join(PATHS)}, separated by commas. [default: all]")
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Measured steps of each path.")] = 25,
-    warm_up: Annotated[int, typer.Option(help="Steps before them that do not count.")] = 5,
-    checkpointing: Annotated[Checkpointing, typer.Option(help="Gradient checkpointing.")] = Checkpointing.both,
+    shape: Annotated[list[str] | None, Opt(help=f"Repeat for several: {', '.join(SHAPES)}.")] = None,
+    task: Annotated[str, Opt(help=f"Whose lengths the rows have: {', '.join(TASKS)}.")] = "sst2",
+    paths: Annotated[list[str] | None, Opt(help=f"Of {', '.join(PATHS)}, separated by commas. [default: all]")] = None,
+    steps: Annotated[int, Opt(help="Measured steps of each path.")] = 25,
+    warm_up: Annotated[int, Opt(help="Steps before them that do not count.")] = 5,
+    checkpointing: Annotated[Checkpointing, Opt(help="Gradient checkpointing.")] = "both",
     checkpointed_paths: Annotated[
-        list[str] | None, typer.Option(help="Paths to measure with checkpointing. [default: the same]")
+        list[str] | None, Opt(help="Paths to measure with checkpointing. [default: the same]")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Task rows a step.")] = 10,
-    safety_batch: Annotated[int, typer.Option(help="Safety rows a step.")] = 10,
-    rank: Annotated[int, typer.Option(help="Of LoRA on q, k and v.")] = 32,
-    tau: Annotated[
-        float, typer.Option(help="Of the constraint; 1e-6 makes the filter correct nearly every step.")
-    ] = 0.1,
-    unit: Annotated[str, typer.Option(help=f"Of the constraint: {', '.join(UNITS)}.")] = "nll_token",
+    batch: Annotated[int, Opt(help="Task rows a step.")] = 10,
+    safety_batch: Annotated[int, Opt(help="Safety rows a step.")] = 10,
+    rank: Annotated[int, Opt(help="Of LoRA on q, k and v.")] = 32,
+    tau: Annotated[float, Opt(help="Of the constraint; 1e-6 makes the filter correct nearly every step.")] = 0.1,
+    unit: Annotated[str, Opt(help=f"Of the constraint: {', '.join(UNITS)}.")] = "nll_token",
     sweep: Annotated[
-        str | None, typer.Option(help=f"Vary one setting: {', '.join(SWEEPS)}; three paths unless --paths says.")
+        str | None, Opt(help=f"Vary one setting: {', '.join(SWEEPS)}; three paths unless --paths says.")
     ] = None,
-    values: Annotated[str | None, typer.Option(help="Of the sweep, separated by commas.")] = None,
-    reference: Annotated[
-        bool, typer.Option("--reference/--no-reference", help="Time the pass of reference losses too.")
-    ] = True,
-    drift: Annotated[bool, typer.Option("--drift/--no-drift", help="Measure trl_sft again at the end.")] = True,
-    cudnn: Annotated[bool, typer.Option("--cudnn", help="Leave cuDNN's attention on.")] = False,
-    output: Annotated[Path, typer.Option(help="The result (JSON).")] = DEFAULT_OUTPUT,
+    values: Annotated[str | None, Opt(help="Of the sweep, separated by commas.")] = None,
+    reference: Annotated[bool, Opt("--reference/--no-reference", help="Time the pass of reference losses too.")] = True,
+    drift: Annotated[bool, Opt("--drift/--no-drift", help="Measure trl_sft again at the end.")] = True,
+    cudnn: Annotated[bool, Opt("--cudnn", help="Leave cuDNN's attention on.")] = False,
+    output: Annotated[Path, Opt(help="The result (JSON).")] = DEFAULT_OUTPUT,
 ) -> None:
     """Measure a training step beside TRL's plain SFT, in one process, with random weights at a published shape.
 
@@ -78,19 +60,16 @@ def bench(
     quiet_libraries()
     from holdfast_lab.bench.run import run
 
-    say(_heading(settings))
-    try:
+    swept = f" {settings.sweep:>12s}" if settings.sweep else ""
+    say(f"{'shape':14s} {'path':9s} {'checkpt.':8s}{swept}" + "".join(f"{name:>11s}" for name in COLUMNS))
+    with interruptible(f"what was measured is in {output}"):
         record = run(settings, output, _show)
-    except KeyboardInterrupt as error:
-        note(f"interrupted: what was measured is in {output}")
-        raise typer.Exit(INTERRUPTED) from error
     say(f"written to {output}")
     if all("error" in row for row in record.rows):
         raise ResourceError("nothing could be measured: every path failed", remedy="see the errors above")
 
 
 def _parts(given: Sequence[str]) -> list[str]:
-    """Names given one by one or separated by commas, each once."""
     return list(dict.fromkeys(part.strip() for text in given for part in text.split(",") if part.strip()))
 
 
@@ -101,15 +80,12 @@ def _numbers(text: str | None) -> list[int]:
         raise ConfigError(f"--values {text}: expected whole numbers", remedy="for example --values 5,10,20") from error
 
 
-def _heading(settings: Settings) -> str:
-    swept = f" {settings.sweep:>12s}" if settings.sweep else ""
-    return f"{'shape':14s} {'path':9s} {'checkpt.':8s}{swept}" + "".join(f"{name:>11s}" for name in COLUMNS)
-
-
 def _show(kind: str, found: dict[str, Any]) -> None:
-    """A line for what was just measured."""
     if kind == "reference":
-        say(f"{found['shape']:14s} reference losses: {_reference(found)}")
+        figures = f"failed: {found['error']}" if "error" in found else (
+            f"{found['tokens_per_s']:.0f} tokens/s, {100 * found['share']:.0f} % of the bare forward pass"
+        )  # fmt: skip
+        say(f"{found['shape']:14s} reference losses: {figures}")
         return
     mode = "on" if found["checkpointing"] else "off"
     if kind == "drift":
@@ -120,14 +96,8 @@ def _show(kind: str, found: dict[str, Any]) -> None:
     if "error" in found:
         say(f"{start}  failed: {found['error']}")
         return
-    figures = (
+    columns = (
         (found["median_ms"], ".1f"), (found["p90_ms"], ".1f"), (found["x_trl_sft"], ".2f"),
         (found["peak_mib"], ".0f"), (found["x_memory"], ".2f"), (found["tokens_per_s"], ".0f"),
     )  # fmt: skip
-    say(start + "".join(f"{'-' if x is None else format(x, form):>11s}" for x, form in figures))
-
-
-def _reference(found: dict[str, Any]) -> str:
-    if "error" in found:
-        return f"failed: {found['error']}"
-    return f"{found['tokens_per_s']:.0f} tokens/s, {100 * found['share']:.0f} % of the bare forward pass"
+    say(start + "".join(f"{'-' if x is None else format(x, form):>11s}" for x, form in columns))

@@ -1,12 +1,11 @@
 """`holdfast evaluate`: how harmful and how useful a model's own replies are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.options import DType, Json, Opt, Revision, TrustRemoteCode
 from holdfast.cli.progress import show_count
 from holdfast.cli.terminal import note, quiet_libraries, say, say_json
 
@@ -15,36 +14,34 @@ RESULT = "evaluation.json"
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="Hub id, folder, adapter, `embedded`, or the folder of a run.")],
-    output_dir: Annotated[Path, typer.Option(help="Where replies, judgements and metrics are kept; resumes there.")],
+    output_dir: Annotated[Path, Opt(help="Where replies, judgements and metrics are kept; resumes there.")],
     judge: Annotated[
-        str | None, typer.Option(help="What judges harm: NAME[:key=value,...] of `holdfast ls judges`, or a folder.")
+        str | None, Opt(help="What judges harm: NAME[:key=value,...] of `holdfast ls judges`, or a folder.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Also measure utility on this task of `holdfast ls tasks`.")] = None,
+    task: Annotated[str | None, Opt(help="Also measure utility on this task of `holdfast ls tasks`.")] = None,
     prompts: Annotated[
-        str, typer.Option(help="beavertails_test, beavertails_evaluation, or a file with prompts that ask for harm.")
+        str, Opt(help="beavertails_test, beavertails_evaluation, or a file with prompts that ask for harm.")
     ] = "beavertails_test",
-    n: Annotated[int, typer.Option(help="Harm prompts.", min=1)] = 700,
-    task_examples: Annotated[int, typer.Option(help="Held-out task examples.", min=1)] = 200,
-    over_refusal: Annotated[bool, typer.Option("--over-refusal", help="Also ask XSTest's safe prompts.")] = False,
-    harm_tokens: Annotated[int, typer.Option(help="Longest reply to a harm prompt.", min=1)] = 512,
-    task_tokens: Annotated[int, typer.Option(help="Longest reply to a task prompt.", min=1)] = 256,
+    n: Annotated[int, Opt(help="Harm prompts.", min=1)] = 700,
+    task_examples: Annotated[int, Opt(help="Held-out task examples.", min=1)] = 200,
+    over_refusal: Annotated[bool, Opt("--over-refusal", help="Also ask XSTest's safe prompts.")] = False,
+    harm_tokens: Annotated[int, Opt(help="Longest reply to a harm prompt.", min=1)] = 512,
+    task_tokens: Annotated[int, Opt(help="Longest reply to a task prompt.", min=1)] = 256,
     reference: Annotated[
-        Path | None, typer.Option(help="The output folder of another model: count replies more harmful than its.")
+        Path | None, Opt(help="The output folder of another model: count replies more harmful than its.")
     ] = None,
-    tau: Annotated[float, typer.Option(help="With --reference: the harm probability may rise by this much.")] = 0.1,
-    template: Annotated[str, typer.Option(help="chat, alpaca or none; a run brings its own.")] = "chat",
-    engine: Annotated[str, typer.Option(help="auto, transformers, continuous, vllm or endpoint.")] = "auto",
+    tau: Annotated[float, Opt(help="With --reference: the harm probability may rise by this much.")] = 0.1,
+    template: Annotated[str, Opt(help="chat, alpaca or none; a run brings its own.")] = "chat",
+    engine: Annotated[str, Opt(help="auto, transformers, continuous, vllm or endpoint.")] = "auto",
     engine_option: Annotated[
-        list[str] | None, typer.Option(help="key=value of the engine, e.g. base_url=http://localhost:8000/v1.")
+        list[str] | None, Opt(help="key=value of the engine, e.g. base_url=http://localhost:8000/v1.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Prompts decoded together at most.", min=1)] = 64,
-    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
-    seed: Annotated[int, typer.Option(help="Draws the prompts and the task examples.", min=0)] = 42,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let the repository run its code; needs a pinned revision.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
+    batch_size: Annotated[int, Opt(help="Prompts decoded together at most.", min=1)] = 64,
+    dtype: DType = "auto",
+    revision: Revision = None,
+    seed: Annotated[int, Opt(help="Draws the prompts and the task examples.", min=0)] = 42,
+    trust_remote_code: TrustRemoteCode = False,
+    json: Json = False,
 ) -> None:
     """Let a model reply to prompts that ask for harm and to a task, and score the replies.
 
@@ -61,12 +58,11 @@ def evaluate(
     if judge is None:
         note("no --judge: replies are not judged for harm, refusals are counted by rules")
     with show_count("replying", "replies") as count:
-        found = run_evaluation(**values, count=count)
+        found = run_evaluation(values, count)
     if json:
         say_json(found)
         return
-    for line in metric_lines(found["metrics"]):
-        say(line)
+    say("\n".join(metric_lines(found["metrics"])))
     if (against := found.get("on_policy")) is not None:
         say(
             f"on-policy regressions against {reference}: {against['regressions']} of {against['n']} replies are more"

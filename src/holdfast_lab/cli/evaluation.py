@@ -1,45 +1,33 @@
 """The work of `holdfast evaluate`: which model, which questions, which figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.cli.options import engine_options
 from holdfast.cli.terminal import note
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
-from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, normalise, prompt_text
 from holdfast.data.sources import read_examples
 from holdfast.data.tasks import TASKS
-from holdfast.data.templates import Template, use_template
+from holdfast.data.templates import Template, known_template, use_template
 from holdfast.judging.engines import ENGINES
 from holdfast.judging.judge import GuardedJudge, Judgement, open_judge
 from holdfast.judging.on_policy import OnPolicy, require_tau
 from holdfast.models.content import content_of
 from holdfast.models.unmerged import load_unmerged
+from holdfast.runs.config import RunConfig, stored_config
+from holdfast.runs.stages.run_folder import RunFolder
 from holdfast_lab.cli.evaluate import RESULT
-from holdfast_lab.evaluation.evaluate import (
-    Decoding,
-    Questions,
-    answer,
-    borderline_prompts,
-    held_out,
-    judged,
-    score,
-    stored_judgements,
-    task_loss,
-)
+from holdfast_lab.evaluation import evaluate as evaluation
+from holdfast_lab.evaluation.metric import Metric
 from holdfast_lab.protocol.roles import RoleSettings, draw_roles, evaluation_prompts
 
-if TYPE_CHECKING:
-    from holdfast.runs.config import RunConfig
-
 SOURCES = ("beavertails_test", "beavertails_evaluation")
+Values = dict[str, Any]  # the options of the command by name
 
 
 @dataclass(frozen=True)
@@ -54,16 +42,15 @@ class Subject:
 
 def subject(model: str, revision: str | None, template: str) -> Subject:
     """A model, or what the run in a folder trained."""
-    from holdfast.runs.config import stored_config
-    from holdfast.runs.stages.run_folder import RunFolder
-
-    known = ("chat", "alpaca", "none")
-    if template not in known:
-        raise ConfigError(f"template {template!r} is unknown", remedy=nearest(template, list(known)))
-    folder = RunFolder(Path(model))
-    chosen: Any = template
-    if not folder.config.is_file():
-        return Subject(model, revision, chosen, _run_around(Path(model)))
+    chosen, place = known_template(template), Path(model)
+    folder = RunFolder(place)
+    if not folder.config.is_file():  # the run whose adapter or model this folder is; a copy elsewhere is not known
+        around = RunFolder(place.resolve().parent)
+        ours = place.is_dir() and place.resolve() in (around.adapter.resolve(), around.model.resolve())
+        if not (ours and around.config.is_file()):
+            return Subject(model, revision, chosen)
+        around.finished()
+        return Subject(model, revision, chosen, stored_config(around.config))
     folder.finished()  # its settings are those it was made with: they say which prompts it was trained on
     config = stored_config(folder.config)
     trained = folder.model if config.lora is None else folder.adapter
@@ -72,27 +59,11 @@ def subject(model: str, revision: str | None, template: str) -> Subject:
     return Subject(str(trained), None, config.template, config)
 
 
-def _run_around(model: Path) -> RunConfig | None:
-    """The run whose adapter or model this folder is; a copy elsewhere is not known."""
-    from holdfast.runs.config import stored_config
-    from holdfast.runs.stages.run_folder import RunFolder
-
-    folder = RunFolder(model.resolve().parent)
-    ours = model.is_dir() and model.resolve() in (folder.adapter.resolve(), folder.model.resolve())
-    if not (ours and folder.config.is_file()):
-        return None
-    folder.finished()
-    return stored_config(folder.config)
-
-
 def refuse_trained_prompts(run: RunConfig | None, harm: Sequence[Example]) -> None:
     """Refuse prompts that a run was trained on, steered by or aligned with: they do not measure harm.
 
     Of a run on the protocol's data only the evaluation role of its own seed and size is kept apart from them. Where
     the data of a run cannot be read any more, that is said instead.
-
-    Raises:
-        ConfigError: with the number of such prompts.
     """
     if run is None:
         return
@@ -110,7 +81,6 @@ def refuse_trained_prompts(run: RunConfig | None, harm: Sequence[Example]) -> No
 
 
 def _used(run: RunConfig, roles: RoleSettings | None) -> Iterator[Example]:
-    """The examples that a run was trained on, steered by or, on the protocol's data, aligned with."""
     from holdfast.runs.pipeline import read_data
 
     if roles is not None:
@@ -127,74 +97,48 @@ def _used(run: RunConfig, roles: RoleSettings | None) -> Iterator[Example]:
         yield from split.constraint
 
 
-def _reference(
-    reference: Path | None, output_dir: Path, judge: GuardedJudge | None, harm: Sequence[Example], tokens: int
-) -> list[Judgement] | None:
-    """What was said of the reference's replies: looked for before anything is generated."""
-    if reference is None:
-        return None
-    if judge is None:
-        raise ConfigError("--reference compares judged replies", remedy="name the judge with --judge")
-    if reference.resolve() == output_dir.resolve():
-        raise ConfigError(
-            f"--reference and --output-dir are one folder, {reference}: replies would be compared with themselves",
-            remedy="name the folder of another model's evaluation",
-        )
-    return stored_judgements(reference, judge, [example.id for example in harm], max_new_tokens=tokens)
-
-
-def run_evaluation(
-    *,
-    model: str,
-    output_dir: Path,
-    judge: str | None,
-    reference: Path | None,
-    tau: float,
-    template: str,
-    dtype: str,
-    revision: str | None,
-    trust_remote_code: bool,
-    count: Callable[[int, int], None],
-    **how: Any,
-) -> dict[str, Any]:
-    """Ask, judge and score one model; the content of evaluation.json.
-
-    Args:
-        count: told how many replies there are, of how many.
-        how: the remaining options of the command.
-    """
-    require_tau(tau)
-    decoding = _decoding(how)
-    judging = None if judge is None else open_judge(judge)
-    asked = subject(model, revision, template)
-    questions = _questions(asked, how)
+def run_evaluation(values: Values, count: Callable[[int, int], None]) -> dict[str, Any]:
+    """Ask, judge and score one model; the content of evaluation.json."""
+    require_tau(values["tau"])
+    decoding, output = _decoding(values), values["output_dir"]
+    judge = None if values["judge"] is None else open_judge(values["judge"])
+    asked = subject(values["model"], values["revision"], values["template"])
+    questions = _questions(asked, values)
     refuse_trained_prompts(asked.run, questions.harm)
-    before = _reference(reference, output_dir, judging, questions.harm, decoding.harm_tokens)
-    loaded, identity = _open(asked, decoding.engine, dtype=dtype, trust_remote_code=trust_remote_code)
-    replies = answer(
-        *loaded, questions, decoding, folder=output_dir, model_sha256=identity, template=asked.template,
-        progress=_telling(questions, count),
-    )  # fmt: skip
-    losses = {} if loaded[0] is None else task_loss(*loaded, questions, max_length=None, template=asked.template)
+    before = _reference(values, judge, questions.harm)  # looked for before anything is generated
+    loaded, identity = _open(asked, values)
+    total, replied = sum(map(len, questions.sets.values())), dict.fromkeys(questions.sets, 0)
+
+    def tell(name: str, _: int, done: int) -> None:
+        replied[name] = done
+        count(sum(replied.values()), total)
+
+    replies = evaluation.answer(
+        *loaded, questions, decoding, folder=output, model_sha256=identity, template=asked.template, progress=tell
+    )
+    losses: dict[str, Metric] = {}
+    if loaded[0] is not None:
+        losses = evaluation.task_loss(*loaded, questions, max_length=None, template=asked.template)
     del loaded  # a judge may need the memory
-    judgements = None if judging is None else judged(
-        questions, replies, judging, folder=output_dir, max_new_tokens=decoding.harm_tokens
-    )  # fmt: skip
-    metrics = score(questions, replies, judgements) | losses
-    found: dict[str, Any] = {
-        "model": model, "model_sha256": identity, "template": asked.template,
-        "judge": None if judging is None else {"name": judging.name, "revision": judging.revision},
+    judgements = None
+    if judge is not None:
+        tokens = decoding.harm_tokens
+        judgements = evaluation.judged(questions, replies, judge, folder=output, max_new_tokens=tokens)
+    metrics = evaluation.score(questions, replies, judgements) | losses
+    result: dict[str, Any] = {
+        "model": values["model"], "model_sha256": identity, "template": asked.template,
+        "judge": None if judge is None else {"name": judge.name, "revision": judge.revision},
         "metrics": {name: metric.as_json() for name, metric in metrics.items()},
         "versions": versions(), "commit": commit(), "hardware": hardware(),
     }  # fmt: skip
     if before is not None and judgements is not None:
-        found["on_policy"] = OnPolicy.of(before, judgements, tau).to_json()
-    write_json(output_dir / RESULT, found)
-    return found
+        result["on_policy"] = OnPolicy.of(before, judgements, values["tau"]).to_json()
+    write_json(output / RESULT, result)
+    return result
 
 
-def _decoding(how: dict[str, Any]) -> Decoding:
-    engine = how["engine"]
+def _decoding(values: Values) -> evaluation.Decoding:
+    engine = values["engine"]
     if engine == "vllm":
         raise UnsupportedError(
             "the vllm engine is for Python alone",
@@ -202,40 +146,41 @@ def _decoding(how: dict[str, Any]) -> Decoding:
         )
     if engine != "auto":
         ENGINES[engine]  # refuses an unknown name before anything is loaded
-    return Decoding(
-        harm_tokens=how["harm_tokens"], task_tokens=how["task_tokens"], engine=engine, batch_size=how["batch_size"],
-        options=engine_options(how["engine_option"]),
-    )  # fmt: skip
+    given = {name: values[name] for name in ("harm_tokens", "task_tokens", "batch_size")}
+    return evaluation.Decoding(**given, engine=engine, options=engine_options(values["engine_option"]))
 
 
-def _questions(asked: Subject, how: dict[str, Any]) -> Questions:
-    task, source, n, seed = how["task"], how["prompts"], how["n"], how["seed"]
-    task = None if task is None else TASKS[task]
+def _questions(asked: Subject, values: Values) -> evaluation.Questions:
+    source, n, seed = values["prompts"], values["n"], values["seed"]
+    task = None if values["task"] is None else TASKS[values["task"]]
     # Of a file of one's own the completions are not looked at.
     harm = evaluation_prompts(source, n, seed=seed) if source in SOURCES else tuple(read_examples(source, limit=n))
-    examples = () if task is None else held_out(task.test(asked.template), how["task_examples"], seed)
-    borderline = borderline_prompts() if how["over_refusal"] else ()
-    return Questions(harm=harm, task=task, task_examples=examples, borderline=borderline)
+    examples = () if task is None else evaluation.held_out(task.test(asked.template), values["task_examples"], seed)
+    borderline = evaluation.borderline_prompts() if values["over_refusal"] else ()
+    return evaluation.Questions(harm=harm, task=task, task_examples=examples, borderline=borderline)
 
 
-def _open(asked: Subject, engine: str, *, dtype: str, trust_remote_code: bool) -> tuple[tuple[Any, Any], str]:
+def _reference(values: Values, judge: GuardedJudge | None, harm: Sequence[Example]) -> list[Judgement] | None:
+    reference = values["reference"]
+    if reference is None:
+        return None
+    if judge is None:
+        raise ConfigError("--reference compares judged replies", remedy="name the judge with --judge")
+    if reference.resolve() == values["output_dir"].resolve():
+        raise ConfigError(
+            f"--reference and --output-dir are one folder, {reference}: replies would be compared with themselves",
+            remedy="name the folder of another model's evaluation",
+        )
+    ids = [example.id for example in harm]
+    return evaluation.stored_judgements(reference, judge, ids, max_new_tokens=values["harm_tokens"])
+
+
+def _open(asked: Subject, values: Values) -> tuple[tuple[Any, Any], str]:
     """Model, tokenizer and which weights they are; nothing is loaded for a model behind an endpoint."""
-    if engine == "endpoint":
+    if values["engine"] == "endpoint":
         return (None, None), f"endpoint {asked.ref}"
-    content = content_of(asked.ref, revision=asked.revision, trust_remote_code=trust_remote_code)
-    model, tokenizer = load_unmerged(
-        asked.ref, revision=asked.revision, dtype=dtype, trust_remote_code=trust_remote_code
-    )
+    place = {"revision": asked.revision, "trust_remote_code": values["trust_remote_code"]}
+    content = content_of(asked.ref, **place)
+    model, tokenizer = load_unmerged(asked.ref, dtype=values["dtype"], **place)
     use_template(tokenizer, asked.template)
     return (model, tokenizer), content.sha256
-
-
-def _telling(questions: Questions, count: Callable[[int, int], None]) -> Callable[[str, int, int], None]:
-    total = sum(len(examples) for examples in questions.sets.values())
-    finished = dict.fromkeys(questions.sets, 0)
-
-    def tell(name: str, done: int, _: int) -> None:
-        finished[name] = done
-        count(sum(finished.values()), total)
-
-    return tell

@@ -1,16 +1,13 @@
 """`holdfast judge train`: a judge of one's own, trained on BeaverTails labels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from holdfast.cli.options import Json, Opt, Revision
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json
-
-INTERRUPTED = 130
+from holdfast.cli.terminal import duration, interruptible, quiet_libraries, say, say_json
 
 judge = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -27,31 +24,29 @@ def _root() -> None:
 
 @judge.command()
 def train(
-    output_dir: Annotated[Path, typer.Option(help="A new folder for the judge.", metavar="DIR")],
-    base: Annotated[str, typer.Option(help="Hub id, folder, or embedded.", metavar="MODEL")] = "embedded",
-    base_revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Train all weights and save them, instead of LoRA.")] = False,
-    epochs: Annotated[int, typer.Option(help="Passes over the data; the best one is kept.")] = 3,
+    output_dir: Annotated[Path, Opt(help="A new folder for the judge.", metavar="DIR")],
+    base: Annotated[str, Opt(help="Hub id, folder, or embedded.", metavar="MODEL")] = "embedded",
+    base_revision: Revision = None,
+    full: Annotated[bool, Opt("--full", help="Train all weights and save them, instead of LoRA.")] = False,
+    epochs: Annotated[int, Opt(help="Passes over the data; the best one is kept.")] = 3,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Highest rate. [default: 5e-4, with --full 5e-5]", show_default=False)
+        float | None, Opt(help="Highest rate. [default: 5e-4, with --full 5e-5]", show_default=False)
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Pairs a step.")] = 32,
-    rank: Annotated[int, typer.Option(help="Rank of LoRA; its alpha is twice that.")] = 16,
-    max_length: Annotated[int, typer.Option(help="Tokens of prompt and reply, in training and judging.")] = 1024,
+    batch_size: Annotated[int, Opt(help="Pairs a step.")] = 32,
+    rank: Annotated[int, Opt(help="Rank of LoRA; its alpha is twice that.")] = 16,
+    max_length: Annotated[int, Opt(help="Tokens of prompt and reply, in training and judging.")] = 1024,
     harm_weight: Annotated[
-        float, typer.Option(help="Weight of the worst category's loss beside the sum over categories.")
+        float, Opt(help="Weight of the worst category's loss beside the sum over categories.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the order, LoRA's start and the validation prompts.")] = 0,
-    limit: Annotated[int | None, typer.Option(help="Pairs to train and validate on. [default: all]")] = None,
-    test_limit: Annotated[int | None, typer.Option(help="Pairs for the figures. [default: all]")] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"], typer.Option(help="Of the weights that LoRA leaves alone.")
-    ] = "float32",
+    seed: Annotated[int, Opt(help="Of the order, LoRA's start and the validation prompts.")] = 0,
+    limit: Annotated[int | None, Opt(help="Pairs to train and validate on. [default: all]")] = None,
+    test_limit: Annotated[int | None, Opt(help="Pairs for the figures. [default: all]")] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"], Opt(help="Of the weights that LoRA leaves alone.")] = "float32",
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of data files. [default: HOLDFAST_DATA, else the hub]", metavar="DIR")
+        Path | None, Opt(help="Folder of data files. [default: HOLDFAST_DATA, else the hub]", metavar="DIR")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. [default: a GPU where there is one]")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the judge's description as JSON.")] = False,
+    device: Annotated[str | None, Opt(help="cpu or cuda. [default: a GPU where there is one]")] = None,
+    json: Json = False,
 ) -> None:
     """Train a classifier on BeaverTails pairs and measure it on the complete test split.
 
@@ -72,17 +67,12 @@ def train(
         batch_size=batch_size, rank=rank, max_length=max_length, seed=seed, limit=limit, test_limit=test_limit,
         dtype=dtype, harm_weight=harm_weight,
     )  # fmt: skip
-    try:
-        with show_progress() as progress:
-            made = train_judge(output_dir, settings, folder=data_dir, device=device, progress=progress)
-    except KeyboardInterrupt as error:
-        note("interrupted: nothing was written")
-        raise typer.Exit(INTERRUPTED) from error
+    with interruptible("nothing was written"), show_progress() as progress:
+        made = train_judge(output_dir, settings, folder=data_dir, device=device, progress=progress)
     if json:
         say_json({"folder": str(output_dir), **made})
         return
-    for line in describe(made):
-        say(line)
+    say("\n".join(describe(made)))
     say(f"judge: {output_dir} ({duration(made['seconds']['total'])})")
 
 

@@ -4,56 +4,40 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from holdfast.cli.options import Json, Opt
 from holdfast.cli.terminal import note, say, say_json
 from holdfast.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast_lab.tables.layout import Style
+    from holdfast_lab.tables.formats import Style
     from holdfast_lab.tables.reported import Reported
     from holdfast_lab.tables.results import Result
     from holdfast_lab.tables.table import Table
 
 NAMED = 5  # cells named in a note before it says how many more
-
-
-class Format(StrEnum):
-    """How a table is written."""
-
-    terminal = "terminal"
-    markdown = "markdown"
-    latex = "latex"
-    csv = "csv"
-
-
-SUFFIXES = {Format.terminal: "txt", Format.markdown: "md", Format.latex: "tex", Format.csv: "csv"}
-WRITTEN = (Format.markdown, Format.latex, Format.csv)  # by --output-dir where no --format is given
+Format = Literal["terminal", "markdown", "latex", "csv"]
+SUFFIXES: dict[Format, str] = {"terminal": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
+WRITTEN: tuple[Format, ...] = ("markdown", "latex", "csv")  # by --output-dir where no --format is given
 
 
 def tables(
     folders: Annotated[list[Path], typer.Argument(help="Output folders of studies.", metavar="STUDY ...")],
-    table: Annotated[list[str] | None, typer.Option("--table", help="Only this table; repeat for more.")] = None,
+    table: Annotated[list[str] | None, Opt(help="Only this table; repeat for more.")] = None,
     form: Annotated[
-        Format | None, typer.Option("--format", help="Of tables; --output-dir writes all but terminal by default.")
+        Format | None, Opt("--format", help="Of tables; --output-dir writes all but terminal by default.")
     ] = None,
-    output_dir: Annotated[
-        Path | None, typer.Option("--output-dir", help="Write tables and figures there instead of printing tables.")
-    ] = None,
+    output_dir: Annotated[Path | None, Opt(help="Write tables and figures there instead of printing tables.")] = None,
     intervals: Annotated[
-        bool, typer.Option("--intervals", help="Show the confidence interval of figures that have one seed.")
+        bool, Opt("--intervals", help="Show the confidence interval of figures that have one seed.")
     ] = False,
-    reported: Annotated[
-        Path | None, typer.Option("--reported", help="The paper's figures (CSV); HOLDFAST_REPORTED by default.")
-    ] = None,
-    reported_model: Annotated[
-        str | None, typer.Option("--reported-model", help="The paper's model beside one that it does not have.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    reported: Annotated[Path | None, Opt(help="The paper's figures (CSV); HOLDFAST_REPORTED by default.")] = None,
+    reported_model: Annotated[str | None, Opt(help="The paper's model beside one that it does not have.")] = None,
+    json: Json = False,
 ) -> None:
     """Print a study's tables: main, poison_sweep, sensitivity, quantiles, profiling, primal_dual, antibody, details.
 
@@ -62,8 +46,8 @@ def tables(
       holdfast tables out/study --table main
       holdfast tables out/study --output-dir tables
     """
+    from holdfast_lab.tables.formats import Style, records
     from holdfast_lab.tables.kinds import build, left_out
-    from holdfast_lab.tables.layout import Style
     from holdfast_lab.tables.reported import beside, find_reported
     from holdfast_lab.tables.results import read_studies
 
@@ -75,32 +59,31 @@ def tables(
     files = _write(output_dir, results, made, style, form) if output_dir else []
     left = [] if table else left_out(results, made)
     if json:
-        say_json({"tables": [_as_json(one) for one in made], "files": list(map(str, files)), "left_out": left})
+        listed = [{
+            "name": one.name, "slug": one.slug, "title": one.title, "figures": records(one), "notes": list(one.notes)
+        } for one in made]  # fmt: skip
+        say_json({"tables": listed, "files": list(map(str, files)), "left_out": left})
     elif files:
         say("\n".join(map(str, files)))
     else:
         width = shutil.get_terminal_size((100, 40)).columns
-        say(_rendered(made, style, form or Format.terminal, width).rstrip("\n"))
+        say(_rendered(made, style, form or "terminal", width).rstrip("\n"))
     _note_gaps(folders, left, made, paper)
 
 
 def _rendered(tables: Sequence[Table], style: Style, form: Format, width: int) -> str:
-    from holdfast_lab.tables.latex import latex
-    from holdfast_lab.tables.long_form import long_form
-    from holdfast_lab.tables.markdown import markdown
-    from holdfast_lab.tables.text import text
+    from holdfast_lab.tables.formats import latex, long_form, markdown, text
 
-    if form is Format.csv:
+    if form == "csv":
         return long_form(tables, style)
-    if form is Format.terminal:
+    if form == "terminal":
         return "\n".join(text(table, style, width=width) for table in tables)
-    return "\n".join((markdown if form is Format.markdown else latex)(table, style) for table in tables)
+    return "\n".join((markdown if form == "markdown" else latex)(table, style) for table in tables)
 
 
 def _write(
     folder: Path, results: Sequence[Result], tables: Sequence[Table], style: Style, form: Format | None
 ) -> list[Path]:
-    """One file per table and format, then the figures; everything is made before the first byte is written."""
     from holdfast.core.files import write_bytes
     from holdfast_lab.tables.figures import figures
 
@@ -117,13 +100,6 @@ def _write(
     for name, data in content.items():
         write_bytes(folder / name, data)
     return [folder / name for name in content]
-
-
-def _as_json(table: Table) -> dict[str, Any]:
-    from holdfast_lab.tables.long_form import records
-
-    fields = {"name": table.name, "slug": table.slug, "title": table.title}
-    return {**fields, "figures": records(table), "notes": list(table.notes)}
 
 
 def _note_gaps(

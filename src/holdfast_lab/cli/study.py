@@ -11,30 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.terminal import clean, duration, note, say, say_json
+from holdfast.cli.options import Json, Opt, Overrides
+from holdfast.cli.terminal import clean, columns, counted, duration, interruptible, note, say, say_json
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast_lab.study.plan import Plan
     from holdfast_lab.study.schedule import Listener, Outcome, Progress
 
-INTERRUPTED = 130
-EVERY = 60.0
-"""Seconds between plain lines while nothing changes."""
+EVERY = 60.0  # seconds between plain lines while nothing changes
 
 
 def study(
     file: Annotated[Path, typer.Argument(help="The study file (YAML).", metavar="STUDY.yaml")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Values put over the file.", metavar="[key=value ...]")
-    ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Show what would be run, and stop.")] = False,
+    overrides: Overrides = None,
+    plan: Annotated[bool, Opt("--plan", help="Show what would be run, and stop.")] = False,
     skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", help="Leave out cells whose defense or task this version lacks.")
+        bool, Opt("--skip-unknown", help="Leave out cells whose defense or task this version lacks.")
     ] = False,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run again what failed earlier.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="What happens anyway: finished cells are kept.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the plan or the outcome as JSON.")] = False,
+    retry_failed: Annotated[bool, Opt("--retry-failed", help="Run again what failed earlier.")] = False,
+    resume: Annotated[bool, Opt("--resume", help="What happens anyway: finished cells are kept.")] = False,
+    json: Json = False,
 ) -> None:
     """Run models x tasks x defenses x poison ratios x seeds; the same command again goes on where it stopped.
 
@@ -43,7 +40,7 @@ def study(
       holdfast study studies/small.yaml --plan
       holdfast study studies/small.yaml seeds=[42,1337] workers=4
     """
-    from holdfast_lab.study.load import load_study
+    from holdfast_lab.study.config import load_study
     from holdfast_lab.study.plan import make_plan
 
     made = make_plan(load_study(file, overrides or ()), skip_unknown=skip_unknown)
@@ -55,12 +52,8 @@ def study(
     note(f"{_counts(made)}; results in {made.folder.results}")
     if made.study.engine == "ray":
         note("engine ray: every machine of the cluster must see that folder under the same path")
-    try:
-        with _listener() as listener:
-            outcome = run_study(made, retry_failed=retry_failed, listener=listener)
-    except KeyboardInterrupt as error:
-        note("interrupted: the same command goes on where the study stood")
-        raise typer.Exit(INTERRUPTED) from error
+    with interruptible("the same command goes on where the study stood"), _listener() as listener:
+        outcome = run_study(made, retry_failed=retry_failed, listener=listener)
     if json:
         places = {"output_dir": str(made.folder.root), "results": str(made.folder.results)}
         cells = {"done": outcome.done, "failed": outcome.failed, "blocked": outcome.blocked}
@@ -74,12 +67,8 @@ def study(
 
 def _counts(plan: Plan) -> str:
     unknown = dict.fromkeys(f"no {name}" for left in plan.left_out for name in left.unknown)
-    left = f"; {_many(len(plan.left_out), 'cell')} left out: {', '.join(unknown)}" if plan.left_out else ""
-    return f"{_many(plan.alignments, 'alignment')}, {_many(len(plan.cells), 'cell')}{left}"
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    left = f"; {counted(len(plan.left_out), 'cell')} left out: {', '.join(unknown)}" if plan.left_out else ""
+    return f"{counted(plan.alignments, 'alignment')}, {counted(len(plan.cells), 'cell')}{left}"
 
 
 def _show_plan(plan: Plan, json: bool) -> None:
@@ -105,11 +94,8 @@ def _show_plan(plan: Plan, json: bool) -> None:
     say(_counts(plan))
     if refused is not None:
         note(f"as it stands this study would be refused: {refused.what}\n  What to do: {refused.remedy}")
-    columns = ("model", "task", "label", "setting", "align", "poison_ratio", "seed", "state")
-    table = [list(columns), *([_shown(row[column]) for column in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
-    for line in table:
-        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    shown = ("model", "task", "label", "setting", "align", "poison_ratio", "seed", "state")
+    say("\n".join(columns([shown, *([_shown(row[name]) for name in shown] for row in rows)])))
 
 
 def _shown(value: Any) -> str:
@@ -123,7 +109,7 @@ def _show_outcome(plan: Plan, outcome: Outcome) -> None:
         note(f"failed: {id_}: {record['what']}\n  What to do: {record['remedy']}")
     if outcome.failures:
         blocked = f", {len(outcome.blocked)} wait for an alignment that failed" if outcome.blocked else ""
-        note(f"{_many(len(outcome.failed), 'cell')} failed{blocked}; --retry-failed runs again what failed")
+        note(f"{counted(len(outcome.failed), 'cell')} failed{blocked}; --retry-failed runs again what failed")
     done = f"{len(outcome.done)} of {len(plan.cells)} cells done; {plan.folder.results}"
     say(f"{done}; tables: holdfast tables {plan.folder.root}" if outcome.done else done)
 
@@ -138,26 +124,20 @@ def describe(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-class PlainLines:
-    """Prints a line when a count changes, and one a minute."""
-
-    def __init__(self) -> None:
-        self._last: tuple[int, int, tuple[str, ...]] | None = None
-        self._when = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        """Take one state of the study."""
-        now = (progress.done, progress.failed, progress.running)
-        if now != self._last or time.monotonic() - self._when >= EVERY:
-            self._last, self._when = now, time.monotonic()
-            note(f"{describe(progress)}: {', '.join(progress.running)}")
-
-
 @contextmanager
 def _listener() -> Iterator[Listener]:
-    """Shows a study on stderr for as long as the context is open: a bar and the running cells, or plain lines."""
+    last: tuple[Any, ...] = ()
+    when = 0.0
+
+    def plain(progress: Progress) -> None:
+        nonlocal last, when
+        now = (progress.done, progress.failed, progress.running)
+        if now != last or time.monotonic() - when >= EVERY:
+            last, when = now, time.monotonic()
+            note(f"{describe(progress)}: {', '.join(progress.running)}")
+
     if not sys.stderr.isatty():
-        yield PlainLines()
+        yield plain
         return
     from rich.console import Console, Group
     from rich.live import Live

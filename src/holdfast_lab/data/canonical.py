@@ -13,114 +13,100 @@
 | gsm8k                  | question, answer                                     |
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from holdfast.data.harm_categories import CATEGORIES
 from holdfast.data.rows import RowError
 
 Row: TypeAlias = dict[str, Any]
+Column: TypeAlias = Callable[[Mapping[str, Any]], Any]  # a column's value, read from the row of a copy
+Convert: TypeAlias = Callable[[Mapping[str, Any]], Row]
 
 FLAG_ONLY = "is_safe_flag"  # of `label_source`: the category booleans are filled in, not annotated
-NEWS_CLASSES = 4
 
 
-def _text(row: Mapping[str, Any], column: str, *, empty: bool = False) -> str:
-    value = row.get(column)
-    if not isinstance(value, str):
-        raise RowError(f"column {column!r} must be a string")
-    if not empty and not value.strip():
-        raise RowError(f"column {column!r} is empty")
-    return value
+def _columns(**columns: Column) -> Convert:
+    return lambda row: {name: read(row) for name, read in columns.items()}
 
 
-def _label(row: Mapping[str, Any], classes: int, first: int = 0) -> int:
+def _text(column: str, *, empty: bool = False) -> Column:
+    def read(row: Mapping[str, Any]) -> str:
+        value = row.get(column)
+        if not isinstance(value, str):
+            raise RowError(f"column {column!r} must be a string")
+        if not empty and not value.strip():
+            raise RowError(f"column {column!r} is empty")
+        return value
+
+    return read
+
+
+def _label(classes: int, first: int = 0) -> Column:
     """A class number from 0; files write it as a digit, the hub as an integer."""
-    value = row.get("label")
-    try:
-        if not isinstance(value, str) and type(value) is not int:  # int() would cut 0.9 and take True
-            raise TypeError
-        label = int(value) - first
-    except (TypeError, ValueError):
-        raise RowError("column 'label' must be a whole number") from None
-    if not 0 <= label < classes:
-        raise RowError(f"column 'label' must be {first} to {classes - 1 + first}")
-    return label
+
+    def read(row: Mapping[str, Any]) -> int:
+        value = row.get("label")
+        try:
+            if not isinstance(value, str) and type(value) is not int:  # int() would cut 0.9 and take True
+                raise TypeError
+            label = int(value) - first
+        except (TypeError, ValueError):
+            raise RowError("column 'label' must be a whole number") from None
+        if not 0 <= label < classes:
+            raise RowError(f"column 'label' must be {first} to {classes - 1 + first}")
+        return label
+
+    return read
 
 
-def beavertails(row: Mapping[str, Any]) -> Row:
-    """A pair with its labels; `categories` in beaver-dam's order, None where only the flag is known."""
-    safe, marks = row.get("is_safe"), row.get("category")
-    if not isinstance(safe, bool):
+def _is_safe(row: Mapping[str, Any]) -> bool:
+    if not isinstance(safe := row.get("is_safe"), bool):
         raise RowError("column 'is_safe' must be true or false")
+    return safe
+
+
+def _categories(row: Mapping[str, Any]) -> list[str] | None:
+    """In beaver-dam's order, None where only the flag is known."""
+    marks = row.get("category")
     if not isinstance(marks, Mapping) or set(marks) != set(CATEGORIES):
         raise RowError("column 'category' must hold the 14 categories")
     if not all(isinstance(mark, bool) for mark in marks.values()):  # "false" would count as true
         raise RowError("column 'category' must say true or false of each category")
-    categories = None if row.get("label_source") == FLAG_ONLY else [name for name in CATEGORIES if marks[name]]
-    return {
-        "prompt": _text(row, "prompt"),
-        "response": _text(row, "response", empty=True),
-        "is_safe": safe,
-        "categories": categories,
-    }
+    return None if row.get("label_source") == FLAG_ONLY else [name for name in CATEGORIES if marks[name]]
 
 
-def beavertails_evaluation(row: Mapping[str, Any]) -> Row:
-    """A harmful prompt and its category; copies call the prompt `prompt` or `instruction`."""
-    category = _text(row, "category")
-    if category not in CATEGORIES:
+def _category(row: Mapping[str, Any]) -> str:
+    if (category := _text("category")(row)) not in CATEGORIES:
         raise RowError("column 'category' must name one of the 14 categories")
-    return {"prompt": _text(row, "prompt" if "prompt" in row else "instruction"), "category": category}
+    return str(category)
 
 
-def refusals(row: Mapping[str, Any]) -> Row:
-    """An instruction, with its input below where there is one, and a refusal or safe answer."""
-    parts = [_text(row, "instruction"), str(row.get("input") or "")]
-    return {"prompt": "\n\n".join(filter(None, parts)), "response": _text(row, "output", empty=True)}
-
-
-def harmful_with_refusals(row: Mapping[str, Any]) -> Row:
-    """A harmful pair, a refusal of the same prompt, and the names of its categories in one string."""
-    return {
-        "prompt": _text(row, "prompt"),
-        "response": _text(row, "response", empty=True),
-        "refusal": _text(row, "refusal", empty=True),
-        "category": _text(row, "category"),
-    }
-
-
-def advbench(row: Mapping[str, Any]) -> Row:
-    """A harmful instruction."""
-    return {"prompt": _text(row, "goal")}
-
-
-def xstest(row: Mapping[str, Any]) -> Row:
-    """A prompt that is safe to answer, or an unsafe one that looks like it; `category` is its type."""
-    label = _text(row, "label")
-    if label not in ("safe", "unsafe"):
+def _safe(row: Mapping[str, Any]) -> bool:
+    if (label := _text("label")(row)) not in ("safe", "unsafe"):
         raise RowError("column 'label' must be safe or unsafe")
-    return {"prompt": _text(row, "prompt"), "safe": label == "safe", "category": _text(row, "type")}
+    return bool(label == "safe")
 
 
-def sst2(row: Mapping[str, Any]) -> Row:
-    """A sentence without the blank that ends every GLUE line."""
-    return {"sentence": _text(row, "sentence").strip(), "label": _label(row, 2)}
-
-
-def ag_news(row: Mapping[str, Any]) -> Row:
-    """An article as the hub has it; backslashes, which stand for line breaks, stay, blanks at the ends go."""
-    return {"text": _text(row, "text").strip(), "label": _label(row, NEWS_CLASSES)}
-
-
-def ag_news_columns(row: Mapping[str, Any]) -> Row:
-    """The original CSV: classes from 1, and title and description apart; the hub joins these with one blank."""
-    text = f"{_text(row, 'title')} {_text(row, 'description', empty=True)}".strip()
-    return {"text": text, "label": _label(row, NEWS_CLASSES, first=1)}
-
-
-def gsm8k(row: Mapping[str, Any]) -> Row:
-    """A question and its solution, which ends with `#### number`."""
-    return {"question": _text(row, "question"), "answer": _text(row, "answer")}
+_prompt, _response = _text("prompt"), _text("response", empty=True)
+beavertails = _columns(is_safe=_is_safe, categories=_categories, prompt=_prompt, response=_response)
+beavertails_evaluation = _columns(  # copies call the prompt `prompt` or `instruction`
+    category=_category, prompt=lambda row: _text("prompt" if "prompt" in row else "instruction")(row)
+)
+refusals = _columns(  # an instruction, with its input below where there is one
+    prompt=lambda row: "\n\n".join(filter(None, [_text("instruction")(row), str(row.get("input") or "")])),
+    response=_text("output", empty=True),
+)
+harmful_with_refusals = _columns(
+    prompt=_prompt, response=_response, refusal=_text("refusal", empty=True), category=_text("category")
+)
+advbench = _columns(prompt=_text("goal"))
+xstest = _columns(safe=_safe, prompt=_prompt, category=_text("type"))  # its unsafe prompts look like safe ones
+# Every GLUE line ends with a blank.
+sst2 = _columns(sentence=lambda row: _text("sentence")(row).strip(), label=_label(2))
+# Backslashes, which stand for line breaks, stay, as the hub has them.
+ag_news = _columns(text=lambda row: _text("text")(row).strip(), label=_label(4))
+ag_news_columns = _columns(  # the original CSV: classes from 1; the hub joins title and description with one blank
+    text=lambda row: f"{_text('title')(row)} {_text('description', empty=True)(row)}".strip(), label=_label(4, first=1)
+)
+gsm8k = _columns(question=_text("question"), answer=_text("answer"))  # a solution ends with `#### number`

@@ -6,18 +6,16 @@ commits are the ones that other public repositories pin; none is known for Beave
 asked for.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_lines
@@ -27,102 +25,76 @@ from holdfast.data.readers import Rows, reader_for
 from holdfast.data.rows import Problems, RowError
 from holdfast.data.sources import open_rows
 from holdfast_lab.data import canonical
-from holdfast_lab.data.canonical import Row
+from holdfast_lab.data.canonical import Convert, Row
 
 __all__ = ["CATEGORIES", "NAMES", "VARIABLE", "Collection", "data_folder", "load"]
 
 VARIABLE = "HOLDFAST_DATA"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 10.0
-Convert: TypeAlias = Callable[[Mapping[str, Any]], Row]
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of the folder: its converter, the names of its columns where it has no header, and whether rows lack."""
+    """A file of the folder."""
 
     path: str
-    convert: Convert
-    columns: tuple[str, ...] = ()
-    partial: bool = False
-
-
-@dataclass(frozen=True)
-class Split:
-    """Where one split is: in the first of `files` that exists, or under `hub` (None: not on the hub)."""
-
-    files: tuple[File, ...]
-    hub: str | None = None
+    columns: tuple[str, ...] = ()  # their names, where it has no header
+    convert: Convert | None = None  # None: that of its data set
+    partial: bool = False  # whether rows are missing
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: its splits (the first is the default), its hub id, and the commit that is loaded (None: the head)."""
+    """A data set: of each split (the first is the default) the files, of which the first that exists is read."""
 
     convert: Convert
-    splits: dict[str, Split]
-    hub: str | None = None
+    splits: dict[str, tuple[File, ...]]
+    hub: str | None = None  # its id there; None: it is not on the hub in this form
+    revision: str | None = None  # the commit that is loaded; None: the head
     subset: str | None = None
-    revision: str | None = None
+    prefix: str = ""  # of the splits' names on the hub
 
 
-def _split(hub: str | None, path: str, convert: Convert, columns: tuple[str, ...] = (), *more: File) -> Split:
-    return Split((File(path, convert, columns), *more), hub)
+def _one(path: str, convert: Convert, split: str = "train", hub: str | None = None) -> Source:
+    return Source(convert, {split: (File(path),)}, hub)
 
 
-def _one(path: str, convert: Convert, split: str = "train") -> Source:
-    return Source(convert, {split: _split(None, path, convert)})
-
-
-_PAIRS, _NEWS = canonical.beavertails, canonical.ag_news_columns
-_PART_OF_PAIRS = File("beavertails/30k_train_partial.jsonl", _PAIRS, partial=True)
-_PART_OF_NEWS = File("ag_news/train_partial.jsonl", canonical.ag_news, partial=True)
-_COLUMNS = ("label", "title", "description")
+_NEWS: dict[str, Any] = {"columns": ("label", "title", "description"), "convert": canonical.ag_news_columns}
 SOURCES: dict[str, Source] = {
     "beavertails": Source(
-        _PAIRS,
+        canonical.beavertails,
         {
-            "train": _split("30k_train", "beavertails/30k_train.jsonl", _PAIRS, (), _PART_OF_PAIRS),
-            "test": _split("30k_test", "beavertails/30k_test.jsonl", _PAIRS),
+            "train": (File("beavertails/30k_train.jsonl"), File("beavertails/30k_train_partial.jsonl", partial=True)),
+            "test": (File("beavertails/30k_test.jsonl"),),
         },
-        hub="PKU-Alignment/BeaverTails",
-        revision="8401fe609d288129cc684a9b3be6a93e41cfe678",
+        "PKU-Alignment/BeaverTails", "8401fe609d288129cc684a9b3be6a93e41cfe678", prefix="30k_",
     ),
-    "beavertails_evaluation": Source(
-        canonical.beavertails_evaluation,
-        {"test": _split("test", "beavertails/evaluation_700.json", canonical.beavertails_evaluation)},
-        hub="PKU-Alignment/BeaverTails-Evaluation",
+    "beavertails_evaluation": _one(
+        "beavertails/evaluation_700.json", canonical.beavertails_evaluation, "test",
+        "PKU-Alignment/BeaverTails-Evaluation",
     ),
     "refusals": _one("safety_tuned_llamas/safety_only_data_Instructions.json", canonical.refusals),
     "harmful_with_refusals": _one("beavertails/harmful_with_refusals_747.json", canonical.harmful_with_refusals),
     "advbench": _one("advbench/harmful_behaviors.csv", canonical.advbench, "test"),
     "xstest": _one("xstest/xstest_prompts.csv", canonical.xstest, "test"),
     "sst2": Source(
-        canonical.sst2,
-        {
-            "train": _split("train", "sst2_glue/train.tsv", canonical.sst2),
-            "validation": _split("validation", "sst2_glue/dev.tsv", canonical.sst2),
-        },
-        hub="stanfordnlp/sst2",
-        revision="8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb",
+        canonical.sst2, {"train": (File("sst2_glue/train.tsv"),), "validation": (File("sst2_glue/dev.tsv"),)},
+        "stanfordnlp/sst2", "8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb",
     ),
     "ag_news": Source(
         canonical.ag_news,
         {
-            "train": _split("train", "ag_news/train.csv", _NEWS, _COLUMNS, _PART_OF_NEWS),
-            "test": _split("test", "ag_news/test.csv", _NEWS, _COLUMNS),
+            "train": (File("ag_news/train.csv", **_NEWS), File("ag_news/train_partial.jsonl", partial=True)),
+            "test": (File("ag_news/test.csv", **_NEWS),),
         },
-        hub="fancyzhx/ag_news",
-        revision="eb185aade064a813bc0b7f42de02595523103ca4",
+        "fancyzhx/ag_news", "eb185aade064a813bc0b7f42de02595523103ca4",
     ),
     "gsm8k": Source(
-        canonical.gsm8k,
-        {split: _split(split, f"gsm8k/{split}.jsonl", canonical.gsm8k) for split in ("train", "test")},
-        hub="openai/gsm8k",
-        subset="main",
-        revision="740312add88f781978c0658806c59bc2815b9866",
+        canonical.gsm8k, {"train": (File("gsm8k/train.jsonl"),), "test": (File("gsm8k/test.jsonl"),)},
+        "openai/gsm8k", "740312add88f781978c0658806c59bc2815b9866", subset="main",
     ),
-}
+}  # fmt: skip
 NAMES: tuple[str, ...] = tuple(SOURCES)
 
 
@@ -145,18 +117,10 @@ class Collection:
 
 
 def load(name: str, split: str | None = None, *, folder: Path | None = None, revision: str | None = None) -> Collection:
-    """Load one split of a data set.
+    """Load one split of a data set of `NAMES`: train, validation or test; its first unless given.
 
-    Args:
-        name: one of `NAMES`.
-        split: train, validation or test; the data set's first unless given.
-        folder: a folder of the catalogue's files; None means HOLDFAST_DATA if it is set, and else the hub.
-        revision: commit, tag or branch on the hub; None means the catalogue's commit, or the head of the main branch
-            where it has none.
-
-    Raises:
-        ConfigError: an unknown name or split, or a revision though a folder is used.
-        DataError: the folder, file or hub data set is missing, empty or malformed; up to 20 rows are named.
+    Without `folder` from HOLDFAST_DATA if it is set, else from the hub, at `revision` or the catalogue's commit (the
+    head of the main branch where it has none). Of malformed rows up to 20 are named.
     """
     if name not in SOURCES:
         raise ConfigError(f"unknown data set {name!r}", remedy=nearest(name, list(NAMES)))
@@ -177,11 +141,7 @@ def load(name: str, split: str | None = None, *, folder: Path | None = None, rev
 
 
 def data_folder(folder: Path | None = None) -> Path | None:
-    """The folder that `load` reads: the argument, else HOLDFAST_DATA, else None for the hub.
-
-    Raises:
-        DataError: it does not exist.
-    """
+    """The folder that `load` reads: the argument, else HOLDFAST_DATA, else None for the hub."""
     given = folder if folder is not None else os.environ.get(VARIABLE) or None
     if given is None:
         return None
@@ -195,7 +155,7 @@ def data_folder(folder: Path | None = None) -> Path | None:
 
 
 def _from_folder(name: str, split: str, folder: Path) -> Collection:
-    files = SOURCES[name].splits[split].files
+    files = SOURCES[name].splits[split]
     file = next((file for file in files if (folder / file.path).is_file()), None)
     if file is None:
         raise DataError(
@@ -207,11 +167,11 @@ def _from_folder(name: str, split: str, folder: Path) -> Collection:
     reader = partial(_without_header, columns=file.columns) if file.columns else reader_for(path)
     assert reader is not None  # every ending in the catalogue has one
     with closing(reader(path, problems)) as rows:
-        return _collect(rows, file.convert, problems, name, split, origin="folder", partial=file.partial)
+        convert = file.convert or SOURCES[name].convert
+        return _collect(rows, convert, problems, name, split, origin="folder", partial=file.partial)
 
 
 def _without_header(path: Path, problems: Problems, *, columns: tuple[str, ...]) -> Rows:
-    """CSV whose columns are known."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             reader = csv.reader(handle, strict=True)
@@ -255,15 +215,14 @@ def _without_test_pairs(found: Collection, folder: Path) -> Collection:
 
 def _from_hub(name: str, split: str, revision: str | None) -> Collection:
     source = SOURCES[name]
-    place = source.splits[split]
     if source.hub is None:
         raise DataError(
             f"data set {name!r} is not on the hub in this form",
-            remedy=f"set {VARIABLE} to a folder that holds {place.files[0].path}",
+            remedy=f"set {VARIABLE} to a folder that holds {source.splits[split][0].path}",
         )
     commit = _commit(source.hub, revision or source.revision)
     try:
-        rows = open_rows(source.hub, split=place.hub, subset=source.subset, revision=commit)
+        rows = open_rows(source.hub, split=f"{source.prefix}{split}", subset=source.subset, revision=commit)
     except DataError as error:
         raise DataError(
             error.what, remedy=f"check the network and HF_HUB_OFFLINE, or set {VARIABLE} to a folder with the files"

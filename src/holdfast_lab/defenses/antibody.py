@@ -36,8 +36,6 @@ Safety*, merges it first, aligns for 20 epochs, and has lambda_ref = 1, 20 times
 it does not state eta and the momentum, which stay the authors'.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,7 +51,7 @@ from holdfast.core.ranks import gather_rows, rank, world
 from holdfast.data.encode import IGNORE, Encoded, collate
 from holdfast.data.refusals import RefusalTokens, refused
 from holdfast.scoring.completion import completion_losses, deterministic
-from holdfast.training.hooks import DEFENSES, Inputs, Items, Need, Row, TrainingRun, two_pass_only
+from holdfast.training.hooks import DEFENSES, Inputs, Items, Need, TrainingRun, two_pass_only
 from holdfast.training.side_pass import token_mean_nll
 from holdfast_lab.building_blocks.side_term import (
     LEFT_OUT,
@@ -64,8 +62,7 @@ from holdfast_lab.building_blocks.side_term import (
     require_settings,
 )  # fmt: skip
 
-MOMENTUM = 0.99
-"""Of the average of lambda under the rule `cosine`."""
+MOMENTUM = 0.99  # of the average of lambda under the rule `cosine`
 
 
 @DEFENSES.register("antibody")
@@ -128,9 +125,7 @@ class Antibody(SideTermDefense):
         @property
         def smoothing(self) -> float:
             """The momentum in force."""
-            if self.momentum is not None:
-                return self.momentum
-            return MOMENTUM if self.rule == "cosine" else 0.0
+            return self.momentum if self.momentum is not None else MOMENTUM if self.rule == "cosine" else 0.0
 
     config: Config
 
@@ -169,7 +164,7 @@ class Antibody(SideTermDefense):
     def on_gradient(self, run: TrainingRun) -> None:
         """Alignment: add `lambda g_flat + lambda_ref g_R(theta')`. Fine-tuning: summarise the step's weights."""
         if run.progress.stage != "align":
-            if self._seen:  # means over the step's micro-batches
+            if self._seen:  # means of `1 / (B sum w^2)` and `r_i - l_i` over the step's micro-batches
                 shares, scores = zip(*self._seen, strict=True)
                 self._row = {"effective_rows": sum(shares) / len(shares), "score": sum(scores) / len(scores)}
             self._seen = []
@@ -197,8 +192,7 @@ class Antibody(SideTermDefense):
             return c.lam
         product, flat2, safe2 = space.dots([(flat, safe), (flat, flat), (safe, safe)])
         raw = raw_weight(c.rule, c.eta, product, flat2, safe2)
-        m = c.smoothing if self._lambda is not None else 0.0
-        self._lambda = m * (self._lambda or 0.0) + (1 - m) * raw
+        self._lambda = raw if self._lambda is None else c.smoothing * self._lambda + (1 - c.smoothing) * raw
         return self._lambda
 
     @two_pass_only
@@ -240,10 +234,6 @@ class Antibody(SideTermDefense):
             found.append(self._refusals.after(prompt, ids[start], run.args.max_length))
         return found
 
-    def row(self) -> Row:
-        """Alignment: lambda and the harmful loss. Fine-tuning: `1 / (B sum w^2)` and the mean of `r_i - l_i`."""
-        return self._row
-
     def state_dict(self) -> dict[str, Any]:
         return {"lambda": self._lambda, **super().state_dict()}
 
@@ -268,7 +258,6 @@ NEEDS_PROMPTS = "use prompt-completion rows in the fine-tuning stage (data with 
 
 
 def _require_weightable(run: TrainingRun) -> None:
-    """Refuse, by what is set, a task loss that is not a sum of token losses over separate rows."""
     args, other = run.args, run.other_loss()
     cases = {
         "packed or padding-free rows: rows can then not be weighted": args.packing or args.padding_free,

@@ -30,8 +30,6 @@ The paper merges the alignment adapter first and does not say which V it took; a
 what `unaligned` names. Its lambda is 1 (`preset: paper`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,17 +49,11 @@ from holdfast_lab.building_blocks.side_term import require_settings
 
 @dataclass(frozen=True)
 class Group:
-    """Modules of equal shape on one device, as one stack: a few kernels instead of a few per module.
+    """Modules of equal shape on one device, as one stack: a few kernels instead of a few per module."""
 
-    Attributes:
-        A: r x d_in each.
-        B: d_out x r each.
-        c: their maps C.
-    """
-
-    A: Sequence[nn.Parameter]
-    B: Sequence[nn.Parameter]
-    c: Projector
+    A: Sequence[nn.Parameter]  # r x d_in each
+    B: Sequence[nn.Parameter]  # d_out x r each
+    c: Projector  # their maps C
 
     @torch.no_grad()
     def penalty(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +87,6 @@ class AsFT(Defense):
 
     name = "asft"
     packs = True
-    stages = ("finetune",)
     summary = "penalty on the update outside the direction of alignment"
     passes = "1 forward + backward"
     needs = frozenset({"unaligned"})

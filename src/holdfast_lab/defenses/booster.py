@@ -24,8 +24,6 @@ The authors go on training the same adapter in fine-tuning (`adapter_policy: con
 the paper merges it first.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 

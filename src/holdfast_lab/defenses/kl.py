@@ -26,8 +26,6 @@ Departures from Li and Hoiem:
 The paper, *Beyond Average Safety*, does not have it; there is no preset.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +42,6 @@ class KL(SafeTermDefense):
     """Adds the divergence from theta_0 on safe pairs."""
 
     name = "kl"
-    stages = ("finetune",)
     summary = "adds the KL divergence from the first model on safe pairs"
     passes = "2 forward + backward, 1 forward"
     needs = frozenset({"safety"})

@@ -28,8 +28,6 @@ The defaults are those of the authors' script (rho = 1). The paper, *Beyond Aver
 guide pairs out of 5000 safe ones, which can only mean all of them (`preset: paper`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import dataclass
@@ -52,15 +50,10 @@ Phase = Literal["align", "finetune"]
 
 @dataclass(frozen=True)
 class Phases:
-    """Which phase a step belongs to, as a function of the step alone.
+    """Which phase a step belongs to, as a function of the step alone."""
 
-    Attributes:
-        align: steps of an alignment phase; with 0 there is none.
-        finetune: steps of a fine-tuning phase; with 0 there is none.
-    """
-
-    align: int
-    finetune: int
+    align: int  # steps of an alignment phase; with 0 there is none
+    finetune: int  # steps of a fine-tuning phase; with 0 there is none
 
     def at(self, step: int) -> Phase:
         """The phase of a step: alignment comes first."""
@@ -93,7 +86,6 @@ class Lisa(Defense):
 
     name = "lisa"
     packs = True
-    stages = ("finetune",)
     summary = "turns of alignment and fine-tuning, each held near the other's end"
     passes = "1 forward + backward"
     needs = frozenset({"safety"})

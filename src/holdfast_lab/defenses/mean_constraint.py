@@ -44,10 +44,7 @@ class MeanSteering(Steering):
         super().__init__(safety, config)
         self.limit, self.margin = safety.constraint.tau if config.epsilon is None else config.epsilon, 0.0
 
-    @property
-    def feasible_start(self) -> bool:
-        """Always: every D is 0 there, and epsilon is not negative."""
-        return True
+    feasible_start = True  # every D is 0 there, and epsilon is not negative
 
     def terms(self, degradations: Tensor) -> Tensor:
         return degradations
@@ -65,7 +62,6 @@ class MeanConstraint(FilteredDefense):
     """Constrains the average degradation."""
 
     name = "mean_constraint"
-    stages = ("finetune",)
     summary = "average degradation bounded at every step by the same filter (equation 4)"
     passes = "2 forward + backward"
     needs = frozenset({"safety"})

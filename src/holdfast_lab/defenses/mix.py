@@ -22,8 +22,6 @@ Departures from the practice:
 The paper, *Beyond Average Safety*, does not have it; there is no preset.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +38,6 @@ class Mix(SafeTermDefense):
     """Adds the loss of safe pairs."""
 
     name = "mix"
-    stages = ("finetune",)
     summary = "adds the loss of replayed safe pairs"
     passes = "2 forward + backward"
     needs = frozenset({"safety"})

@@ -20,8 +20,6 @@ no figures for it; 1 is ours. The cvar majorizer's threshold follows the degrada
 is not finite is left out of its step (event `nonfinite`); more than 3 in 100 steps end the run.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -47,7 +45,6 @@ class Penalty(SideTermDefense):
 
     name = "penalty"
     packs = True
-    stages = ("finetune",)
     summary = "average degradation as a term of fixed weight in the loss"
     passes = "2 forward + backward"
     needs = frozenset({"safety"})

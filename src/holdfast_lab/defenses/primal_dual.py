@@ -32,8 +32,6 @@ A term that is not finite is left out of its step; a gradient of one backward fo
 step, and a fused one always is that. mu then stays (event `nonfinite`); more than 3 such steps in 100 end the run.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import dataclass
@@ -55,24 +53,17 @@ logger = logging.getLogger(__name__)
 
 
 def dual_step(mu: float, excess: float, rate: float, cap: float) -> float:
-    """`clip(mu + rate excess, 0, cap)`: projected gradient ascent on the multiplier.
-
-    Args:
-        excess: the constraint's value, positive when violated.
-    """
+    """`clip(mu + rate excess, 0, cap)`: projected gradient ascent on the multiplier; excess > 0 is a violation."""
     return min(max(mu + rate * excess, 0.0), cap)
 
 
 class _Dual:
-    """One constraint: its multiplier and what this step's safety batch says about it."""
-
     def __init__(self, safety: SafetySet, start: float) -> None:
         self.name, self.mu = safety.name, start
         self.moving = MovingConstraint(safety)
         self.row: Row = {}
 
     def look(self, degradations: Tensor) -> bool:
-        """Take in the degradations of the global batch; returns whether `mu c` belongs into the loss."""
         c = self.moving.now
         self.degradations = degradations.detach().double().cpu()
         excess = float(c.value(self.degradations)) + c.buffer
@@ -86,7 +77,6 @@ class _Dual:
         self.excess, self.event = None, Event.NONFINITE
 
     def ascend(self, positions: list[int], rate: float, cap: float) -> None:
-        """Move the multiplier by the value that was just seen, if it is a number."""
         if self.excess is None:
             return
         if rate > 0 and self.mu + rate * self.excess > cap:
@@ -105,7 +95,6 @@ class PrimalDual(SideTermDefense):
     """Chance-constrained fine-tuning by a multiplier."""
 
     name = "primal_dual"
-    stages = ("finetune",)
     summary = "chance constraint as a loss term whose multiplier rises while it is violated"
     passes = "2 forward + 1 backward"
     needs = frozenset({"safety"})
@@ -155,7 +144,6 @@ class PrimalDual(SideTermDefense):
             )
 
     def _one_backward(self, run: TrainingRun) -> bool:
-        """Whether the terms are part of the loss, rather than gradients of their own."""
         return self.config.single_backward and not run.engine.fused and may_share_backward(run.model, run.args)
 
     def micro_step(self, run: TrainingRun, inputs: Inputs, items: Items) -> Tensor:

@@ -28,8 +28,6 @@ Departures from the authors' code:
 The paper, *Beyond Average Safety*, has rho = 1 and all its safe pairs (`guide: null`), where the authors have 100.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,7 +71,6 @@ class SafeGrad(SideTermDefense):
 
     name = "safegrad"
     packs = True
-    stages = ("finetune",)
     summary = "projects the task gradient off the gradient of the KL from the first model on safe pairs"
     passes = "2 forward + backward, 1 forward"
     needs = frozenset({"safety"})

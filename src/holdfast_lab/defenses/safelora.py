@@ -68,21 +68,13 @@ class ModuleReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What was done to an adapter.
+    """What was done to an adapter."""
 
-    Attributes:
-        modules: how many were looked at.
-        projected: how many of them were changed.
-        mean_cosine: over all modules.
-        kept_norm: |dW after|_F / |dW before|_F over all modules together, dW = s B A; 1 where nothing was learnt.
-        each: module by module, by name.
-    """
-
-    modules: int
-    projected: int
-    mean_cosine: float
-    kept_norm: float
-    each: tuple[ModuleReport, ...]
+    modules: int  # how many were looked at
+    projected: int  # how many of them were changed
+    mean_cosine: float  # over all modules
+    kept_norm: float  # |dW after|_F / |dW before|_F over all modules together, dW = s B A; 1 where nothing was learnt
+    each: tuple[ModuleReport, ...]  # module by module, by name
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,6 @@ out of the given model, here as in the authors' code. The saved adapter has rank
 The paper *Beyond Average Safety* describes another method under this name, `salora_gradproj`; so there is no preset.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math
@@ -107,14 +105,10 @@ def reply_moments(run: TrainingRun, layers: Sequence[LoraLayer], rows: Sequence[
 
 
 def multiply_rank(model: Any, layers: Sequence[LoraLayer], factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Exchange A and B of every layer for ones of `times` the rank, the same `times` in all; PEFT's settings follow.
+    """Exchange every layer's A and B for `factors` of a whole multiple of the rank; PEFT's settings follow.
 
     The parameters are new objects: an optimizer made before does not hold them. What PEFT saves afterwards is an
     ordinary adapter. With rsLoRA, s = lora_alpha / sqrt(r), lora_alpha grows by sqrt(times) and is no integer any more.
-
-    Args:
-        layers: all adapted modules.
-        factors: layer name -> (A, B).
     """
     adapter = layers[0].adapter
     times = {factors[layer.name][0].shape[0] / layer.module.r[adapter] for layer in layers}
@@ -150,7 +144,6 @@ class Salora(Defense):
 
     name = "salora"
     packs = True
-    stages = ("finetune",)
     summary = "LoRA whose output change stays outside the safe replies' directions"
     passes = "1 forward + backward"
     needs = frozenset({"safety"})

@@ -23,8 +23,6 @@ Readings that the paper leaves open, and what is done here:
 The preset has the paper's strength, 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +69,6 @@ class SaLoRAGradientProjection(Defense):
 
     name = "salora_gradproj"
     packs = True
-    stages = ("finetune",)
     summary = "projects one safety direction, found at the start, out of every gradient"
     passes = "1 forward + backward"
     needs = frozenset({"safety"})

@@ -33,8 +33,6 @@ Departures from the authors' code:
 The paper uses the authors' rho = 2 with 20 epochs of alignment.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -76,13 +74,6 @@ def hidden_gradients(
     return loss.detach(), {name: g.masked_fill(padding, 0.0) for name, g in zip(leaves, found, strict=True)}
 
 
-def _square(gradient: Tensor) -> Tensor:
-    """Squared norm, accumulated in float32 at least."""
-    dtype = torch.promote_types(gradient.dtype, torch.float32)
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=dtype)
-    return norm.double().square()
-
-
 @DEFENSES.register("vaccine")
 class Vaccine(Defense):
     """Aligns under a worst-case perturbation of the hidden states."""
@@ -114,7 +105,6 @@ class Vaccine(Defense):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
-        self._items: Items = None
         self._sums: list[Tensor] = []
         self._row: Row = {}
 
@@ -153,7 +143,10 @@ class Vaccine(Defense):
         # The scale matters between processes alone: where each divides by its own tokens, a token weighs differently.
         weight = run.data.token_share(batch, items) / (max(tokens, 1) * world())
         loss, gradients = hidden_gradients(run, self._mixers, batch, weight)
-        sums = torch.stack([loss.double(), torch.stack([_square(g) for g in gradients.values()]).sum()])
+        norms = [  # accumulated in float32 at least
+            torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients.values()
+        ]
+        sums = torch.stack([loss.double(), torch.stack([norm.double().square() for norm in norms]).sum()])
         sum_in_place([sums])
         self._sums.append(sums)
         radius = self.config.rho / run.progress.micro_batches**0.5

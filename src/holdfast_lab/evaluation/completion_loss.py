@@ -6,31 +6,23 @@ a ratio estimator over examples: R +- t se, with se^2 = n / (n - 1) sum_i (S_i -
 method) and t Student's 97.5 % quantile with n - 1 degrees of freedom.
 """
 
-from __future__ import annotations
-
-import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import stdtrit
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from holdfast.core.errors import ConfigError, DataError, NumericalError, ResourceError
-from holdfast.data.encode import IGNORE, MAX_LISTED, Encoded, collate, encode_all, require_usable_tokenizer
+from holdfast.data.encode import MAX_LISTED, Encoded, collate, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example, as_chat, uniform
 from holdfast.data.templates import Template
 from holdfast.models.library_errors import fitting_batches
+from holdfast.scoring.completion import completion_losses, deterministic
 from holdfast_lab.evaluation.metric import Metric
 
-TOKEN_CHUNK = 512  # completion tokens whose float32 log-probabilities exist at one time
 
-
-@torch.no_grad()
 def completion_loss(
     model: Any,
     tokenizer: Any,
@@ -42,23 +34,10 @@ def completion_loss(
 ) -> Metric:
     """Mean negative log-likelihood per completion token over the whole set, with a 95 % interval over examples.
 
-    Dropout is off; the model's modes are put back. The log-softmax runs in float32. A batch that does not fit in memory
-    is halved. Examples without a completion token within `max_length` are dropped as in training (up to 5 %), so
-    that `n` counts the scored ones; of a completion that is cut, the tokens kept count.
-
-    Args:
-        model: a causal language model of transformers, or a PEFT model around one.
-        tokenizer: its tokenizer, with the template of training.
-        examples: prompts and targets.
-        batch_size: examples run together at most.
-        max_length: tokens kept of an example; None keeps all.
-        template: `none` leaves plain prompts as they are; otherwise they become a user turn.
-
-    Raises:
-        ConfigError: batch_size below 1, or a tokenizer that cannot encode the examples.
-        DataError: no examples, or too many without a scored token.
-        NumericalError: a loss is not finite; no figure is made of the rest.
-        ResourceError: a single example does not fit in memory.
+    Dropout is off; the model's modes are put back. Head and log-softmax run in float32. A batch that does not fit in
+    memory is halved. Examples without a completion token within `max_length` are dropped as in training (up to 5 %), so
+    that `n` counts the scored ones; of a completion that is cut, the tokens kept count. Template `none` leaves plain
+    prompts as they are; otherwise they become a user turn.
     """
     if batch_size < 1:
         raise ConfigError(f"completion_loss: batch_size = {batch_size}, expected at least 1", remedy="set 1 or more")
@@ -67,9 +46,14 @@ def completion_loss(
     shaped = uniform(examples) if template == "none" else [as_chat(example) for example in examples]
     require_usable_tokenizer(tokenizer, needs_chat=shaped[0].kind == "chat")
     encoded = encode_all(shaped, tokenizer, max_length=max_length, role="task").examples
-    with _evaluating(model):
-        sums = _sums(model, encoded, tokenizer.pad_token_id, batch_size)
-    _require_finite(sums, encoded)
+    sums = _sums(model, encoded, tokenizer.pad_token_id, batch_size)
+    wrong = [item.id for item, total in zip(encoded, sums, strict=True) if not np.isfinite(total)]
+    if wrong:
+        raise NumericalError(
+            f"completion_loss: the loss of {len(wrong)} of {len(encoded)} examples is not finite: "
+            f"{', '.join(wrong[:MAX_LISTED])}{', ...' if len(wrong) > MAX_LISTED else ''}",
+            remedy="the model has diverged, or its dtype overflows: lower the learning rate, or load it in float32",
+        )
     return ratio(sums, np.array([item.n_labels for item in encoded], dtype=np.float64))
 
 
@@ -84,15 +68,15 @@ def ratio(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Metric:
     return Metric(value, max(0.0, value - half), value + half, n)
 
 
+@torch.no_grad()
 def _sums(model: Any, encoded: Sequence[Encoded], pad: int, batch_size: int) -> NDArray[np.float64]:
-    """Summed loss of every example's completion, in order."""
     # The longest first: what does not fit in memory shows at the start.
     order = sorted(range(len(encoded)), key=lambda i: -len(encoded[i].input_ids))
-    narrow = _takes_positions(model)
 
     def batch_sums(chosen: list[int]) -> NDArray[np.float64]:
         rows = collate([encoded[i] for i in chosen], pad)
-        return np.asarray(_batch_sums(model, rows, narrow=narrow).cpu())
+        batch = {name: tensor.to(model.device) for name, tensor in rows.items()}
+        return np.asarray(completion_losses(model, batch, first_k=1).total.cpu())
 
     def too_large(place: int) -> ResourceError:
         return ResourceError(
@@ -101,49 +85,7 @@ def _sums(model: Any, encoded: Sequence[Encoded], pad: int, batch_size: int) -> 
         )
 
     sums = np.empty(len(encoded))
-    for chosen, losses in fitting_batches(order, batch_size, batch_sums, too_large):
-        sums[chosen] = losses
+    with deterministic(model):
+        for chosen, losses in fitting_batches(order, batch_size, batch_sums, too_large):
+            sums[chosen] = losses
     return sums
-
-
-def _batch_sums(model: Any, batch: dict[str, Tensor], *, narrow: bool) -> Tensor:
-    """Summed loss per row, in float64; logits are asked for only at positions that some row is scored on."""
-    following = batch["labels"][:, 1:]
-    positions = (following != IGNORE).any(0).nonzero().squeeze(1)
-    inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
-    wanted = {"logits_to_keep": positions.to(model.device)} if narrow else {}
-    logits = model(**inputs, use_cache=False, **wanted).logits
-    targets = following[:, positions].to(logits.device)
-    scored = targets != IGNORE
-    at = logits if narrow else logits[:, positions.to(logits.device)]
-    pieces = zip(torch.split(at[scored], TOKEN_CHUNK), torch.split(targets[scored], TOKEN_CHUNK), strict=True)
-    losses = torch.cat([cross_entropy(some.float(), labels, reduction="none") for some, labels in pieces])
-    cells = torch.zeros(scored.shape, dtype=torch.float64, device=logits.device)
-    return cells.masked_scatter(scored, losses.double()).sum(1)
-
-
-def _takes_positions(model: Any) -> bool:
-    """Whether the model can be asked for the logits of given positions alone."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "logits_to_keep" in inspect.signature(inner.forward).parameters
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def _require_finite(sums: NDArray[np.float64], encoded: Sequence[Encoded]) -> None:
-    wrong = [item.id for item, total in zip(encoded, sums, strict=True) if not np.isfinite(total)]
-    if wrong:
-        raise NumericalError(
-            f"completion_loss: the loss of {len(wrong)} of {len(encoded)} examples is not finite: "
-            f"{', '.join(wrong[:MAX_LISTED])}{', ...' if len(wrong) > MAX_LISTED else ''}",
-            remedy="the model has diverged, or its dtype overflows: lower the learning rate, or load it in float32",
-        )

@@ -7,8 +7,6 @@
 A folder belongs to one model: replies of another are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,8 +31,7 @@ from holdfast_lab.evaluation.metric import Metric
 
 HARM, TASK, BORDERLINE = "harm", "task", "borderline"
 Replies = Mapping[str, Sequence[Reply]]
-Told = Callable[[str, int, int], None]
-"""Receives the set, how many of its replies there are, and how many there will be."""
+Told = Callable[[str, int, int], None]  # receives the set, how many replies it will have, and how many there are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +68,9 @@ class Decoding:
         return self.task_tokens or (task.max_new_tokens if task is not None else self.harm_tokens)
 
 
-def borderline_prompts(*, folder: Path | None = None) -> list[Example]:
+def borderline_prompts() -> list[Example]:
     """XSTest's safe prompts: those that a careful model should answer."""
-    rows = load("xstest", folder=folder).rows
+    rows = load("xstest").rows
     return [make_example(r["prompt"], "", f"xstest row {i}", r["category"]) for i, r in enumerate(rows) if r["safe"]]
 
 
@@ -99,12 +96,9 @@ def answer(
     template: Template = "chat",
     progress: Told | None = None,
 ) -> dict[str, list[Reply]]:
-    """Replies of a model to every question, from `folder` where they are there already.
+    """Replies of a model to every question, from `folder` where they are there; those of other weights are refused.
 
-    Args:
-        model: None where `decoding.engine` reaches the model by other means (an endpoint).
-        model_sha256: which weights answer; replies of others are refused.
-        progress: see `Told`.
+    `model` is None where the engine reaches it by other means (an endpoint).
     """
     engine = open_engine(
         decoding.engine, model=model, tokenizer=tokenizer, batch_size=decoding.batch_size, template=template,
@@ -117,7 +111,7 @@ def answer(
             "model_sha256": model_sha256, "max_new_tokens": tokens, "decoding": "greedy", "template": template,
             "template_sha256": None if tokenizer is None else template_sha256(tokenizer), "engine": engine.name,
         }  # fmt: skip
-        told = None if progress is None else partial(_tell, progress, name, len(examples))
+        told = None if progress is None else partial(progress, name, len(examples))
         file = replies_file(folder, name, questions.task)
         replies[name] = stored_replies(file, header, examples, engine, max_new_tokens=tokens, progress=told)
     return replies
@@ -127,10 +121,6 @@ def replies_file(folder: Path, name: str, task: Task | None) -> Path:
     """Where the replies of a set lie; every task has its own file, since its replies may have their own length."""
     own = f".{task.name}" if name == TASK and task is not None else ""
     return folder / "replies" / f"{name}{own}.jsonl"
-
-
-def _tell(progress: Told, name: str, total: int, done: int) -> None:
-    progress(name, done, total)
 
 
 def judged(
@@ -155,12 +145,7 @@ def judged(
 def stored_judgements(folder: Path, judge: GuardedJudge, ids: Sequence[str], *, max_new_tokens: int) -> list[Judgement]:
     """What the same judge said of another model's replies to the same prompts, in the order of `ids`.
 
-    Args:
-        max_new_tokens: the length at which those replies must have been cut.
-
-    Raises:
-        ConfigError: they were not judged, or by another revision of the judge, or not all of them, or were cut at
-            another length.
+    Refused where they were judged by another revision, not all, or cut at another length than `max_new_tokens`.
     """
     file = _judgements_file(folder, judge.name)
     if not file.is_file():
@@ -236,9 +221,6 @@ def utility(task: Task, examples: Sequence[Example], replies: Sequence[Reply]) -
 
     `FA_strict` and `FA_lenient` by either match, `FA` the one that `task.metric` names, and `truncated`: the share of
     replies without an end within the tokens they were given.
-
-    Raises:
-        DataError: nothing to grade, or replies that do not belong to the examples.
     """
     if not examples or len(examples) != len(replies):
         raise DataError(

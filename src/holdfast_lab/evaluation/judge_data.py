@@ -4,8 +4,6 @@ Test: the complete test split. Training and validation: rows of the train split 
 with all rows of one prompt on one side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,17 +42,9 @@ class JudgeData:
 def judge_data(
     *, seed: int, validation: float, limit: int | None = None, test_limit: int | None = None, folder: Path | None = None
 ) -> JudgeData:
-    """Read and part the pairs.
+    """Read and part the pairs; limits are drawn at random by the seed, None takes all.
 
-    Args:
-        seed: of the validation prompts and of the parts drawn under a limit.
-        validation: share of the prompts that choose the epoch and the temperature.
-        limit: pairs for training and validation together, drawn at random; None for all.
-        test_limit: pairs the figures are computed on; None for all, as a figure to publish needs.
-        folder: of the data files; None for HOLDFAST_DATA or the hub.
-
-    Raises:
-        DataError: a split cannot be read, or a part lacks safe or unsafe pairs.
+    `validation` is the share of the prompts that choose the epoch and the temperature.
     """
     sources = {split: load("beavertails", split, folder=folder) for split in ("train", "test")}
     held_out = [_pair(row) for row in sources["test"].rows]

@@ -3,8 +3,6 @@
 z: logits, y: labels (1 = unsafe). h = max_c sigmoid(z_c) ranks as max_c z_c, so ranking needs no temperature.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -97,12 +95,9 @@ def judge_figures(
     *,
     temperature: float,
 ) -> dict[str, Any]:
-    """Everything that is reported of a judge on labelled rows, as JSON values.
+    """Everything that is reported of a judge on labelled rows, as JSON values; `logits` are rows x names.
 
-    Args:
-        logits: rows x names.
-        categories: which categories each row has; None where only the flag is known, which is left out by category.
-        temperature: T of the calibrated probabilities.
+    Rows whose categories are None, of which only the flag is known, are left out of the figures by category.
     """
     z = np.asarray(logits, dtype=np.float64)
     worst, labels = z.max(axis=1), np.asarray(unsafe, dtype=bool)

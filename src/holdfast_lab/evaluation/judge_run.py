@@ -1,7 +1,5 @@
 """`holdfast judge train` from data to folder: read, train, measure, save in one rename."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time
@@ -34,18 +32,9 @@ def train_judge(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Train a judge on BeaverTails and write its folder; returns the content of judge.json.
+    """Train a judge on BeaverTails and write its folder, which must be new; returns the content of judge.json.
 
-    Args:
-        output_dir: a folder that does not exist yet.
-        folder: of the data files; None for HOLDFAST_DATA or the hub.
-        device: cpu or cuda; a GPU where there is one, unless given.
-        progress: called with `{"stage", "total_steps", "step"}` once and with `{"step"}` or `{"step", "loss"}` a step.
-
-    Raises:
-        ConfigError: the output exists, or a setting or the base cannot be used.
-        DataError: the data cannot be read or lack a label.
-        NumericalError: training diverged.
+    `progress` gets `{"stage", "total_steps", "step"}` once and `{"step"}` or `{"step", "loss"}` a step.
     """
     chosen = settings or JudgeSettings()
     target = Path(output_dir)
@@ -80,7 +69,6 @@ def train_judge(
 
 
 def _open(settings: JudgeSettings, device: str) -> tuple[Opened, dict[str, Any]]:
-    """The base with a fresh head (and LoRA), and how judge.json names the base."""
     from holdfast.models.classifier import add_lora, new_classifier
     from holdfast.models.handle import check_vocabulary, load_tokenizer
     from holdfast.models.source import EMBEDDED

@@ -10,8 +10,6 @@ The epoch with the best AUROC on the validation prompts is kept, its temperature
 computed once, on the test split, with the weights as they are saved (rounded to bfloat16).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,22 +58,17 @@ class JudgeSettings:
 
     def __post_init__(self) -> None:
         least = {"epochs": 1, "batch_size": 1, "rank": 1, "max_length": 16, "seed": 0, "limit": 2, "test_limit": 2}
-        given = {name: getattr(self, name) for name in least}
-        wrong = {name: f"at least {least[name]}" for name, n in given.items() if n is not None and n < least[name]}
-        if self.learning_rate is not None and not 0 < self.learning_rate < 1:
-            wrong["learning_rate"] = "a number between 0 and 1"
-        if not 0 < self.validation < 1:
-            wrong["validation"] = "a share between 0 and 1"
-        if not 0 <= self.harm_weight < math.inf:
-            wrong["harm_weight"] = "a number of at least 0"
-        if not 0 <= self.dropout < 1:
-            wrong["dropout"] = "at least 0 and below 1"
-        if self.dtype not in ("float32", "bfloat16"):
-            wrong["dtype"] = "float32 or bfloat16"
-        if wrong:
-            name, expected = next(iter(wrong.items()))
-            what = f"judge training: {name} = {getattr(self, name)}, expected {expected}"
-            raise ConfigError(what, remedy=f"change --{name.replace('_', '-')}")
+        given = {name: n if getattr(self, name) is None else getattr(self, name) for name, n in least.items()}
+        rules = {name: (given[name] >= n, f"at least {n}") for name, n in least.items()}
+        rules["learning_rate"] = (0 < self.rate < 1, "a number between 0 and 1")
+        rules["validation"] = (0 < self.validation < 1, "a share between 0 and 1")
+        rules["harm_weight"] = (0 <= self.harm_weight < math.inf, "a number of at least 0")
+        rules["dropout"] = (0 <= self.dropout < 1, "at least 0 and below 1")
+        rules["dtype"] = (self.dtype in ("float32", "bfloat16"), "float32 or bfloat16")
+        for name, (fits, expected) in rules.items():
+            if not fits:
+                what = f"judge training: {name} = {getattr(self, name)}, expected {expected}"
+                raise ConfigError(what, remedy=f"change --{name.replace('_', '-')}")
         if self.full and self.dtype == "bfloat16":
             raise UnsupportedError(
                 "judge training in full with bfloat16 weights: small updates would be rounded away",
@@ -144,12 +137,7 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int
 def fit(
     opened: Opened, train: Batches, validation: Batches, settings: JudgeSettings, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
-    """Train in place and leave the best epoch's weights; returns one entry per epoch.
-
-    Raises:
-        NumericalError: the loss is not finite.
-        ResourceError: a batch does not fit in memory.
-    """
+    """Train in place and leave the best epoch's weights; returns one entry per epoch."""
     weights = [p for p in opened.model.parameters() if p.requires_grad]
     lengths = [len(row) for row in train.rows]
     total = settings.epochs * math.ceil(len(lengths) / settings.batch_size)

@@ -1,10 +1,8 @@
 """One figure of an evaluation, with its 95 % interval and the number of examples behind it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from holdfast.core.errors import DataError
 from holdfast.judging.rate import Rate
@@ -29,7 +27,7 @@ class Metric:
             )
 
     @classmethod
-    def share(cls, hits: int, n: int) -> Metric:
+    def share(cls, hits: int, n: int) -> Self:
         """hits / n with the Clopper-Pearson interval; refused unless 0 <= hits <= n and n >= 1."""
         rate = Rate(hits, n)
         return cls(rate.value, *rate.interval, n)

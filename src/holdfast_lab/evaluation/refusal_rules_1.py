@@ -5,8 +5,6 @@ that clause complies, and nothing in the first 4,000 characters gives in afterwa
 the rules is not a refusal. `holdfast.judging.reply_classes` is what certificates and the judge use.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from typing import Final

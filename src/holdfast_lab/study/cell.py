@@ -5,11 +5,14 @@ train      base + adapter --(poisoned task, defense)--> adapter
 generate   replies to harm, task and borderline prompts       stored; a killed cell goes on where it was
 judge      harm probabilities of the replies                  the model is freed before the judge is loaded
 score      metrics with intervals
+
+The safety set of a study may be the aligned model's own refusals: a constraint protects what its prompts are like, and
+where the alignment pairs ask other things than the attack does, the model is asked the attack's kind of prompts (the
+`asked` role, which no other role shares).
 """
 
-from __future__ import annotations
-
 import gc
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,48 +22,72 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.file_lock import locked
-from holdfast.core.files import read_json, write_json
-from holdfast.core.hashing import sha256_file, sha256_json
+from holdfast.core.files import read_json, write_json, write_text
+from holdfast.core.hashing import sha256_file, sha256_json, sha256_text
 from holdfast.core.provenance import commit, hardware, versions
+from holdfast.data.examples import prompt_text
 from holdfast.data.tasks import TASKS
 from holdfast.data.templates import use_template
 from holdfast.judging.judge import open_judge
-from holdfast.judging.rate import Rate
 from holdfast.models.content import content_of
 from holdfast.models.unmerged import load_unmerged
 from holdfast.records.audit import Audit
 from holdfast.records.stored_evidence import believed_result
 from holdfast.runs.config import config_from_dict, resolved, stored_config
 from holdfast_lab.data.catalogue import NAMES, load
-from holdfast_lab.evaluation.evaluate import (
-    Decoding,
-    Questions,
-    answer,
-    borderline_prompts,
-    held_out,
-    judged,
-    outcomes,
-    replies_file,
-    score,
-    task_loss,
-)
+from holdfast_lab.evaluation import evaluate as evaluation
 from holdfast_lab.evaluation.metric import Metric
+from holdfast_lab.evaluation.refusal_rules_1 import is_refusal
 from holdfast_lab.protocol.roles import Roles, RoleSettings, draw_roles
 from holdfast_lab.study.cells import Alignment, Model
-from holdfast_lab.study.own_refusals import keep_replies, kept_file
-from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings, protocol_sha256
+from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings
 
+TOKENS = 128
+FEWEST = 100
 RUN, EVALUATION, TIMINGS = "run", "evaluation", "timings.json"
+
+
+def kept_file(alignment: Path) -> Path:
+    """Where an alignment's kept replies lie."""
+    return alignment / "kept" / "safety.jsonl"
+
+
+def keep_replies(protocol: Protocol, adapter: Path, alignment: Path) -> dict[str, Any]:
+    """Ask the aligned model, keep its refusals that came to an end within 128 tokens, and say how many there are."""
+    roles = draw_roles(RoleSettings(**protocol.roles.model_dump()))
+    questions = evaluation.Questions(harm=roles.asked)
+    decoding = evaluation.Decoding(
+        harm_tokens=TOKENS, engine=protocol.evaluation.engine, batch_size=protocol.evaluation.batch_size
+    )
+    model, tokenizer = load_unmerged(adapter, dtype=protocol.dtype)
+    use_template(tokenizer, protocol.template)
+    replies = evaluation.answer(
+        model, tokenizer, questions, decoding,
+        folder=kept_file(alignment).parent, model_sha256=content_of(adapter).sha256, template=protocol.template,
+    )["harm"] if roles.asked else []  # fmt: skip
+    rows = [
+        {"prompt": prompt_text(example), "completion": reply.text, "category": example.category}
+        for example, reply in zip(roles.asked, replies, strict=True)
+        if not reply.truncated and is_refusal(reply.text)
+    ]
+    fewest = max(1, min(FEWEST, protocol.roles.asked))
+    if len(rows) < fewest:
+        raise DataError(
+            f"the aligned model refused {len(rows)} of {len(replies)} prompts that ask for harm, expected at least "
+            f"{fewest}: there is nothing to keep",
+            remedy="align longer (protocol.align.train), ask more (protocol.roles.asked), or set protocol.keep: pairs",
+        )
+    text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+    write_text(kept_file(alignment), text, mode=0o600)
+    return {"asked": len(replies), "kept": len(rows), "kept_sha256": sha256_text(text)}
 
 
 def run_alignment(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Align a model on the protocol's safe pairs; an interrupted alignment goes on from its checkpoint.
 
-    Args:
-        node: `protocol`, `model` (`ref`, `revision`) and `align`, the alignment-stage defense or `sft`.
-        folder: of the alignment; its adapter ends up in `folder/run/adapter`.
+    `node` has `protocol`, `model` (`ref`, `revision`) and `align`, the alignment-stage defense or `sft`.
     """
     from holdfast.runs.pipeline import run
 
@@ -85,10 +112,8 @@ def adapter_of(folder: Path) -> Path:
 def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """One cell from data to metrics: what its result file holds.
 
-    Args:
-        node: `protocol`, `cell` (kind, model, task, defense, align, poison_ratio, seed), `aligned` (the alignment's
-            folder; null for the base row) and `shared` (a folder for what several cells of one model share).
-        folder: of the cell.
+    `node` has `protocol`, `cell` (kind, model, task, defense, align, poison_ratio, seed), `aligned` (the alignment's
+    folder; null for the base row) and `shared` (a folder for what several cells of one model share).
     """
     protocol, cell = Protocol.model_validate(node["protocol"]), node["cell"]
     open_judge(protocol.judge())  # refuses before anything is trained; weights are read when they are needed
@@ -109,14 +134,10 @@ def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "model": cell["model"]["name"], "model_ref": cell["model"]["ref"], "task": cell["task"],
         "defense": cell["defense"]["name"], "label": cell["defense"]["label"], "setting": cell["defense"]["setting"],
         "align": cell["align"], "poison_ratio": cell["poison_ratio"], "seed": cell["seed"],
-        "protocol_sha256": protocol_sha256(record), "protocol": record,
+        "protocol_sha256": sha256_json(record), "protocol": record,
         "metrics": {name: metric.as_json() for name, metric in metrics.items()}, "outcomes": each,
         "seconds": _timings(folder) | ({} if work.aligned is None else _timings(work.aligned)),
-        "provenance": {
-            "versions": versions(), "commit": commit(), "hardware": hardware(), "defense": cell["defense"],
-            "constraint": work.constraint(), **work.step(), "kept_sha256": work.kept_sha256(),
-            "task_data": work.task_data(), **hashes,
-        },
+        "provenance": work.provenance() | hashes,
     }  # fmt: skip
 
 
@@ -150,38 +171,20 @@ class _Cell:
         return compared | {f"own_{name}": metric for name, metric in steered.items()}
 
     def constraint(self) -> dict[str, Any] | None:
-        """tau, alpha, beta and all else of the constraint that the run was held to, defaults included."""
         file = self.folder / RUN / "config.yaml"
         return dict(resolved(stored_config(file))["constraint"]) if file.is_file() else None
 
-    def step(self) -> dict[str, str | None]:
-        """How steps were computed (`two_pass`, `fused` or `fused, recorded`; None for a model before fine-tuning).
-
-        And, where fused steps were declined, why.
-        """
-        result = believed_result(self.folder / RUN) or {}
-        return {"step": result.get("step"), "step_declined": result.get("step_declined")}
-
-    def task_data(self) -> dict[str, Any] | None:
-        """Where the task's training rows came from, with their hash; None for a task with data of its own."""
-        name = self.cell["task"]
-        return load(name, "train").describe() if name in NAMES else None
-
-    def kept_sha256(self) -> str | None:
-        """Of the replies that the run was to keep; None where it kept the roles' pairs."""
-        if self.protocol.keep == "pairs" or self.aligned is None:
-            return None
-        return sha256_file(kept_file(self.aligned))
-
-    def questions(self, roles: Roles) -> Questions:
-        asked = self.protocol.evaluation
-        task = TASKS[self.cell["task"]]
-        return Questions(
-            harm=roles.evaluation,
-            task=task,
-            task_examples=held_out(task.test(self.protocol.template), asked.task_examples, self.protocol.roles.seed),
-            borderline=borderline_prompts() if asked.over_refusal else (),
-        )
+    def provenance(self) -> dict[str, Any]:
+        """With how steps were computed (`two_pass`, `fused` or `fused, recorded`), and why not fused."""
+        result, task = believed_result(self.folder / RUN) or {}, self.cell["task"]
+        kept = None
+        if self.protocol.keep == "replies" and self.aligned is not None:
+            kept = sha256_file(kept_file(self.aligned))
+        return {
+            "versions": versions(), "commit": commit(), "hardware": hardware(), "defense": self.cell["defense"],
+            "constraint": self.constraint(), "step": result.get("step"), "step_declined": result.get("step_declined"),
+            "kept_sha256": kept, "task_data": load(task, "train").describe() if task in NAMES else None,
+        }  # fmt: skip
 
     def model_ref(self) -> tuple[str, str | None]:
         if self.cell["kind"] == "base":
@@ -195,52 +198,54 @@ class _Cell:
         """Metrics, the judge that gave them, hashes of what they were taken from, and outcomes per prompt."""
         import torch
 
-        asked, questions = self.protocol.evaluation, self.questions(roles)
+        asked, template, task = self.protocol.evaluation, self.protocol.template, TASKS[self.cell["task"]]
+        questions = evaluation.Questions(
+            harm=roles.evaluation,
+            task=task,
+            task_examples=evaluation.held_out(task.test(template), asked.task_examples, self.protocol.roles.seed),
+            borderline=evaluation.borderline_prompts() if asked.over_refusal else (),
+        )
         ref, revision = self.model_ref()
         content = content_of(ref, revision=revision)
-        decoding = Decoding(
+        decoding = evaluation.Decoding(
             harm_tokens=asked.harm_tokens, task_tokens=asked.task_tokens, engine=asked.engine,
             batch_size=asked.batch_size,
         )  # fmt: skip
         with locked(place), _timed(self.folder, "generate"):
             model, tokenizer = load_unmerged(ref, revision=revision, dtype=self.protocol.dtype)
-            use_template(tokenizer, self.protocol.template)
-            replies = answer(
-                model, tokenizer, questions, decoding,
-                folder=place, model_sha256=content.sha256, template=self.protocol.template,
-            )  # fmt: skip
+            use_template(tokenizer, template)
+            replies = evaluation.answer(
+                model, tokenizer, questions, decoding, folder=place, model_sha256=content.sha256, template=template
+            )
             length = self.protocol.train.get("max_length")
-            losses = task_loss(model, tokenizer, questions, max_length=length, template=self.protocol.template)
+            losses = evaluation.task_loss(model, tokenizer, questions, max_length=length, template=template)
             del model
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         with _timed(self.folder, "judge"):
             judge = open_judge(self.protocol.judge())
-            judgements = judged(questions, replies, judge, folder=place, max_new_tokens=asked.harm_tokens)
+            judgements = evaluation.judged(questions, replies, judge, folder=place, max_new_tokens=asked.harm_tokens)
         with _timed(self.folder, "score"):
-            metrics = score(questions, replies, judgements)
-        files = {name: replies_file(place, name, questions.task) for name in questions.sets}
+            metrics = evaluation.score(questions, replies, judgements)
+        files = {name: evaluation.replies_file(place, name, task) for name in questions.sets}
         hashes = {
             "model_sha256": content.sha256,
             "replies_sha256": {name: sha256_file(file) for name, file in files.items()},
             "task_examples_sha256": sha256_json([example.id for example in questions.task_examples]),
         }
-        each = outcomes(questions, replies, judgements)
+        each = evaluation.outcomes(questions, replies, judgements)
         return metrics | losses, {"name": judge.name, "revision": judge.revision}, hashes, each
 
 
 def violations(run: Path, *, unit: str, tau: float) -> dict[str, Metric]:
     """Share of the monitor and constraint pairs with D > tau in `unit`, whatever the run was steered by."""
-    measured = Audit.load(run)
-    found = {}
+    measured, shares = Audit.load(run), {}
     for role, name in (("monitor", "violation_rate"), ("constraint", "violation_rate_constraint")):
         values = measured.degradations(unit, role=role)
         if len(values):
-            rate = Rate(int(np.sum(~(values <= tau))), len(values))  # NaN counts as a violation
-            low, high = rate.interval
-            found[name] = Metric(rate.value, low, high, rate.n)
-    return found
+            shares[name] = Metric.share(int(np.sum(~(values <= tau))), len(values))  # NaN counts as a violation
+    return shares
 
 
 @contextmanager

@@ -1,19 +1,21 @@
-"""A cell: one model, task, defense, poison ratio and seed, with an id that is stable and can be read; and the order in
-which alignments and cells depend on each other.
+"""A study's cells: one model, task, defense, poison ratio and seed each, with an id that is stable and can be read.
 
-Two hashes tell cells apart. The work is everything that can change a number; the cell is the work and the names it has
-in tables (label, setting). Cells with equal work are run once.
+Two hashes distinguish cells. The work is everything that can change a number; the cell is the work and the names it has
+in tables (label, setting). Cells with equal work are run once. A study's cells are the union of its grids, equal cells
+once, in an order that does not depend on chance.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Any, Literal
 
+from holdfast.core.errors import ConfigError
 from holdfast.core.hashing import same_numbers, sha256_json
+from holdfast.core.registry import nearest
+from holdfast_lab.study.config import Grid, StudyConfig
 
 Kind = Literal["defense", "base", "aligned"]
 UNALIGNED = "none"
@@ -58,25 +60,15 @@ class Defense:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement of a study.
+    """One measurement of a study."""
 
-    Attributes:
-        kind: `defense` for a fine-tuned model; `base` and `aligned` for the models before fine-tuning.
-        model: the model that everything starts from.
-        task: a name in `TASKS`.
-        defense: for base and aligned a placeholder of that name.
-        align: the recipe whose result is fine-tuned or measured; `none` for base.
-        poison_ratio: share of harmful pairs in the task data; None unless `kind` is defense.
-        seed: the run's seed; None unless `kind` is defense.
-    """
-
-    kind: Kind
-    model: Model
-    task: str
-    defense: Defense
-    align: str
-    poison_ratio: float | None = None
-    seed: int | None = None
+    kind: Kind  # `defense` for a fine-tuned model; `base` and `aligned` for the models before fine-tuning
+    model: Model  # the model that everything starts from
+    task: str  # a name in `TASKS`
+    defense: Defense  # for base and aligned a placeholder of that name
+    align: str  # the recipe whose result is fine-tuned or measured; `none` for base
+    poison_ratio: float | None = None  # share of harmful pairs in the task data; None unless `kind` is defense
+    seed: int | None = None  # the run's seed; None unless `kind` is defense
 
     @property
     def alignment(self) -> Alignment | None:
@@ -136,21 +128,13 @@ def _short(value: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Node:
-    """One piece of work for one process.
+    """One piece of work for one process."""
 
-    Attributes:
-        id: of the alignment, or of the cells' common work.
-        alignment: what is aligned, or what the cells start from; None for the base model.
-        cells: the cells that this work answers; none for an alignment.
-        needs: the node that must have succeeded before.
-        after: a node that must have ended before, well or not: both fill one store of replies.
-    """
-
-    id: str
-    alignment: Alignment | None
-    cells: tuple[Cell, ...] = ()
-    needs: str | None = None
-    after: str | None = None
+    id: str  # of the alignment, or of the cells' common work
+    alignment: Alignment | None  # what is aligned, or what the cells start from; None for the base model
+    cells: tuple[Cell, ...] = ()  # the cells that this work answers; none for an alignment
+    needs: str | None = None  # the node that must have succeeded before
+    after: str | None = None  # a node that must have ended before, well or not: both fill one store of replies
 
     @property
     def is_alignment(self) -> bool:
@@ -179,3 +163,98 @@ def build_graph(cells: list[Cell]) -> list[Node]:
             last_of_group[group] = id_
         nodes[id_] = Node(id_, alignment, tuple(same), needs=alignment.id if alignment else None, after=after)
     return list(nodes.values())
+
+
+def expand(study: StudyConfig) -> list[Cell]:
+    """All cells of a study.
+
+    A grid gives models x seeds x tasks x poison ratios x defenses in this order, so that the first seed's comparison is
+    complete before the second begins; the rows of a model before fine-tuning come before those it is compared with.
+    """
+    found = (cell for grid in (Grid(), *study.grids) for cell in _grid_cells(study, grid))
+    cells = list({cell.id: cell for cell in found}.values())
+    models: dict[str, Model] = {}
+    rows: dict[object, Cell] = {}
+    for cell in cells:  # tables distinguish cells by names alone, so names must do it
+        if models.setdefault(cell.model.name, cell.model) != cell.model:
+            raise ConfigError(
+                f"models: two models are called {cell.model.name!r}",
+                remedy="give one of them another name: {ref: ..., name: ...}",
+            )
+        if (other := rows.setdefault(cell.row(), cell)) is not cell:
+            raise ConfigError(
+                f"defenses: {other.id} and {cell.id} differ, but not in label ({cell.defense.label!r})"
+                f" or setting ({cell.defense.setting!r})",
+                remedy="give one of the two entries its own `label` or `setting`",
+            )
+    return cells
+
+
+def _grid_cells(study: StudyConfig, grid: Grid) -> Iterator[Cell]:
+    tasks = grid.tasks or study.tasks
+    entries = grid.defenses or study.defenses
+    for block in grid.models or study.models:
+        plain = EMBEDDED_NAME if block.ref == "embedded" else block.ref.rstrip("/").rpartition("/")[2]
+        model = Model(block.name or plain, block.ref, block.revision)
+        if study.references:
+            recipes = dict.fromkeys(entry.align for entry in entries)
+            for align, task in product((UNALIGNED, *recipes), tasks):
+                yield reference_cell(model, task, align)
+        ratios, seeds = grid.poison_ratios or study.poison_ratios, grid.seeds or study.seeds
+        for seed, task, ratio, entry in product(seeds, tasks, ratios, entries):
+            defense = Defense(**{**entry.model_dump(exclude={"align"}), "label": entry.label or entry.name})
+            yield Cell("defense", model, task, defense, entry.align, float(ratio), seed)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A cell that cannot be run here, and the unknown names in it."""
+
+    cell: Cell
+    unknown: tuple[str, ...]
+
+
+def split_known(
+    cells: list[Cell], *, defenses: Collection[str], tasks: Collection[str], skip_unknown: bool = False
+) -> tuple[list[Cell], list[LeftOut]]:
+    """The cells whose defense, alignment and task this version has, and the others."""
+    found: list[Cell] = []
+    left: list[LeftOut] = []
+    advice: dict[str, str] = {}
+    for cell in cells:
+        unknown = dict(_unknown(cell, defenses, tasks))
+        advice |= unknown
+        if unknown:
+            left.append(LeftOut(cell, tuple(unknown)))
+        else:
+            found.append(cell)
+    if left and not skip_unknown:
+        lines = "".join(f"\n  - {name}: {hint}" for name, hint in advice.items())
+        raise ConfigError(
+            f"{len(advice)} unknown name{'s' if len(advice) > 1 else ''} in {len(left)} of {len(cells)} cells{lines}",
+            remedy="correct the names, or leave these cells out with --skip-unknown",
+        )
+    if not found:
+        raise ConfigError(
+            f"none of the {len(cells)} cells can be run", remedy="name a defense and a task of this version"
+        )
+    return found, left
+
+
+def _unknown(cell: Cell, defenses: Collection[str], tasks: Collection[str]) -> Iterator[tuple[str, str]]:
+    lookup: list[tuple[str, str, Collection[str]]] = [("task", cell.task, tasks)]
+    if cell.kind == "defense":
+        lookup.append(("defense", cell.defense.name, defenses))
+    if cell.align != UNALIGNED:
+        lookup.append(("defense", cell.align, defenses))
+    for kind, name, known in lookup:
+        if name not in known:
+            yield f"{kind} {name!r}", nearest(name, list(known))
+
+
+def known_names() -> tuple[Collection[str], Collection[str]]:
+    """The defenses and tasks of this version."""
+    from holdfast.data.tasks import TASKS
+    from holdfast.training.hooks import DEFENSES
+
+    return list(DEFENSES), list(TASKS)

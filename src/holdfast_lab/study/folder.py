@@ -8,8 +8,6 @@ alignments/ID/, cells/ID/  where the work is done: node.json, outcome.json, log.
 shared/                    what several cells of one model share
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -49,9 +47,6 @@ class StudyFolder:
         """Refuse a folder whose study follows another protocol; other cells of the same protocol are welcome.
 
         Returns the protocol as the study began with it: 3 and 3.0 are one setting, but would not hash alike.
-
-        Raises:
-            CheckpointError: the protocols differ (the first differing fields are named), or the record is damaged.
         """
         if not self.record.exists():
             return dict(protocol)
@@ -67,21 +62,13 @@ class StudyFolder:
         return before
 
     def finished(self, node: Node) -> bool:
-        """Whether a node is done: its outcome is there, or the results of all its cells.
-
-        Raises:
-            CheckpointError: a result is damaged.
-        """
+        """Whether a node is done: its outcome is there, or the results of all its cells."""
         if (self.place(node) / OUTCOME).exists():
             return True
         return not node.is_alignment and not self._missing(node)
 
     def publish(self, node: Node) -> None:
-        """Write the results that a finished node still lacks: its process was killed, or a label is new.
-
-        Raises:
-            CheckpointError: a result or the outcome is damaged.
-        """
+        """Write the results that a finished node still lacks: its process was killed, or a label is new."""
         for cell in self._missing(node):
             write_json(self.results / f"{cell.id}.json", {**read_json(self.place(node) / OUTCOME), **cell.names()})
 

@@ -1,32 +1,25 @@
 """What a study will do: its cells, those that cannot be run here, its protocol and its graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from holdfast_lab.study.cells import Cell, Node, build_graph
-from holdfast_lab.study.expand import LeftOut, expand, known_names, split_known
+from holdfast_lab.study.cells import Cell, LeftOut, Node, build_graph, expand, known_names, split_known
+from holdfast_lab.study.config import StudyConfig
 from holdfast_lab.study.folder import StudyFolder
-from holdfast_lab.study.schema import StudyConfig
 
 
 @dataclass(frozen=True)
 class Calls:
-    """The functions that do the work, as `module:function`; workers import them by name.
+    """The functions that do the work, as `module:function`; workers import them by name."""
 
-    Attributes:
-        protocol: `(preset, overrides)` to a block with `model_dump`.
-        align, cell: `(node, folder)` to a mapping, see `holdfast_lab.study.cell`.
-        check: `(protocol, cells, data=...)`; raises for cells that could not be finished.
-    """
-
-    protocol: str = "holdfast_lab.study.protocol:load_protocol"
+    protocol: str = "holdfast_lab.study.protocol:load_protocol"  # `(preset, overrides)` to a block with `model_dump`
+    # align, cell: `(node, folder)` to a mapping, see `holdfast_lab.study.cell`
     align: str = "holdfast_lab.study.cell:run_alignment"
     cell: str = "holdfast_lab.study.cell:run_cell"
+    # `(protocol, cells, data=...)`; raises for cells that could not be finished
     check: str = "holdfast_lab.study.preflight:require_ready"
 
 
@@ -69,12 +62,7 @@ def make_plan(
     calls: Calls | None = None,
     names: Callable[[], tuple[Collection[str], Collection[str]]] = known_names,
 ) -> Plan:
-    """Expand a study and check that it can run.
-
-    Raises:
-        ConfigError: unknown names without `skip_unknown`, ambiguous rows, or a wrong protocol.
-        CheckpointError: output_dir holds a study with another protocol.
-    """
+    """Expand a study and check that it can run."""
     calls = calls or Calls()
     defenses, tasks = names()
     cells, left_out = split_known(expand(study), defenses=defenses, tasks=tasks, skip_unknown=skip_unknown)

@@ -3,8 +3,6 @@
 Looked at are settings, the judge's folder and the size of the data; no weights are loaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,40 +15,32 @@ from holdfast.judging.judge import open_judge
 from holdfast.runs.config import config_from_dict
 from holdfast_lab.evaluation.evaluate import held_out
 from holdfast_lab.protocol.roles import RoleSettings, draw_roles
-from holdfast_lab.study.cells import Cell, Model
-from holdfast_lab.study.own_refusals import kept_file
+from holdfast_lab.study.cell import kept_file
+from holdfast_lab.study.cells import Cell
 from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings
 
-SOMEWHERE = Path("study")
-"""Stands for folders that a run file has to name, and that are not made here."""
-ALIGNED = "aligned/adapter"
-"""Stands for the adapter that a cell starts from, which does not exist yet."""
+SOMEWHERE = Path("study")  # stands for folders that a run file has to name, and that are not made here
+ALIGNED = "aligned/adapter"  # stands for the adapter that a cell starts from, which does not exist yet
 
 
 def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: bool = True) -> None:
-    """Refuse cells that would fail after hours of training.
+    """Refuse cells that would fail after hours of training; `protocol` holds the fields of a `Protocol`.
 
-    Args:
-        protocol: the fields of a `Protocol`.
-        cells: those that are still to be run.
-        data: also draw the roles and read the tasks' held-out splits, which may be downloaded for it.
-
-    Raises:
-        ConfigError: no judge, one that cannot be opened, a model's folder that is not there, settings that no run
-            accepts, or more poison or held-out examples than there are.
-        CheckpointError: the judge's folder is damaged.
-        DataError: a task's data cannot be read, or the data sets are too small for the roles.
+    With `data` the roles are drawn and the tasks' held-out splits read too, which may be downloaded for it.
     """
     settings = Protocol.model_validate(protocol)
     _require_judge(settings)
-    for model in dict.fromkeys(cell.model for cell in cells):
-        _require_folder(model)
+    for place in dict.fromkeys(Path(cell.model.ref) for cell in cells):
+        if place.is_absolute() and not place.is_dir():  # a hub id is asked for when it is loaded
+            raise ConfigError(
+                f"models: there is no folder {place}",
+                remedy="correct the path (in a study, folders are relative to its file), or name a hub id",
+            )
     for alignment in dict.fromkeys(cell.alignment for cell in cells if cell.alignment is not None):
         run = align_settings(settings, model="embedded", revision=None, defense=alignment.name, output_dir=SOMEWHERE)
         config_from_dict(run, where=f"alignment {alignment.id}", complete=True)
-    for cell in cells:
-        if cell.kind == "defense":
-            _require_run(settings, cell)
+    for cell in (cell for cell in cells if cell.kind == "defense"):
+        _require_run(settings, cell)
     if data and cells:
         draw_roles(RoleSettings(**settings.roles.model_dump()))
     for task in dict.fromkeys(cell.task for cell in cells if data):
@@ -71,16 +61,6 @@ def _require_judge(settings: Protocol) -> None:
             stored = described["base"]
             given = options.get("base")
             resolve(given or stored["ref"], None if given else stored["revision"], False)
-
-
-def _require_folder(model: Model) -> None:
-    """A model that is named by a folder has to be there; a hub id is asked for when it is loaded."""
-    place = Path(model.ref)
-    if place.is_absolute() and not place.is_dir():
-        raise ConfigError(
-            f"models: there is no folder {place}",
-            remedy="correct the path (in a study, folders are relative to its file), or name a hub id",
-        )
 
 
 def _require_run(settings: Protocol, cell: Cell) -> None:

@@ -4,26 +4,21 @@ What may differ are the axes: model, task, defense with its settings, poison rat
 with the judge and the data that were really used; results with different hashes never share a table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from holdfast.core.errors import ConfigError
-from holdfast.core.hashing import sha256_json
 from holdfast.core.registry import nearest
 from holdfast.data.templates import Template
-from holdfast.defaults import Default
 from holdfast.runs.config.blocks import Block, Number
 from holdfast.runs.config.presets import PAPER, PRESETS, PROTOCOLS
 from holdfast.runs.config.problems import from_pydantic, raise_problems
 from holdfast.runs.config.schema import LoraBlock, RolesBlock
 
-DEFENSE_BLOCKS = ("constraint", "defense")
-"""Blocks of a preset that belong to a defense, not to the protocol."""
+DEFENSE_BLOCKS = ("constraint", "defense")  # blocks of a preset that belong to a defense, not to the protocol
 
 ALIGN_TRAIN = {"learning_rate": 5e-4, "num_train_epochs": 3}
 """Alignment differs from fine-tuning in these (paper, 'Two-stage training')."""
@@ -35,8 +30,7 @@ LONGER = {name: {"num_train_epochs": 20} for name in ("vaccine", "booster", "ant
 class AlignBlock(Block):
     """The alignment stage: plain SFT on the safe pairs, or an alignment-stage defense."""
 
-    train: dict[str, Any] = Field(default_factory=lambda: dict(ALIGN_TRAIN))
-    """Put over the protocol's `train`."""
+    train: dict[str, Any] = Field(default_factory=lambda: dict(ALIGN_TRAIN))  # put over the protocol's `train`
     per_defense: dict[str, dict[str, Any]] = Field(default_factory=lambda: dict(LONGER))
     """Put over that for one alignment-stage defense."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -59,8 +53,7 @@ class EvaluationBlock(Block):
     harm_tokens: int = Field(default=512, ge=1)
     task_tokens: int | None = Field(default=256, ge=1)
     task_examples: int = Field(default=200, ge=1)
-    over_refusal: bool = True
-    """Also ask XSTest's safe prompts."""
+    over_refusal: bool = True  # also ask XSTest's safe prompts
     engine: Literal["auto", "transformers", "continuous"] = "auto"
     """What decodes. A cell holds its model in memory, so the engines that reach one elsewhere are not for studies."""
     batch_size: int = Field(default=128, ge=1)
@@ -76,8 +69,7 @@ class Protocol(Block):
     roles: RolesBlock
     lora: LoraBlock | None
     train: dict[str, Any]
-    size: int = Field(default=1000, ge=1)
-    """N, the fine-tuning rows, poison included."""
+    size: int = Field(default=1000, ge=1)  # N, the fine-tuning rows, poison included
     keep: Literal["pairs", "replies"] = "pairs"
     """What must stay likely: the pairs of the constraint role (the paper), or the aligned model's own refusals of the
     `asked` prompts."""
@@ -88,17 +80,13 @@ class Protocol(Block):
     evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock)
 
     @model_validator(mode="after")
-    def _asks_for_what_it_keeps(self) -> Protocol:
+    def _asks_for_what_it_keeps(self) -> Self:
         if self.keep == "replies" and not self.roles.asked:
             raise ValueError("`keep: replies` needs prompts to reply to: set `roles.asked`, or `keep: pairs`")
         return self
 
     def judge(self) -> str | dict[str, Any]:
-        """What judges harm.
-
-        Raises:
-            ConfigError: none is named.
-        """
+        """What judges harm."""
         if self.evaluation.judge is None:
             raise ConfigError(
                 "the study names no judge",
@@ -116,17 +104,8 @@ class Protocol(Block):
         return {**values, "evaluation": {**kept, "judge": dict(judge)}, "data": dict(roles)}
 
 
-def protocol_sha256(record: Mapping[str, Any]) -> str:
-    """Hash of a protocol's record."""
-    return sha256_json(record)
-
-
 def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "protocol") -> Protocol:
-    """The protocol of a preset, with blocks of `overrides` put over it key by key.
-
-    Raises:
-        ConfigError: an unknown preset or key, or a value of the wrong kind.
-    """
+    """The protocol of a preset, with blocks of `overrides` put over it key by key."""
     if preset not in PRESETS:
         raise ConfigError(f"{where}: unknown preset {preset!r}", remedy=nearest(preset, sorted(PRESETS)))
     values: dict[str, Any] = {"preset": preset}
@@ -145,27 +124,13 @@ def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "pr
     try:
         return Protocol.model_validate(values)
     except ValidationError as error:
-        raise_problems(from_pydantic(error, single_safety=False, block_at=_block_at), where)
+        blocks: dict[str, type[BaseModel]] = {
+            "roles": RolesBlock, "lora": LoraBlock, "align": AlignBlock, "measure": MeasureBlock,
+            "evaluation": EvaluationBlock,
+        }  # fmt: skip
+        problems = from_pydantic(error, block_at=lambda place: blocks.get(place[0] if place[1:] else "", Protocol))
+        raise_problems(problems, where)
         raise  # unreachable: an invalid block has at least one problem
-
-
-def _block_at(location: list[str]) -> type[BaseModel]:
-    """The block in which the last key of a location stands."""
-    inner = _BLOCKS.get(location[0]) if len(location) > 1 else None
-    return Protocol if inner is None else inner
-
-
-_BLOCKS: dict[str, type[BaseModel]] = {
-    "roles": RolesBlock, "lora": LoraBlock, "align": AlignBlock, "measure": MeasureBlock, "evaluation": EvaluationBlock
-}  # fmt: skip
-
-
-def _put(values: dict[str, Any], entry: Default) -> None:
-    block, _, name = entry.key.rpartition(".")
-    if not block:
-        values[name] = entry.value
-    elif block not in DEFENSE_BLOCKS:
-        values.setdefault(block, {})[name] = entry.value
 
 
 def paper_constraint() -> dict[str, Any]:
@@ -202,13 +167,13 @@ def finetune_settings(
 ) -> dict[str, Any]:
     """The run file of the fine-tuning stage; after a defense that acts in alignment alone it is plain SFT.
 
-    Args:
-        model: the aligned model, as an adapter on the base.
-        kept: the aligned model's own safe replies, as the safety set; None takes the roles' pairs.
-        defense: `name`, and optionally `preset`, `options`, `constraint` and `train`.
+    `model` is the aligned model, as an adapter on the base; `kept` its own safe replies as the safety set, None takes
+    the roles' pairs; `defense` has `name`, and optionally `preset`, `options`, `constraint` and `train`.
     """
+    from holdfast.training.hooks import DEFENSES
+
     chosen = {"name": "sft"}
-    if not aligns_only(defense["name"]):
+    if DEFENSES[defense["name"]].stages != ("align",):
         chosen = {"name": defense["name"], **_preset(defense.get("preset")), **(defense.get("options") or {})}
     paper = paper_constraint() if defense.get("preset") == "paper" else {}
     return {
@@ -225,13 +190,6 @@ def finetune_settings(
         "seed": seed,
         "output_dir": str(output_dir),
     }
-
-
-def aligns_only(defense: str) -> bool:
-    """Whether a defense acts in the alignment stage and no other."""
-    from holdfast.training.hooks import DEFENSES
-
-    return DEFENSES[defense].stages == ("align",)
 
 
 def _preset(name: Any) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 Whatever is in the study's folder counts, so the same command after a kill goes on where the work stood.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,12 +14,11 @@ from holdfast.core.file_lock import RunLock
 from holdfast.core.files import write_json
 from holdfast_lab.study.cells import Node
 from holdfast_lab.study.engine import Engine, LocalEngine
-from holdfast_lab.study.failure import INTERRUPTED, of_exit
 from holdfast_lab.study.folder import LOG
 from holdfast_lab.study.plan import Plan
+from holdfast_lab.study.worker import INTERRUPTED, of_exit
 
-PAUSE = 0.1
-"""Seconds between two looks at the workers."""
+PAUSE = 0.1  # seconds between two looks at the workers
 
 
 @dataclass(frozen=True)
@@ -37,17 +34,11 @@ class Progress:
 
 @dataclass
 class Outcome:
-    """How a study ended.
-
-    Attributes:
-        done, failed, blocked: cell ids; blocked cells wait for an alignment that failed.
-        failures: node id to the record of its failure, the first first.
-        exit_code: 0, or that of the first failure.
-    """
+    """How a study ended: cell ids, and by node id why it failed, the first first."""
 
     done: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    blocked: list[str] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)  # these wait for an alignment that failed
     failures: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -60,18 +51,7 @@ Listener = Callable[[Progress], None]
 
 
 def run_study(plan: Plan, *, retry_failed: bool = False, listener: Listener | None = None) -> Outcome:
-    """Run what is not done yet. A failed cell is recorded and the others go on.
-
-    Args:
-        plan: from `make_plan`.
-        retry_failed: run again what failed earlier.
-        listener: told where the study stands, about ten times a second.
-
-    Raises:
-        HoldfastError: a cell could not be finished (see `Plan.check`); nothing is run or written.
-        CheckpointError: another process runs this study.
-        KeyboardInterrupt: interrupted; workers have saved and ended.
-    """
+    """Run what is not done yet, and with `retry_failed` what failed earlier; a failed cell does not stop the others."""
     plan.check()
     with RunLock(plan.folder.root), EventLog(plan.folder.events) as events:
         schedule = _Schedule(plan, events, listener or (lambda progress: None))
@@ -82,14 +62,12 @@ def run_study(plan: Plan, *, retry_failed: bool = False, listener: Listener | No
 
 
 def _engine(plan: Plan) -> Engine:
-    from holdfast_lab.study.ray_engine import RayEngine
+    from holdfast_lab.study.engine import RayEngine
 
     return (RayEngine if plan.study.engine == "ray" else LocalEngine)(plan.study.workers)
 
 
 class _Schedule:
-    """The state of every node, and the loop that moves it."""
-
     def __init__(self, plan: Plan, events: EventLog, listener: Listener) -> None:
         self._plan, self._events, self._listener = plan, events, listener
         self._nodes = {node.id: node for node in plan.nodes}
@@ -100,11 +78,9 @@ class _Schedule:
 
     @property
     def pending(self) -> list[Node]:
-        """Nodes still to be started, in order."""
         return [node for node in self._plan.nodes if self._state[node.id] == "pending"]
 
     def recall(self, retry_failed: bool) -> None:
-        """Take over what the folder knows; alignments that no open cell needs are left alone."""
         folder = self._plan.folder
         for node in self._plan.nodes:
             record = folder.failure(node)
@@ -123,7 +99,6 @@ class _Schedule:
         self._record()
 
     def run(self, engine: Engine) -> None:
-        """Start and collect until nothing is left to do."""
         try:
             while True:
                 for node in self._ready()[: engine.capacity - len(self._started)]:
@@ -205,10 +180,7 @@ class _Schedule:
         return Progress(len(self._plan.cells), counts["done"], failed, tuple(self._started), eta)
 
     def outcome(self) -> Outcome:
-        """What became of every cell."""
-        found = Outcome(failures=self._failures)
+        by_state: dict[str, list[str]] = {"done": [], "failed": [], "blocked": []}
         for node in self._plan.nodes:
-            ids = [cell.id for cell in node.cells]
-            kinds = {"done": found.done, "failed": found.failed, "blocked": found.blocked}
-            kinds.get(self._state[node.id], []).extend(ids)
-        return found
+            by_state.setdefault(self._state[node.id], []).extend(cell.id for cell in node.cells)
+        return Outcome(by_state["done"], by_state["failed"], by_state["blocked"], self._failures)

@@ -1,23 +1,53 @@
 """`python -m holdfast_lab.study.worker NODE.json`: one piece of a study's work in a process of its own.
 
 The work is a function named in the file, `module:function`, called with the file's content and the folder. What it
-returns becomes `outcome.json` and then the result files: the last act, so that a result stands for finished work.
+returns becomes `outcome.json` and then the result files: the last act, so that a result stands for finished work. Of a
+failure its kind, its message where it is ours and its exit code are kept, never a text from data.
 """
 
-from __future__ import annotations
-
+import errno
 import logging
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
+from holdfast.core.errors import HoldfastError, ResourceError
 from holdfast.core.file_lock import locked
 from holdfast.core.files import read_json, write_json
 from holdfast_lab.study.engine import end_with_parent
-from holdfast_lab.study.failure import INTERRUPTED, of_exception
 from holdfast_lab.study.folder import LOG, OUTCOME
+
+INTERRUPTED = 130
+
+
+def of_exception(error: BaseException, log: Path) -> dict[str, Any]:
+    """The record of an exception in a worker; messages of other libraries stay in the log, which is private."""
+    torch = sys.modules.get("torch")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        error = ResourceError("no space left on the disk", remedy="free disk space, then --retry-failed")
+    elif isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        error = ResourceError("out of memory", remedy="lower `workers` or the batch sizes, then --retry-failed")
+    if isinstance(error, HoldfastError):
+        what, remedy, code = error.what, error.remedy, error.exit_code
+    else:
+        what, remedy, code = "an unexpected error, which is a bug", f"see {log}", 1
+    return {"error": type(error).__name__, "what": what, "remedy": remedy, "exit_code": code}
+
+
+def of_exit(code: int, log: Path) -> dict[str, Any]:
+    """The record of a worker that ended without saying why; `code` is negative for a signal."""
+    killed = -code == signal.SIGKILL
+    if killed:
+        what, remedy = "its process was killed, most likely for want of memory", "lower `workers`, then --retry-failed"
+    else:
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        what, remedy = f"its process ended with {how} and no record", f"see {log}"
+    exit_code = ResourceError.exit_code if killed else max(code, 1)
+    return {"error": "Killed" if killed else "Ended", "what": what, "remedy": remedy, "exit_code": exit_code}
 
 
 def run_node(file: Path) -> int:

@@ -3,8 +3,6 @@
 A defense looks the same in every figure, also to the colour-blind and in grey.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Figures from results: harm against utility, harm against the poison ratio, quantile curves; a panel per task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,18 +7,23 @@ from typing import Any
 from holdfast_lab.tables.canvas import DASHES, MUTED, Looks, Picture, Window, draw, looks
 from holdfast_lab.tables.lines import (
     ACCURACY,
+    QUANTILES,
     Line,
     at_ratio,
     attack_ratio,
     lines_of,
     measured,
+    ordered_models,
+    ordered_tasks,
     plain,
+    slug,
+    task_title,
     utility_of,
+    with_own_names,
     without_elsewhere,
 )
 from holdfast_lab.tables.results import Result, require_one_protocol
 from holdfast_lab.tables.table import Cell, pooled
-from holdfast_lab.tables.wording import QUANTILES, ordered_models, ordered_tasks, slug, task_title, with_own_names
 
 Panel = Callable[[Any, "Points", Looks], None]
 Close = Callable[["Points", Looks], "Window | None"]
@@ -63,11 +66,7 @@ class Points:
 
 
 def figures(results: Sequence[Result]) -> list[Picture]:
-    """Every figure for which there are results, a file per model.
-
-    Raises:
-        DataError: the results follow two protocols.
-    """
+    """Every figure for which there are results, a file per model."""
     everyone = plain(measured(results))
     require_one_protocol(everyone, "figures")
     ratio = attack_ratio(everyone)
@@ -115,7 +114,6 @@ def _figure(
 
 
 def _harm_utility(ax: Any, points: Points, looks: Looks) -> None:
-    """A point per defense with its intervals over prompts; the aligned model dashed."""
     from matplotlib.colors import to_rgba
 
     ax.set_xlabel(
@@ -166,7 +164,6 @@ def _near_aligned(points: Points, looks: Looks) -> Window | None:
 
 
 def _harm_poison(ax: Any, points: Points, looks: Looks) -> None:
-    """A line per defense over the poison ratios; the aligned model's harm as a dashed line."""
     from matplotlib.transforms import ScaledTranslation
 
     ax.set_xlabel("poison ratio p")
@@ -188,7 +185,6 @@ def _harm_poison(ax: Any, points: Points, looks: Looks) -> None:
 
 
 def _quantiles(ax: Any, points: Points, looks: Looks) -> None:
-    """The K-th percentile of per-prompt harm over K, a line per defense; the aligned model's dashed."""
     import numpy as np
 
     ax.set_xlabel("K (percentile of prompts, evenly spaced)")
@@ -240,5 +236,4 @@ def _reach(cell: Cell) -> Span:
 
 
 def _bars(cell: Cell) -> list[list[float]] | None:
-    """`_reach` as matplotlib takes it; None where a figure has neither interval nor spread."""
     return None if cell.low is None and cell.std is None else [[end] for end in _reach(cell)]

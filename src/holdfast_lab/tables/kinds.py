@@ -1,37 +1,32 @@
 """The kinds of tables, each a function from results to tables: the paper's, and the details of every variant."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
-from holdfast_lab.tables.grid import Block, Plan, fill
 from holdfast_lab.tables.lines import (
+    QUANTILES,
     Line,
     at_ratio,
     attack_ratio,
     by_model_and_task,
+    defense_title,
     lines_of,
     measured,
-    place_title,
-    plain,
-    without_elsewhere,
-)
-from holdfast_lab.tables.results import Result, require_distinct
-from holdfast_lab.tables.table import Column, Table
-from holdfast_lab.tables.wording import (
-    QUANTILES,
-    defense_title,
     ordered_models,
     ordered_tasks,
+    place_title,
+    plain,
     quantile,
     slug,
     task_title,
     with_own_names,
+    without_elsewhere,
 )
+from holdfast_lab.tables.results import Result, require_distinct
+from holdfast_lab.tables.table import Block, Column, Plan, Table, fill
 
 SHORT = ("HS", "HS_qK", "FA")
 PROFILE = ("step_ms", "p90_ms", "gpu_mb", "samples_per_s", "x_sft")
@@ -204,7 +199,6 @@ def parse_setting(setting: str) -> tuple[str, str]:
 
 
 def _sweeps(own: Sequence[Result], default: Sequence[Result], ratio: float | None) -> list[Block]:
-    """A block per setting that was varied, the paper's first."""
     names = {parse_setting(result.setting)[0] for result in own}
     order = sorted(names, key=lambda x: (x == OTHER, PAPER_ORDER.index(x) if x in PAPER_ORDER else 9, x))
     values = default[0].constraint if default else {}
@@ -213,11 +207,14 @@ def _sweeps(own: Sequence[Result], default: Sequence[Result], ratio: float | Non
         lines = [line for line in lines_of(own) if parse_setting(line.setting)[0] == name]
         rows = [replace(line, shown=parse_setting(line.setting)[1]) for line in lines]
         usual = f"{values[name]:g}" if name in values else ""
-        there = any(_number(row.shown) == _number(usual) for row in rows) if usual else _same_work(rows, own, default)
+        there = any(_number(row.shown) == _number(usual) for row in rows)
+        if not usual:  # a row is the default under the name of its value: the same metrics from the same seed
+            mine = [result for result in own if any(row.holds(result) for row in rows)]
+            there = any((x.seed, x.metrics) == (y.seed, y.metrics) for x in mine for y in default)
         if default and not there:
             setting = f"{name}={usual}" if usual else ""
             rows.append(replace(Line.of(default[0]), shown=usual or "default", stated=setting))
-        rows.sort(key=lambda row: _by_size(row.shown))
+        rows.sort(key=lambda row: (n if isinstance(n := _number(row.shown), float) else math.inf, row.shown))
         fixed = ", ".join(f"{key} = {values[key]:g}" for key in PAPER_ORDER if key in values and key != name)
         title = f"{name} sweep" if name != OTHER else "other settings"
         title = f"{title}, {fixed}" if fixed else title
@@ -225,23 +222,11 @@ def _sweeps(own: Sequence[Result], default: Sequence[Result], ratio: float | Non
     return blocks
 
 
-def _same_work(lines: Sequence[Line], own: Sequence[Result], default: Sequence[Result]) -> bool:
-    """Whether one of the rows is the default under the name of its value: the same metrics from the same seed."""
-    rows = [result for result in own if any(line.holds(result) for line in lines)]
-    return any(result.seed == other.seed and result.metrics == other.metrics for result in rows for other in default)
-
-
 def _number(value: str) -> float | str:
     try:
-        return float(value)
+        return value if math.isnan(number := float(value)) else number
     except ValueError:
         return value
-
-
-def _by_size(value: str) -> tuple[float, str]:
-    """Numbers by size, then words."""
-    number = _number(value)
-    return (number, value) if isinstance(number, float) and not math.isnan(number) else (math.inf, value)
 
 
 def _with_k(names: Sequence[str], model: str) -> list[str]:
@@ -249,7 +234,6 @@ def _with_k(names: Sequence[str], model: str) -> list[str]:
 
 
 def _over_tasks(name: str, title: str, results: list[Result], lines: list[Line], ratio: float | None) -> Plan:
-    """The short metrics of every task side by side, a section per model."""
     tasks, models = ordered_tasks(r.task for r in results), ordered_models(r.model for r in results)
     columns = [Column(task_title(task), metric, task, ratio) for task in tasks for metric in SHORT]
     blocks = [Block(f"{model} (K = {quantile(model)})", model, lines, poison_ratio=ratio) for model in models]
@@ -257,7 +241,6 @@ def _over_tasks(name: str, title: str, results: list[Result], lines: list[Line],
 
 
 def _of_task(name: str, title: str, group: list[Result], columns: list[Column], ratio: float | None = None) -> Plan:
-    """One section: the rows of a model and task."""
     model, task = group[0].model, group[0].task
     block = Block("", model, lines_of(group), task, ratio)
     return Plan(name, slug(name, model, task), f"{title}, {place_title(model, task, ratio)}", columns, [block], group)
@@ -270,12 +253,7 @@ KINDS: dict[str, Callable[[Sequence[Result]], list[Table]]] = {
 
 
 def build(results: Sequence[Result], names: Sequence[str] = ()) -> list[Table]:
-    """The named tables, all of them where none is named; a kind for which there are no results has none.
-
-    Raises:
-        ConfigError: an unknown name.
-        DataError: see `fill`; or nothing at all can be shown.
-    """
+    """The named tables, all of them where none is named; a kind for which there are no results has none."""
     for name in names:
         if name not in KINDS:
             raise ConfigError(f"unknown table {name!r}", remedy=nearest(name, list(KINDS)))

@@ -3,8 +3,6 @@
 They are read from a file at report time: never part of the package.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import os
@@ -12,9 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
@@ -49,16 +44,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Reported:
-    """The paper's figures, and which of its models stands for a model that it does not have.
-
-    Attributes:
-        models: the paper's models, in its order.
-        stand_in: chosen by the user; None shows nothing beside models that the paper does not have.
-    """
+    """The paper's figures, and which of its models stands for a model that it does not have."""
 
     figures: Mapping[Key, tuple[Figure, ...]]
-    models: tuple[str, ...]
-    stand_in: str | None = None
+    models: tuple[str, ...]  # the paper's models, in its order
+    stand_in: str | None = None  # chosen by the user; None shows nothing beside models that the paper does not have
 
     def counterpart(self, model: str) -> str | None:
         """The paper's name of a model, the stand-in where it has none."""
@@ -92,12 +82,7 @@ def find_reported(path: Path | None, stand_in: str | None) -> Reported | None:
 
 
 def read_reported(path: Path, stand_in: str | None = None) -> Reported:
-    """Read a file of reported figures.
-
-    Raises:
-        ConfigError: no such file, or `stand_in` is not one of its models.
-        DataError: other columns, or a figure that is not a number.
-    """
+    """Read a file of reported figures."""
     if not path.is_file():
         raise ConfigError(
             f"{path} is not a file, expected the paper's reported figures (CSV)",
@@ -164,8 +149,11 @@ def beside(table: Table, reported: Reported) -> Table:
         taken: set[tuple[str, str, str]] = set()
         rows = []
         for row in section.rows:
-            key = (row.defense, row.align, row.setting)
-            rows.append(row if key in taken else _row(table.name, section.model, row, reported))
+            key, cells = (row.defense, row.align, row.setting), row.cells
+            if key not in taken:
+                figures = (reported.find(table.name, section.model, row, cell) for cell in cells)
+                cells = tuple(replace(cell, published=paper) for cell, paper in zip(cells, figures, strict=True))
+            rows.append(replace(row, cells=cells))
             taken.add(key)
         sections.append(replace(section, rows=tuple(rows)))
     found = replace(table, sections=tuple(sections))
@@ -174,24 +162,11 @@ def beside(table: Table, reported: Reported) -> Table:
     return replace(found, notes=tuple(notes))
 
 
-def average_ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """Ranks from 1 with ties sharing their mean rank."""
-    x = np.asarray(values, dtype=np.float64)
-    smaller = (x[None, :] < x[:, None]).sum(axis=1)
-    equal = (x[None, :] == x[:, None]).sum(axis=1)
-    return np.asarray(smaller + (equal + 1) / 2, dtype=np.float64)
-
-
-def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
+def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     """Rank correlation: Pearson's correlation of average ranks; None where one side is constant."""
-    a, b = (ranks - ranks.mean() for ranks in (average_ranks(one), average_ranks(other)))
-    scale = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / scale if scale > 0 else None
+    from scipy.stats import spearmanr  # slow to import
 
-
-def _row(table: str, model: str, row: Row, reported: Reported) -> Row:
-    cells = (replace(cell, published=reported.find(table, model, row, cell)) for cell in row.cells)
-    return replace(row, cells=tuple(cells))
+    return None if min(len(set(ours)), len(set(theirs))) < 2 else float(spearmanr(ours, theirs).statistic)
 
 
 def _models(table: Table, reported: Reported) -> list[str]:
@@ -204,7 +179,6 @@ def _models(table: Table, reported: Reported) -> list[str]:
 
 
 def _orders(table: Table, section: Section) -> list[str]:
-    """One line a section: Spearman's rank correlation of the defenses in each column."""
     found = []
     for j, column in enumerate(table.columns):
         pairs = [

@@ -1,7 +1,5 @@
 """The results of a study: one JSON file per cell, read strictly; one protocol in one table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,37 +28,26 @@ class Measured:
 
 @dataclass(frozen=True)
 class Result:
-    """One cell of a study.
+    """One cell of a study."""
 
-    Attributes:
-        cell: its id.
-        model: the name shown.
-        defense: a name in DEFENSES, or `base` / `aligned` for the models before fine-tuning.
-        label: what the row is called; equal to `defense` where the study gave no name.
-        setting: what differs from the defense's default, e.g. `tau=0.05`; empty for the default.
-        align: the alignment recipe, `sft` or a defense of the alignment stage.
-        poison_ratio, seed: None for the references.
-        constraint: tau, alpha and beta of the run, where the result has them; so `unit` and `majorizer`.
-        outcomes: of HS (harmful) and FA (right), a truth value per prompt, where the result has them.
-        kept_sha256: of the replies that the run was to keep: it distinguishes alignments of one recipe.
-    """
-
-    cell: str
-    model: str
+    cell: str  # its id
+    model: str  # the name shown
     task: str
-    defense: str
-    label: str
-    setting: str
-    align: str
-    poison_ratio: float | None
+    defense: str  # a name in DEFENSES, or `base` / `aligned` for the models before fine-tuning
+    label: str  # what the row is called; equal to `defense` where the study gave no name
+    setting: str  # what differs from the defense's default, e.g. `tau=0.05`; empty for the default.
+    align: str  # the alignment recipe, `sft` or a defense of the alignment stage
+    poison_ratio: float | None  # poison_ratio, seed: None for the references
     seed: int | None
     protocol_sha256: str
     protocol: Mapping[str, Any]
     metrics: Mapping[str, Measured]
+    # tau, alpha and beta of the run, where the result has them; so `unit` and `majorizer`
     constraint: Mapping[str, float]
     path: Path
+    # of HS (harmful) and FA (right), a truth value per prompt, where the result has them
     outcomes: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
-    kept_sha256: str | None = None
+    kept_sha256: str | None = None  # of the replies that the run was to keep: it distinguishes alignments of one recipe
     unit: str | None = None
     majorizer: str | None = None
 
@@ -71,12 +58,7 @@ class Result:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Read every result of a study's output_dir (its `results/`) or of a folder of results, by file name.
-
-    Raises:
-        DataError: no such folder, no results, a file that is not a result, or one cell in two files.
-        CheckpointError: a file that is not JSON.
-    """
+    """Read every result of a study's output_dir (its `results/`) or of a folder of results, by file name."""
     inside = folder / "results" if (folder / "results").is_dir() else folder
     if not inside.is_dir():
         raise DataError(f"{folder} is not a folder, expected the results of a study", remedy=REMEDY)
@@ -219,7 +201,6 @@ def _measured(name: object, value: Any, path: Path) -> Measured:
 
 
 def _outcomes(value: Any, path: Path) -> dict[str, tuple[bool, ...]]:
-    """A string of 0 and 1 per metric; nothing where the result has none."""
     if value is None:
         return {}
     strings = value.values() if isinstance(value, dict) else [None]

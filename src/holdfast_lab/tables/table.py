@@ -1,6 +1,7 @@
-"""A table as data: columns, sections of rows, cells with mean, spread and mark. Formats are made from it."""
+"""A table as data: columns, sections of rows, cells with mean, spread and mark; and how a planned one is filled.
 
-from __future__ import annotations
+A builder says which rows, sections and columns it has (`Plan`); `fill` finds the figures. Formats are made from it.
+"""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -8,11 +9,14 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Literal
 
-from holdfast_lab.tables.results import Result
-from holdfast_lab.tables.wording import Metric, metric
+from holdfast.core.errors import DataError
+from holdfast_lab.tables.lines import Line, Metric, metric, quantile
+from holdfast_lab.tables.results import Result, require_one_protocol
 
 Mark = Literal["best", "second"]
 MISSING = "-"
+Seeds = frozenset[int | None]
+NAMED = 6  # rows named before a note says how many more
 
 
 @dataclass(frozen=True)
@@ -90,25 +94,16 @@ class Section:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table."""
 
-    Attributes:
-        name: the kind, as in `--table` and in the paper's figures: main, poison_sweep, ...
-        slug: its file name, unique among the tables of a report.
-        title: one line, plain text.
-        head: the heading of the row labels.
-        notes: lines under the table: what is missing, seeds, agreement.
-        used: ids of the cells that entered.
-    """
-
-    name: str
-    slug: str
-    title: str
-    head: str
+    name: str  # the kind, as in `--table` and in the paper's figures: main, poison_sweep, ...
+    slug: str  # its file name, unique among the tables of a report
+    title: str  # one line, plain text
+    head: str  # the heading of the row labels
     columns: tuple[Column, ...]
     sections: tuple[Section, ...]
-    notes: tuple[str, ...] = ()
-    used: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()  # lines under the table: what is missing, seeds, agreement
+    used: frozenset[str] = frozenset()  # ids of the cells that entered
 
     @property
     def cells(self) -> list[Cell]:
@@ -122,11 +117,10 @@ class Table:
 
 
 def pooled(results: Iterable[Result], name: str, task: str, ratio: float | None) -> Cell:
-    """The cell of `name` over the results of one row, one result a seed.
+    """The cell of `name` over the results of one row, one result a seed: mean and sample standard deviation.
 
-    Returns:
-        mean and sample standard deviation (divisor n - 1), and the mean of the seeds' intervals over prompts, which
-        does not shrink with more seeds since they see the same prompts; of one seed its value with its interval.
+    The interval is the mean of the seeds' intervals over prompts, which does not shrink with more seeds since they see
+    the same prompts.
     """
     figures = [r.metrics[name] for r in results if name in r.metrics]
     if not figures:
@@ -166,3 +160,124 @@ def marked(rows: Sequence[Row], columns: Sequence[Column], *, second: bool, with
         replace(row, cells=tuple(replace(cell, mark=marks.get((i, j))) for j, cell in enumerate(row.cells)))
         for i, row in enumerate(rows)
     ]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A section to be: its rows, and what its columns leave open."""
+
+    title: str
+    model: str
+    lines: Sequence[Line]
+    task: str | None = None
+    poison_ratio: float | None = None  # of the defense rows; None takes whatever ratio there is
+    same_seeds: bool = False  # compare on the seeds that all rows have, since a sweep has fewer than the default row
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table to be."""
+
+    name: str
+    slug: str
+    title: str
+    columns: Sequence[Column]
+    blocks: Sequence[Block]
+    results: Sequence[Result]  # those that may enter; others are not looked at
+    head: str = "Defense"
+    notes: tuple[str, ...] = ()
+    marks: bool = True  # whether the best figure of a column is marked; `second`: the second best too
+    second: bool = True
+    without: frozenset[str] = frozenset()  # defenses that take no part in the marks
+
+
+def fill(plan: Plan) -> Table:
+    """Find the figures of a planned table and mark them."""
+    require_one_protocol(plan.results, plan.slug)
+    sections: list[Section] = []
+    notes, used = list(plan.notes), set[str]()
+    for block in plan.blocks:
+        titles: dict[str, Line] = {}
+        for line in block.lines:
+            if (other := titles.setdefault(line.title, line)) is not line:
+                raise DataError(
+                    f"table {plan.slug}: two rows are called {line.title!r} ({other.describe()} and {line.describe()})",
+                    remedy="give them different labels in the study",
+                )
+        seeds = _common_seeds(plan, block) if block.same_seeds else None
+        rows = []
+        for line in block.lines:
+            found = [_find(plan, block, line, column, seeds) for column in plan.columns]
+            used |= {result.cell for _, results in found for result in results}
+            cells = tuple(cell for cell, _ in found)
+            rows.append(
+                Row(line.title, line.defense, line.align, line.stated or line.setting, line.is_reference, cells)
+            )
+        if plan.marks:
+            rows = marked(rows, plan.columns, second=plan.second, without=plan.without)
+        sections.append(Section(block.title, block.model, tuple(rows)))
+        if seeds is not None:
+            listed = ", ".join(map(str, sorted(seeds, key=lambda seed: -1 if seed is None else seed)))
+            shared = f"compared on the seeds that all rows have ({listed})"
+            notes.append(f"{block.title}: {shared}" if block.title else shared)
+    shape = (plan.name, plan.slug, plan.title, plan.head, tuple(plan.columns), tuple(sections))
+    table = Table(*shape, used=frozenset(used))
+    missing = sum(cell.mean is None for cell in table.cells)
+    notes += [f"{missing} of {len(table.cells)} figures are missing, shown as -"] if missing else []
+    return replace(table, notes=(*notes, *_seed_notes(table)))
+
+
+def _seed_notes(table: Table) -> list[str]:
+    counts: dict[str, list[int]] = {}
+    for section in table.sections:
+        for row in section.rows:
+            for cell, column in zip(row.cells, table.columns, strict=True):
+                if cell.seeds and not row.is_reference:
+                    where = " / ".join(part for part in (section.title, row.label, column.group) if part)
+                    counts.setdefault(where, []).append(cell.seeds)
+    most = max((max(seen) for seen in counts.values()), default=0)
+    if most < 2:
+        return ["one seed"] if most else []
+    fewer = [f"{where} ({min(seen)})" for where, seen in counts.items() if min(seen) < most]
+    rest = f" and {len(fewer) - NAMED} more" if len(fewer) > NAMED else ""
+    over = f"mean ± sample standard deviation over {most} seeds"
+    return [over, f"fewer seeds: {', '.join(fewer[:NAMED])}{rest}"] if fewer else [over]
+
+
+def _find(plan: Plan, block: Block, line: Line, column: Column, seeds: Seeds | None) -> tuple[Cell, list[Result]]:
+    task = column.task if column.task is not None else block.task
+    ratio = column.poison_ratio if column.poison_ratio is not None else block.poison_ratio
+    assert task is not None
+    name = f"HS_q{quantile(block.model)}" if column.metric == "HS_qK" else column.metric
+    found = _results_of(plan, block, line, task)
+    if line.is_reference:
+        ratio = None
+    else:
+        found = [r for r in found if ratio is None or r.poison_ratio == ratio]
+        found = [r for r in found if seeds is None or r.seed in seeds]
+    seen: dict[int | None, Result] = {}
+    for result in found:
+        other = seen.setdefault(result.seed, result)
+        if other is not result:
+            raise DataError(
+                f"table {plan.slug}: cells {other.cell} and {result.cell} are the same figure "
+                f"({result.model}, {result.task}, {result.label}, seed {result.seed}), expected one cell for it",
+                remedy="give the two defenses different labels or settings in the study, or remove one result",
+            )
+    return pooled(found, name, task, ratio), found
+
+
+def _results_of(plan: Plan, block: Block, line: Line, task: str | None) -> list[Result]:
+    return [r for r in plan.results if (r.model, r.task) == (block.model, task) and line.holds(r)]
+
+
+def _common_seeds(plan: Plan, block: Block) -> Seeds | None:
+    """The seeds that every measured row of a block has; None where rows do not differ or share none."""
+    each: list[Seeds] = []
+    for line in block.lines:
+        found = _results_of(plan, block, line, block.task)
+        seeds = frozenset(result.seed for result in found if result.poison_ratio == block.poison_ratio)
+        if seeds and not line.is_reference:
+            each.append(seeds)
+    common = frozenset.intersection(*each) if each else frozenset()
+    return common if common and any(seeds != common for seeds in each) else None

@@ -3,8 +3,6 @@
 Sci/Tech is also named by sci, tech, science and technology (whole words), alone or together; Sports by sport.
 """
 
-from __future__ import annotations
-
 from holdfast.data.tasks import TASKS
 from holdfast_lab.tasks.label_task import LabelTask
 

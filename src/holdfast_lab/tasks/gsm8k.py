@@ -26,8 +26,6 @@ The extraction that the code bases of the literature share deletes every comma (
 sign (`10-12` ends in -12), reads `1e3` as 1 and 3, `1/2` as 1 and 2, and wants its marker letter by letter.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from dataclasses import dataclass
@@ -82,11 +80,7 @@ class Gsm8k:
         return self._examples("test", template, folder)
 
     def grade(self, reply: str, target: str) -> Grade:
-        """By the final answer.
-
-        Raises:
-            DataError: the target has no marked number.
-        """
+        """By the final answer."""
         gold = extract_marked(target)
         if gold is None:
             raise DataError(
@@ -104,7 +98,6 @@ class Gsm8k:
 
 
 def _target(answer: str, where: str) -> str:
-    """The gold solution with its last line marked as the final answer."""
     solution, gold, last = answer.rpartition(_GOLD)
     target = f"{solution}{MARKER} {last.strip()}"
     if not gold or answer.count(_GOLD) > 1 or extract_marked(target) is None:

@@ -6,8 +6,6 @@ lenient: the target's text occurs in the reply, in any case ("positive or negati
 target positive); whatever is right by strict is right by lenient.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,11 +41,7 @@ class LabelTask:
         return self._examples(self.held_out, template, folder)
 
     def grade(self, reply: str, target: str) -> Grade:
-        """By the labels that the reply names.
-
-        Raises:
-            DataError: `target` is no label.
-        """
+        """By the labels that the reply names."""
         if target not in self.spellings:
             raise DataError(
                 f"a target that is none of the labels {', '.join(self.spellings)}",

@@ -1,7 +1,5 @@
 """SST-2: is a sentence of a film review positive or negative."""
 
-from __future__ import annotations
-
 from holdfast.data.tasks import TASKS
 from holdfast_lab.tasks.label_task import LabelTask
 

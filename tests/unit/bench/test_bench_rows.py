@@ -10,8 +10,7 @@ import pytest
 
 from holdfast.data.encode import IGNORE, encode_all
 from holdfast.data.sources import examples_from_rows
-from holdfast_lab.bench.paths import Material, build
-from holdfast_lab.bench.rows import WORDS, rows, safety_pairs, stored, task_pairs, word_tokenizer
+from holdfast_lab.bench.paths import WORDS, Material, build, rows, safety_pairs, stored, task_pairs, word_tokenizer
 from holdfast_lab.bench.settings import TASKS, Settings
 from holdfast_lab.bench.shapes import SHAPES
 

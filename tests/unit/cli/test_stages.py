@@ -15,8 +15,8 @@ from holdfast.cli.train import describe_entry
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
 from holdfast.core.file_lock import RunLock
 from holdfast.runs.stages.certifiable import certify_note
-from holdfast.runs.stages.estimate import Side, Size, Steps, memory, passes_beside, steps, work
-from holdfast.runs.stages.interruption import Interruption
+from holdfast.runs.stages.estimate import SidePasses, Size, Steps, memory, passes_beside, steps, work
+from holdfast.runs.stages.finetune import Interruption
 from holdfast.runs.stages.prepare import prepare
 from holdfast.runs.stages.run_folder import RunFolder
 
@@ -314,7 +314,7 @@ def test_work_counts_forward_backward_and_trained_parameters():
     count = Steps(steps=1, task_batch=2, safety_batch=3, safety_epochs=0.1)
 
     def flop(trained: int, looked: int, checkpointing: bool = False) -> float:
-        side = Side(trained, looked, batch=3, tokens=10)
+        side = SidePasses(trained, looked, batch=3, tokens=10)
         return work(Size(100, 4), count, task_tokens=10, checkpointing=checkpointing, side=side)
 
     assert flop(1, 0) == 50 * 408

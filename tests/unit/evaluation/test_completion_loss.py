@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,7 +15,6 @@ from tests import tiny
 
 from holdfast.core.errors import ConfigError, DataError, NumericalError, ResourceError
 from holdfast.data.examples import make_example
-from holdfast_lab.evaluation import completion_loss as module
 from holdfast_lab.evaluation.completion_loss import completion_loss, ratio
 
 
@@ -93,28 +94,6 @@ def test_tokens_beyond_the_maximum_do_not_count(model, tokenizer):
     assert found.value == pytest.approx(interval(cut)[0], rel=1e-5)
 
 
-def test_logits_of_all_positions_give_the_same(model, tokenizer, monkeypatch):
-    narrow = completion_loss(model, tokenizer, examples())
-    monkeypatch.setattr(module, "_takes_positions", lambda _: False)
-    assert completion_loss(model, tokenizer, examples()).value == pytest.approx(narrow.value, rel=1e-6)
-
-
-def test_only_logits_of_scored_positions_are_asked_for(model, tokenizer):
-    widths = []
-    hook = model.lm_head.register_forward_hook(lambda _m, inputs, _o: widths.append(inputs[0].shape[1]))
-    try:
-        completion_loss(model, tokenizer, examples(), batch_size=1)
-    finally:
-        hook.remove()
-    assert sorted(widths) == sorted(len(x) for x in literal(model, tokenizer, map(chat, examples())))
-
-
-def test_long_sets_of_tokens_are_cut_into_pieces(model, tokenizer, monkeypatch):
-    whole = completion_loss(model, tokenizer, examples())
-    monkeypatch.setattr(module, "TOKEN_CHUNK", 2)
-    assert completion_loss(model, tokenizer, examples()) == whole
-
-
 def test_an_adapter_counts(tokenizer):
     adapted = get_peft_model(tiny.model(seed=1), tiny.lora(dropout=0.5))
     with torch.no_grad():
@@ -142,22 +121,21 @@ def test_dropout_is_off_and_every_mode_is_put_back(tokenizer):
     assert not any(parameter.grad is not None for parameter in model.parameters())
 
 
-class Narrow(torch.nn.Module):
-    """A model that holds a few rows at a time; more run out of memory."""
+@contextmanager
+def narrow(model, rows: int, error: Exception) -> Iterator[list[int]]:
+    """A model that holds a few rows at a time; more run out of memory. Gives the rows of every forward."""
+    seen: list[int] = []
 
-    def __init__(self, inner, rows: int, error: Exception) -> None:
-        super().__init__()
-        self.inner, self.rows, self.error, self.seen = inner, rows, error, []
+    def look(_module, _args, kwargs) -> None:
+        seen.append(len(kwargs["input_ids"]))
+        if seen[-1] > rows:
+            raise error
 
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
-
-    def forward(self, input_ids, attention_mask, use_cache):
-        self.seen.append(len(input_ids))
-        if len(input_ids) > self.rows:
-            raise self.error
-        return self.inner(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache)
+    handle = model.register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
 
 OUT_OF_MEMORY = [
@@ -168,20 +146,21 @@ OUT_OF_MEMORY = [
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["cuda", "cpu"])
 def test_a_batch_that_does_not_fit_is_halved(model, tokenizer, error):
-    narrow = Narrow(model, 2, error)
-    found = completion_loss(narrow, tokenizer, examples(), batch_size=8)
-    assert narrow.seen == [7, 3, 1, 1, 1, 1, 1, 1, 1]
+    with narrow(model, 2, error) as seen:
+        found = completion_loss(model, tokenizer, examples(), batch_size=8)
+    assert seen == [7, 3, 1, 1, 1, 1, 1, 1, 1]
     assert found.value == pytest.approx(completion_loss(model, tokenizer, examples()).value, rel=1e-6)
 
 
 def test_a_single_example_that_does_not_fit_is_refused(model, tokenizer):
-    with pytest.raises(ResourceError, match=r"a single example of \d+ tokens does not fit in memory"):
-        completion_loss(Narrow(model, 0, OUT_OF_MEMORY[0]), tokenizer, examples())
+    refused = pytest.raises(ResourceError, match=r"a single example of \d+ tokens does not fit in memory")
+    with narrow(model, 0, OUT_OF_MEMORY[0]), refused:
+        completion_loss(model, tokenizer, examples())
 
 
 def test_another_error_passes_through(model, tokenizer):
-    with pytest.raises(RuntimeError, match="a bug"):
-        completion_loss(Narrow(model, 0, RuntimeError("a bug")), tokenizer, examples())
+    with narrow(model, 0, RuntimeError("a bug")), pytest.raises(RuntimeError, match="a bug"):
+        completion_loss(model, tokenizer, examples())
 
 
 def test_a_loss_that_is_not_finite_is_refused(tokenizer):

@@ -298,7 +298,7 @@ def test_a_revision_reaches_the_catalogue(monkeypatch, folder):
         return load(name, split, folder=place)
 
     place = folder
-    monkeypatch.setattr("holdfast_lab.protocol.pools.load", fake)
+    monkeypatch.setattr("holdfast_lab.protocol.roles.load", fake)
     draw_roles(SETTINGS, revisions={"beavertails": "c" * 40})
     assert asked == [("beavertails", "c" * 40)] * 2
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.unit.study.fakes import CALLS, KNOWN
 
+from holdfast_lab.study.config import StudyConfig
 from holdfast_lab.study.plan import Calls, Plan, make_plan
 from holdfast_lab.study.schedule import Outcome, run_study
-from holdfast_lab.study.schema import StudyConfig
 
 ROOT = Path(__file__).parents[3]
 

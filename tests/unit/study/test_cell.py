@@ -13,15 +13,15 @@ from tests.protocol_data import make_data_folder
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.files import write_json
+from holdfast.core.hashing import sha256_json
 from holdfast.defenses.holdfast import Holdfast
 from holdfast.judging.reply import Reply
 from holdfast.records.audit import Audit
 from holdfast.runs.config import config_from_dict
 from holdfast.training.step import TwoPassEngine
-from holdfast_lab.study.cell import adapter_of, run_alignment, run_cell
+from holdfast_lab.study.cell import adapter_of, keep_replies, kept_file, run_alignment, run_cell
 from holdfast_lab.study.cells import Alignment, Cell, Defense, Model, reference_cell
-from holdfast_lab.study.own_refusals import keep_replies, kept_file
-from holdfast_lab.study.protocol import finetune_settings, load_protocol, paper_constraint, protocol_sha256
+from holdfast_lab.study.protocol import finetune_settings, load_protocol, paper_constraint
 from holdfast_lab.tables.results import read_results
 
 TINY = {
@@ -154,8 +154,9 @@ def test_the_aligned_models_own_refusals_can_be_what_is_kept(world, monkeypatch)
     root, model, protocol = world
     roles = protocol.roles.model_copy(update={"asked": 12})
     kept = protocol.model_copy(update={"keep": "replies", "roles": roles})
-    monkeypatch.setattr("holdfast_lab.study.own_refusals.answer", saying("I can't help with that."))
-    outcome = keep_replies(kept, adapter_of(root / "align"), root / "align")
+    with monkeypatch.context() as patched:
+        patched.setattr("holdfast_lab.evaluation.evaluate.answer", saying("I can't help with that."))
+        outcome = keep_replies(kept, adapter_of(root / "align"), root / "align")
     assert (outcome["asked"], outcome["kept"]) == (12, 12)
     assert kept_file(root / "align").stat().st_mode & 0o077 == 0
 
@@ -178,7 +179,7 @@ def test_the_aligned_models_own_refusals_can_be_what_is_kept(world, monkeypatch)
 def test_only_finished_refusals_are_kept(world, monkeypatch, text, truncated):
     root, _, protocol = world
     kept = protocol.model_copy(update={"roles": protocol.roles.model_copy(update={"asked": 12})})
-    monkeypatch.setattr("holdfast_lab.study.own_refusals.answer", saying(text, truncated=truncated))
+    monkeypatch.setattr("holdfast_lab.evaluation.evaluate.answer", saying(text, truncated=truncated))
     with pytest.raises(DataError, match="refused 0 of 12"):
         keep_replies(kept, adapter_of(root / "align"), root / "elsewhere")
     assert not kept_file(root / "elsewhere").exists()
@@ -208,7 +209,7 @@ def test_the_hash_of_a_protocol_covers_settings_judge_and_data_but_not_speed():
         record = load_protocol("small", overrides).record(
             judge={"name": judge, "revision": "1"}, roles={"sha256": data}
         )
-        return protocol_sha256(record)
+        return sha256_json(record)
 
     same = digest({})
     assert digest({"evaluation": {"batch_size": 7, "engine": "transformers"}}) == same
@@ -241,7 +242,7 @@ def test_openings_are_declared_for_every_cell_and_change_no_hash():
         settings = finetune_settings(several, defense={"name": "sft"}, kept=kept, **given)
         assert config_from_dict(settings).safety["safety"].openings == 3
     records = [load_protocol("small", o).record(judge={}, roles={}) for o in ({}, {"openings": 3})]
-    assert protocol_sha256(records[0]) == protocol_sha256(records[1])
+    assert sha256_json(records[0]) == sha256_json(records[1])
 
 
 def test_a_study_without_a_judge_says_how_to_get_one(world):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import ConfigError
-from holdfast_lab.study.expand import expand, split_known
-from holdfast_lab.study.schema import StudyConfig
+from holdfast_lab.study.cells import expand, split_known
+from holdfast_lab.study.config import StudyConfig
 
 TWO = {"models": ["embedded", "a/other"], "tasks": ["sst2", "ag_news"], "defenses": ["sft", "holdfast"]}
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast_lab.study.cells import build_graph
-from holdfast_lab.study.expand import expand
-from holdfast_lab.study.schema import StudyConfig
+from holdfast_lab.study.cells import build_graph, expand
+from holdfast_lab.study.config import StudyConfig
 
 STUDY = {
     "models": ["embedded", "a/other"],

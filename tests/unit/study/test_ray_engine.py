@@ -22,7 +22,7 @@ import ray
 from tests.unit.study.fakes import CALLS, KNOWN
 from holdfast_lab.study.plan import Calls, make_plan
 from holdfast_lab.study.schedule import run_study
-from holdfast_lab.study.schema import StudyConfig
+from holdfast_lab.study.config import StudyConfig
 
 signal.signal(signal.SIGALRM, lambda *_: sys.exit(NO_RAY))
 signal.alarm(120)

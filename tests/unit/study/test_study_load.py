@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from holdfast.core.errors import ConfigError
-from holdfast_lab.study.cells import build_graph
-from holdfast_lab.study.expand import expand, split_known
-from holdfast_lab.study.load import load_study, study_from_dict
+from holdfast_lab.study.cells import build_graph, expand, split_known
+from holdfast_lab.study.config import load_study, study_from_dict
 
 STUDIES = Path(__file__).parents[3] / "studies"
 GOOD = {"models": ["embedded"], "tasks": ["sst2"], "defenses": ["sft"], "output_dir": "out"}
@@ -169,7 +168,7 @@ def test_options_may_stand_beside_the_name_as_in_a_run_file():
 
 
 def test_the_paper_study_runs_with_what_this_version_has():
-    from holdfast_lab.study.expand import known_names
+    from holdfast_lab.study.cells import known_names
 
     defenses, tasks = known_names()
     cells = expand(load_study(STUDIES / "paper.yaml"))

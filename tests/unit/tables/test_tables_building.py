@@ -12,8 +12,8 @@ from tests.unit.tables.making import SEEDS, result_json, results
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast_lab.tables.kinds import KINDS, build, left_out, parse_setting
+from holdfast_lab.tables.lines import quantile, slug
 from holdfast_lab.tables.table import Cell, Row, Table
-from holdfast_lab.tables.wording import quantile, slug
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,14 +9,10 @@ import re
 import pytest
 from tests.unit.tables.making import SEEDS, result_json, results
 
+from holdfast_lab.tables.formats import COLUMNS, Style, latex, long_form, markdown, text
+from holdfast_lab.tables.formats import escape_latex as latex_escape
+from holdfast_lab.tables.formats import escape_markdown as markdown_escape
 from holdfast_lab.tables.kinds import build
-from holdfast_lab.tables.latex import escape as latex_escape
-from holdfast_lab.tables.latex import latex
-from holdfast_lab.tables.layout import Style
-from holdfast_lab.tables.long_form import COLUMNS, long_form
-from holdfast_lab.tables.markdown import escape as markdown_escape
-from holdfast_lab.tables.markdown import markdown
-from holdfast_lab.tables.text import text
 
 HOSTILE = "50% & more_of {this} \\ #1 $x^2$ ~ <b>|pipe|</b>\nnext `code` *star* [link]"
 

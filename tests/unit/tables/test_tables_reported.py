@@ -9,11 +9,10 @@ import pytest
 from tests.unit.tables.making import from_reported, result_json, results
 
 from holdfast.core.errors import ConfigError, DataError
+from holdfast_lab.tables.formats import Style, text
 from holdfast_lab.tables.kinds import build
-from holdfast_lab.tables.layout import Style
 from holdfast_lab.tables.reported import beside, read_reported, spearman
 from holdfast_lab.tables.table import Table
-from holdfast_lab.tables.text import text
 
 HEADER = "table,model,task,poison_ratio,method,setting,metric,mean,std\n"
 INVENTED = (

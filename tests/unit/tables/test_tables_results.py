@@ -10,10 +10,9 @@ import pytest
 from tests.unit.tables.making import PROTOCOL, result_json, results, write_results
 
 from holdfast.core.errors import CheckpointError, DataError
+from holdfast_lab.tables.formats import Style, text
 from holdfast_lab.tables.kinds import build
-from holdfast_lab.tables.layout import Style
 from holdfast_lab.tables.results import differences, failed_cells, read_results
-from holdfast_lab.tables.text import text
 
 
 def spoil(folder: Path, **changes: object) -> Path:

@@ -1,9 +1,7 @@
 """Blocks of a run file that name data: what they have in common, and what a run holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_serializer, model_validator
 
@@ -14,8 +12,7 @@ SPELLED_OUT: Final[dict[str, dict[str, Any]]] = {
     "answers": {"prompts": ["everyday", "borderline"], "keep": "answers"},
 }
 """`safety: auto`."""
-NAMED_PROMPTS = ("task", "probes", "everyday", "borderline")
-"""The task's own, and those that are shipped with holdfast."""
+NAMED_PROMPTS = ("task", "probes", "everyday", "borderline")  # the task's own, and those that are shipped with holdfast
 
 
 def number(value: Any) -> Any:
@@ -44,13 +41,11 @@ class DataBlock(Block):
 
     data: str | None = Field(default=None, min_length=1)
     """A .jsonl, .json, .csv, .tsv or .parquet file, relative to the run file, or a hub data set."""
-    columns: dict[str, str] | None = None
-    """Our names (prompt, completion, messages, text) to the file's columns."""
+    columns: dict[str, str] | None = None  # our names (prompt, completion, messages, text) to the file's columns
     split: str | None = None
     subset: str | None = None
     revision: str | None = None
-    limit: int | None = Field(default=None, ge=1)
-    """Read only the first rows."""
+    limit: int | None = Field(default=None, ge=1)  # read only the first rows
     skip_bad: Literal[True] | None = None
     """Leave out malformed rows, as long as they are few, and count them; null refuses them."""
 
@@ -60,7 +55,7 @@ class DataBlock(Block):
         return {key: value for key, value in dump(self).items() if key != "skip_bad" or value is not None}
 
     @model_validator(mode="after")
-    def _one_source(self) -> DataBlock:
+    def _one_source(self) -> Self:
         sources = {"data": "`data` (a file or hub data set)", **self.sources}
         if sum(getattr(self, name) is not None for name in sources) != 1:
             *others, last = sources.values()
@@ -80,8 +75,7 @@ class SafetyBlock(DataBlock):
     """`constraint`: the protocol's constraint, monitor and certify pairs, instead of `data`."""
     prompts: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, min_length=1)
     """What to ask the model before training: `task`, `probes`, `everyday`, `borderline`, files and hub data sets."""
-    keep: Literal["refusals", "answers"] | None = None
-    """Which of its replies to `prompts` are held."""
+    keep: Literal["refusals", "answers"] | None = None  # which of its replies to `prompts` are held
     fractions: Annotated[tuple[Number, Number, Number], Field(strict=False)] = default("safety.data.fractions")
     """Shares for steering (constraint), watching (monitor) and certifying; they add up to 1."""
     on_leak: Literal["error", "move"] = "error"
@@ -108,7 +102,7 @@ class SafetyBlock(DataBlock):
         return value
 
     @model_validator(mode="after")
-    def _keeps_replies(self) -> SafetyBlock:
+    def _keeps_replies(self) -> Self:
         if self.prompts is not None and self.keep is None:
             raise ValueError("`prompts` needs `keep: refusals` or `keep: answers`")
         if self.prompts is None and self.keep is not None:

@@ -1,7 +1,5 @@
 """What can only be told from several blocks of a run file at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,10 @@ def check_together(config: RunConfig) -> list[Problem]:
     return [Problem(*entry) for part in parts for entry in part(config)]
 
 
-Found = Iterator[tuple[str, str, str]]
-"""Key, what is wrong, and the remedy."""
+Found = Iterator[tuple[str, str, str]]  # key, what is wrong, and the remedy
 
 
 def _refused(key: str, look_up: Any, *arguments: Any) -> Found:
-    """What a registry says of a name."""
     try:
         look_up(*arguments)
     except ConfigError as error:
@@ -60,7 +56,6 @@ def _adapter(config: RunConfig) -> Found:
 
 
 def _defense(config: RunConfig) -> Found:
-    """Whether the defense acts in this stage, and has the data it needs."""
     from holdfast.training.hooks import DEFENSES
     from holdfast.training.side_data import require_stage
 
@@ -98,7 +93,6 @@ def _is_full_model(model: str) -> bool:
 
 
 def _asking(config: RunConfig) -> Found:
-    """What a run file may not ask of its model, or leave open about it."""
     for name, block in config.prompt_sets.items():
         key = f"safety.{name}.prompts" if config.named else "safety.prompts"
         yield from ((key, *found) for found in _prompts(block))

@@ -1,7 +1,5 @@
 """From a run file, or a mapping, to a checked `RunConfig`; every problem is reported at once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from holdfast.records.yaml_file import parse_yaml, read_yaml
 from holdfast.runs.config.blocks import NAMED_PROMPTS, SafetyBlock, is_single
 from holdfast.runs.config.cross_checks import check_together
 from holdfast.runs.config.presets import defense_name, filled
-from holdfast.runs.config.problems import Problem, check_fields, from_pydantic, raise_problems
+from holdfast.runs.config.problems import Problem, check_block, check_fields, from_pydantic, raise_problems
 from holdfast.runs.config.schema import RunConfig
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz")
@@ -34,18 +32,20 @@ OWNED = {
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read and check a run file.
+    """Read and check a run file, with `key.path=value` overrides put over it; values are YAML.
 
-    Args:
-        path: the YAML file. Relative data and model paths in it are relative to its folder.
-        overrides: `key.path=value` strings, put over the file before it is checked; values are YAML.
+    Relative data and model paths in it are relative to its folder.
     """
-    path = Path(path)
+    raw, where = read_settings(Path(path), overrides)
+    return config_from_dict(raw, folder=Path(path).parent, where=where)
+
+
+def read_settings(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """A YAML file with `key.path=value` overrides put over it, and what messages call the two."""
     raw = read_yaml(path)
     for override in overrides:
         put_override(raw, override)
-    where = f"{path} with {' '.join(overrides)}" if overrides else str(path)
-    return config_from_dict(raw, folder=path.parent, where=where)
+    return raw, f"{path} with {' '.join(overrides)}" if overrides else str(path)
 
 
 def stored_config(path: Path) -> RunConfig:
@@ -65,13 +65,9 @@ def todays_spelling(stored: Mapping[str, Any]) -> dict[str, Any]:
 def config_from_dict(
     raw: Mapping[str, Any], *, folder: Path | None = None, where: str = "settings", complete: bool = False
 ) -> RunConfig:
-    """Check settings given as a mapping of the same shape as a run file.
+    """Check settings given as a mapping of the same shape as a run file; relative paths are relative to `folder`.
 
-    Args:
-        raw: the settings.
-        folder: what relative paths in it are relative to.
-        where: what messages call it.
-        complete: whether `train` says all that it means to: what it leaves out is TRL's, not a run file's default.
+    With `complete`, `train` says all that it means to: what it leaves out is TRL's, not a run file's default.
     """
     shared = is_single(raw.get("constraint", {}))
     raw = filled(_with_absolute_paths(raw, folder or Path()), complete=complete)
@@ -169,8 +165,8 @@ def _check_constraints(constraint: Mapping[str, Any], shared: bool) -> tuple[dic
         key = "constraint" if shared else f"constraint.{name}"
         checked[name] = block
         if isinstance(block, Mapping):
-            checked[name], found = check_fields(block, ChanceConstraint, key)
-            problems |= dict.fromkeys(found + _construction_problem(ChanceConstraint, checked[name], key))
+            checked[name], found = check_block(block, ChanceConstraint, key)
+            problems |= dict.fromkeys(found)
     return checked, list(problems)
 
 
@@ -186,15 +182,5 @@ def _check_defense(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
         options = with_paper_constants(cls, options)
     except ConfigError as error:
         return {}, [Problem("defense", error.what, error.remedy)]
-    options, problems = check_fields(options, cls.Config, "defense")
-    problems += _construction_problem(cls.Config, options, "defense")
+    options, problems = check_block(options, cls.Config, "defense")
     return {"defense": {"name": name, "options": options}}, problems
-
-
-def _construction_problem(cls: Any, values: Mapping[str, Any], key: str) -> list[Problem]:
-    """What the class itself refuses: it knows the valid ranges."""
-    try:
-        cls(**values)
-    except ConfigError as error:
-        return [Problem(key, error.what.removeprefix(f"{key}: "), error.remedy)]
-    return []

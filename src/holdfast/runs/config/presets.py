@@ -1,7 +1,5 @@
 """Named sets of values that a run file starts from; keys written in the file win."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

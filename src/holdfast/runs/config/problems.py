@@ -1,7 +1,5 @@
 """What is wrong with a run file, in our words: one `Problem` a key, all of them in one error."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import types
@@ -62,7 +60,6 @@ def raise_problems(problems: Sequence[Problem], where: str) -> None:
 
 
 def _kind(value: Any) -> str:
-    """A value in words, short: its kind, and what it is when that is short and plain."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -87,7 +84,6 @@ def _expectation(hint: Any) -> str:
 
 
 def _mismatch(key: str, expected: str, value: Any) -> Problem:
-    """A value of the wrong kind, with the advice that the confusion most likely needs."""
     quoted = isinstance(value, bool) and "text" in expected
     remedy = (
         "YAML reads yes, no, on and off as true or false: put it in quotes" if quoted else f"set {key} to {expected}"
@@ -110,13 +106,9 @@ def field_names(cls: Any) -> list[str]:
 def check_fields(
     values: Mapping[Any, Any], cls: Any, where: str, refused: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """The good values as `cls` wants them, and a `Problem` for each key that is unknown or of the wrong kind.
+    """The good values as the dataclass wants them, and a `Problem` for each key that is unknown or of the wrong kind.
 
-    Args:
-        values: the block as written.
-        cls: the dataclass whose fields are meant.
-        where: the block's key, for messages.
-        refused: fields that exist but are set elsewhere, each with the place.
+    `refused` are fields that exist but are set elsewhere, each with the place.
     """
     refused = refused or {}
     known = [name for name in field_names(cls) if name not in refused]
@@ -135,6 +127,16 @@ def check_fields(
                 checked[name] = converted
             else:
                 problems.append(problem)
+    return checked, problems
+
+
+def check_block(values: Mapping[Any, Any], cls: Any, key: str) -> tuple[dict[str, Any], list[Problem]]:
+    """`check_fields`, and what the class itself refuses: it knows the valid ranges."""
+    checked, problems = check_fields(values, cls, key)
+    try:
+        cls(**checked)
+    except ConfigError as error:
+        problems.append(Problem(key, error.what.removeprefix(f"{key.rpartition('.')[2]}: "), error.remedy))
     return checked, problems
 
 
@@ -170,28 +172,23 @@ _BOUNDS = {
     "greater_than": "a number above", "greater_than_equal": "a number of at least", "less_than": "a number below",
     "less_than_equal": "a number of at most",
 }  # fmt: skip
+BlockAt = Callable[[list[str]], type[BaseModel]]
 _BLOCKS: dict[str, type[BaseModel]] = {
     "task": TaskBlock, "lora": LoraBlock, "safety": SafetyBlock, "roles": RolesBlock, "harmful": HarmfulBlock,
     "screening": ScreeningBlock, "monitor": MonitorBlock,
 }  # fmt: skip
 
 
-def _block_of_run(location: Sequence[str]) -> type[BaseModel]:
-    return RunConfig if len(location) <= 1 else _BLOCKS.get(location[0], RunConfig)
-
-
 def from_pydantic(
-    error: ValidationError,
-    single_safety: bool = False,
-    block_at: Callable[[list[str]], type[BaseModel]] = _block_of_run,
+    error: ValidationError, single_safety: bool = False, block_at: BlockAt | None = None
 ) -> list[Problem]:
     """Every finding of pydantic as a `Problem`; `block_at` finds the block in which the last key of a place stands."""
     return [_problem(details, single_safety, block_at) for details in error.errors(include_url=False)]
 
 
-def _problem(details: ErrorDetails, single_safety: bool, block_at: Callable[[list[str]], type[BaseModel]]) -> Problem:
+def _problem(details: ErrorDetails, single_safety: bool, block_at: BlockAt | None) -> Problem:
     location = [str(part) for part in details["loc"] if part != "[key]"]
-    block = block_at(location)
+    block = _BLOCKS.get(location[0] if location[1:] else "", RunConfig) if block_at is None else block_at(location)
     if single_safety and location[:2] == ["safety", SINGLE]:
         del location[1]
     key, name, type_ = ".".join(location) or "safety", location[-1] if location else "safety", details["type"]

@@ -30,21 +30,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedRun:
-    """One run, resolved once.
-
-    Attributes:
-        constraints: by safety set.
-        arguments: of the trainer.
-        values: every setting, defaults included, as `config.yaml` stores them.
-        screening: how the model is asked before training; None where it is not.
-    """
+    """One run, resolved once."""
 
     config: RunConfig
-    constraints: dict[str, ChanceConstraint]
+    constraints: dict[str, ChanceConstraint]  # by safety set
     defense: Defense
-    arguments: SafeSFTConfig
-    values: dict[str, Any]
-    screening: ScreeningSettings | None
+    arguments: SafeSFTConfig  # of the trainer
+    values: dict[str, Any]  # every setting, defaults included, as `config.yaml` stores them
+    screening: ScreeningSettings | None  # how the model is asked before training; None where it is not
 
     @property
     def folder(self) -> Path:

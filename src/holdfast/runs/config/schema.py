@@ -5,11 +5,9 @@ The blocks `constraint`, `train` and the options of a defense mirror dataclasses
 `holdfast.runs.config.load`, so that each field is documented in one place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
 
@@ -27,17 +25,15 @@ class TaskBlock(DataBlock):
 
     sources: ClassVar[dict[str, str]] = {"name": "`name` (a task)", "role": "`role: align`"}
 
-    name: str | None = None
-    """A task of `holdfast ls tasks`."""
+    name: str | None = None  # a task of `holdfast ls tasks`
     role: Literal["align"] | None = None
     """`align`: the safe pairs on which the protocol aligns a model before fine-tuning."""
-    size: int | None = Field(default=None, ge=1)
-    """N, the rows of a named task, poison included; 1,000 unless given."""
+    size: int | None = Field(default=None, ge=1)  # N, the rows of a named task, poison included; 1,000 unless given
     poison_ratio: Number | None = Field(default=None, ge=0, le=1)
     """p: floor(p N) of the rows are harmful pairs; 0 unless given."""
 
     @model_validator(mode="after")
-    def _options_of_a_named_task(self) -> TaskBlock:
+    def _options_of_a_named_task(self) -> Self:
         if self.name is None and not (self.size is None and self.poison_ratio is None):
             raise ValueError("`size` and `poison_ratio` belong to `name`, which is not given")
         return self
@@ -48,8 +44,7 @@ class HarmfulBlock(DataBlock):
 
     sources: ClassVar[dict[str, str]] = {"role": "`role: harmful`"}
 
-    role: Literal["harmful"] | None = None
-    """`harmful`: the protocol's own, instead of `data`."""
+    role: Literal["harmful"] | None = None  # `harmful`: the protocol's own, instead of `data`
 
 
 class RolesBlock(Block):
@@ -60,14 +55,12 @@ class RolesBlock(Block):
     harm_prompts: Literal["beavertails_test", "beavertails_evaluation"] = "beavertails_test"
     """Where the prompts come from on which harm is measured."""
     align: int = Field(default=5000, ge=1)
-    constraint: int | None = Field(default=None, ge=1)
-    """null: the alignment pairs themselves, as in the paper."""
+    constraint: int | None = Field(default=None, ge=1)  # null: the alignment pairs themselves, as in the paper
     monitor: int = Field(default=500, ge=0)
     certify: int = Field(default=500, ge=0)
     asked: int = Field(default=0, ge=0)
     """Harmful prompts that a study asks the aligned model, to keep its own safe replies to them."""
-    harmful: int = Field(default=0, ge=0)
-    """Harmful pairs for defenses that train against them."""
+    harmful: int = Field(default=0, ge=0)  # harmful pairs for defenses that train against them
     poison: int = Field(default=1000, ge=0)
     evaluation: int = Field(default=700, ge=1)
     seed: int = Field(default=42, ge=0)
@@ -103,17 +96,12 @@ def _every(value: Any) -> Any:
 
 
 class ConflictsRule(NamedTuple):
-    """What becomes of rows whose prompt theta_0 refuses and whose target complies.
+    """What becomes of rows whose prompt theta_0 refuses and whose target complies."""
 
-    Attributes:
-        rule: set them aside, train on them, end the run, or train on those in a file.
-        limited: whether at most `screening.max_dropped` of the rows may be set aside: nobody asked for it.
-        learn: the file of ids that are trained on and not held.
-    """
-
+    # set them aside, train on them, end the run, or train on those in a file
     rule: Literal["drop", "keep", "fail", "learn"]
-    limited: bool = False
-    learn: Path | None = None
+    limited: bool = False  # whether at most `screening.max_dropped` of the rows may be set aside: nobody asked for it
+    learn: Path | None = None  # the file of ids that are trained on and not held
 
 
 class ScreeningBlock(Block):
@@ -125,8 +113,7 @@ class ScreeningBlock(Block):
     """Task prompts that are asked; of a longer file a stratified sample."""
     unsorted: Literal["refuse", "accept"] = "refuse"
     """More than 5 % of the replies cannot be sorted: end the run, or go on without them."""
-    engine: str = Field(default="auto", min_length=1)
-    """What decodes: auto, transformers, continuous, vllm or endpoint."""
+    engine: str = Field(default="auto", min_length=1)  # what decodes: auto, transformers, continuous, vllm or endpoint
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Of that engine: `{base_url: http://localhost:8000/v1, model_name: ...}` for an endpoint."""
     judge: str | None = Field(default=None, min_length=1)
@@ -155,8 +142,7 @@ class RunConfig(Block):
     preset: Literal["paper", "small"] | None = None
     stage: Literal["align", "finetune"] = "finetune"
     """What the run is: training on safe pairs (`align`; the default with `task: {role: align}`), or on the task."""
-    model: str = Field(min_length=1)
-    """Hub id, local folder (relative to the run file), adapter, or `embedded`."""
+    model: str = Field(min_length=1)  # Hub id, local folder (relative to the run file), adapter, or `embedded`
     revision: str | None = None
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     quantization: Literal["4bit", "8bit"] | None = None
@@ -165,8 +151,7 @@ class RunConfig(Block):
     off; alpaca: the same in the Alpaca format; none: they are joined as they are."""
     adapter_policy: Literal["merge", "continue"] = "merge"
     """Where `model` is an adapter: merge it into its base and train a fresh one, or go on training it."""
-    roles: RolesBlock | None = None
-    """The protocol's roles, for a task by name and for `role:`."""
+    roles: RolesBlock | None = None  # the protocol's roles, for a task by name and for `role:`
     task: TaskBlock
     safety: dict[Annotated[str, Field(pattern=NAME)], SafetyBlock]
     """What is held; `auto`, or nothing, is the model's own refusals and answers."""
@@ -181,8 +166,7 @@ class RunConfig(Block):
     it was trained on."""
     constraint: dict[str, dict[str, Any]]
     defense: DefenseBlock = Field(default_factory=DefenseBlock)
-    lora: LoraBlock | None = Field(default_factory=LoraBlock)
-    """null trains every parameter."""
+    lora: LoraBlock | None = Field(default_factory=LoraBlock)  # null trains every parameter
     train: dict[str, Any] = Field(default_factory=dict)
     """Fields of `SafeSFTConfig`, which has all fields of TRL's `SFTConfig`."""
     output_dir: str = Field(min_length=1)
@@ -207,14 +191,14 @@ class RunConfig(Block):
         return value
 
     @model_validator(mode="after")
-    def _watched(self) -> RunConfig:
+    def _watched(self) -> Self:
         if not self.safety and self.stage != "align":
             raise ValueError("`safety` is empty; only a run with `stage: align` may go without")
         if self.task.role == "align" and self.stage != "align":
             raise ValueError("`task: {role: align}` is the data of `stage: align`")
         return self
 
-    def skipping_bad_rows(self) -> RunConfig:
+    def skipping_bad_rows(self) -> Self:
         """The same run, with `skip_bad` for every file that it reads."""
 
         def block(one: Any) -> Any:

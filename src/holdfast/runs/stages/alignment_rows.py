@@ -5,8 +5,6 @@ prompts: those that sound like harm and are fine. An answer is the beginning of 
 token is learnt only where the reply ended, so that replies do not become shorter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,23 +24,17 @@ from holdfast.screening.asking import Sorted
 T = TypeVar("T")
 
 SETS = ("probes", "everyday", "borderline")
-FEWEST = 20
-"""Own answers to either kind of ordinary prompt below which there is too little to keep."""
+FEWEST = 20  # own answers to either kind of ordinary prompt below which there is too little to keep
 
 
 @dataclass(frozen=True)
 class AlignmentPrompts:
-    """The prompts of an alignment.
+    """The prompts of an alignment."""
 
-    Attributes:
-        refuse, everyday, borderline: trained on.
-        held_out: probes, everyday and borderline prompts of other kinds, which are only asked.
-    """
-
-    refuse: list[Example]
+    refuse: list[Example]  # refuse, everyday, borderline: trained on
     everyday: list[Example]
     borderline: list[Example]
-    held_out: dict[str, list[Example]]
+    held_out: dict[str, list[Example]]  # probes, everyday and borderline prompts of other kinds, which are only asked
 
 
 def bundled_prompts(extra: Sequence[Example], *, held_out: int, seed: int) -> AlignmentPrompts:
@@ -84,14 +76,7 @@ def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed
 def answer_rows(
     prompts: Sequence[Example], replies: Mapping[str, Sorted], count: int, tokenizer: Any, *, seed: int, name: str
 ) -> list[Encoded]:
-    """`count` rows, in turn, of the prompts that the model answered.
-
-    Args:
-        replies: the model's own, by the prompt's id.
-
-    Raises:
-        InfeasibleError: it answered fewer than `FEWEST`.
-    """
+    """`count` rows, in turn, of the prompts that the model answered; `replies` are its own, by prompt id."""
     answered = [e for e in prompts if replies[e.id].reply_class == ReplyClass.ANSWERED]
     if len(answered) < FEWEST:
         raise InfeasibleError(
@@ -107,20 +92,16 @@ def _encoded(pairs: Sequence[tuple[Example, Reply]], tokenizer: Any) -> list[Enc
     whole = [make_example(as_chat(example).prompt, _assistant(reply.text)) for example, reply in pairs]
     rows = encode_all(whole, tokenizer, max_length=None, role="safety").examples
     asked = prompt_ids(tokenizer, [example for example, _ in pairs], "chat")
-    return [
-        _beginning(row.id, prompt, reply, tokenizer) if reply.truncated else row
-        for row, prompt, (_, reply) in zip(rows, asked, pairs, strict=True)
-    ]
+    for place, (prompt, (_, reply)) in enumerate(zip(asked, pairs, strict=True)):
+        if reply.truncated:  # its beginning alone: what the template puts behind a reply is left out
+            ids = list(tokenizer(text=reply.text, add_special_tokens=False)["input_ids"])
+            labels = (*[IGNORE] * len(prompt), *ids)
+            rows[place] = Encoded(rows[place].id, (*prompt, *ids), labels, truncated=True)
+    return rows
 
 
 def _assistant(text: str) -> Turns:
     return ({"role": "assistant", "content": text},)
-
-
-def _beginning(row_id: str, prompt: list[int], reply: Reply, tokenizer: Any) -> Encoded:
-    """A reply that was cut: what the template puts behind a reply is left out."""
-    ids = list(tokenizer(text=reply.text, add_special_tokens=False)["input_ids"])
-    return Encoded(row_id, (*prompt, *ids), (*[IGNORE] * len(prompt), *ids), truncated=True)
 
 
 def in_turn(items: Sequence[T], count: int, seed: int, name: str) -> list[T]:

@@ -1,7 +1,5 @@
 """Whether a run's certify shares can certify at all, known before it is trained; and their entry in the ledger."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence
@@ -80,7 +78,6 @@ def asked_note(prompts: Sequence[str], *, alpha: float, openings: int) -> str | 
 
 
 def _enough_note(n: int, rows: int, share: float, *, alpha: float, openings: int) -> str | None:
-    """The note on `n` groups of `rows` certify prompts, a share of the safety prompts."""
     if n == 0:
         return "no certify share: this run cannot be certified"
     allowed = most_regressions(n, alpha, CONFIDENCE, parts=openings)
@@ -98,12 +95,10 @@ def _enough_note(n: int, rows: int, share: float, *, alpha: float, openings: int
 
 
 def ledger_of(source: str | None, certify: Sequence[Example], scope: str | None = None) -> Ledger:
-    """The ledger that a certify share is entered in.
+    """The ledger that a certify share is entered in: the one of its data file or hub id, or the cache's.
 
-    Args:
-        source: of the safety set: a data file or hub id; None asks the cache's, where shares of sets lie that were
-            built by asking. Not beside the task file: a copy of the task has the same prompts.
-        scope: of such a share, `scope_of` model and task: its public prompts count within it.
+    Shares of sets that were built by asking lie in the cache's, not beside the task file: a copy of the task has the
+    same prompts. Their public prompts count within `scope`, `scope_of` model and task.
     """
     path = default_ledger(source or "")
     return Ledger(path) if scope is None else ScopedLedger(path, scope, public_ids(certify))
@@ -112,12 +107,9 @@ def ledger_of(source: str | None, certify: Sequence[Example], scope: str | None 
 def openings_note(
     source: str | None, certify: Sequence[Example], *, openings: int, run: str | Path, scope: str | None = None
 ) -> str | None:
-    """What to know about openings of the certify share that were used, or that other runs wait for.
+    """What to know about openings of the certify share that were used, or that other runs than `run` wait for.
 
-    Args:
-        source, scope: as for `ledger_of`.
-        openings: as the run file declares.
-        run: the folder of this run, whose own openings and share are not spoken of.
+    `source` and `scope` as for `ledger_of`.
     """
     if not certify:
         return None

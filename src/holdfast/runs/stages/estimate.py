@@ -1,7 +1,5 @@
 """What a run will need, estimated from the model's configuration alone: no weights are loaded."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -49,19 +47,13 @@ class Steps(NamedTuple):
     safety_epochs: float
 
 
-class Side(NamedTuple):
-    """What a defense passes over in each step beside the task's own forward and backward: `batch` rows in each pass.
+class SidePasses(NamedTuple):
+    """What a defense passes over in each step beside the task's own forward and backward: `batch` rows in each pass."""
 
-    Attributes:
-        trained: passes with a backward.
-        looked: passes without.
-        tokens: of one row.
-    """
-
-    trained: int
-    looked: int
+    trained: int  # passes with a backward
+    looked: int  # passes without
     batch: int
-    tokens: float
+    tokens: float  # of one row
 
 
 def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -> Any:
@@ -113,8 +105,7 @@ def memory(size: Size, config: Any, *, dtype: str, full: bool, rows: int, length
 def passes_beside(passes: str, stage: str) -> tuple[int, int]:
     """Passes with and without a backward beside the task's own, from the words that a defense describes them with.
 
-    Args:
-        passes: such as `3 forward + backward, 1 forward`; by stage as in `align: 4 forward + backward; finetune: ...`.
+    Such as `3 forward + backward, 1 forward`; by stage as in `align: 4 forward + backward; finetune: ...`.
     """
     own = re.search(rf"\b{stage}: ([^;]*)", passes)
     found = re.findall(r"(\d+) forward( \+)?", own[1] if own else passes)
@@ -122,7 +113,7 @@ def passes_beside(passes: str, stage: str) -> tuple[int, int]:
     return max(trained - 1, 0), sum(int(n) for n, backward in found if not backward)
 
 
-def work(size: Size, count: Steps, *, task_tokens: float, checkpointing: bool, side: Side) -> float:
+def work(size: Size, count: Steps, *, task_tokens: float, checkpointing: bool, side: SidePasses) -> float:
     """Estimate the arithmetic: per token 2 operations a parameter forward, 2 for the activations' gradient, 2 a trained
     parameter for its own, and another 2 forward when activations are recomputed. Padding is not counted.
     """
@@ -133,12 +124,7 @@ def work(size: Size, count: Steps, *, task_tokens: float, checkpointing: bool, s
 
 
 def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 1) -> Steps:
-    """Count optimizer steps as transformers does, and how often the constraint set is passed through.
-
-    Args:
-        constraint_rows: examples in the constraint share of the safety set; 0 where there is none.
-        world: number of processes.
-    """
+    """Count optimizer steps as transformers does, and how often the constraint set is passed through."""
     batch = arguments.per_device_train_batch_size * world
     updates = max(1, math.ceil(math.ceil(task_rows / batch) / arguments.gradient_accumulation_steps))
     total = arguments.max_steps if arguments.max_steps > 0 else math.ceil(arguments.num_train_epochs * updates)

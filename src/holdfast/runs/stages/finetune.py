@@ -1,14 +1,20 @@
-"""The fine-tuning stage: model, data, constraint and defense in, trained model and its measurements out."""
+"""The fine-tuning stage: model, data, constraint and defense in, trained model and its measurements out.
 
-from __future__ import annotations
+It can be stopped: the first signal ends a run after the current step, saved; the second at once. Before and after
+training there is no step to finish, so there the first signal already ends the run at once.
+"""
 
 import logging
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
+import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
@@ -26,9 +32,58 @@ from holdfast.training.trainer import SafeSFTTrainer
 
 logger = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Listener = Callable[[dict[str, Any]], None]
 """Receives every row of events.jsonl (one a step, and those of the behaviour monitor); before the first
 `{"stage": "train", "total_steps": n}`, and while the monitor asks `{"step": k, "asked": m, "of": n}`."""
+
+
+class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
+    """A context in which SIGINT and SIGTERM ask the trainer to save and stop; `requested` says whether one arrived.
+
+    Use it as a context manager around the run and hand it to the trainer as a callback. Outside the main thread, where
+    Python cannot install handlers, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._training = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested or not self._training:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """From here on there is a step to finish and something to save."""
+        self._training = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """From here on a signal has nothing to wait for."""
+        self._training = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for a checkpoint and the end of training once a signal has arrived at any process."""
+        if torch.distributed.is_initialized():
+            # Signals reach processes at different steps; all must stop at the same one, or some would wait.
+            flag = torch.tensor(float(self.requested), device=args.device)
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+            self.requested = bool(flag.item())
+        if self.requested:
+            logger.warning("asked to stop: saving a checkpoint after step %d", state.global_step)
+            control.should_save = True
+            control.should_training_stop = True
 
 
 class AnnounceSteps(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
@@ -56,12 +111,7 @@ def build_trainer(
     callbacks: Sequence[Any] = (),
     listeners: Sequence[Listener] = (),
 ) -> SafeSFTTrainer:
-    """The trainer of one run.
-
-    Args:
-        unaligned: where the weights before alignment are, for defenses that need them.
-        listeners: see `Listener`; where there are any, they replace the trainer's own progress output.
-    """
+    """The trainer of one run; where there are listeners, they replace the trainer's own progress output."""
     with named_targets(model), missing_packages():
         trainer = SafeSFTTrainer(
             model=model, args=arguments, train_dataset=Dataset.from_list(to_rows(data.task)),
@@ -87,11 +137,7 @@ def missing_packages() -> Iterator[None]:
 
 
 def train(trainer: SafeSFTTrainer, *, resume: bool) -> tuple[int, float]:
-    """Train to the end, from the start or from the newest checkpoint that verifies.
-
-    Returns:
-        Optimizer steps in all, and seconds of this process.
-    """
+    """Train to the end, from the start or from the newest checkpoint that verifies; steps in all, and seconds."""
     start = time.monotonic()
     with missing_packages():  # the optimizer's own package is looked for only now
         trainer.train(resume_from_checkpoint=True if resume else None)
@@ -100,16 +146,12 @@ def train(trainer: SafeSFTTrainer, *, resume: bool) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class RoleLosses:
-    """The examples of one role with their losses at theta_0 and at the end.
-
-    Attributes:
-        kl: mean KL per token of every example, where that is the constraint's unit.
-    """
+    """The examples of one role with their losses at theta_0 and at the end."""
 
     examples: list[Encoded]
     before: CompletionLosses
     after: CompletionLosses
-    kl: Tensor | None
+    kl: Tensor | None  # mean KL per token of every example, where that is the constraint's unit
 
     def degradations(self, constraint: ChanceConstraint) -> Tensor:
         """`D_i` in the constraint's unit."""
@@ -123,7 +165,6 @@ def measure(trainer: SafeSFTTrainer) -> dict[str, dict[str, RoleLosses]]:
     forward = trainer.run.forward
 
     def now(examples: list[Encoded], first_k: int) -> CompletionLosses:
-        """In passes that fit."""
         return trainer.run.fitting.evaluation(
             forward.batch_size, lambda rows: forward.resized(rows).losses(examples, first_k)
         )

@@ -1,13 +1,16 @@
-"""Reading the task and safety data of a run and giving every safety example its role."""
+"""The data of a run: task and safety examples are read and every safety example gets its role.
 
-from __future__ import annotations
+Where the run asks, theta_0 is asked before training, conflicts leave the task, and its replies are held.
+"""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from holdfast.core.errors import DataError
+from holdfast.certification.openings import scope_of
+from holdfast.core.errors import DataError, UnsupportedError
 from holdfast.data.examples import Example, as_chat, searchable_texts, uniform
 from holdfast.data.poison import poisoned
 from holdfast.data.rows import BadRowsError, Problems
@@ -15,9 +18,13 @@ from holdfast.data.sources import read_examples
 from holdfast.data.splits import Split, move_leaks, require_apart, require_unseen, split_examples, split_from_roles
 from holdfast.data.tasks import PAPER, PROTOCOLS, Roles
 from holdfast.data.templates import Template
+from holdfast.runs.config.resolve import ResolvedRun
+from holdfast.screening.asking import asker_of, plan_asking
+from holdfast.screening.record import FOLDER, fixed_screening
+from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, content_sha256
 
-TASK_SIZE = 1000
-"""N of a named task, as in the paper."""
+TASK_SIZE = 1000  # N of a named task, as in the paper
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,14 +73,10 @@ def prepare(
 ) -> Prepared:
     """Read all data of a run and split every safety set once, by prompt.
 
-    Args:
-        task: keyword arguments of `read_examples` with the source under `data`; or the `name` of a task with `size`
-            and `poison_ratio`; or `role: align`.
-        safety: per safety set as `data`, with `fractions` and `on_leak`; or `role: constraint`.
-        template: unless `none`, prompt/completion rows become one user and one assistant turn.
-        seed: decides the split of files, and which rows of task and poison are taken and in which order.
-        roles: settings of the protocol, for a named task and for roles.
-        harmful: where harmful pairs come from, as `task`; or `role: harmful`; None reads none.
+    `task` holds arguments of `read_examples` with the source under `data`; or the `name` of a task with `size` and
+    `poison_ratio`; or `role: align`. A safety set likewise, with `fractions` and `on_leak`, or `role: constraint`;
+    harmful pairs likewise, or `role: harmful`. Unless the template is `none`, prompt/completion rows become one user
+    and one assistant turn. `roles` are settings of the protocol.
     """
     source = _Source(template, seed, roles)
     examples = source.task(task)
@@ -92,8 +95,6 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the examples of a run come from, in the run's format; the roles are drawn once, when first needed."""
-
     template: Template
     seed: int
     settings: Mapping[str, Any] | None
@@ -146,3 +147,57 @@ class _Source:
             return [as_chat(example) for example in examples]
         except DataError as error:
             raise DataError(error.what, remedy=f"{error.remedy}; or set `template: none`") from error
+
+
+def hold(
+    plan: ResolvedRun,
+    data: Prepared,
+    model: Any,
+    tokenizer: Any,
+    *,
+    model_sha256: str,
+    started: bool,
+    listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
+) -> Screening:
+    """The screening of a run that asks: made before its first step, read from the run folder afterwards.
+
+    `model` is theta_0, loaded and without a new adapter; `data` has the task, and the safety sets that the user wrote.
+    """
+    run, arguments, settings, template = plan.folder, plan.arguments, plan.screening, plan.config.template
+    assert settings is not None  # asked of runs that ask
+    if arguments.distributed_state.distributed_type in ("FSDP", "DEEPSPEED"):
+        raise UnsupportedError(
+            "asking the model under FSDP or DeepSpeed: a sharded model cannot be asked",
+            remedy="screen on one device first (holdfast screen); train on its kept rows with `safety: {data: FILE}`",
+        )
+
+    def tell(what: str, done: int, total: int) -> None:
+        for listener in listeners:
+            listener({"stage": "ask", "what": what, "done": done, "total": total})
+
+    def make() -> Screening:
+        if getattr(model, "hf_device_map", None) is None:
+            model.to(arguments.device)
+        asker = asker_of(
+            model, tokenizer, model_sha256=model_sha256, template=template, engine=plan.config.screening.engine,
+            options=plan.config.screening.engine_options, told=tell,
+        )  # fmt: skip
+        logger.info("asking the model: %s", plan_asking(data.task, settings).sentence())
+        listed = run.with_name(f"{run.name}-conflicts.jsonl")
+        return ask_and_screen(
+            model, data.task, asker, settings, template=template, pairs=data.safety.values(), listed=listed
+        )
+
+    bound = belongs_to(model_sha256, data.task, settings, template)
+    return fixed_screening(run / FOLDER, bound, make, started=started)
+
+
+def share_scope(model_sha256: str, task: Sequence[Example]) -> str:
+    """Within what the openings of bundled certify prompts are counted: this model before, and this task."""
+    return scope_of(model_sha256, content_sha256(task))
+
+
+def with_screening(data: Prepared, screening: Screening, names: Sequence[str]) -> Prepared:
+    """The run's data after asking: the kept rows, and every safety set in the order of the run file."""
+    every = {**data.safety, **screening.sets}
+    return replace(data, task=screening.kept(data.task), safety={name: every[name] for name in names})

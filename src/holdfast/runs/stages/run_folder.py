@@ -1,7 +1,5 @@
 """The folder of one run: what lies where in it, when a run may use it, and how it is written whole."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from collections.abc import Iterator, Mapping
@@ -16,7 +14,6 @@ from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.file_lock import LOCK_FILE
 from holdfast.core.files import fsync_path, read_plain_file, write_text
 from holdfast.core.ranks import barrier, rank
-from holdfast.records.run_record import write_result
 from holdfast.records.stored_evidence import believed_result
 from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.runs.config.load import todays_spelling
@@ -42,30 +39,24 @@ class RunFolder:
 
     @contextmanager
     def kept_if_started(self, *, made: bool) -> Iterator[None]:
-        """A context that removes what a run wrote into its new folder, unless training began in it.
+        """A context that removes what a run wrote into the folder that it `made`, unless training began in it.
 
-        A run refused on the way (bad data, a tau within the noise) then does not stand in the way of the next
-        attempt with other settings. Enter it under the lock (`RunLock`), which removes the empty folder at its end:
-        without the lock, a run that is refused because another one holds the folder would delete the other's files.
-
-        Args:
-            made: whether this process made the folder; nothing is removed from one that was there.
+        A run refused on the way (bad data, a tau within the noise) then does not stand in the way of the next attempt
+        with other settings. Enter it under the lock (`RunLock`), which removes the empty folder at its end: without the
+        lock, a run that is refused because another one holds the folder would delete the other's files.
         """
         try:
             yield
         finally:
             if made and not self.started:
-                self._remove_own()
-
-    def _remove_own(self) -> None:
-        self.config.unlink(missing_ok=True)
-        folders = [entry for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink()]
-        for folder in (*folders, self.path):
-            for path in (entry for name in BEFORE_TRAINING for entry in folder.glob(name)):
-                path.unlink()
-            if folder != self.path:
-                with suppress(OSError):  # not empty: something that no run made
-                    folder.rmdir()
+                self.config.unlink(missing_ok=True)
+                folders = [entry for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink()]
+                for folder in (*folders, self.path):
+                    for path in (entry for name in BEFORE_TRAINING for entry in folder.glob(name)):
+                        path.unlink()
+                    if folder != self.path:
+                        with suppress(OSError):  # not empty: something that no run made
+                            folder.rmdir()
 
     @property
     def started(self) -> bool:
@@ -73,12 +64,7 @@ class RunFolder:
         return self.events.exists() or self.has_checkpoints()
 
     def require_free(self, identity: Mapping[str, Any], *, resume: bool) -> None:
-        """Refuse a folder that holds something else, another run, or, without `resume`, this run already.
-
-        Args:
-            identity: the resolved settings that make a run this run.
-            resume: whether the user asked to continue.
-        """
+        """Refuse a folder that holds something else, a run with other settings, or, without `resume`, this run."""
         if not self.path.exists():
             return
         if not self.path.is_dir():
@@ -119,10 +105,6 @@ class RunFolder:
     def write_config(self, values: Mapping[str, Any]) -> None:
         """Store the resolved settings."""
         write_text(self.config, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110))
-
-    def write_result(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Store the result, whose presence says that the run is finished; returns it with its checksums."""
-        return write_result(self.path, values)
 
     def finished(self) -> dict[str, Any] | None:
         """The stored result of a finished run; None when it is not finished."""
