@@ -80,7 +80,7 @@ HOMES = {
     "vllm": {"holdfast.judging"},
     "cryptography": {"holdfast.certification.signing"},
 }
-MAX_FILE, MAX_FUNCTION = 350, 60
+MAX_FILE, MAX_FUNCTION = 350, 50
 
 
 def layer_violations(trees: dict[str, ast.Module]) -> list[str]:

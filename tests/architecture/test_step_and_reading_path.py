@@ -58,3 +58,13 @@ def test_the_files_to_read_first_exist():
     paths = re.findall(r"\]\(\.\./(src/[^)]+\.py)\)", PAGE)
     assert len(paths) > 3
     assert [path for path in paths if not (ROOT / path).is_file()] == []
+
+
+def test_the_files_that_the_readme_names_are_read_in_an_afternoon():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"\]\((src/holdfast/[^)]+\.py)\)", readme)
+    assert [path.split("/", 2)[2] for path in named] == [
+        "runs/pipeline.py", "training/trainer.py", "training/step.py", "defenses/holdfast.py",
+        "constraint/chance.py", "constraint/filter.py", "constraint/barrier.py",
+    ]  # fmt: skip
+    assert sum(len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in named) < 1200

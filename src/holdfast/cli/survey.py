@@ -16,10 +16,11 @@ from holdfast.models.source import resolve
 from holdfast.records.stored_evidence import NotAtHandError, content_at_hand
 from holdfast.runs.config import describe_preset
 from holdfast.runs.config.resolve import ResolvedRun, peft_config
-from holdfast.runs.pipeline import read_data, unaligned_of
+from holdfast.runs.pipeline import read_data
 from holdfast.runs.stages import estimate
 from holdfast.runs.stages.certifiable import asked_note, bundled_share, certify_note, openings_note
 from holdfast.runs.stages.prepare import Prepared, row_counts, share_scope
+from holdfast.runs.stages.start import unaligned_of
 from holdfast.screening.asking import plan_asking
 from holdfast.training.support import require_supported_arguments
 

@@ -128,11 +128,9 @@ class ChanceConstraint:
     def describe(self) -> str:
         """Returns the constraint as one line for people."""
         quantity = {
-            "nll_token": "nats per token",
-            "nll_sum": "nats per completion",
+            "nll_token": "nats per token", "nll_sum": "nats per completion", "kl_token": "nats of KL per token",
             "nll_first": f"nats per token over the first {self.first_k} tokens",
-            "kl_token": "nats of KL per token",
-        }[self.unit]
+        }[self.unit]  # fmt: skip
         sharpness = f"t={self.cvar_t:g}" if self.majorizer == "cvar" else f"beta={self.beta:g}"
         margin = f", buffer={self.buffer:g}" if self.buffer else ""
         return (
@@ -142,15 +140,9 @@ class ChanceConstraint:
 
 
 def _require(
-    name: str,
-    value: object,
-    expected: str,
-    *,
-    lower: float = -math.inf,
-    above: float = -math.inf,
-    upper: float = math.inf,
-    below: float = math.inf,
-) -> None:
+    name: str, value: object, expected: str, *, lower: float = -math.inf, above: float = -math.inf,
+    upper: float = math.inf, below: float = math.inf,
+) -> None:  # fmt: skip
     """Refuses anything but a finite number with lower <= value <= upper and above < value < below."""
     x = float(value) if isinstance(value, Real) else math.nan
     if not (math.isfinite(x) and lower <= x <= upper and above < x < below):

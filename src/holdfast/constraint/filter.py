@@ -88,10 +88,8 @@ class SafetyFilter:
         self._memory = FilterMemory()
         self._armed: _Armed | None = None
         self.last_event: FilterEvent | None = None
-        self._handles = [
-            self.optimizer.register_step_pre_hook(self._before_step),
-            self.optimizer.register_step_post_hook(self._after_step),
-        ]
+        self._handles = [self.optimizer.register_step_pre_hook(self._before_step)]
+        self._handles += [self.optimizer.register_step_post_hook(self._after_step)]
 
     def detach(self) -> None:
         """Stop filtering: the optimizer is as it was."""
@@ -102,11 +100,7 @@ class SafetyFilter:
     # -- one step ------------------------------------------------------------------------------------------------
 
     def step(self, g: Tensor | Sequence[Tensor]) -> FilterEvent:
-        """Differentiate the constraint(s) at theta, take the optimizer's step, correct it.
-
-        Raises:
-            ConfigError: a constraint is no scalar tensor, has no graph, or depends on no trainable parameter.
-        """
+        """Differentiate the constraint(s) at theta, take the optimizer's step, correct it."""
         values, gradients = measured_constraints(g, trainable(self.optimizer))
         self.arm(values, gradients)
         self.optimizer.step()
@@ -224,7 +218,8 @@ class SafetyFilter:
             self._restore(space, armed)
             self._report(Event.INFEASIBLE, armed, mu.tolist())
             return
-        radius = self._radius(problem, armed.before, space)
+        floor = TRUST_FLOOR * math.sqrt(space.dots([(armed.before, armed.before)])[0])
+        radius = self.trust_region * max(problem.nominal_norm, self._memory.nominal_norm, floor)
         name, scale = Event.ACTIVE, min(1.0, radius / problem.correction_norm(mu))
         if scale < 1.0:
             name = Event.CAPPED
@@ -242,10 +237,6 @@ class SafetyFilter:
                 correction = h if diagonal is None else torch._foreach_mul(diagonal, h)
                 torch._foreach_add_(space.weights(), correction, alpha=-float(mu[k]))
         self._report(name, armed, mu.tolist(), problem)
-
-    def _radius(self, problem: FilterProblem, before: Vector, space: ParameterSpace) -> float:
-        floor = TRUST_FLOOR * math.sqrt(space.dots([(before, before)])[0])
-        return self.trust_region * max(problem.nominal_norm, self._memory.nominal_norm, floor)
 
     def _restore(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
@@ -265,14 +256,12 @@ class SafetyFilter:
         mu = np.asarray(multipliers)
         measured = problem is not None and bool(np.isfinite(mu).all())
         self.last_event = FilterEvent(
-            name,
-            tuple(armed.values),
-            tuple(multipliers),
+            name, tuple(armed.values), tuple(multipliers),
             residual=problem.residual(mu) if problem is not None and measured else None,
             correction_ratio=problem.correction_ratio(mu) if problem is not None and measured else None,
             cosine=problem.cosine if problem is not None else None,
             nonfinite=armed.nonfinite if name is Event.NONFINITE else "",
-        )
+        )  # fmt: skip
         self._memory.watch_restoration(name, max(armed.values))
 
     # -- state ---------------------------------------------------------------------------------------------------

@@ -103,32 +103,23 @@ class FilteredDefense(Defense):
         event = self._filter.last_event
         if event is None:
             return {}
-        multipliers = dict(zip(self._steering, event.multipliers, strict=True))
-        values = dict(zip(self._steering, event.values, strict=True))
         each = {
-            name: {**s.row, "value": values[name], "multiplier": multipliers[name]}
-            for name, s in self._steering.items()
+            name: {**steering.row, "value": value, "multiplier": multiplier}
+            for (name, steering), value, multiplier in zip(
+                self._steering.items(), event.values, event.multipliers, strict=True
+            )
         }
         name = Event.INFEASIBLE_START if self._first and self._infeasible_start else event.name
-        return one_row(
-            {
-                "event": str(name),
-                "residual": event.residual,
-                "correction_ratio": event.correction_ratio,
-                "cosine": event.cosine,
-                "active": float(event.corrected),
-                **({"nonfinite": event.nonfinite} if event.nonfinite else {}),
-            },
-            each,
-        )
+        common = {
+            "event": str(name), "residual": event.residual, "correction_ratio": event.correction_ratio,
+            "cosine": event.cosine, "active": float(event.corrected),
+        }  # fmt: skip
+        return one_row(common | ({"nonfinite": event.nonfinite} if event.nonfinite else {}), each)
 
     def state_dict(self) -> dict[str, Any]:
         """Filter memory and estimators."""
-        return {
-            "filter": self._filter.state_dict(),
-            "inactive": self._inactive,
-            "steering": {name: s.state_dict() for name, s in self._steering.items()},
-        }
+        steering = {name: s.state_dict() for name, s in self._steering.items()}
+        return {"filter": self._filter.state_dict(), "inactive": self._inactive, "steering": steering}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -51,6 +51,7 @@ class CheckpointMixin:
     callback_handler: Any
     defense: Defense
     recorder: Any
+    behaviour_monitor: Any
     safety: Any
     is_fsdp_enabled: bool
     run: Run
@@ -108,8 +109,10 @@ class CheckpointMixin:
             self._push_from_checkpoint(str(store.root / f"checkpoint-{step}"))  # type: ignore[attr-defined]
 
     def protected_checkpoints(self) -> set[Path]:
-        """Checkpoints that rotation must leave: the best so far."""
-        return {Path(self.state.best_model_checkpoint)} if self.state.best_model_checkpoint else set()
+        """Checkpoints that rotation must leave: the best so far, and the one that a rollback would return to."""
+        best = {Path(self.state.best_model_checkpoint)} if self.state.best_model_checkpoint else set()
+        watched = self.behaviour_monitor if self.args.rollback else None
+        return best | (set() if watched is None else watched.protected())
 
     def _write_state(self, folder: Path) -> dict[str, Any]:
         """Write what a resumed run reads back and return the trained weights; gathering shards needs every rank."""

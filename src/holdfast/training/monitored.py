@@ -31,6 +31,7 @@ class MonitoredTrainer(SFTTrainer):
     behaviour_monitor: BehaviourMonitor | None = None
     control: Any
     _safety_only_evaluation: bool = False
+    _flops_per_token: int | None = None
 
     @property
     def step_listeners(self) -> list[Callable[[dict[str, Any]], None]]:
@@ -99,3 +100,10 @@ class MonitoredTrainer(SFTTrainer):
         self.log(dict(figures))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
         return figures
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """As the Trainer's, whose count of the parameters is made once: that walk can outlast a small model's step."""
+        numbers = int(inputs["input_ids"].numel())
+        if self._flops_per_token is None:
+            self._flops_per_token = int(super().floating_point_ops(inputs)) // numbers
+        return self._flops_per_token * numbers

@@ -56,8 +56,7 @@ StepMeasurement = dict[str, Measured]
 class StepEngine(Protocol):
     """How gradients are computed."""
 
-    fused: bool
-    """Whether one pass gives the task's gradient and the constraints'."""
+    fused: bool  # whether one pass gives the task's gradient and the constraints'
 
     @property
     def name(self) -> str:
@@ -78,10 +77,7 @@ class StepEngine(Protocol):
         """Each row's loss (float64, on the CPU, of all processes) and the gradient of their sum, reduced over them."""
 
     def degradations(self, name: str) -> Tensor:
-        """Differentiable D_i of this process's share of a safety batch, for a backward joint with the task's.
-
-        Only where `side_pass.may_share_backward` allows it.
-        """
+        """Differentiable D_i of this process's share of a safety batch (where `side_pass.may_share_backward`)."""
 
 
 class TwoPassEngine:

@@ -20,6 +20,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import gather_objects
 from holdfast.training import safety as safety_sets
+from holdfast.training import support
 from holdfast.training.auto import AUTO, constraints_of, screened, watch_screened, where_needed
 from holdfast.training.behaviour import require_monitor
 from holdfast.training.checkpointing import CheckpointMixin
@@ -34,14 +35,6 @@ from holdfast.training.run import Run
 from holdfast.training.safety import SafetySet
 from holdfast.training.same_inputs import require_same_inputs
 from holdfast.training.side_data import SideData, require_side_data, require_stage
-from holdfast.training.support import (
-    keep_adapters_in_float32,
-    require_device,
-    require_supported_arguments,
-    require_supported_defense,
-    require_supported_engine,
-    require_supported_model,
-)
 from holdfast.training.task_prompts import require_task_tokenizer, trained_texts
 
 
@@ -80,10 +73,9 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
                 or the folder of the alignment adapter that was merged into `model`.
         """
         args = SafeSFTConfig("trainer_output") if args is None else args
-        if not isinstance(args, SafeSFTConfig):
-            args = SafeSFTConfig.from_sft(args)
-        require_supported_arguments(args)
-        require_device(args)
+        args = args if isinstance(args, SafeSFTConfig) else SafeSFTConfig.from_sft(args)
+        support.require_supported_arguments(args)
+        support.require_device(args)
         self.defense = make_defense(defense)
         require_stage(self.defense, args.stage)
         safety_dataset = where_needed(safety_dataset, self.defense, args.stage)
@@ -95,7 +87,6 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         safety_dataset = safety_dataset if self.screening is None else self.screening.sets
         constraint = constraints_of(self.screening, constraint, self.defense, kwargs)
         self._attached_to: Any = None
-        self._flops_per_token: int | None = None
         self._measured = False
         prompts = trained_texts(kwargs, args.dataset_text_field, harmful_dataset)
         splits = {} if safety_dataset is None else safety_sets.splits_of(safety_dataset, constraint, args, prompts)
@@ -107,9 +98,9 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
             super().__init__(model, args, **kwargs)
         finally:
             args.eval_strategy = strategy
-        require_supported_engine(self.accelerator, adapter=hasattr(self.model, "peft_config"))
-        require_supported_model(self.model, vision=bool(getattr(self, "_is_vision_dataset", False)))
-        keep_adapters_in_float32(self.model)
+        support.require_supported_engine(self.accelerator, adapter=hasattr(self.model, "peft_config"))
+        support.require_supported_model(self.model, vision=bool(getattr(self, "_is_vision_dataset", False)))
+        support.keep_adapters_in_float32(self.model)
         encoded = {
             name: safety_sets.encode_set(name, c, split, self.processing_class, max_length=args.max_length)
             for name, (split, c) in splits.items()
@@ -123,7 +114,7 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         self.add_callback(self.recorder)
         self.run = Run(self, data, Fitting(self))
         self.safety_monitor = SafetyMonitor(self.run)
-        require_supported_defense(self)
+        support.require_supported_defense(self)
         require_same_inputs(self)
         self.defense.validate(self.run)
         self.run.data.identify_unaligned()
@@ -222,23 +213,8 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         return (loss, given[1]) if isinstance(given, tuple) else loss
 
     def loss_divisor(self, items: Items) -> int:
-        """What `Trainer.training_step` divides the micro-batch's loss by: 1 where the loss is scaled for accumulation.
-
-        A defense's own term is scaled already, and is multiplied by this first.
-        """
+        """What `Trainer.training_step` divides a micro-batch's loss by; a defense's own term is scaled already."""
         return 1 if loss_is_scaled(self, items) else int(self.current_gradient_accumulation_steps)
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """As the Trainer's, whose count of the parameters is made once: that walk can outlast a small model's step."""
-        numbers = int(inputs["input_ids"].numel())
-        if self._flops_per_token is None:
-            self._flops_per_token = int(super().floating_point_ops(inputs)) // numbers
-        return self._flops_per_token * numbers
-
-    def protected_checkpoints(self) -> set[Path]:
-        """Checkpoints that rotation must leave: the best, and the one that a rollback would return to."""
-        watched = self.behaviour_monitor if self.args.rollback else None
-        return super().protected_checkpoints() | (set() if watched is None else watched.protected())
 
 
 def _raw(optimizer: Any) -> torch.optim.Optimizer:
