@@ -2,12 +2,13 @@
 
 import os
 import statistics
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from holdfast.data.encode import IGNORE, Encoded, encode_all, require_usable_tokenizer
+from holdfast.data.encode import IGNORE, Encoded, encode_each, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.splits import Split
 from holdfast.data.templates import use_template
@@ -151,14 +152,19 @@ class _Tokens:
     reveal: bool
 
     def describe(self, examples: Sequence[Example]) -> dict[str, Any]:
-        encoded = encode_all(examples, self.tokenizer, max_length=self.max_length, role=self.role)
-        lengths = [len(item.input_ids) for item in encoded.examples]
-        places = {example.id: example.where for example in examples}
+        lengths, truncated = array("q"), 0
+        first: list[Encoded] = []
+        for item in encode_each(examples, self.tokenizer, max_length=self.max_length, role=self.role):
+            lengths.append(len(item.input_ids))
+            truncated += item.truncated
+            first += [item] if len(first) < SAMPLES else []
+        places = {item.id: "" for item in first}
+        places |= {example.id: example.where for example in examples if example.id in places}
         return {
             "tokens_median": int(statistics.median(lengths)),
             "tokens_max": max(lengths),
-            "truncated": encoded.n_truncated,
-            "examples": [self._example(item, places[item.id]) for item in encoded.examples[:SAMPLES]],
+            "truncated": truncated,
+            "examples": [self._example(item, places[item.id]) for item in first],
         }
 
     def _example(self, item: Encoded, where: str) -> dict[str, Any]:

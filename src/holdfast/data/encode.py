@@ -7,7 +7,7 @@ scored token is an error, where TRL drops it: dropping would change the denomina
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 IGNORE = -100
 MAX_LISTED = 20
 MAX_TASK_SHARE_UNSCORED = 0.05
+WINDOW = 10_000  # examples whose tokens exist at one time, where they are only counted
 # What makes ids of texts in a fast tokenizer; a subclass with one of its own is asked as a whole.
 _FAST = ("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding", "apply_chat_template")
 
@@ -146,13 +147,23 @@ def encode_all(
 
     For `safety` that is an error; for `task` it is dropped, as TRL does, up to 5 % of the set.
     """
-    encoded = _encode_together(examples, tokenizer, max_length)
+    kept = list(encode_each(examples, tokenizer, max_length=max_length, role=role))
+    return EncodedSet(kept, sum(item.truncated for item in kept))
+
+
+def encode_each(
+    examples: Sequence[Example], tokenizer: Any, *, max_length: int | None, role: Literal["task", "safety"]
+) -> Iterator[Encoded]:
+    """What `encode_all` keeps, one by one, for sets whose tokens do not fit in memory; refused at the end."""
     eos = tokenizer.eos_token if role == "safety" else None
-    unscored = [
-        example
-        for example, item in zip(examples, encoded, strict=True)
-        if item.n_labels == 0 or (eos is not None and not completion_text(example).replace(eos, "").strip())
-    ]
+    unscored: list[Example] = []
+    for start in range(0, len(examples), WINDOW):
+        window = examples[start : start + WINDOW]
+        for example, item in zip(window, _encode_together(window, tokenizer, max_length), strict=True):
+            if item.n_labels == 0 or (eos is not None and not completion_text(example).replace(eos, "").strip()):
+                unscored.append(example)
+            if item.n_labels > 0:
+                yield item
     if len(unscored) > (MAX_TASK_SHARE_UNSCORED * len(examples) if role == "task" else 0):
         raise DataError(
             f"{len(unscored)} of {len(examples)} {role} examples have no completion token to score at max_length "
@@ -160,8 +171,6 @@ def encode_all(
             f"{listed(unscored)}",
             remedy="raise train.max_length, or shorten or remove these examples",
         )
-    kept = [item for item in encoded if item.n_labels > 0]
-    return EncodedSet(kept, sum(item.truncated for item in kept))
 
 
 def collate(batch: Sequence[Encoded], pad_token_id: int, pad_to_multiple_of: int | None = None) -> "dict[str, Tensor]":
