@@ -7,7 +7,7 @@ alone (mode 0600), so that a killed run goes on and the next run on this model a
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -56,7 +56,6 @@ class Asker:
     told: Told | None = None
     # which prompts leave room for a whole reply; None where that is not known
     fits: Callable[[Sequence[Example]], list[bool]] | None = None
-    asked: int = field(default=0, init=False)
 
     def fitting(self, examples: Sequence[Example]) -> list[Example]:
         """The prompts that leave room for a reply; the model is not asked the others."""
@@ -72,13 +71,14 @@ class Asker:
 
     def held(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
         """Replies of up to 256 tokens and their classes, by id: a reply may change its mind after 32 tokens."""
-        return {key: _sorted(reply) for key, reply in self._ask(examples, HELD, what).items()}
+        quick = self._ask(examples, SORTING, what)  # stored already where they were sorted; a short one is whole
+        longer = self._ask([e for e in examples if quick[e.id].truncated], HELD, what)
+        return {key: _sorted(reply) for key, reply in (quick | longer).items()}
 
     def _ask(self, examples: Sequence[Example], tokens: int, what: str) -> dict[str, Reply]:
         if not examples:
             return {}
         told, total = self.told, len(examples)
-        self.asked += total
         engine = {"engine": self.engine.name, **getattr(self.engine, "identity", {})}
         folder = self.folder if self.folder is not None else cache_root() / "replies"
         made = stored_replies(

@@ -27,7 +27,8 @@ class Refusing:
             if self.stop_after is not None and len(self.asked) >= self.stop_after:
                 raise KeyboardInterrupt
             self.asked.append((example.id, max_new_tokens))
-            yield [Reply(example.id, self.reply(prompt_text(example), max_new_tokens), truncated=False, tokens=9)]
+            cut = "plugh" in prompt_text(example) and max_new_tokens <= 200
+            yield [Reply(example.id, self.reply(prompt_text(example), max_new_tokens), truncated=cut, tokens=9)]
 
     @staticmethod
     def reply(prompt: str, tokens: int) -> str:

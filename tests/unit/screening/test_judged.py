@@ -32,7 +32,8 @@ class Theta:
     def generate(self, examples, *, max_new_tokens):
         for example in examples:
             self.asked.append((prompt_text(example), max_new_tokens))
-            yield [Reply(example.id, self.reply(prompt_text(example)), truncated=False, tokens=9)]
+            cut = max_new_tokens < HELD
+            yield [Reply(example.id, self.reply(prompt_text(example)), truncated=cut, tokens=9)]
 
     @staticmethod
     def reply(prompt: str) -> str:

@@ -179,3 +179,11 @@ def test_a_killed_screening_goes_on_where_it_stopped(tmp_path: Path, found: Scre
     again = Refusing()
     assert screen_examples(task(), asker(tmp_path, again), OPEN) == found
     assert not set(killed.asked) & set(again.asked)
+
+
+def test_a_reply_that_is_whole_is_not_asked_for_again(tmp_path: Path) -> None:
+    theta = Refusing()
+    screen_examples([*task(), *(row(5000 + n, "plugh") for n in range(10))], asker(tmp_path, theta), OPEN)
+    again = {id_ for id_, tokens in theta.asked if tokens > 200}
+    assert again
+    assert again < {id_ for id_, tokens in theta.asked if tokens <= 200}
