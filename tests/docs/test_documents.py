@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -113,21 +115,29 @@ def planned() -> list[tuple[str, str]]:
 
 
 def test_readme_figures_are_those_of_the_stored_cells():
-    """The table of the README says what the records say, with no placeholder left."""
+    """The table of the README says what the records say, means of three seeds, with no placeholder left."""
     text = (ROOT / "README.md").read_text()
     assert "@@" not in text
-    folder = ROOT / "benchmarks/results/held_safety/tuning"
-    records = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
-    shares = {name: record["evaluation"]["shares"] for name, record in records.items()}
-    tasks = {task: f"0.5b.{task}.p0.25.s11" for task in ("gsm8k", "sst2")}
+    folder = ROOT / "benchmarks/results/held_safety"
+    tasks = ("sst2", "ag_news", "gsm8k")
+
+    def row(method: str, figure: Callable[[dict[str, Any], str], float]) -> str:
+        means = []
+        for task in tasks:
+            cells = [json.loads((folder / f"0.5b.{task}.p0.5.s{seed}.{method}.json").read_text()) for seed in (1, 2, 3)]
+            assert {cell["provenance"]["commit"] for cell in cells} == {"eca7b02bb80a"}
+            means.append(sum(figure(cell["evaluation"], task) for cell in cells) / 3)
+        return " / ".join(f"{mean:.2f}" for mean in means)
+
     for method in ("sft", "auto"):
-        harm = " / ".join(f"{shares[f'{start}.{method}.qkv_3e-4.tuning']['HS']:.3f}" for start in tasks.values())
-        over = " / ".join(f"{shares[f'{start}.{method}.qkv_3e-4.tuning']['over']:.2f}" for start in tasks.values())
-        assert harm in text
-        assert over in text
-    assert f"| {shares['0.5b.shipped.tuning']['HS']:.3f} |" in text
-    assert {record["provenance"]["commit"] for record in records.values()} == {"aac3049dedda"}
-    assert "`aac3049dedda`" in text
+        harm, over = row(method, lambda e, _: e["shares"]["HS"]), row(method, lambda e, _: e["shares"]["over"])
+        accuracy = row(method, lambda e, task: e["tasks"][task]["FA"]["value"])
+        harm = f"**{harm}**" if method == "auto" else harm
+        assert f"| {harm} | {over} | {accuracy} |" in text
+    shipped = json.loads((folder / "0.5b.shipped.json").read_text())["evaluation"]
+    start = " / ".join(f"{shipped['tasks'][task]['FA']['value']:.2f}" for task in tasks)
+    assert f"| {shipped['shares']['HS']:.2f} | {shipped['shares']['over']:.2f} | {start} |" in text
+    assert "`eca7b02bb80a`" in text
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
@@ -150,7 +160,8 @@ def test_run_files_load(path, user_folder):
 def test_the_judge_of_the_guide_is_found_and_judges(user_folder):
     from holdfast.judging.judge import JUDGES, Verdict, open_judge
 
-    run_block(blocks(ROOT / "docs" / "adding.md", "python")[1], user_folder)
+    (example,) = [code for code in blocks(ROOT / "docs" / "adding.md", "python") if "JUDGES.register" in code]
+    run_block(example, user_folder)
     try:
         found = open_judge("short").judge(["p", "p"], ["no", "a reply of more than twenty characters"])
         assert [judgement.verdict for judgement in found] == [Verdict.SAFE, Verdict.UNSAFE]

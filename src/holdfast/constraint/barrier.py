@@ -5,8 +5,6 @@ step to s_nom in the metric of M^-1 is s_nom - mu M h, and this module computes 
 whatever the parameters are and wherever they live.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -12,8 +12,6 @@ With values `v_k = g_k + rho_k`, gradients `h_k = grad g_k` and a rate gamma in 
   optimizer. With any optimizer but plain SGD the applied step does not satisfy the inequality.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,8 +2,8 @@
 
 An unknown name raises with the nearest match (it never falls through to a default), and a name cannot be taken twice.
 On first use a registry imports the modules of its own package, and what other distributions offer under the entry
-point group `holdfast.<kind>s` (a module that registers itself, or a package of such modules); so that adding an entry
-means adding one file, here or elsewhere.
+point group `holdfast.<kind>s`, with underscores for spaces (a module that registers itself, or a package of such
+modules); so that adding an entry means adding one file, here or elsewhere.
 """
 
 import difflib
@@ -72,7 +72,7 @@ class Registry(Generic[T]):
         self._scanned = True  # before the imports: a module may ask the registry that it registers with
         if self._package is not None:
             _import_modules(importlib.import_module(self._package))
-        for entry_point in entry_points(group=f"holdfast.{self.kind}s"):
+        for entry_point in entry_points(group=f"holdfast.{self.kind.replace(' ', '_')}s"):
             _import_modules(entry_point.load())
 
     def __getitem__(self, name: str) -> T:

@@ -10,8 +10,9 @@ from trl import SFTConfig
 
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
+from holdfast.training.step import ENGINES
 
-_Step = Literal["auto", "two_pass", "fused"]
+_Step = Literal["auto", "two_pass", "fused"]  # what a run file may say; Python also an engine of your own (`ENGINES`)
 _Switch = Literal["auto", "on", "off"]
 _Spikes = Literal["skip", "off"]
 COUNTS = (
@@ -121,11 +122,14 @@ class SafeSFTConfig(SFTConfig):
         self._check_rollback()
         if self.on_leak not in ("error", "move"):
             raise ConfigError(f"on_leak is {self.on_leak!r}", remedy="use 'error' or 'move'")
-        for name, hint in (("step", _Step), ("step_graphs", _Switch), ("skip_inactive_rows", _Switch)):
-            if getattr(self, name) not in get_args(hint):
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(get_args(hint))}"
-                )
+        switches = {
+            "step": ("auto", *ENGINES),
+            "step_graphs": get_args(_Switch),
+            "skip_inactive_rows": get_args(_Switch),
+        }
+        for name, known in switches.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(known)}")
         if self.spikes not in (None, *get_args(_Spikes)):
             raise ConfigError(f"spikes is {self.spikes!r}", remedy=f"use one of {', '.join(get_args(_Spikes))}")
         for name in COUNTS:

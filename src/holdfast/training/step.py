@@ -21,6 +21,7 @@ from torch import Tensor
 from holdfast.constraint.gradients import Vector
 from holdfast.core.errors import UnsupportedError
 from holdfast.core.ranks import rank
+from holdfast.core.registry import Registry
 from holdfast.data.encode import Encoded
 from holdfast.training.hooks import Inputs, Items
 from holdfast.training.side_pass import RowLoss, safety_forward, safety_gradient, side_gradient
@@ -59,15 +60,13 @@ class StepEngine(Protocol):
     fused: bool  # whether one pass gives the task's gradient and the constraints'
 
     @property
-    def name(self) -> str:
-        """`two_pass`, `fused` or `fused, recorded`."""
+    def name(self) -> str: ...  # `two_pass`, `fused` or `fused, recorded`
 
     def accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool = False) -> Tensor:
         """Add one micro-batch's part of the task gradient to `.grad`; the detached loss.
 
-        Args:
-            terms: of the constraints that this step will measure.
-            skip: look at the safety rows first and leave out those whose term is flat (the same step).
+        `terms` are of the constraints that this step will measure; `skip` looks at the safety rows first and leaves
+        out those whose term is flat (the same step).
         """
 
     def measure(self, terms: Mapping[str, Term]) -> StepMeasurement:
@@ -80,6 +79,11 @@ class StepEngine(Protocol):
         """Differentiable D_i of this process's share of a safety batch (where `side_pass.may_share_backward`)."""
 
 
+ENGINES: Registry[Callable[[Run], StepEngine | str]] = Registry("step engine")
+"""What makes an engine for a run, or says why it cannot have it; of other packages by `holdfast.step_engines`."""
+
+
+@ENGINES.register("two_pass")
 class TwoPassEngine:
     """The task as TRL passes over it, then the safety rows by themselves."""
 
@@ -111,22 +115,23 @@ class TwoPassEngine:
         return safety_forward(self._run.forward, self._run.data.safety[name], self._run.data.safety_batch(name))
 
 
-def choose_engine(run: Run) -> StepEngine:
-    """The engine that `args.step` asks for: `auto` is fused on a GPU where nothing is against it.
-
-    Raises:
-        UnsupportedError: `step: fused`, and this defense, model or these settings do not allow it.
-    """
+@ENGINES.register("fused")
+def _fused(run: Run) -> StepEngine | str:
     from holdfast.training.fused_engine import FusedEngine
 
+    return FusedEngine.make(run)
+
+
+def choose_engine(run: Run) -> StepEngine:
+    """The engine that `args.step` names: `auto` is fused on a GPU where nothing is against it."""
     wanted = run.args.step
-    if wanted == "two_pass" or (wanted == "auto" and run.args.device.type != "cuda"):
+    if wanted == "auto" and run.args.device.type != "cuda":
         return TwoPassEngine(run)
-    made = FusedEngine.make(run)
-    if isinstance(made, FusedEngine):
+    made = ENGINES["fused" if wanted == "auto" else wanted](run)
+    if not isinstance(made, str):
         return made
-    if wanted == "fused":
-        raise UnsupportedError(f"step: fused is not possible: {made}", remedy="set step: auto or two_pass")
+    if wanted != "auto":
+        raise UnsupportedError(f"step: {wanted} is not possible: {made}", remedy="set step: auto or two_pass")
     run.step_declined = made
     if rank() == 0 and run.defense.joint_terms:
         logger.warning("two passes a step instead of one: %s", made)
