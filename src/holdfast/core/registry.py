@@ -81,8 +81,13 @@ class Registry(Generic[T]):
             raise ConfigError(f"unknown {self.kind} {name!r}", remedy=nearest(name, list(self._entries)))
         return self._entries[name]
 
-    def require_options(self, name: str, options: Collection[str], *, given: Collection[str] = ()) -> None:
-        """Refuse options that an entry's signature does not have, and those that it lacks; `given` are all entries'."""
+    def require_options(
+        self, name: str, options: Collection[str], *, given: Collection[str] = (), prefix: str = ""
+    ) -> None:
+        """Refuse options that an entry's signature does not have, and those that it lacks.
+
+        `given` are all entries'; `prefix` is how users write an option's beginning.
+        """
         signature = inspect.signature(cast("Callable[..., Any]", self[name]))
         taken = {key: parameter for key, parameter in signature.parameters.items() if key not in given}
         for option in options:
@@ -90,7 +95,7 @@ class Registry(Generic[T]):
                 remedy = nearest(option, list(taken)) if taken else "it takes no options"
                 raise ConfigError(f"{self.kind} {name!r} has no option {option!r}", remedy=remedy)
         if missing := [key for key, p in taken.items() if p.default is p.empty and key not in options]:
-            remedy = f"give {', '.join(f'{key}=...' for key in missing)} with the {self.kind}"
+            remedy = f"write {prefix}{','.join(f'{key}=...' for key in missing)}"
             raise ConfigError(f"{self.kind} {name!r} needs {', '.join(missing)}", remedy=remedy)
 
     def __contains__(self, name: object) -> bool:

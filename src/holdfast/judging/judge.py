@@ -204,7 +204,7 @@ def _options(spec: str, written: str) -> dict[str, Any]:
 
 
 def _made(name: str, options: dict[str, Any]) -> Judge:
-    JUDGES.require_options(name, options)
+    JUDGES.require_options(name, options, prefix=f"{name}:")
     return JUDGES[name](**options)
 
 

@@ -19,6 +19,7 @@ from holdfast.auditing.pair import open_pair
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.scoring import needs_mask
 from holdfast.auditing.windows import WindowPrefetcher, gc_frozen
+from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.stream import open_stream
 
@@ -118,7 +119,8 @@ def test_the_second_pass_runs_in_the_gaps_of_windows_that_leave_time(base, adapt
 
     monkeypatch.setattr(Measurer, "launch", launching)
     monkeypatch.setattr(measuring.Launch, "step", stepping)
-    audit(base, adapter, write_rows(tmp_path / "a.jsonl", 30), device="cpu", batch_tokens=600)
+    limit = ChanceConstraint(unit="nll_token")
+    audit(base, adapter, write_rows(tmp_path / "a.jsonl", 30), limit, device="cpu", batch_tokens=600)
     assert events[:7] == ["launch", "launched", "launch", "launched", "launch", "step", "step"]
     assert events.count("step") > 2
 

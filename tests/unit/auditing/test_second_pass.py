@@ -101,7 +101,8 @@ def test_a_window_is_waited_for_when_the_next_one_runs(models, tmp_path, monkeyp
     monkeypatch.setattr(Measurer, "launch", launching)
     monkeypatch.setattr(PartialResults, "write", writing)
     monkeypatch.setattr(windowing.Windows, "encode", encoding)
-    audit(*models, write_rows(tmp_path / "a.jsonl", 20), device="cpu", batch_tokens=10_000)
+    limit = ChanceConstraint(unit="nll_token")
+    audit(*models, write_rows(tmp_path / "a.jsonl", 20), limit, device="cpu", batch_tokens=10_000)
     # One example for the check; the next window in two halves, between the forwards; the sample in the first gap.
     assert events == [
         "encode 1", "encode 8", "launch", "encode 3", "encode 20", "encode 3",

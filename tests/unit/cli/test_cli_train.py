@@ -220,13 +220,13 @@ def test_a_violated_limit_is_said_plainly_and_is_no_error(run_file, holdfast):
 
 def test_a_constrained_run_that_ends_outside_its_limit_exits_4(run_file, holdfast, monkeypatch):
     """The adapter and the result are written; the exit code keeps a pipeline from shipping it unseen."""
-    from holdfast.runs import pipeline
+    from holdfast.runs.stages import result
 
     def outside(*arguments: object) -> dict[str, object]:  # it does not happen by itself
         return {name: entry | {"feasible": False} for name, entry in summary(*arguments).items()}
 
-    summary = pipeline.summary
-    monkeypatch.setattr(pipeline, "summary", outside)
+    summary = result.summary
+    monkeypatch.setattr(result, "summary", outside)
     code, _, _ = holdfast("train", run_file, "train.max_steps=1")
     assert code == 4
     assert list(run_file.parent.rglob("result.json"))

@@ -24,7 +24,7 @@ def test_a_row_that_is_not_finite_voids_the_step_and_moves_no_multiplier(tmp_pat
         "safety_dataset": {
             name: tiny.dataset(20, seed=2 + (name == "two"), start=word) for name, word in first.items()
         },
-        "constraint": hf.ChanceConstraint(**LIMIT, unit="nll_token"),
+        "constraint": hf.ChanceConstraint(**LIMIT),
         "callbacks": [Spoil(1)],
     }  # fmt: skip
     trainer = build(tmp_path, given=given, step="fused", max_steps=3, gradient_accumulation_steps=2)
