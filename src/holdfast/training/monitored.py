@@ -21,6 +21,7 @@ from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
 from holdfast.training.config import is_behaviour_metric
 from holdfast.training.monitoring import SafetyMonitor, StepRecorder
 from holdfast.training.safety import DEFAULT
+from holdfast.training.support import without_cudnn_attention
 
 
 class MonitoredTrainer(SFTTrainer):
@@ -32,6 +33,11 @@ class MonitoredTrainer(SFTTrainer):
     control: Any
     _safety_only_evaluation: bool = False
     _flops_per_token: int | None = None
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's, with attention kernels whose gradients are finite."""
+        with without_cudnn_attention():
+            return super().train(*args, **kwargs)
 
     @property
     def step_listeners(self) -> list[Callable[[dict[str, Any]], None]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +21,21 @@ FSDP1 = (
     "FSDP version 1: flat parameters do not allow two consecutive backward passes",
     "set fsdp_version: 2 in the accelerate configuration, or fsdp_config={'version': 2}",
 )
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Attention by the other kernels.
+
+    The backward of cuDNN's, which torch 2.11 to 2.13 take for masked batches on Hopper GPUs, gives NaN where the padded
+    length is 64 modulo 128 and a row's scores are far below zero, as Qwen2.5's are (pytorch/pytorch#196678).
+    """
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 def _refuse(condition: bool, what: str, remedy: str) -> None:

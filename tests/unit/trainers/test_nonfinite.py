@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 
@@ -116,3 +117,22 @@ def test_no_stored_json_holds_a_nan(tmp_path):
         json.loads(
             path.read_text(), parse_constant=lambda constant, path=path: pytest.fail(f"{constant} in {path.name}")
         )
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_cudnn_attention_is_off_in_training_and_on_again_afterwards(tmp_path, breaks):
+    """Its backward gives NaN for masked batches of some lengths on Hopper GPUs."""
+    seen = []
+
+    class Look(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+            if breaks:
+                raise KeyboardInterrupt
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    trainer = build(tmp_path, given={"callbacks": [Look()]}, max_steps=1)
+    with contextlib.suppress(KeyboardInterrupt):
+        trainer.train()
+    assert seen == [False]
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
