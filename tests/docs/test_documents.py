@@ -140,6 +140,16 @@ def test_readme_figures_are_those_of_the_stored_cells():
     assert "`eca7b02bb80a`" in text
 
 
+def test_the_page_counts_the_endpoints_of_its_table():
+    text = (ROOT / "docs/results-auto.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if "| auto |" in line]
+    missed = [row[-1].removeprefix("missed: ").split(", ") for row in rows]
+    with_task = [names for row, names in zip(rows, missed, strict=True) if row[1] != "1"]
+    for name, counted in (("H", missed), ("O", missed), ("T", with_task)):
+        said = re.search(rf"\*\*{name}\*\*.* is met in (\d+) of (\d+) rows", text)
+        assert (int(said[1]), int(said[2])) == (sum(name not in names for names in counted), len(counted))
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_run_files_load(path, user_folder):
     found = blocks(path, "yaml")

@@ -49,7 +49,10 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o755)
+        for path in temporary.rglob("*"):
+            fsync_path(path)
         temporary.rename(target)
+        fsync_path(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -1,10 +1,6 @@
 """`holdfast judge train` from data to folder: read, train, measure, save in one rename."""
 
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +9,7 @@ import numpy as np
 import torch
 
 from holdfast.core.errors import ConfigError, NumericalError
-from holdfast.core.files import fsync_path, unwritable, write_json
+from holdfast.core.files import new_folder, unwritable, write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.seeding import derive_seed
 from holdfast.judging.judges.classifier import CONVERSATION, THRESHOLD, Opened, device_of, require_positions, score
@@ -62,7 +58,7 @@ def train_judge(
         "data": {**data.record, "truncated": {name: part.truncated for name, part in parts.items()}},
         "seconds": {key: round(value, 1) for key, value in seconds.items()},
     }  # fmt: skip
-    with _published(target) as place:
+    with new_folder(target) as place:
         _save_weights(opened, place)
         write_json(place / JUDGE_FILE, description := _description(chosen, about, place))
     return description
@@ -117,19 +113,3 @@ def _save_weights(opened: Opened, place: Path) -> None:
     # PEFT would otherwise ask the hub for the base's vocabulary, under a name that may be none.
     model.save_pretrained(place, **({"save_embedding_layers": False} if hasattr(model, "peft_config") else {}))
     (place / "README.md").unlink(missing_ok=True)  # PEFT's model card, an empty form
-
-
-@contextmanager
-def _published(target: Path) -> Iterator[Path]:
-    """A hidden folder beside `target` that takes its name when all is written, and vanishes otherwise."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield temporary
-        temporary.chmod(0o755)
-        for path in temporary.iterdir():
-            fsync_path(path)
-        temporary.rename(target)
-        fsync_path(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
