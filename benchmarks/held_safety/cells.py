@@ -26,8 +26,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "safegrad": {"defense": "safegrad", "conflicts": "drop"},
     "mix": {"defense": "mix", "conflicts": "drop"},
     "primal_dual": {"defense": "primal_dual", "conflicts": "drop"},
+    "auto_answered": {"conflicts": "drop"},
+    "sft_answered": {"defense": "sft", "conflicts": "keep"},
 }
 """What a method adds to the run file's three lines: model, task, output_dir."""
+
+ANSWERED = ("auto_answered", "sft_answered")
+"""Methods whose poison comes from an attacker who knows the rules: only prompts that screening does not find."""
 
 SAFETY_SETS = {"data_advbench": "advbench", "data_written": "written", "data_sft": "written"}
 """Methods with safety data of their own: the model's refusals of AdvBench prompts, and refusals that were written."""
@@ -67,6 +72,8 @@ class Cell:
         """Of the task rows, in WORK/data."""
         assert self.task is not None
         assert self.seed is not None
+        if self.method in ANSWERED:
+            return answered_file(self.task, self.seed)
         return task_file(self.task, self.ratio or 0, self.seed)
 
 
@@ -78,6 +85,11 @@ def ratio_text(ratio: float) -> str:
 def task_file(task: str, ratio: float, seed: int) -> str:
     """The file of a task's rows, in WORK/data."""
     return f"task/{task}.p{ratio_text(ratio)}.s{seed}.jsonl"
+
+
+def answered_file(task: str, seed: int) -> str:
+    """The file of an attacker who knows the rules, in WORK/data."""
+    return f"task/{task}.answered.s{seed}.jsonl"
 
 
 def run_file(cell: Cell, model_folder: str) -> str:
@@ -133,7 +145,7 @@ class Plan:
     def data_files(self) -> set[tuple[str, float, int]]:
         """Task, ratio and seed of every file of task rows."""
         every = [cell for group in (*self.groups, TUNING) for cell in self.cells(group)]
-        return {(c.task, c.ratio or 0, c.seed or 0) for c in every if c.task is not None}
+        return {(c.task, c.ratio or 0, c.seed or 0) for c in every if c.task is not None and c.method not in ANSWERED}
 
     def cell(self, name: str) -> Cell:
         """The cell of that name."""
