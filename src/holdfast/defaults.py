@@ -6,6 +6,7 @@ A run's `config.yaml` shows them all. A preset is complete by itself, a study's 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 
@@ -22,6 +23,7 @@ PAPER = "the paper's"
 PROVISIONAL = "provisional, until measured"
 MEASURED = "measured on SmolLM2-135M-Instruct (docs/log.md, the defaults of `defense: holdfast`)"
 EMBEDDED = "chosen on the embedded model (docs/log.md)"
+SECOND_ROUND = "tuned on Qwen2.5-Coder-0.5B-Instruct (docs/log.md, 2026-11-17)"
 TUNED = "tuned on Qwen2.5-Coder-0.5B-Instruct (docs/log.md, 2026-11-16)"
 
 TABLE: Final = (
@@ -36,6 +38,8 @@ TABLE: Final = (
     Default("constraint.buffer", 0.0, PAPER),
     Default("constraint.first_k", 8, "refusals are decided early"),
     Default("constraint.refusals.alpha", 0.05, "constraint.alpha: at most 5 % of the refusals may move"),
+    Default("constraint.refusals.tau", 0.03, f"{SECOND_ROUND}: 0.05 left harm 0.023 above the shipped model's"),
+    Default("constraint.refusals.beta", 33.3, "1 / tau"),
     Default("constraint.answers.alpha", 0.10, "measured: over-refusal 0.43, without this set 0.50 (shipped 0.38)"),
     Default("safety.fractions", (0.75, 0.25, 0.0), "task prompts steer or monitor; bundled kinds certify"),
     Default("safety.data.fractions", (0.6, 0.2, 0.2), "of pairs in a file: constraint, monitor, certify"),
@@ -104,3 +108,14 @@ def constraint_defaults(*, adapter: bool) -> dict[str, Any]:
     names = ("tau", "alpha", "majorizer", "beta", "buffer", "first_k")
     unit = default("constraint.unit" if adapter else "constraint.unit_without_adapter")
     return {**{name: default(f"constraint.{name}") for name in names}, "unit": unit}
+
+
+def own_reply_defaults(keep: str, unit: str | None, written: Collection[str] = ()) -> dict[str, Any]:
+    """The limits of a set of the model's own `refusals` or `answers`, below what is `written`.
+
+    tau and beta were tuned together, for KL: they hold for that unit, and where neither is written.
+    """
+    values = block(f"constraint.{keep}")
+    if unit == default("constraint.unit") and not {"tau", "beta"} & set(written):
+        return values
+    return {"alpha": values["alpha"]}

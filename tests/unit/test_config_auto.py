@@ -162,18 +162,21 @@ def limits(**changes: object) -> dict[str, tuple]:
 @pytest.mark.parametrize(
     ("constraint", "refusals", "answers"),
     [
-        (None, (0.05, 0.1), (0.10, 0.1)),
-        ({}, (0.05, 0.1), (0.10, 0.1)),
-        ({"tau": 0.2}, (0.05, 0.2), (0.10, 0.2)),
-        ({"alpha": 0.02}, (0.02, 0.1), (0.02, 0.1)),
-        ({"answers": {"alpha": 0.2}}, (0.05, 0.1), (0.2, 0.1)),
-        ({"refusals": {"tau": 0.3}}, (0.05, 0.3), (0.10, 0.1)),
-        ({"refusals": {"alpha": 0.01}, "answers": {"tau": 0.2}}, (0.01, 0.1), (0.10, 0.2)),
+        (None, (0.05, 0.03, 33.3), (0.10, 0.1, 10.0)),
+        ({}, (0.05, 0.03, 33.3), (0.10, 0.1, 10.0)),
+        ({"tau": 0.2}, (0.05, 0.2, 10.0), (0.10, 0.2, 10.0)),
+        ({"beta": 20.0}, (0.05, 0.1, 20.0), (0.10, 0.1, 20.0)),
+        ({"alpha": 0.02}, (0.02, 0.03, 33.3), (0.02, 0.1, 10.0)),
+        ({"answers": {"alpha": 0.2}}, (0.05, 0.03, 33.3), (0.2, 0.1, 10.0)),
+        ({"refusals": {"tau": 0.3}}, (0.05, 0.3, 10.0), (0.10, 0.1, 10.0)),
+        ({"refusals": {"alpha": 0.01}, "answers": {"tau": 0.2}}, (0.01, 0.03, 33.3), (0.10, 0.2, 10.0)),
     ],
 )
 def test_each_set_has_its_limit_and_what_is_written_wins(constraint, refusals, answers):
-    found = limits() if constraint is None else limits(constraint=constraint)
-    assert found == {"refusals": (*refusals, "kl_token"), "answers": (*answers, "kl_token")}
+    changes = {} if constraint is None else {"constraint": constraint}
+    found = constraints(config_from_dict({**THREE, **changes}))
+    assert {n: (c.alpha, c.tau, c.beta) for n, c in found.items()} == {"refusals": refusals, "answers": answers}
+    assert {c.unit for c in found.values()} == {"kl_token"}
 
 
 def test_a_preset_reaches_also_the_set_that_a_partial_constraint_leaves_out():
@@ -182,7 +185,8 @@ def test_a_preset_reaches_also_the_set_that_a_partial_constraint_leaves_out():
 
 
 def test_without_an_adapter_the_unit_is_that_of_the_likelihood():
-    assert {unit for *_, unit in limits(lora=None).values()} == {"nll_token"}
+    """The limit that was tuned for KL is not that of a likelihood."""
+    assert limits(lora=None) == {"refusals": (0.05, 0.1, "nll_token"), "answers": (0.10, 0.1, "nll_token")}
 
 
 def test_a_constraint_of_an_unknown_set_is_refused():

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.certification.kept import Limits
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, UnsupportedError
-from holdfast.defaults import default
+from holdfast.defaults import default, own_reply_defaults
 from holdfast.models.fingerprint import model_fingerprint
 from holdfast.screening.asking import asker_of
 from holdfast.screening.record import FOLDER, fixed_screening
@@ -22,7 +22,6 @@ from holdfast.training.safety import SafetySet
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-ALPHA = {name: default(f"constraint.{name}.alpha") for name in ("refusals", "answers")}
 
 
 def is_auto(value: Any) -> bool:
@@ -113,7 +112,7 @@ def without_conflicts(dataset: Any, screening: Screening) -> Any:
 
 
 def constraints_of(screening: Screening | None, given: Any, defense: Defense, arguments: Mapping[str, Any]) -> Any:
-    """The constraints: as given; of sets that were asked for alpha 0.05 for refusals and 0.10 for answers.
+    """The constraints: as given; of sets that were asked for the limits of the table.
 
     With a `peft_config` the unit is the defense's, as in a run file.
     """
@@ -124,7 +123,7 @@ def constraints_of(screening: Screening | None, given: Any, defense: Defense, ar
     if screening is None:
         return ChanceConstraint(unit=unit)
     keeps = {name: screening.counts[name]["keep"] for name in screening.sets}
-    return {name: ChanceConstraint(unit=unit, alpha=ALPHA[keep]) for name, keep in keeps.items()}
+    return {name: ChanceConstraint(unit=unit, **own_reply_defaults(keep, unit)) for name, keep in keeps.items()}
 
 
 def where_needed(dataset: Any, defense: Defense, stage: str) -> Any:

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.defaults import Default, default, train_defaults
+from holdfast.defaults import Default, own_reply_defaults, train_defaults
 from holdfast.records.run_record import SINGLE
 from holdfast.runs.config.blocks import SPELLED_OUT, SafetyBlock, is_single, on_protocol_data
 
@@ -162,7 +162,7 @@ def _default_unit(values: Mapping[str, Any], name: Any) -> dict[str, Any]:
 
 
 def _constraints(values: Mapping[str, Any], below: Mapping[str, Any]) -> Any:
-    """One block a safety set, with the values of `below` under what is written, and alpha for what is asked for.
+    """One block a safety set, with the values of `below` under what is written, and the limits for what is asked for.
 
     One block is written for all sets, or blocks by name, which need not name every set that is asked for.
     """
@@ -172,13 +172,11 @@ def _constraints(values: Mapping[str, Any], below: Mapping[str, Any]) -> Any:
     named = isinstance(safety, Mapping) and not is_single(safety, SafetyBlock)
     sets = safety if named else {SINGLE: safety}
     asked = [name for name, block in sets.items() if isinstance(block, Mapping) and block.get("prompts") is not None]
-    alphas = {
-        name: default(f"constraint.{sets[name]['keep']}.alpha")
-        for name in asked
-        if sets[name].get("keep") in SPELLED_OUT
-    }
+    keeps = {name: sets[name]["keep"] for name in asked if sets[name].get("keep") in SPELLED_OUT}
     blocks = dict.fromkeys(sets, written) if is_single(written) else {name: {} for name in asked} | dict(written)
-    return {
-        name: {**({"alpha": alphas[name]} if name in alphas else {}), **below, **block}
-        for name, block in blocks.items()
-    }
+    found = {}
+    for name, block in blocks.items():
+        over = {**below, **block}
+        limits = own_reply_defaults(keeps[name], over.get("unit"), over) if name in keeps else {}
+        found[name] = {**limits, **over}
+    return found
