@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.constraint.filter import SafetyFilter as SafetyFilter
     from holdfast.core import errors as errors
     from holdfast.records.audit import Audit as Audit
+    from holdfast.reporting.report import report as report
     from holdfast.runs.config import RunConfig as RunConfig
     from holdfast.runs.config import load_config as load_config
     from holdfast.runs.pipeline import RunResult as RunResult
@@ -54,6 +55,7 @@ _HOMES = {
     "certify_counts": "holdfast.certification.certificate",
     "load_config": "holdfast.runs.config",
     "plan": "holdfast.certification.power",
+    "report": "holdfast.reporting.report",
     "run": "holdfast.runs.pipeline",
     "screen": "holdfast.screening.screen",
     "verify": "holdfast.auditing.verify",
@@ -82,6 +84,7 @@ __all__ = [
     "load_config",
     "plan",
     "register_defense",
+    "report",
     "run",
     "screen",
     "verify",

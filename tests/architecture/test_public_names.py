@@ -15,7 +15,8 @@ from holdfast.training.hooks import DEFENSES, make_defense
 PUBLIC = [
     "Audit", "Certificate", "ChanceConstraint", "Defense", "RunConfig", "RunResult", "SafeSFTConfig", "SafeSFTTrainer",
     "SafetyFilter", "Screening", "ScreeningSettings", "__version__", "audit", "barrier_multiplier", "certify",
-    "certify_counts", "errors", "events", "load_config", "plan", "register_defense", "run", "screen", "verify",
+    "certify_counts", "errors", "events", "load_config", "plan", "register_defense", "report", "run", "screen",
+    "verify",
 ]  # fmt: skip
 COMMANDS = [
     "align", "audit", "bench", "certify", "certify-counts", "check", "compare", "demo", "evaluate", "init", "judge",

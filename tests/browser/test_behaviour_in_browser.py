@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.certification.kept import Kept
 from holdfast.records.run_record import read_result, write_result
-from holdfast.report.page import write_report
-from holdfast.report.read import read_evidence
+from holdfast.reporting.page import write_report
+from holdfast.reporting.read import read_evidence
 from tests.unit.report.synthetic import write_run
 
 FIGURES = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.report.page import write_report
-from holdfast.report.read import read_evidence
+from holdfast.reporting.page import write_report
+from holdfast.reporting.read import read_evidence
 from tests.unit.report.hostile import HOSTILE, PAGES, everywhere, small_run
 from tests.unit.report.synthetic import Words, certificate, write_plain_audit, write_run
 

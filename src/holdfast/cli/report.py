@@ -25,26 +25,22 @@ def report(
       holdfast report runs/first
       holdfast report runs/first runs/second --output comparison.html
     """
-    from holdfast.report.card import write_cards
-    from holdfast.report.page import FILE_NAME, write_report
-    from holdfast.report.read import read_evidence
+    from holdfast.reporting.report import report as write
 
-    evidence = [read_evidence(folder) for folder in runs]
-    path = output if output is not None else runs[0] / FILE_NAME
-    views = write_report(evidence, path, text=not no_text)
-    cards = [card for one in evidence for card in write_cards(one)]
+    done = write(*runs, output=output, text=not no_text)
+    views, cards = done.runs, done.cards
     if json:
         found = [
-            {"folder": str(one.folder), "verdict": view.verdict.standing.name.lower(), "claim": view.claim}
-            for one, view in zip(evidence, views, strict=True)
+            {"folder": str(folder), "verdict": view.verdict.standing.name.lower(), "claim": view.claim}
+            for folder, view in zip(runs, views, strict=True)
         ]
         written, kept = ([str(card.path) for card in cards if card.written is own] for own in (True, False))
-        say_json({"report": str(path), "cards": written, "kept": kept, "runs": found})
+        say_json({"report": str(done.path), "cards": written, "kept": kept, "runs": found})
         return
     for view in views:
         prefix = f"{view.label}: " if len(views) > 1 else ""
         say(f"{prefix}{view.verdict.title}. {view.verdict.reason}")
-    say(f"report: {path}")
+    say(f"report: {done.path}")
     for card in cards:
         if card.written:
             say(f"model card: {card.path}")

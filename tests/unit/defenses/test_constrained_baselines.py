@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.cli.progress import describe_row
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.event_log import read
-from holdfast.report.training import course
+from holdfast.reporting.training import course
 from holdfast.training.hooks import make_defense
 from holdfast.training.side_pass import may_share_backward
 

@@ -22,10 +22,10 @@ from tests.unit.report.synthetic import (
 from tests.unit.report.test_report_page import page_of
 
 from holdfast.core.errors import CheckpointError
-from holdfast.report.page import paired, paired_words
-from holdfast.report.read import read_evidence
-from holdfast.report.verdict import Standing, claim, verdict
-from holdfast.report.views import figure_rows
+from holdfast.reporting.page import paired, paired_words
+from holdfast.reporting.read import read_evidence
+from holdfast.reporting.verdict import Standing, claim, verdict
+from holdfast.reporting.views import figure_rows
 
 PASSED = certificate(Words())
 

@@ -12,12 +12,12 @@ from tests.unit.report.synthetic import Words, certificate, write_run
 from holdfast.certification.kept import Kept
 from holdfast.core.errors import CheckpointError
 from holdfast.records.run_record import read_result, write_result
-from holdfast.report.behaviour import behaviour_view, kept_chart, kept_figures
-from holdfast.report.card import card_text
-from holdfast.report.page import write_report
-from holdfast.report.read import read_evidence
-from holdfast.report.training import course
-from holdfast.report.verdict import Standing, verdict
+from holdfast.reporting.behaviour import behaviour_view, kept_chart, kept_figures
+from holdfast.reporting.card import card_text
+from holdfast.reporting.page import write_report
+from holdfast.reporting.read import read_evidence
+from holdfast.reporting.training import course
+from holdfast.reporting.verdict import Standing, verdict
 
 KEPT = {"refusals_kept": Kept(195, 200, 0.05), "answers_kept": Kept(198, 200, 0.1, 2), "coverage": Kept(183, 190, 0.1)}
 LOST = {**KEPT, "coverage": Kept(61, 190, 0.1)}

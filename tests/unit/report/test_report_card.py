@@ -9,8 +9,8 @@ from tests.unit.report.hostile import HOSTILE, everywhere
 from tests.unit.report.synthetic import Words, certificate, write_plain_audit, write_run
 from tests.unit.report.tree import shape
 
-from holdfast.report.card import MARKER, card_text, is_ours_to_write, write_cards
-from holdfast.report.read import read_evidence
+from holdfast.reporting.card import MARKER, card_text, is_ours_to_write, write_cards
+from holdfast.reporting.read import read_evidence
 
 TRL_CARD = """---
 base_model: x/y

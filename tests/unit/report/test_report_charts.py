@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.constraint.event import Event
-from holdfast.report.distribution import (
+from holdfast.reporting.distribution import (
     MAX_POINTS,
     Range,
     bins,
@@ -20,9 +20,9 @@ from holdfast.report.distribution import (
     survival,
     survival_chart,
 )
-from holdfast.report.evidence import Figures, Limit
-from holdfast.report.svg import Scale, Size, element, ticks
-from holdfast.report.training import EVENTS, course, training_chart
+from holdfast.reporting.evidence import Figures, Limit
+from holdfast.reporting.svg import Scale, Size, element, ticks
+from holdfast.reporting.training import EVENTS, course, training_chart
 from holdfast.training.loss_spikes import EVENT as SPIKE
 
 LIMIT = Limit(tau=0.1, alpha=0.05, unit="nll_token")

@@ -14,13 +14,14 @@ from tests.unit.report.hostile import HOSTILE, PAGES, everywhere, small_run
 from tests.unit.report.synthetic import Words, certificate, change, examples, write_plain_audit, write_run
 from tests.unit.report.tree import HREFS, names, parse, shape
 
-from holdfast.core.errors import CheckpointError
+import holdfast as hf
+from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.hashing import sha256_file
 from holdfast.data.examples import to_utf8
 from holdfast.records.run_record import settings_sha256
-from holdfast.report.page import environment, render, write_report
-from holdfast.report.read import read_evidence
-from holdfast.report.views import run_view
+from holdfast.reporting.page import environment, render, write_report
+from holdfast.reporting.read import read_evidence
+from holdfast.reporting.views import run_view
 
 
 def page_of(folder, *, text: bool = True) -> str:
@@ -220,3 +221,13 @@ def test_every_text_colour_has_real_contrast_in_light_dark_and_print(full):
         for name in ("ink", "muted", "held", "steer", "sure", "bad", "warn", "good"):
             for ground in ("paper", "wash", "over"):
                 assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground, colours[ground])
+
+
+def test_a_report_from_python_is_that_of_the_command(tmp_path):
+    run = small_run(tmp_path / "run", Words())
+    done = hf.report(run, output=tmp_path / "page.html", text=False)
+    assert done.path.read_text() == page_of(run, text=False)
+    assert run / "README.md" in [card.path for card in done.cards if card.written]
+    assert done.runs[0].verdict.title in done.path.read_text()
+    with pytest.raises(ConfigError, match="no run"):
+        hf.report()

@@ -13,9 +13,9 @@ import yaml
 from tests.unit.report.synthetic import ALPHA, TAU, Words, certificate, change, write_plain_audit, write_run
 
 from holdfast.core.errors import CheckpointError, ConfigError
-from holdfast.report.page import render
-from holdfast.report.read import read_evidence
-from holdfast.report.views import run_view
+from holdfast.reporting.page import render
+from holdfast.reporting.read import read_evidence
+from holdfast.reporting.views import run_view
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import json
 import pytest
 from tests.unit.report.synthetic import SHA, Words, certificate, change, write_plain_audit, write_run
 
-from holdfast.report.read import read_evidence
-from holdfast.report.verdict import Standing, claim, verdict
+from holdfast.reporting.read import read_evidence
+from holdfast.reporting.verdict import Standing, claim, verdict
 
 PASSED = certificate(Words())
 FAILED = certificate(Words(), regressions=9)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from holdfast.report.wording import counted, degraded_means, markdown, number, one_line, scale_words, visible
+from holdfast.reporting.wording import counted, degraded_means, markdown, number, one_line, scale_words, visible
 
 
 @given(st.text(alphabet=st.characters(codec=None)))

@@ -18,7 +18,7 @@ from holdfast.records.certificate import FILE_NAME, CertificateRecord
 from holdfast.records.run_record import CONFIG_NAME, SINGLE, is_there, no_link, require_name, set_folder
 from holdfast.records.stored_evidence import ModelPlace
 from holdfast.records.yaml_file import parse_stored_yaml
-from holdfast.report.evidence import (
+from holdfast.reporting.evidence import (
     CertificateFigures,
     Evidence,
     Figures,
@@ -29,8 +29,8 @@ from holdfast.report.evidence import (
     Table,
     choose,
 )
-from holdfast.report.fields import Fields
-from holdfast.report.wording import one_line
+from holdfast.reporting.fields import Fields
+from holdfast.reporting.wording import one_line
 
 WHY_LENGTH = 600
 PIECES = ("config.yaml", "events.jsonl", "result.json", "audit.json", "audit.parquet", "certificate.json")

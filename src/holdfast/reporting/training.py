@@ -13,7 +13,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from holdfast.core.percent import exact_percent, percent
-from holdfast.report.svg import Scale, Size, element, line, picture, polyline, text, tick_label, tick_text, ticks
+from holdfast.reporting.svg import Scale, Size, element, line, picture, polyline, text, tick_label, tick_text, ticks
 
 MAX_COLUMNS = 240
 EVENTS = {

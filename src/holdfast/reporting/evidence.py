@@ -14,8 +14,8 @@ from holdfast.records import audit_figures
 from holdfast.records.certificate import CertificateRecord
 from holdfast.records.run_record import SINGLE
 from holdfast.records.stored_evidence import Binding, Bound
-from holdfast.report.fields import Fields
-from holdfast.report.wording import one_line, setting, unit_words
+from holdfast.reporting.fields import Fields
+from holdfast.reporting.wording import one_line, setting, unit_words
 
 UNITS = ("nll_token", "nll_first", "nll_sum", "kl_token")
 QUANTILES = ("q50", "q75", "q90", "q95", "q99", "max")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.percent import exact_percent, percent, percent_up
-from holdfast.report.evidence import Evidence, SafetyEvidence
-from holdfast.report.fields import Fields
-from holdfast.report.wording import counted, number, one_line, setting
+from holdfast.reporting.evidence import Evidence, SafetyEvidence
+from holdfast.reporting.fields import Fields
+from holdfast.reporting.wording import counted, number, one_line, setting
 
 Fact = tuple[str, str]  # a name and its value, both as shown
 

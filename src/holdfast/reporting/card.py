@@ -11,12 +11,12 @@ import yaml
 
 from holdfast.core.adapter_card import CARD_MARKER, HUB_ID, loading_note
 from holdfast.core.files import write_text
-from holdfast.report.behaviour import behaviour_view
-from holdfast.report.evidence import Evidence, SafetyEvidence
-from holdfast.report.facts import facts, screening_lines
-from holdfast.report.verdict import claim, verdict
-from holdfast.report.views import figure_rows
-from holdfast.report.wording import markdown
+from holdfast.reporting.behaviour import behaviour_view
+from holdfast.reporting.evidence import Evidence, SafetyEvidence
+from holdfast.reporting.facts import facts, screening_lines
+from holdfast.reporting.verdict import claim, verdict
+from holdfast.reporting.views import figure_rows
+from holdfast.reporting.wording import markdown
 
 MARKER = CARD_MARKER
 CLAIM_LENGTH = 2000

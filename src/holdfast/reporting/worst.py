@@ -11,7 +11,7 @@ import numpy as np
 from holdfast.core.errors import HoldfastError
 from holdfast.data.examples import Example, Turns
 from holdfast.data.sources import read_examples
-from holdfast.report.evidence import SafetyEvidence, Source
+from holdfast.reporting.evidence import SafetyEvidence, Source
 
 SHOWN = 10
 

@@ -13,9 +13,9 @@ from markupsafe import Markup, escape
 from holdfast.certification.kept import FIGURES, Kept, failures, way_back
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
 from holdfast.core.percent import percent
-from holdfast.report.evidence import Evidence
-from holdfast.report.fields import Fields
-from holdfast.report.svg import Scale, Size, element, line, picture, text, tick_text, ticks
+from holdfast.reporting.evidence import Evidence
+from holdfast.reporting.fields import Fields
+from holdfast.reporting.svg import Scale, Size, element, line, picture, text, tick_text, ticks
 
 ROW = 46
 LABELS = {"refusals_kept": "refusals", "answers_kept": "answers", "coverage": "coverage"}

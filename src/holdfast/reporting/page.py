@@ -22,11 +22,11 @@ from holdfast.certification.comparison import PromptComparison, compare_prompts
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_text
 from holdfast.core.percent import exact_percent, percent_up
-from holdfast.report.distribution import drawn_range, survival_chart
-from holdfast.report.evidence import Evidence, SafetyEvidence
-from holdfast.report.svg import Size
-from holdfast.report.views import RunView, run_view, samples
-from holdfast.report.wording import degraded_means, long_text, number, scale_words, visible
+from holdfast.reporting.distribution import drawn_range, survival_chart
+from holdfast.reporting.evidence import Evidence, SafetyEvidence
+from holdfast.reporting.svg import Size
+from holdfast.reporting.views import RunView, run_view, samples
+from holdfast.reporting.wording import degraded_means, long_text, number, scale_words, visible
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILE_NAME = "report.html"

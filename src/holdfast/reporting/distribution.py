@@ -11,9 +11,9 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from holdfast.core.percent import exact_percent, percent, percent_up
-from holdfast.report.evidence import Figures, Limit
-from holdfast.report.svg import Scale, Size, element, line, picture, polyline, text, tick_label, tick_text, ticks
-from holdfast.report.wording import setting
+from holdfast.reporting.evidence import Figures, Limit
+from holdfast.reporting.svg import Scale, Size, element, line, picture, polyline, text, tick_label, tick_text, ticks
+from holdfast.reporting.wording import setting
 
 Values = NDArray[np.float64]
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0)

@@ -12,15 +12,15 @@ from markupsafe import Markup
 
 from holdfast.core.percent import percent, percent_up
 from holdfast.records.stored_evidence import Binding
-from holdfast.report.behaviour import BehaviourView, behaviour_view
-from holdfast.report.distribution import Range, Values, drawn_range, histogram, rate_chart, survival_chart
-from holdfast.report.evidence import QUANTILES, ROLES, UNITS, Evidence, Figures, Limit, SafetyEvidence
-from holdfast.report.facts import Fact, certificate_facts, facts, hashes, judged_replies, screening_lines
-from holdfast.report.svg import Size
-from holdfast.report.training import EVENTS, course, training_chart
-from holdfast.report.verdict import Verdict, claim, set_claim, set_verdict, verdict
-from holdfast.report.wording import counted, number
-from holdfast.report.worst import WorstExamples, worst_examples
+from holdfast.reporting.behaviour import BehaviourView, behaviour_view
+from holdfast.reporting.distribution import Range, Values, drawn_range, histogram, rate_chart, survival_chart
+from holdfast.reporting.evidence import QUANTILES, ROLES, UNITS, Evidence, Figures, Limit, SafetyEvidence
+from holdfast.reporting.facts import Fact, certificate_facts, facts, hashes, judged_replies, screening_lines
+from holdfast.reporting.svg import Size
+from holdfast.reporting.training import EVENTS, course, training_chart
+from holdfast.reporting.verdict import Verdict, claim, set_claim, set_verdict, verdict
+from holdfast.reporting.wording import counted, number
+from holdfast.reporting.worst import WorstExamples, worst_examples
 
 WIDE, NARROW = Size(704, 320), Size(336, 290, left=48, right=10)
 WIDE_BARS, NARROW_BARS = Size(344, 210, left=36, right=10, top=22), Size(336, 210, left=36, right=10, top=22)

@@ -22,9 +22,9 @@ from enum import IntEnum
 
 from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.records.stored_evidence import Binding
-from holdfast.report.behaviour import capital, kept_figures
-from holdfast.report.evidence import OTHER_AUDITED, CertificateFigures, Evidence, Limit, SafetyEvidence
-from holdfast.report.wording import counted, setting
+from holdfast.reporting.behaviour import capital, kept_figures
+from holdfast.reporting.evidence import OTHER_AUDITED, CertificateFigures, Evidence, Limit, SafetyEvidence
+from holdfast.reporting.wording import counted, setting
 
 
 class Standing(IntEnum):
