@@ -1,6 +1,6 @@
-"""`python -m tests.resume.watched_worker FOLDER`: watched runs, killed while the monitor asks, and resumed.
+"""Watched runs, killed while the monitor asks, and resumed.
 
-Everything is imported once; each attempt is a fork. The report on standard output says how the attempts ended and what
+`main` runs in a process of its own; each attempt is a fork of it. `report.json` says how the attempts ended and what
 the finished runs hold.
 """
 
@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from tests.watched import build, prompts
 
 from holdfast.core.event_log import read
@@ -86,6 +85,5 @@ def campaign(root: Path) -> dict[str, Any]:
     return {"endings": endings, "runs": {name: finished(root / name) for name in endings}}
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # a fork inherits no other thread
-    sys.stdout.write(json.dumps(campaign(Path(sys.argv[1]))) + "\n")
+def main(root: Path) -> None:
+    (root / "report.json").write_text(json.dumps(campaign(root)))
