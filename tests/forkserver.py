@@ -6,6 +6,7 @@ else with the others: what a killed one leaves to its successor is on disk.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -83,4 +84,5 @@ def _call(
     import torch
 
     torch.set_num_threads(1)
+    gc.freeze()  # every training run collects garbage
     target(*arguments)

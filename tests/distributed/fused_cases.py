@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -43,9 +42,6 @@ PROBLEMS: dict[str, Record] = {
     "fewer rows than micro-batches": {"skip_inactive_rows": "on", "safety_batch_size": 2, "accumulation": 2},
 }
 IN_TWO_PASSES = ["own tokens", "re-entrant", "kl", "two sets, first rank flat", "first rank and one row flat"]
-
-# The Trainer collects garbage as every run starts, which takes longer than the run; the libraries are no garbage.
-gc.freeze()
 
 
 def make(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 from dataclasses import replace
@@ -25,7 +24,6 @@ from holdfast.records.certificate import load_certificate
 from holdfast.records.certificate_table import read_stored, write_table
 
 ALPHA = 0.05
-gc.freeze()  # releasing a pair collects garbage; without this, every time among all objects of torch and transformers
 
 
 @pytest.fixture(scope="module")
