@@ -59,8 +59,8 @@ def test_a_defense_is_registered_by_name_and_modules_are_reached_from_the_top(mo
 
 def test_commands():
     group = typer.main.get_command(app)
-    assert sorted(group.commands) == COMMANDS
-    for name, command in group.commands.items():
+    assert sorted(group.commands) == COMMANDS  # type: ignore[attr-defined]
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert "Example:" in (command.help or ""), f"holdfast {name} --help shows no example"
 
 

@@ -145,12 +145,12 @@ SKIPPED: dict[str, Record] = {
 @contextmanager
 def never_flat():
     """Every row gets its backward, also where it has no slope."""
-    inner = side_pass.slope
-    side_pass.slope = lambda weight, d: torch.ones_like(d)
+    inner = side_pass.slope  # type: ignore[attr-defined]
+    side_pass.slope = lambda weight, d: torch.ones_like(d)  # type: ignore[assignment, attr-defined]
     try:
         yield
     finally:
-        side_pass.slope = inner
+        side_pass.slope = inner  # type: ignore[attr-defined]
 
 
 def skipped(folder: Path, **engine: Any) -> dict[str, Record]:
@@ -174,7 +174,7 @@ def fallen_back(trainer: Any) -> tuple[bool, list[str]]:
     """Whether a fused step is made as if this were a GPU, where `auto` tries, and the lines that say so."""
     lines: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("holdfast.training.step")
     logger.addHandler(handler)
     own = trainer.args

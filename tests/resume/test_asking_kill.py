@@ -55,7 +55,7 @@ def evidence(run: Path) -> tuple[dict[str, object], dict[str, object], object]:
         name: value.numpy().tobytes() for name, value in load_file(run / "adapter/adapter_model.safetensors").items()
     }
     sets = {name: _rows(run / "screening" / name) for name in ("conflicts.jsonl", "held.jsonl", "monitor.jsonl")}
-    return weights, sets, json.loads((run / "result.json").read_text())["behaviour"]
+    return weights, sets, json.loads((run / "result.json").read_text())["behaviour"]  # type: ignore[return-value]
 
 
 def _rows(path: Path) -> list[dict[str, object]]:

@@ -43,8 +43,8 @@ def attempt(folder: Path, kill_at: int | None) -> None:
     trainer = build(folder, dropout=0.2, **OPTIONS)
     trainer.watch_behaviour(prompts(40), every=3)
     if kill_at is not None:
-        opened, left = behaviour.open_engine, [kill_at]
-        behaviour.open_engine = lambda *a, **k: KillWhileAsking(opened(*a, **k), left)
+        opened, left = behaviour.open_engine, [kill_at]  # type: ignore[attr-defined]
+        behaviour.open_engine = lambda *a, **k: KillWhileAsking(opened(*a, **k), left)  # type: ignore[attr-defined]
     found = trainer.store.checkpoints()
     trainer.train(resume_from_checkpoint=True if found else None)
     trainer.save_model(str(folder / "adapter"))

@@ -155,7 +155,7 @@ def attempt(folder: Path, kill: Kill | None, mark: mmap.mmap) -> None:
         save(*args)
         mark[:8] = TRAINING
 
-    trainer._save_checkpoint = marked_save
+    trainer._save_checkpoint = marked_save  # type: ignore[assignment]
     if kill and kill.kind == "save":
         sys.addaudithook(KillInSave(kill.count, mark))
     if kill and kill.kind == "step":

@@ -39,7 +39,7 @@ def read(name: str) -> dict[str, tuple[Requirement, list[str]]]:
         key = canonicalize_name(required.name)
         assert key not in found, f"{name}.lock: {key} stands twice"
         found[key] = (required, [one.strip() for one in hashes])
-    return found
+    return found  # type: ignore[return-value]
 
 
 def version(entry: tuple[Requirement, list[str]]) -> str:

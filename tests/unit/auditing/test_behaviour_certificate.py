@@ -162,7 +162,7 @@ def test_a_cut_reply_is_asked_for_at_four_times_the_length(models, prompts, tmp_
 
 def test_a_killed_certificate_goes_on_with_the_replies_it_has(models, prompts, tmp_path, monkeypatch):
     whole = certify(models, "some", prompts, tmp_path / "whole", ledger=tmp_path / "a.json")
-    real, calls = asking.replies, []
+    real, calls = asking.replies, []  # type: ignore[attr-defined]
 
     def killed(path, header, examples, engine, **how):
         calls.append(path.name)
