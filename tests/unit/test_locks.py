@@ -49,6 +49,7 @@ def version(entry: tuple[Requirement, list[str]]) -> str:
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_requirement_has_one_version_and_hashes(name):
     assert len(read(name)) > 5
+    assert list(read("coverage")) == ["coverage"]
 
 
 def test_a_requirement_without_a_hash_is_noticed(tmp_path, monkeypatch):
