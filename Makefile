@@ -10,11 +10,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: help demo test lint typecheck unit docs sbom audit-dependencies clean
+.PHONY: help demo test lint typecheck unit coverage docs sbom audit-dependencies clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
 	@echo "make test   lint, type check and the test suite"
+	@echo "make coverage  the test suite, and the share of lines that it runs, by module"
 	@echo "make docs   rewrite the pages of the defenses from their docstrings"
 	@echo "make sbom   sbom.json: the locked packages with their hashes (CycloneDX)"
 	@echo "make audit-dependencies  known vulnerabilities of the locked packages (asks an online database)"
@@ -34,6 +35,12 @@ typecheck: $(VENV)/.ready
 
 unit: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+coverage: $(VENV)/.ready
+	$(BIN)/python -m pip $(LOCKED) --requirement requirements/coverage.lock
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
 
 docs: $(VENV)/.ready
 	$(BIN)/python -m tools.defense_pages docs
@@ -71,4 +78,4 @@ audit-dependencies:
 	$(VENV)-audit/bin/pip-audit --require-hashes --disable-pip --requirement requirements/$(or $(LOCK),cuda).lock
 
 clean:
-	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit sbom.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit sbom.json .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
@@ -17,6 +18,17 @@ datasets.disable_progress_bars()
 # Two busy cores make single examples slow; a deadline would test the machine, not the code.
 hypothesis.settings.register_profile("holdfast", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("holdfast")
+
+
+def pytest_configure() -> None:
+    """Flushing to disk takes 40 % of a checkpoint's time, and only a power cut would show whether it happened."""
+    os.fsync = os.fstat  # type: ignore[assignment]
+
+
+def pytest_collection_finish() -> None:
+    """Every training run and every pair released collects garbage: not each time among all objects of torch."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

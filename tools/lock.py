@@ -7,13 +7,14 @@
 It needs `uv` on the path and the package index. `uv pip compile --universal` resolves for all platforms at once and
 lists the sha256 of every file that the index has of a version.
 
-| file       | holds                                                                                    |
-|------------|------------------------------------------------------------------------------------------|
-| cuda.lock  | run time, `test` extra, embedded model; torch as the index has it, with CUDA on Linux    |
-| cpu.lock   | the same without CUDA's libraries; of torch the CPU builds: macOS, Windows, and the Linux |
-|            | wheels that were given with --cpu-wheels, now or earlier                                 |
-| build.lock | the build backend                                                                        |
-| sbom.lock  | what `make sbom` needs                                                                   |
+| file          | holds                                                                                    |
+|---------------|------------------------------------------------------------------------------------------|
+| cuda.lock     | run time, `test` extra, embedded model; torch as the index has it, with CUDA on Linux    |
+| cpu.lock      | the same without CUDA's libraries; of torch the CPU builds: macOS, Windows, and the Linux |
+|               | wheels that were given with --cpu-wheels, now or earlier                                 |
+| build.lock    | the build backend                                                                        |
+| sbom.lock     | what `make sbom` needs                                                                   |
+| coverage.lock | what `make coverage` adds to the environment                                             |
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ LOCKS = ROOT / "requirements"
 PYTHON = "3.11"  # the oldest that is supported; markers cover the others
 CUDA_ONLY = ("cuda-", "nvidia-", "triton")
 SBOM = ["cyclonedx-bom>=7"]
+COVERAGE = ["coverage>=7.10"]  # the first that measures subprocesses by a setting
 EDITABLE = "editables"  # hatchling asks for it when a project is installed in place
 
 Entries = dict[str, tuple[str, list[str]]]
@@ -65,6 +67,8 @@ def main() -> int:
         "build", compiled(backend, None if asked.upgrade else LOCKS / "build.lock"), "What builds the project itself."
     )
     write("sbom", compiled(SBOM, None if asked.upgrade else LOCKS / "sbom.lock"), "What `make sbom` installs.")
+    keep = None if asked.upgrade else LOCKS / "coverage.lock"
+    write("coverage", compiled(COVERAGE, keep), "What `make coverage` adds to the environment.")
     return 0
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src"
 
 
+@cache
 def modules(root: Path = SOURCE) -> dict[str, ast.Module]:
     """Module name to syntax tree, for every file of both packages."""
     found = {}
@@ -18,7 +20,8 @@ def modules(root: Path = SOURCE) -> dict[str, ast.Module]:
     return found
 
 
-def imports(tree: ast.AST) -> set[str]:
+@cache
+def imports(tree: ast.AST) -> frozenset[str]:
     """Every module imported anywhere in the file, `if TYPE_CHECKING` included."""
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -28,7 +31,7 @@ def imports(tree: ast.AST) -> set[str]:
             assert node.level == 0, "imports are absolute"
             found.add(node.module or "")
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def layer(module: str) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
+from tests import forkserver
 from tests.unit.cli.conftest import _write_run_file, tiny_model
 
 __all__ = ["tiny_model"]
@@ -21,26 +20,26 @@ def bomb() -> str:
     return "\n".join([*lines, "model: *a9"]) + "\n"
 
 
-def exit_code(*arguments: object, seconds: int, memory: int) -> int | str:
-    """Of the command in a process of its own, with a limit on its memory; words where it had to be stopped."""
+def limited(memory: int, *arguments: str) -> None:
+    """The command, with a limit on its memory."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory * GIGABYTES, memory * GIGABYTES))
+    forkserver.command(*arguments)
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (memory * GIGABYTES, memory * GIGABYTES))
 
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *map(str, arguments)], capture_output=True, check=False, timeout=seconds,
-            preexec_fn=limit,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
+def exit_code(folder: Path, *arguments: object, seconds: int, memory: int) -> int | str:
+    """Of the command in a process of its own; words where it had to be stopped."""
+    process = forkserver.started(limited, memory, *map(str, arguments), log=folder / "log")
+    process.join(seconds)
+    if process.exitcode is None:
+        process.kill()
         return f"no answer after {seconds} s"
-    return done.returncode
+    return process.exitcode
 
 
 def test_a_report_of_a_folder_with_an_alias_bomb(tmp_path):
     """B4: config.yaml of a foreign run folder made `report` grow until it was killed."""
     (tmp_path / "config.yaml").write_text(bomb())
-    assert exit_code("report", tmp_path, seconds=60, memory=4) == REFUSED
+    assert exit_code(tmp_path, "report", tmp_path, seconds=60, memory=4) == REFUSED
 
 
 def test_resuming_in_a_folder_with_an_alias_bomb(tmp_path, tiny_model: Path):
@@ -48,4 +47,4 @@ def test_resuming_in_a_folder_with_an_alias_bomb(tmp_path, tiny_model: Path):
     path = _write_run_file(tmp_path, tiny_model)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.yaml").write_text(bomb())
-    assert exit_code("train", path, "--resume", seconds=150, memory=12) == REFUSED
+    assert exit_code(tmp_path, "train", path, "--resume", seconds=150, memory=12) == REFUSED

@@ -87,7 +87,7 @@ def test_a_refused_start_leaves_the_folder_of_the_run_that_holds_it(command, run
     """B1: the process that lost the race for a new folder deleted it, with the holder's lock and files in it."""
     from holdfast.runs import pipeline
 
-    folder, lock = tmp_path / "out", pipeline.RunLock
+    folder, lock = tmp_path / "out", pipeline.RunLock  # type: ignore[attr-defined]
     holder = lock(folder)
 
     def after_the_holder(path: Path) -> object:

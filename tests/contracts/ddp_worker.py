@@ -1,11 +1,7 @@
-"""What each process of the two-process contract does: train every case and store its gradients and weights.
-
-python -m torch.distributed.run --nproc-per-node 2 -m tests.contracts.ddp_worker FOLDER CASE...
-"""
+"""What each process of the two-process contract does: train every case and store its gradients and weights."""
 
 from __future__ import annotations
 
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -49,12 +45,7 @@ def attempt(folder: Path, case: Case) -> dict[str, Any]:
         return {"failed": traceback.format_exc()}
 
 
-def main() -> None:
-    folder, wanted = Path(sys.argv[1]), set(sys.argv[2:])
+def main(folder: Path, wanted: list[str]) -> None:
     PartialState(cpu=True)
     found = {str(case): attempt(folder / "ddp", case) for case in CASES if str(case) in wanted}
     torch.save(found, folder / f"rank-{rank()}.pt")
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,9 +65,6 @@ CASES = [case for name in DEFENSES for case in cases_of(name)]
 
 # Where the defaults do not fit a model 32 wide: options that do.
 AT_WORK: dict[str, dict[str, Any]] = {"salora": {"safety_rank": 4, "task_rank": 4}}
-
-# The Trainer collects garbage as every run starts, which takes longer than the run; the libraries are no garbage.
-gc.freeze()
 
 
 @functools.cache

@@ -51,7 +51,7 @@ def plain(folder: Path, dataset: Dataset) -> dict[str, torch.Tensor]:
 
 
 def screened(folder: Path, model, dataset: Dataset, rule: str):
-    settings = ScreeningSettings(sets=TASK, rule=rule, limited=False, monitor_prompts=0)  # type: ignore[arg-type]
+    settings = ScreeningSettings(sets=TASK, rule=rule, limited=False, monitor_prompts=0)
     return hf.screen(model, dataset, behaving.tokenizer(), settings=settings, replies=folder / "replies")
 
 

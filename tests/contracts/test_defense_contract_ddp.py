@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from filelock import FileLock
 
+from tests import forkserver
 from tests.contracts import ddp_worker
 from tests.contracts.defense_cases import CASES, Case, largest_difference
 from tests.unit.trainers.building import same
 
-ROOT = Path(__file__).parents[2]
 PROCESSES = 2
 TOLERANCE = 1e-9  # float64, so that what differs is not rounding, which Booster multiplies by 10 in float32
 
@@ -32,18 +29,8 @@ def launched(request, tmp_path_factory) -> list[dict[str, Any]]:
     wanted = [str(item.callspec.params["ddp_case"]) for item in items]
     with FileLock(folder / "launch.lock"):
         if not all(path.exists() for path in stored):
-            command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
-            done = subprocess.run(
-                [sys.executable, *command, "-m", "tests.contracts.ddp_worker", str(folder), *sorted(set(wanted))],
-                cwd=ROOT,
-                # Two CPU processes: a visible GPU would be claimed by both.
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-                capture_output=True,
-                text=True,
-                timeout=400,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr[-6000:]
+            log = folder / "log"
+            forkserver.ranks(ddp_worker.main, folder, sorted(set(wanted)), log=log, processes=PROCESSES)
     return [torch.load(path, weights_only=True) for path in stored]
 
 

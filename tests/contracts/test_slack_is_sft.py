@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from trl import SFTConfig, SFTTrainer
@@ -15,6 +17,7 @@ COMMON = {
     "learning_rate": 5e-3, "lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "max_grad_norm": 0.5,
     "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "max_length": 32, "disable_tqdm": True,
 }  # fmt: skip
+REENTRANT = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
 
 
 def trained(trainer) -> dict[str, torch.Tensor]:
@@ -22,13 +25,22 @@ def trained(trainer) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
 
 
-def plain(tmp_path, **kwargs) -> dict[str, torch.Tensor]:
-    return trained(
-        SFTTrainer(
-            tiny.model(), SFTConfig(str(tmp_path / "sft"), **{**COMMON, **kwargs}), processing_class=tiny.tokenizer(),
-            train_dataset=tiny.dataset(24, seed=1, start="w1"), peft_config=tiny.lora(0.2),
-        )
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """TRL's weights under some settings, trained once."""
+
+    @functools.cache
+    def weights(optimizer: str = "adamw_torch_fused", reentrant: bool = False) -> dict[str, torch.Tensor]:
+        changes = {"optim": optimizer, **(REENTRANT if reentrant else {})}
+        folder = str(tmp_path_factory.mktemp("sft"))
+        return trained(
+            SFTTrainer(
+                tiny.model(), SFTConfig(folder, **COMMON, **changes), processing_class=tiny.tokenizer(),
+                train_dataset=tiny.dataset(24, seed=1, start="w1"), peft_config=tiny.lora(0.2),
+            )
+        )  # fmt: skip
+
+    return weights
 
 
 def safe(tmp_path, constraint, defense="holdfast", **kwargs):
@@ -53,29 +65,28 @@ def assert_identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> 
     ids=["gradient of g is zero", "gradient of g is not zero"],
 )
 @pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "sgd"])
-def test_inactive_filter_is_bit_identical_to_trl(tmp_path, tau, beta, optimizer):
-    expected = plain(tmp_path, optim=optimizer)
+def test_inactive_filter_is_bit_identical_to_trl(tmp_path, plain, tau, beta, optimizer):
+    expected = plain(optimizer)
     found, trainer = safe(tmp_path, hf.ChanceConstraint(tau=tau, beta=beta, unit="nll_token"), optim=optimizer)
     assert_identical(expected, found)
     rows = read(trainer.run_dir / "events.jsonl")
     assert {row["event"] for row in rows} == {"inactive"}
 
 
-def test_sft_with_a_safety_set_is_bit_identical_to_trl(tmp_path):
-    expected = plain(tmp_path)
+def test_sft_with_a_safety_set_is_bit_identical_to_trl(tmp_path, plain):
+    expected = plain()
     found, _ = safe(tmp_path, hf.ChanceConstraint(unit="nll_token"), defense="sft")
     assert_identical(expected, found)
 
 
-def test_an_active_filter_does_change_the_adapter(tmp_path):
+def test_an_active_filter_does_change_the_adapter(tmp_path, plain):
     """The comparison above can fail."""
-    expected = plain(tmp_path)
+    expected = plain()
     found, _ = safe(tmp_path, hf.ChanceConstraint(tau=0.01, beta=100.0, unit="nll_token"))
     assert any(not torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_reentrant_checkpointing_too(tmp_path):
-    reentrant = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
-    expected = plain(tmp_path, **reentrant)
-    found, _ = safe(tmp_path, hf.ChanceConstraint(tau=10.0, beta=0.0999, unit="nll_token"), **reentrant)
+def test_reentrant_checkpointing_too(tmp_path, plain):
+    expected = plain(reentrant=True)
+    found, _ = safe(tmp_path, hf.ChanceConstraint(tau=10.0, beta=0.0999, unit="nll_token"), **REENTRANT)
     assert_identical(expected, found)

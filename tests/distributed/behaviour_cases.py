@@ -22,7 +22,7 @@ def trained(folder: Path, *, watch: bool) -> dict[str, Any]:
 
     trainer = build(folder, max_steps=4, logging_strategy="no", dropout=0.2, **layout())
     shares: list[int] = []
-    opened = behaviour.open_engine
+    opened = behaviour.open_engine  # type: ignore[attr-defined]
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         engine = opened(*args, **kwargs)
@@ -37,11 +37,11 @@ def trained(folder: Path, *, watch: bool) -> dict[str, Any]:
 
         return Counted()
 
-    behaviour.open_engine = counting
+    behaviour.open_engine = counting  # type: ignore[attr-defined]
     try:
         if watch:
             watch_behaviour(trainer)
         trainer.train()
     finally:
-        behaviour.open_engine = opened
+        behaviour.open_engine = opened  # type: ignore[attr-defined]
     return {"weights": weights(trainer), "shares": shares, "result": trainer.behaviour_result()}

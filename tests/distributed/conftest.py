@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ import pytest
 import torch
 from filelock import FileLock
 
+from tests import forkserver
 from tests.distributed import fused_cases, worker
 
-ROOT = Path(__file__).parents[2]
 PROCESSES = 2
 
 
@@ -33,25 +31,7 @@ def launched(folder: Path, engine: str) -> list[dict[str, Any]]:
     stored = [folder / f"{engine}-{rank}.pt" for rank in range(PROCESSES)]
     with FileLock(folder / "launch.lock"):
         if not stored[-1].exists():
-            command = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                str(PROCESSES),
-            ]
-            done = subprocess.run(
-                [*command, "-m", "tests.distributed.worker", str(folder), engine],
-                cwd=ROOT,
-                # Two CPU processes: a visible GPU would be claimed by both.
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr[-6000:]
+            forkserver.ranks(worker.main, folder, engine, log=folder / f"{engine}.log", processes=PROCESSES)
     return [torch.load(path, weights_only=True) for path in stored]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -43,9 +42,6 @@ PROBLEMS: dict[str, Record] = {
     "fewer rows than micro-batches": {"skip_inactive_rows": "on", "safety_batch_size": 2, "accumulation": 2},
 }
 IN_TWO_PASSES = ["own tokens", "re-entrant", "kl", "two sets, first rank flat", "first rank and one row flat"]
-
-# The Trainer collects garbage as every run starts, which takes longer than the run; the libraries are no garbage.
-gc.freeze()
 
 
 def make(
@@ -149,12 +145,12 @@ SKIPPED: dict[str, Record] = {
 @contextmanager
 def never_flat():
     """Every row gets its backward, also where it has no slope."""
-    inner = side_pass.slope
-    side_pass.slope = lambda weight, d: torch.ones_like(d)
+    inner = side_pass.slope  # type: ignore[attr-defined]
+    side_pass.slope = lambda weight, d: torch.ones_like(d)  # type: ignore[assignment, attr-defined]
     try:
         yield
     finally:
-        side_pass.slope = inner
+        side_pass.slope = inner  # type: ignore[attr-defined]
 
 
 def skipped(folder: Path, **engine: Any) -> dict[str, Record]:
@@ -178,7 +174,7 @@ def fallen_back(trainer: Any) -> tuple[bool, list[str]]:
     """Whether a fused step is made as if this were a GPU, where `auto` tries, and the lines that say so."""
     lines: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("holdfast.training.step")
     logger.addHandler(handler)
     own = trainer.args

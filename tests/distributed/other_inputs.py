@@ -1,12 +1,8 @@
-"""Two processes whose inputs differ in one point: each stores what it was told.
-
-python -m torch.distributed.run --nproc-per-node 2 -m tests.distributed.other_inputs FOLDER
-"""
+"""Two processes whose inputs differ in one point: each stores what it was told."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import holdfast as hf
@@ -46,7 +42,3 @@ def main(folder: Path) -> None:
         barrier()
     assert world() == 2
     (folder / f"told-{rank()}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

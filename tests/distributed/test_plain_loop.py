@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from holdfast.constraint.filter import SafetyFilter
+from tests import forkserver
 
 STEPS, WORLD = 6, 2
 
@@ -31,23 +33,16 @@ def parts() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return pull, [torch.rand(3, generator=draw, dtype=torch.float64) for _ in range(WORLD)]
 
 
-def work(rank: int, store: str, queue) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
-    queue.put((rank, [w.tolist() for w in loop(*parts(), rank)]))
+def work(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    torch.save([w.tolist() for w in loop(*parts(), dist.get_rank())], folder / f"{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
 def test_ranks_agree_with_each_other_and_with_one_process(tmp_path):
-    context = mp.get_context("spawn")
-    queue = context.SimpleQueue()
-    processes = [context.Process(target=work, args=(r, str(tmp_path / "store"), queue)) for r in range(WORLD)]
-    for process in processes:
-        process.start()
-    found = dict(queue.get() for _ in range(WORLD))
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
+    forkserver.ranks(work, tmp_path, log=tmp_path / "log", processes=WORLD)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD)]
     assert found[0] == found[1]
     expected = torch.stack(loop(*parts(), None))
     assert torch.allclose(torch.tensor(found[0], dtype=torch.float64), expected, rtol=1e-9, atol=1e-12)

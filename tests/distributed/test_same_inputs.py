@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from holdfast.core.errors import DataError
 from holdfast.training.same_inputs import require_equal
-from tests.distributed.conftest import ROOT
+from tests import forkserver
+from tests.distributed import other_inputs
 from tests.distributed.other_inputs import CASES
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, "-m", "tests.distributed.other_inputs", str(folder)], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-6000:]
+    forkserver.ranks(other_inputs.main, folder, log=folder / "log")
     return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)]
 
 

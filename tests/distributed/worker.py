@@ -1,11 +1,7 @@
-"""What each process of a distributed test does: train the tiny model under several settings and store what it saw.
-
-python -m torch.distributed.run --nproc-per-node 2 -m tests.distributed.worker FOLDER ENGINE
-"""
+"""What each process of a distributed test does: train the tiny model under several settings and store what it saw."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -221,13 +217,8 @@ def under_fsdp2(folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    folder, engine = Path(sys.argv[1]), sys.argv[2]
+def main(folder: Path, engine: str) -> None:
     PartialState(cpu=True)  # makes the process group, which `layout` asks for its size
     let_accelerate_shard_on_the_cpu()
     found = {"ddp": under_ddp, "fsdp2": under_fsdp2}[engine](folder / engine)
     torch.save(found, folder / f"{engine}-{rank()}.pt")
-
-
-if __name__ == "__main__":
-    main()

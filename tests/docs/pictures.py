@@ -12,4 +12,4 @@ from PIL import Image
 def plotted_data(path: Path) -> list[dict[str, Any]]:
     """Lines and bars of every panel, as `holdfast_lab.tables.canvas.plotted` wrote them into the file."""
     with Image.open(path) as image:
-        return list(json.loads(image.text["Description"]))
+        return list(json.loads(image.text["Description"]))  # type: ignore[attr-defined]

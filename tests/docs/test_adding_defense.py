@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 NEW = "holdfast_lab/defenses/shrink.py"
 COMMANDS = """
-import sys
+import os, sys
+import pytest
 from holdfast.cli.main import main
 from pathlib import Path
 from tools import defense_pages
@@ -30,6 +31,10 @@ for words in (["ls", "defenses", "--json"], ["train", "run.yaml"]):
         main()
     except SystemExit as end:
         assert end.code in (0, None), (words, end.code)
+print("CONTRACT")
+os.chdir({root!r})
+suite = ["tests/contracts/test_defense_contract.py", "tests/contracts/test_defense_contract_ddp.py"]
+sys.exit(pytest.main([*suite, "-k", "shrink", "-q", "-p", "no:cacheprovider"]))
 """
 
 
@@ -48,12 +53,25 @@ def extended(tmp_path_factory) -> Path:
     return folder
 
 
-def run(extended: Path, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def done(extended, tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A process that imports the copy: it writes the pages, lists the defenses, trains, and runs the contract suite."""
+    folder = tmp_path_factory.mktemp("done")
+    tiny.saved(folder / "model")
+    for name, seed, start in (("task", 1, "w1"), ("safety", 2, "w0")):
+        lines = [json.dumps(row) for row in tiny.rows(40, seed=seed, start=start)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    (folder / "run.yaml").write_text(
+        "model: model\ndtype: float32\ntask: {data: task.jsonl}\nsafety: {data: safety.jsonl}\n"
+        "defense: {name: shrink, strength: 0.5}\nlora: {r: 2, alpha: 4, target_modules: [q_proj]}\n"
+        "train: {max_steps: 2, bf16: false, use_cpu: true}\noutput_dir: out\n"
+    )
     paths = [str(extended / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     env.pop("PYTEST_XDIST_WORKER", None)
-    return subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=env, capture_output=True, text=True, timeout=400, check=False
+    command = [sys.executable, "-c", COMMANDS.format(root=str(ROOT))]
+    return folder, subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=400, check=False
     )
 
 
@@ -63,33 +81,22 @@ def test_one_file_is_new_and_none_is_changed(extended):
     assert all(after[name] == data for name, data in before.items())
 
 
-def test_it_is_listed_documented_and_trained_from_a_run_file(extended, tmp_path):
-    tiny.saved(tmp_path / "model")
-    for name, seed, start in (("task", 1, "w1"), ("safety", 2, "w0")):
-        lines = [json.dumps(row) for row in tiny.rows(40, seed=seed, start=start)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    (tmp_path / "run.yaml").write_text(
-        "model: model\ndtype: float32\ntask: {data: task.jsonl}\nsafety: {data: safety.jsonl}\n"
-        "defense: {name: shrink, strength: 0.5}\nlora: {r: 2, alpha: 4, target_modules: [q_proj]}\n"
-        "train: {max_steps: 2, bf16: false, use_cpu: true}\noutput_dir: out\n"
-    )
-    done = run(extended, "-c", COMMANDS, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    listed, _ = json.JSONDecoder().raw_decode(done.stdout)
+def test_it_is_listed_documented_and_trained_from_a_run_file(done):
+    folder, process = done
+    assert "CONTRACT" in process.stdout, process.stderr[-3000:]
+    listed, _ = json.JSONDecoder().raw_decode(process.stdout)
     assert {"name": "shrink", "needs": [], "options": {"strength": 1e-3}}.items() <= {
         key: value for row in listed if row["name"] == "shrink" for key, value in row.items()
     }.items()
-    assert "s, weight of the squared norm." in (tmp_path / "docs" / "defenses" / "shrink.md").read_text()
-    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").exists()
+    assert "s, weight of the squared norm." in (folder / "docs" / "defenses" / "shrink.md").read_text()
+    assert (folder / "out" / "adapter" / "adapter_model.safetensors").exists()
 
 
 @pytest.mark.slow
-def test_the_contract_suite_sees_it_and_it_keeps_the_contract(extended):
-    suite = ["tests/contracts/test_defense_contract.py", "tests/contracts/test_defense_contract_ddp.py"]
-    command = ["-m", "pytest", *suite, "-k", "shrink", "-q", "-p", "no:cacheprovider"]
-    done = run(extended, *command, cwd=ROOT)
-    assert done.returncode == 0, done.stdout[-3000:]
-    summary = done.stdout.strip().splitlines()[-1]  # the lines before it may be warnings of any words
+def test_the_contract_suite_sees_it_and_it_keeps_the_contract(done):
+    _, process = done
+    assert process.returncode == 0, process.stdout[-3000:]
+    summary = process.stdout.strip().splitlines()[-1]  # the lines before it may be warnings of any words
     assert int(re.search(r"(\d+) passed", summary).group(1)) >= 20
     assert "failed" not in summary
     assert "skipped" not in summary

@@ -80,7 +80,7 @@ def commands(path: Path) -> list[str]:
 
 def unknown_options(line: str) -> list[str]:
     _, name, *words = line.split()
-    command = typer.main.get_command(app).commands[name]
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     if hasattr(command, "commands"):  # a group, such as judge
         command = command.commands[words[0]]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

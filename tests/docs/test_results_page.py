@@ -57,23 +57,19 @@ def test_the_pages_and_pictures_are_written_from_the_stored_results(copied):
         assert plotted_data(path) == plotted_data(ROOT / "docs" / "results" / path.name), path.name
 
 
-def test_another_figure_in_a_result_changes_pages_and_picture(copied):
+def test_another_figure_changes_pages_and_picture_and_a_result_that_is_gone_is_said_to_be_missing(copied):
     folder, write, _ = copied
+    (gone,) = (folder / "results").glob("*.sst2.mix.p0.5.s42-*.json")
+    gone.unlink()
     (file,) = (folder / "results").glob("*.sst2.holdfast.p0.5.s42-*.json")
     value = json.loads(file.read_text())
     value["metrics"]["HS"]["value"] += 0.01
     file.write_text(json.dumps(value))
     found = write()
+    assert re.search(r"Missing: .*seed 42: mix / ", found["docs/results.md"])
     assert all(found[page] != text for page, text in committed().items())
     (picture,) = (folder / "docs" / "results").glob("harm_utility-*.png")
     assert plotted_data(picture) != plotted_data(ROOT / "docs" / "results" / picture.name)
-
-
-def test_a_result_that_is_gone_is_said_to_be_missing(copied):
-    folder, write, _ = copied
-    (file,) = (folder / "results").glob("*.sst2.mix.p0.5.s42-*.json")
-    file.unlink()
-    assert re.search(r"Missing: .*seed 42: mix / ", write()["docs/results.md"])
 
 
 def test_the_orders_beside_the_paper_are_those_of_its_figures(copied):

@@ -25,7 +25,7 @@ REFUSED_ARGUMENTS = {
 def test_unsupported_arguments(tmp_path, name):
     options, what, remedy = REFUSED_ARGUMENTS[name]
     args = arguments(tmp_path)
-    for key, value in options.items():
+    for key, value in options.items():  # type: ignore[attr-defined]
         setattr(args, key, value)
     with pytest.raises(UnsupportedError) as caught:
         build(tmp_path, given={"args": args})

@@ -32,7 +32,7 @@ def solve(H: Array, s: Array, target: Array, M: Array) -> Array:
     rows, right = H * root, -target - H @ s
     norms = np.linalg.norm(rows, axis=1)
     x = cp.Variable(DIM)
-    problem = cp.Problem(cp.Minimize(cp.sum_squares(x)), [(rows / norms[:, None]) @ x <= right / norms])
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(x)), [(rows / norms[:, None]) @ x <= right / norms])  # type: ignore[attr-defined]
     problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
     assert problem.status == cp.OPTIMAL
     assert x.value is not None
@@ -107,7 +107,7 @@ def test_ridge_is_the_slack_form() -> None:
         gram, a = H @ H.T, H @ s + target
         mu = cp.Variable(3)
         factor = np.linalg.cholesky(gram + 0.5 * np.eye(3)).T
-        problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(factor @ mu) - a @ mu), [mu >= 0])
+        problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(factor @ mu) - a @ mu), [mu >= 0])  # type: ignore[attr-defined]
         problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-13, tol_gap_rel=1e-13, tol_feas=1e-13)
         ours = barrier_multipliers(gram, a, ridge=0.5)
 

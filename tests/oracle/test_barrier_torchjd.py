@@ -24,7 +24,7 @@ class ClarabelProjector(DualConeProjector):
     def __call__(self, U: Tensor, G: Tensor) -> Tensor:
         factor = np.linalg.cholesky(G.numpy()).T
         v = cp.Variable(len(U))
-        problem = cp.Problem(cp.Minimize(cp.sum_squares(factor @ v)), [v >= U.numpy()])
+        problem = cp.Problem(cp.Minimize(cp.sum_squares(factor @ v)), [v >= U.numpy()])  # type: ignore[attr-defined]
         problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10)
         return torch.as_tensor(v.value, dtype=G.dtype)
 

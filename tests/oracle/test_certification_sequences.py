@@ -135,7 +135,7 @@ def test_the_returned_strength_violates_at_most_delta(pattern):
     tests = {k: ltt.Tested.binomial(1.0, k, N, ALPHA).p_value for k in range(N + 1)}
     for _ in range(RUNS):
         found = dict(zip(ltt.STRENGTHS, counts(pattern, random).tolist(), strict=True))
-        tested = ltt.fixed_sequence(ltt.STRENGTHS, lambda s, f=found: ltt.Tested(s, f[s], N, tests[f[s]]), DELTA)
+        tested = ltt.fixed_sequence(ltt.STRENGTHS, lambda s, f=found: ltt.Tested(s, f[s], N, tests[f[s]]), DELTA)  # type: ignore[misc]
         wrong += violates(ltt.largest(tested), pattern)
         passing = [s for s in ltt.STRENGTHS if tests[found[s]] <= DELTA]
         greedy += violates(max(passing, default=None), pattern)

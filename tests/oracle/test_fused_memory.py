@@ -31,7 +31,7 @@ def failing(trainer: hf.SafeSFTTrainer, monkeypatch: pytest.MonkeyPatch, at: int
     """Make the engine as on a GPU, and let its pass number `at` run out of memory; returns the passes made."""
     assert trainer.run.engine.fused
     monkeypatch.setattr(trainer.args, "step", step)
-    inner, passes = trainer.run.engine.joint.run, []
+    inner, passes = trainer.run.engine.joint.run, []  # type: ignore[attr-defined]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         passes.append(len(passes))
@@ -39,7 +39,7 @@ def failing(trainer: hf.SafeSFTTrainer, monkeypatch: pytest.MonkeyPatch, at: int
             raise torch.OutOfMemoryError("CUDA out of memory")
         return inner(*args, **kwargs)
 
-    trainer.run.engine.joint.run = run
+    trainer.run.engine.joint.run = run  # type: ignore[attr-defined]
     return passes
 
 

@@ -128,7 +128,7 @@ def test_it_is_the_same_with_more_micro_batches_than_safety_rows(tmp_path):
 
 def test_it_is_the_same_on_a_hybrid_model(tmp_path, monkeypatch):
     calls: list[Any] = []
-    rule = transformers_rule.gated_delta_rule
+    rule = transformers_rule.gated_delta_rule  # type: ignore[attr-defined]
     monkeypatch.setattr(transformers_rule, "gated_delta_rule", lambda *args: calls.append(len(args)) or rule(*args))
 
     def make() -> dict[str, Any]:

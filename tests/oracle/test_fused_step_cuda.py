@@ -40,9 +40,9 @@ def watched(
     trainer.train()
     assert trainer.run.engine.fused == (options["step"] == "fused")
     if options.get("step_graphs") == "on":
-        assert trainer.run.engine.joint.passes.recording
-        assert trainer.run.engine.joint.passes._recordings
-    watch.weights = weights(trainer)
+        assert trainer.run.engine.joint.passes.recording  # type: ignore[attr-defined]
+        assert trainer.run.engine.joint.passes._recordings  # type: ignore[attr-defined]
+    watch.weights = weights(trainer)  # type: ignore[attr-defined]
     return watch
 
 
@@ -68,7 +68,7 @@ def test_float32_gradients_are_those_of_two_passes(tmp_path, graphs, checkpointi
 @pytest.mark.parametrize("graphs", ["off", "on"])
 def test_bfloat16_gradients_are_within_the_noise_of_two_passes(tmp_path, monkeypatch, graphs, checkpointing, kind):
     calls: list[Any] = []
-    rule = transformers_rule.gated_delta_rule
+    rule = transformers_rule.gated_delta_rule  # type: ignore[attr-defined]
     monkeypatch.setattr(transformers_rule, "gated_delta_rule", lambda *args: calls.append(len(args)) or rule(*args))
     common = {"dtype": torch.bfloat16, "gradient_checkpointing": checkpointing}
     if kind == "hybrid":
@@ -104,7 +104,7 @@ def test_a_float32_base_under_autocast(tmp_path, graphs):
 def test_a_recorded_run_repeats_itself_bit_for_bit(tmp_path):
     common = {"dtype": torch.bfloat16, "step": "fused", "step_graphs": "on"}
     one, two = (watched(tmp_path / name, **common) for name in ("one", "two"))
-    assert all(torch.equal(one.weights[name], two.weights[name]) for name in one.weights)
+    assert all(torch.equal(one.weights[name], two.weights[name]) for name in one.weights)  # type: ignore[attr-defined]
 
 
 def test_memory_stays_flat(tmp_path):
@@ -147,7 +147,7 @@ def test_recorded_passes_leave_other_defenses_as_they_are(tmp_path, name):
         trainer = build(tmp_path / step, given=given, **options)
         trainer.train()
         assert trainer.run.engine.fused == (step == "fused")
-        assert step == "two_pass" or trainer.run.engine.joint.passes._recordings
+        assert step == "two_pass" or trainer.run.engine.joint.passes._recordings  # type: ignore[attr-defined]
         found[step] = weights(trainer)
     for key, value in found["fused"].items():
         torch.testing.assert_close(value, found["two_pass"][key], rtol=1e-4, atol=1e-6)
@@ -166,7 +166,7 @@ def test_recorded_dropout_draws_anew_at_every_step_and_repeats_with_the_seed(tmp
         trainer = build(tmp_path / name, given=given, **options)
         watch = Watch(trainer)
         trainer.train()
-        assert trainer.run.engine.joint.passes._recordings
+        assert trainer.run.engine.joint.passes._recordings  # type: ignore[attr-defined]
         return watch
 
     one, two, without = run("one", 0.3), run("two", 0.3), run("without", 0.0)

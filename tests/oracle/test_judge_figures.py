@@ -57,7 +57,7 @@ def test_the_interval_is_delongs_by_literal_placements():
     v = [np.mean([beats(u, d) for d in downs]) for u in ups]
     w = [np.mean([beats(u, d) for u in ups]) for d in downs]
     half = stats.norm.ppf(0.975) * math.sqrt(np.var(v, ddof=1) / len(ups) + np.var(w, ddof=1) / len(downs))
-    low, high = figures.auroc_interval(scores, labels)
+    low, high = figures.auroc_interval(scores, labels)  # type: ignore[misc]
     assert low == pytest.approx(np.mean(v) - half, abs=1e-12)
     assert high == pytest.approx(np.mean(v) + half, abs=1e-12)
     assert figures.auroc_interval([1, 2, 3], [True, False, False]) is None

@@ -21,7 +21,7 @@ EPSILON = 0.002
 def filtered_by_hand(lm: PlainLM, epsilon: float, rate: float) -> list[tuple[float, float]]:
     """The step of SGD, moved the shortest way into `h . s <= -rate (mean D - epsilon)`."""
     seen = []
-    for _ in range(STEPS):
+    for _ in range(STEPS):  # type: ignore[call-overload]
         _, task = lm.gradient(lm.task_loss)
         mean, h = lm.gradient(lambda: torch.stack(lm.degradations()).mean())
         nominal = -LR * task
@@ -61,9 +61,9 @@ def test_penalty_is_its_transcription(tmp_path, term):
 
     def penalty() -> torch.Tensor:
         d = lm.degradations()
-        return sum(x if term == "mean" else torch.clamp(1 + 1.9 * (x - 0.5), min=0) for x in d) / len(d)
+        return sum(x if term == "mean" else torch.clamp(1 + 1.9 * (x - 0.5), min=0) for x in d) / len(d)  # type: ignore[return-value]
 
-    for _ in range(STEPS):
+    for _ in range(STEPS):  # type: ignore[call-overload]
         _, task = lm.gradient(lm.task_loss)
         value, added = lm.gradient(penalty)
         values.append(value)

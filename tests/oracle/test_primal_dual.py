@@ -46,15 +46,15 @@ def test_the_dual_update_by_hand(mu, excess, expected):
 def by_hand(lm: PlainLM) -> list[tuple[float, float]]:
     """Loss, step, then the multiplier, with the c of that loss."""
     mu, seen = START, []
-    for _ in range(STEPS):
+    for _ in range(STEPS):  # type: ignore[call-overload]
 
         def c() -> torch.Tensor:
             d = lm.degradations()
-            return sum(torch.clamp(1 + BETA * (x - TAU), min=0) for x in d) / len(d)
+            return sum(torch.clamp(1 + BETA * (x - TAU), min=0) for x in d) / len(d)  # type: ignore[return-value]
 
         value, _ = lm.gradient(c)
         multiplier = mu
-        _, gradient = lm.gradient(lambda multiplier=multiplier, c=c: lm.task_loss() + multiplier * c())
+        _, gradient = lm.gradient(lambda multiplier=multiplier, c=c: lm.task_loss() + multiplier * c())  # type: ignore[misc]
         lm.move(-LR * gradient)
         seen.append((value, mu))
         mu = min(max(mu + RATE * (value - ALPHA + BUFFER), 0.0), 100.0)
@@ -169,7 +169,7 @@ def test_the_term_has_weight_one_where_the_trainer_divides_by_the_micro_batches(
         lm = PlainLM(trainer)
         trainer.train()
         found[name] = theta(trainer)
-    _, expected = lm.gradient(lambda: sum(torch.clamp(1 + BETA * (x - TAU), min=0) for x in lm.degradations()) / 6)
+    _, expected = lm.gradient(lambda: sum(torch.clamp(1 + BETA * (x - TAU), min=0) for x in lm.degradations()) / 6)  # type: ignore[return-value]
     torch.testing.assert_close(found["pd"] - found["sft"], -LR * START * expected, rtol=1e-4, atol=1e-6)
     assert float(expected.abs().max()) > 0.01
 

@@ -29,7 +29,7 @@ STARTS = {
 
 
 def given(start: str, **options) -> dict:
-    chosen = {k: v() if callable(v) else v for k, v in STARTS[start].items()}
+    chosen = {k: v() if callable(v) else v for k, v in STARTS[start].items()}  # type: ignore[attr-defined]
     return {**chosen, "defense": SafeGrad(SafeGrad.Config(**options))}
 
 

@@ -75,13 +75,13 @@ def test_three_steps_are_the_literal_ones(tmp_path, strength):
 def test_strength_1_leaves_nothing_along_the_direction_and_is_idempotent(tmp_path):
     trainer = build(tmp_path, given={"defense": defense()}, **SGD)
     before, after = watched(trainer)
-    u = flat(trainer.defense._direction)
+    u = flat(trainer.defense._direction)  # type: ignore[attr-defined]
     assert float(u.norm()) == pytest.approx(1.0, abs=1e-6)
     for g, found in zip(before, after, strict=True):
         assert abs(float(found @ u)) <= 1e-6 * float(g.norm())
         assert abs(float(g @ u)) > 1e-3 * float(g.norm())
         assert float(found.norm()) <= float(g.norm())
-    trainer.run.space().add_to_gradient([trainer.defense._direction], [3.0])
+    trainer.run.space().add_to_gradient([trainer.defense._direction], [3.0])  # type: ignore[attr-defined]
     again = []
     for _ in range(2):
         type(trainer.defense).on_gradient(trainer.defense, trainer.run)
@@ -104,7 +104,7 @@ def test_a_fresh_adapter_s_direction_lies_in_the_b_factors(tmp_path):
     trainer = build(tmp_path, given={"defense": defense()}, **{**SGD, "max_steps": 1})
     trainer.train()
     names = {id(p): name for name, p in trainer.model.named_parameters()}
-    pieces = dict(zip([names[id(p)] for p in trainer.run.space().params], trainer.defense._direction, strict=True))
+    pieces = dict(zip([names[id(p)] for p in trainer.run.space().params], trainer.defense._direction, strict=True))  # type: ignore[attr-defined]
     assert any("lora_A" in name for name in pieces)
     for name, piece in pieces.items():
         assert bool(piece.any()) == ("lora_B" in name), name

@@ -61,20 +61,20 @@ class Literal:
                 h = h + self.eps[i]
             if h.requires_grad:
                 h.retain_grad()
-            self.outputs.append(h)
+            self.outputs.append(h)  # type: ignore[attr-defined]
             return h if isinstance(found, torch.Tensor) else (h, *found[1:])
 
         return called
 
     def loss(self, batch, items):
-        self.outputs = []
+        self.outputs = []  # type: ignore[assignment]
         logits = self.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         total = 0.0
         for row in range(len(logits)):
             for t in range(logits.shape[1] - 1):
                 label = int(batch["labels"][row, t + 1])
                 if label != -100:
-                    total = total - torch.log_softmax(logits[row, t], -1)[label]
+                    total = total - torch.log_softmax(logits[row, t], -1)[label]  # type: ignore[assignment]
         return total / items
 
     def step(self, micro_batches, rho, lr):
@@ -85,10 +85,10 @@ class Literal:
             self.model.get_base_model().enable_input_require_grads()  # so that the first output has a gradient
             self.loss(batch, items).backward()
             real = batch["attention_mask"].unsqueeze(-1)
-            G = [h.grad * real for h in self.outputs]
+            G = [h.grad * real for h in self.outputs]  # type: ignore[attr-defined]
             N = sum(float((g.double() ** 2).sum()) for g in G) ** 0.5
             self.model.zero_grad()
-            self.eps = [rho / len(micro_batches) ** 0.5 * g / (N + 1e-7) for g in G]
+            self.eps = [rho / len(micro_batches) ** 0.5 * g / (N + 1e-7) for g in G]  # type: ignore[assignment]
             self.loss(batch, items).backward()
             for name, p in self.params.items():
                 gradient[name] += p.grad
@@ -113,7 +113,7 @@ def recorded(trainer):
 @pytest.fixture
 def shifts(monkeypatch):
     """What was added to the hidden states, one dictionary per pass."""
-    passes, shifted = [], module.shifted
+    passes, shifted = [], module.shifted  # type: ignore[attr-defined]
 
     def spying(mixers, shift):
         here: dict[str, torch.Tensor] = {}

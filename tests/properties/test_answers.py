@@ -67,7 +67,7 @@ NEUTRAL = st.lists(
 )
 DRESS = st.sampled_from(["{}", "{}.", "**{}**", '"{}"', "_{}_", "({})", "{}\n", "{}!", "`{}`", "\u201c{}\u201d"])
 CASES = st.sampled_from([str, str.lower, str.upper])
-LABELS = [(task, label) for task in (SST2, AG_NEWS) for label in task.spellings]
+LABELS = [(task, label) for task in (SST2, AG_NEWS) for label in task.spellings]  # type: ignore[attr-defined]
 
 
 @CHECKS
@@ -80,7 +80,7 @@ def test_a_reply_that_names_one_label_is_right_for_it_alone(entry, words, dress,
         assert grade.strict == grade.lenient == (target == label)
 
 
-PAIRS = [(task, one, two) for task in (SST2, AG_NEWS) for one, two in permutations(task.spellings, 2)]
+PAIRS = [(task, one, two) for task in (SST2, AG_NEWS) for one, two in permutations(task.spellings, 2)]  # type: ignore[attr-defined]
 
 
 @CHECKS

@@ -302,7 +302,7 @@ def test_cvar_refuses_tau_zero_and_a_tail_beyond_tau() -> None:
 
 def test_unknown_names_get_the_nearest() -> None:
     with pytest.raises(ConfigError, match="nll_token"):
-        ChanceConstraint(unit="nl_token")  # type: ignore[arg-type]
+        ChanceConstraint(unit="nl_token")
     with pytest.raises(ConfigError, match="squared_hinge"):
         ChanceConstraint(majorizer="square_hinge", unit="nll_token")
 

@@ -84,7 +84,7 @@ def test_granularity_two_percent_violators() -> None:
     for step in range(burn_in + steps):
         index = draw()
         for name, estimator in estimators.items():
-            active[name] += (estimator.update(index, phi[index]) > 0.05) and step >= burn_in
+            active[name] += (estimator.update(index, phi[index]) > 0.05) and step >= burn_in  # type: ignore[attr-defined]
     expected = 1 - 0.98**10
     assert abs(active["batch"] / steps - expected) < 4 * math.sqrt(expected * (1 - expected) / steps)
     assert active["ema"] / steps < 0.02

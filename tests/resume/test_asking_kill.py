@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 import yaml
 from safetensors.torch import load_file
-from tests import behaving
+from tests import behaving, forkserver
 
 SECONDS = 240
 
@@ -40,16 +38,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def started(folder: Path, cache: Path, *options: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "HOLDFAST_CACHE": str(cache), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "holdfast", "train", "run.yaml", *options]
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=quiet, stderr=quiet)
+def started(folder: Path, *options: str) -> ForkServerProcess:
+    cache = {"HOLDFAST_CACHE": str(folder / "cache")}
+    argv = ("train", "run.yaml", *options)
+    return forkserver.started(forkserver.command, *argv, log=folder / "log", cwd=folder, environment=cache)
 
 
-def finished(folder: Path, cache: Path, *options: str) -> None:
-    process = started(folder, cache, *options)
-    assert process.wait(SECONDS) in (0, 4)
+def finished(folder: Path, *options: str) -> None:
+    assert forkserver.finished(started(folder, *options)) in (0, 4), (folder / "log").read_text()[-3000:]
     assert (folder / "run" / "result.json").is_file()
 
 
@@ -59,7 +55,7 @@ def evidence(run: Path) -> tuple[dict[str, object], dict[str, object], object]:
         name: value.numpy().tobytes() for name, value in load_file(run / "adapter/adapter_model.safetensors").items()
     }
     sets = {name: _rows(run / "screening" / name) for name in ("conflicts.jsonl", "held.jsonl", "monitor.jsonl")}
-    return weights, sets, json.loads((run / "result.json").read_text())["behaviour"]
+    return weights, sets, json.loads((run / "result.json").read_text())["behaviour"]  # type: ignore[return-value]
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
@@ -71,7 +67,7 @@ def _rows(path: Path) -> list[dict[str, object]]:
 @pytest.fixture(scope="module")
 def uninterrupted(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     folder = shutil.copytree(place, tmp_path_factory.mktemp("whole") / "run")
-    finished(folder, folder / "cache")
+    finished(folder)
     return evidence(folder / "run")
 
 
@@ -96,12 +92,12 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(
     place: Path, tmp_path: Path, uninterrupted: tuple[object, ...], moment: Callable[[Path], bool]
 ) -> None:
     folder = shutil.copytree(place, tmp_path / "run")
-    process = started(folder, folder / "cache")
+    process = started(folder)
     deadline = time.monotonic() + SECONDS
-    while not moment(folder) and process.poll() is None and time.monotonic() < deadline:
+    while not moment(folder) and process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.002)
-    assert process.poll() is None, "the run ended before it could be killed"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    finished(folder, folder / "cache", "--resume")
+    assert process.is_alive(), "the run ended before it could be killed"
+    process.kill()
+    assert forkserver.finished(process) == -signal.SIGKILL
+    finished(folder, "--resume")
     assert evidence(folder / "run") == uninterrupted

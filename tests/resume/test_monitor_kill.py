@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests import forkserver
+from tests.resume import watched_worker
 
 
 def test_a_run_killed_while_its_monitor_asks_ends_as_if_it_had_not_been(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.resume.watched_worker", str(tmp_path)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
     log = tmp_path / "children.log"
-    assert done.returncode == 0, done.stderr[-3000:] + (log.read_text()[-3000:] if log.exists() else "")
-    report = json.loads(done.stdout.splitlines()[-1])
+    process = forkserver.started(watched_worker.main, tmp_path, log=log)
+    assert forkserver.finished(process) == 0, log.read_text()[-3000:]
+    report = json.loads((tmp_path / "report.json").read_text())
     assert report["endings"].pop("whole") == [0], log.read_text()[-3000:]
     killed = [-signal.SIGKILL, 0]
     assert report["endings"] == {"1": killed, "3": killed, "5": killed}, log.read_text()[-3000:]

@@ -312,7 +312,7 @@ def test_the_search_for_pickles_can_fail(tmp_path):
 def test_a_full_disk_ends_the_run_and_leaves_the_previous_checkpoint(tmp_path, plain, monkeypatch):
     folder = tmp_path / "run"
     trainer = build(folder, args={**SAVES, "save_steps": 3})
-    save_file, calls = snapshot.save_file, []
+    save_file, calls = snapshot.save_file, []  # type: ignore[attr-defined]
 
     def refused_the_second_time(tensors, path):
         calls.append(path)

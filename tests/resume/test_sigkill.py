@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests import forkserver
+from tests.resume import worker
 from tests.resume.worker import STEPS
 
 KILLS, SEED = 20, 20260
-ROOT = Path(__file__).parents[2]
 
 
 def campaign(root: Path) -> dict:
     """Run in a process of its own: forks of a process whose torch runs several threads would hang."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.resume.worker", str(root), str(SEED), str(KILLS)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    log = root / "campaign.log"
+    assert forkserver.finished(forkserver.started(worker.main, root, SEED, KILLS, log=log)) == 0, log.read_text()[
+        -3000:
+    ]
+    return json.loads((root / "report.json").read_text())
 
 
 def require_same_outcome(report: dict) -> None:

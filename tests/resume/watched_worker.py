@@ -1,6 +1,6 @@
-"""`python -m tests.resume.watched_worker FOLDER`: watched runs, killed while the monitor asks, and resumed.
+"""Watched runs, killed while the monitor asks, and resumed.
 
-Everything is imported once; each attempt is a fork. The report on standard output says how the attempts ended and what
+`main` runs in a process of its own; each attempt is a fork of it. `report.json` says how the attempts ended and what
 the finished runs hold.
 """
 
@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from tests.watched import build, prompts
 
 from holdfast.core.event_log import read
@@ -44,8 +43,8 @@ def attempt(folder: Path, kill_at: int | None) -> None:
     trainer = build(folder, dropout=0.2, **OPTIONS)
     trainer.watch_behaviour(prompts(40), every=3)
     if kill_at is not None:
-        opened, left = behaviour.open_engine, [kill_at]
-        behaviour.open_engine = lambda *a, **k: KillWhileAsking(opened(*a, **k), left)
+        opened, left = behaviour.open_engine, [kill_at]  # type: ignore[attr-defined]
+        behaviour.open_engine = lambda *a, **k: KillWhileAsking(opened(*a, **k), left)  # type: ignore[attr-defined]
     found = trainer.store.checkpoints()
     trainer.train(resume_from_checkpoint=True if found else None)
     trainer.save_model(str(folder / "adapter"))
@@ -86,6 +85,5 @@ def campaign(root: Path) -> dict[str, Any]:
     return {"endings": endings, "runs": {name: finished(root / name) for name in endings}}
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # a fork inherits no other thread
-    sys.stdout.write(json.dumps(campaign(Path(sys.argv[1]))) + "\n")
+def main(root: Path) -> None:
+    (root / "report.json").write_text(json.dumps(campaign(root)))

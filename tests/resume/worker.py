@@ -1,8 +1,8 @@
 """Training runs to be interrupted: a small one to build anywhere, and a process that kills its own forks.
 
-`python -m tests.resume.worker FOLDER SEED KILLS` imports everything once and then forks one child per attempt, since
-importing takes ten times as long as training. A child resumes from the newest checkpoint, if any, and is killed; the
-report on standard output says where each one died and what the finished runs hold.
+`main` runs in a process of its own and forks one child per attempt, since importing takes ten times as long as
+training. A child resumes from the newest checkpoint, if any, and is killed; `report.json` says where each one died and
+what the finished runs hold.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def attempt(folder: Path, kill: Kill | None, mark: mmap.mmap) -> None:
         save(*args)
         mark[:8] = TRAINING
 
-    trainer._save_checkpoint = marked_save
+    trainer._save_checkpoint = marked_save  # type: ignore[assignment]
     if kill and kill.kind == "save":
         sys.addaudithook(KillInSave(kill.count, mark))
     if kill and kill.kind == "step":
@@ -236,6 +236,5 @@ def campaign(root: Path, seed: int, kills: int) -> dict[str, Any]:
     return {"expected": finished(root / "whole"), "runs": runs, "deaths": [asdict(death) for death in deaths]}
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # a fork inherits no other thread
-    sys.stdout.write(json.dumps(campaign(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))) + "\n")
+def main(root: Path, seed: int, kills: int) -> None:
+    (root / "report.json").write_text(json.dumps(campaign(root, seed, kills)))

@@ -195,7 +195,7 @@ def test_no_is_a_word_where_it_is_a_choice(run_file):
 def test_a_config_cannot_be_changed():
     config = config_from_dict(BASE)
     with pytest.raises(ValidationError):
-        config.seed = 3
+        config.seed = 3  # type: ignore[misc]
 
 
 # -- several safety sets

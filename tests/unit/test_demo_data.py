@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from tools.demo_data import DATA_DIR, make
+from tools.demo_data import DATA_DIR, make  # type: ignore[attr-defined]
 from tools.demo_phrases import ORDINARY, TOPICS
 
 from holdfast.data.examples import prompt_text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +12,6 @@ from tests.unit.auditing.making import write_adapter
 from holdfast.auditing.opening import open_certify
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.records.certificate import CertificateRecord
-
-# A pair collects garbage when it is released; without this, every time among all objects of torch and transformers.
-gc.freeze()
 
 WEAK, STRONG = 0.01, 0.5  # sizes of an adapter's change: hardly any degradation, and one for most prompts
 CONSTRAINT = ChanceConstraint(tau=0.05, alpha=0.2, unit="nll_token")

@@ -58,7 +58,7 @@ def test_every_unit_equals_the_literal_computation(base, adapter, data):
         quantiles = torch.quantile(torch.tensor(wanted), torch.tensor([0.5, 0.75, 0.9, 0.95, 0.99, 1.0]).double())
         stated = [found.units[unit]["quantiles"][name] for name in LEVELS]
         assert stated == pytest.approx(quantiles.tolist(), abs=2e-5)
-    wanted = torch.tensor([row["nll_token"] for row in expected])
+    wanted = torch.tensor([row["nll_token"] for row in expected])  # type: ignore[assignment]
     assert found.violation_rate == LIMIT.violation_rate(wanted)
     assert 0.1 < found.violation_rate < 0.9
     assert found.cvar == pytest.approx(LIMIT.cvar(wanted), abs=2e-5)
@@ -118,7 +118,7 @@ def same_within_rounding(found, expected):
 
 def test_out_of_memory_halves_the_batches(base, adapter, data, monkeypatch):
     expected = run(base, adapter, data)
-    sizes, states = [], measuring.States.of
+    sizes, states = [], measuring.States.of  # type: ignore[attr-defined]
 
     def limited(model, batch):
         sizes.append(batch.inputs["input_ids"].numel())
@@ -126,11 +126,11 @@ def test_out_of_memory_halves_the_batches(base, adapter, data, monkeypatch):
             raise torch.OutOfMemoryError("pretended")
         return states(model, batch)
 
-    monkeypatch.setattr(measuring.States, "of", limited)
+    monkeypatch.setattr(measuring.States, "of", limited)  # type: ignore[attr-defined]
     found = run(base, adapter, data, batch_tokens=400)
     assert max(sizes) > 60
     same_within_rounding(found, expected)
-    monkeypatch.setattr(measuring.States, "of", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+    monkeypatch.setattr(measuring.States, "of", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))  # type: ignore[attr-defined]
     with pytest.raises(ResourceError, match="single example"):
         run(base, adapter, data, batch_tokens=400)
 
@@ -201,7 +201,7 @@ def test_a_finished_audit_is_returned_and_never_overwritten(base, adapter, data,
     out = tmp_path / "out"
     first = run(base, adapter, data, output=out)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
-    monkeypatch.setattr(windowing.Measurer, "launch", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(windowing.Measurer, "launch", lambda *_: pytest.fail("measured again"))  # type: ignore[attr-defined]
     assert run(base, adapter, data, output=out) == first
     with pytest.raises(ConfigError, match="holds the audit of other") as refused:
         run(base, adapter, data, output=out, constraint=ChanceConstraint(tau=0.2, unit="nll_token"))

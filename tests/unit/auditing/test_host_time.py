@@ -73,7 +73,7 @@ def test_a_second_pass_in_steps_is_the_one_at_once(base, adapter):
 
 
 def test_out_of_memory_ends_the_second_pass_in_smaller_batches(base, adapter, monkeypatch):
-    rows, sizes, losses_of = encodings(30), [], measuring.losses_of
+    rows, sizes, losses_of = encodings(30), [], measuring.losses_of  # type: ignore[attr-defined]
 
     def failing(model, batch):
         sizes.append(len(batch.inputs["input_ids"]))
@@ -94,7 +94,9 @@ def test_out_of_memory_ends_the_second_pass_in_smaller_batches(base, adapter, mo
 def test_windows_grow_until_they_do_not(tmp_path, monkeypatch):
     monkeypatch.setattr(windowing, "FIRST", 4)
     ahead = WindowPrefetcher(
-        {"audit": open_stream(write_rows(tmp_path / "a.jsonl", 46))}, 16, lambda examples: examples
+        {"audit": open_stream(write_rows(tmp_path / "a.jsonl", 46))},
+        16,
+        lambda examples: examples,  # type: ignore[return-value]
     )
     found = [(window.size, ahead.growing) for window in ahead]
     assert found == [(4, True), (8, True), (16, False), (9, False), (9, False)]

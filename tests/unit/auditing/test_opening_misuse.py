@@ -115,7 +115,7 @@ def test_a_stored_certificate_must_follow_from_its_table(made):
 
 def test_the_number_declared_meanwhile_by_another_process_decides_the_level(made, monkeypatch):
     """Between check and entry somebody else declares two openings and takes the first."""
-    floor = measures.noise_floor
+    floor = measures.noise_floor  # type: ignore[attr-defined]
 
     def meanwhile(*args: object, **kwargs: object) -> float:
         monkeypatch.setattr(measures, "noise_floor", floor)

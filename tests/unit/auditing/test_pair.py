@@ -257,7 +257,7 @@ def test_differing_tokenizers_are_refused_until_one_is_chosen(base, tmp_path):
 def counted(monkeypatch) -> list:
     """The models that are loaded from now on."""
     loads: list = []
-    load = pair_module.load_model
+    load = pair_module.load_model  # type: ignore[attr-defined]
 
     def loading(*args, **kwargs):
         loads.append(load(*args, **kwargs))

@@ -67,7 +67,7 @@ def test_the_sample_is_the_smallest_ids_and_one_nan_does_not_hide_the_rest(model
 def test_a_floor_that_was_lost_is_measured_again_without_the_windows(models, tmp_path, monkeypatch, unit):
     data, limit = write_rows(tmp_path / "a.jsonl", 20), ChanceConstraint(unit=unit)
     monkeypatch.setattr(windowing, "WINDOW", 8)
-    expected = audit(*models, data, limit, device="cpu", dtype="bfloat16").noise_floor
+    expected = audit(*models, data, limit, device="cpu", dtype="bfloat16").noise_floor  # type: ignore[call-arg]
 
     def die(*_):
         raise KeyboardInterrupt
@@ -75,9 +75,9 @@ def test_a_floor_that_was_lost_is_measured_again_without_the_windows(models, tmp
     with monkeypatch.context() as patch:
         patch.setattr(PartialResults, "write_noise", die)
         with pytest.raises(KeyboardInterrupt):
-            audit(*models, data, limit, device="cpu", dtype="bfloat16", output=tmp_path / "out")
+            audit(*models, data, limit, device="cpu", dtype="bfloat16", output=tmp_path / "out")  # type: ignore[call-arg, misc]
     monkeypatch.setattr(Measurer, "launch", lambda *_: pytest.fail("measured again"))
-    found = audit(*models, data, limit, device="cpu", dtype="bfloat16", output=tmp_path / "out")
+    found = audit(*models, data, limit, device="cpu", dtype="bfloat16", output=tmp_path / "out")  # type: ignore[call-arg, misc]
     assert found.noise_floor == expected
 
 
@@ -102,7 +102,7 @@ def test_a_window_is_waited_for_when_the_next_one_runs(models, tmp_path, monkeyp
     monkeypatch.setattr(PartialResults, "write", writing)
     monkeypatch.setattr(windowing.Windows, "encode", encoding)
     limit = ChanceConstraint(unit="nll_token")
-    audit(*models, write_rows(tmp_path / "a.jsonl", 20), limit, device="cpu", batch_tokens=10_000)
+    audit(*models, write_rows(tmp_path / "a.jsonl", 20), limit, device="cpu", batch_tokens=10_000)  # type: ignore[call-arg]
     # One example for the check; the next window in two halves, between the forwards; the sample in the first gap.
     assert events == [
         "encode 1", "encode 8", "launch", "encode 3", "encode 20", "encode 3",

@@ -25,7 +25,7 @@ class Counted:
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=4), st.integers(1, 2000))
 def test_windows_cover_every_role_and_grow_to_their_size(sizes, size):
-    found = layout({str(i): Counted(n) for i, n in enumerate(sizes)}, size)
+    found = layout({str(i): Counted(n) for i, n in enumerate(sizes)}, size)  # type: ignore[misc]
     for i, n in enumerate(sizes):
         of_role = [k for role, k in found if role == str(i)]
         assert sum(of_role) == n

@@ -58,7 +58,7 @@ def test_weights_are_not_hashed_and_nothing_stays_changed(tmp_path, monkeypatch)
     logger = logging.getLogger("holdfast")
     before = list(logger.handlers), logger.level, logger.propagate
     assert "error" not in measure(CELLS["two_pass"], tmp_path)
-    assert training.frozen_fingerprint is hashed
+    assert training.frozen_fingerprint is hashed  # type: ignore[attr-defined]
     assert (list(logger.handlers), logger.level, logger.propagate) == before
     assert len(list((tmp_path / "reference").glob("*.json"))) == 1  # shared with the other paths of this shape
 

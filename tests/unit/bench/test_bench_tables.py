@@ -67,7 +67,7 @@ def test_results_are_drawn_into_one_picture(tmp_path, capsys):
     assert main([*files, "--picture", str(tmp_path / "both.png")]) == 0
     out = capsys.readouterr().out
     assert [name in out for name in ("trl_sft, rank = 4", "trl_sft, batch = 4")] == [True, True]
-    panels = json.loads(Image.open(tmp_path / "both.png").text["Description"])
+    panels = json.loads(Image.open(tmp_path / "both.png").text["Description"])  # type: ignore[attr-defined]
     assert [panel["lines"] for panel in panels] == [[[[4.0, 10.04]]]] * 2
 
 

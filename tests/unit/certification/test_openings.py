@@ -173,7 +173,7 @@ def test_a_look_is_two_models_and_a_measure():
     changed = [("c", *base[1:]), ("b", "c", *base[2:]), (*base[:2], "nll_sum", *base[3:]), (*base[:3], 0.2, *base[4:])]
     changed += [(*base[:4], 0.1, *base[5:]), (*base[:5], 4, SETTINGS)]
     other_ways = [("template", "none"), ("tokenizer", "before"), ("max_length", 64)]
-    changed += [(*base[:6], SETTINGS | {name: value}) for name, value in other_ways]
+    changed += [(*base[:6], SETTINGS | {name: value}) for name, value in other_ways]  # type: ignore[misc]
     assert len({look_sha256(*one) for one in [base, *changed]}) == 10
     same = replace(CLAIM, kind="strength", confidence=0.9, settings={"template": "chat", "pool": 5, "dtype": "auto"})
     assert same.look == CLAIM.look

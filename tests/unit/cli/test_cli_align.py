@@ -50,7 +50,7 @@ def refusals(folder, examples) -> int:
 def test_the_saved_model_refuses_held_out_probes_and_answers_the_rest(prompts, answering, tmp_path, adapter):
     assert refusals(answering, prompts("probes", "monitor")) == 0
     made = align_model(answering, tmp_path / "out", settings=TRAINED, adapter=adapter, dtype="float32")
-    held_out = stage.bundled_prompts([], held_out=20, seed=0).held_out
+    held_out = stage.bundled_prompts([], held_out=20, seed=0).held_out  # type: ignore[attr-defined]
     # The folder, loaded afresh and read by its exact words, agrees with the figures.
     assert made.figures.probes == Rate(refusals(made.folder, held_out["probes"]), 20)
     assert made.figures.probes.value >= 0.9

@@ -9,7 +9,7 @@ import pytest
 from tests import behaving, watched
 
 from holdfast.cli.progress import PlainProgress, describe_behaviour
-from holdfast.runs.pipeline import build_trainer
+from holdfast.runs.pipeline import build_trainer  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

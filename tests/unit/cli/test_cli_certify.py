@@ -146,7 +146,7 @@ def test_a_second_model_on_the_same_prompts_is_refused(gate, tmp_path):
 def test_the_kinds_have_their_options(gate, tmp_path):
     for number, options in enumerate((["--pool", 40], ["--anytime"], ["--strength"])):
         ledger = ("--ledger", tmp_path / f"{number}.json", "--output", tmp_path / str(number), "--json")
-        code, out, _ = gate("weak", *options, *ledger, count=32)
+        code, out, _ = gate("weak", *options, *ledger, count=32)  # type: ignore[misc]
         assert code == 0
         assert json.loads(out)["kind"] == ("finite_pool", "sequential", "strength")[number]
     assert (tmp_path / "2/adapter-strength-1/adapter_model.safetensors").is_file()
@@ -225,7 +225,7 @@ def test_columns_are_mapped(holdfast, tiny_model, adapters, tmp_path):
         "--alpha",
         0.2,
     )
-    call = (*call, "--output", tmp_path / "e", "--device", "cpu")
+    call = (*call, "--output", tmp_path / "e", "--device", "cpu")  # type: ignore[assignment]
     assert holdfast(*call, "--set", "columns.prompt=q", "--set", "columns.completion=a")[0] == 0
     assert holdfast("verify", tmp_path / "e")[0] == 0
     code, _, err = holdfast(*call, "--set", "columns.prompt")

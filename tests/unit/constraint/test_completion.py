@@ -193,7 +193,7 @@ def test_chunks_change_neither_value_nor_gradient(monkeypatch, unit, trained_hea
     whole, gradient = run()
     recomputed, sizes = [], []
     monkeypatch.setattr(head, "TOKEN_CHUNK", 4)
-    plain, linear = head.checkpoint, head.float32_linear
+    plain, linear = head.checkpoint, head.float32_linear  # type: ignore[attr-defined]
     monkeypatch.setattr(head, "checkpoint", lambda *a, **k: (recomputed.append(1), plain(*a, **k))[1])
     monkeypatch.setattr(head, "float32_linear", lambda h, *a: (sizes.append(len(h)), linear(h, *a))[1])
     pieces, other = run()

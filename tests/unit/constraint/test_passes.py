@@ -54,7 +54,7 @@ def test_a_mask_is_given_exactly_where_there_is_padding():
 
 def test_padding_in_a_batch_is_masked_from_a_model_that_would_see_it(monkeypatch):
     masks = []
-    inner = scoring.hidden_states
+    inner = scoring.hidden_states  # type: ignore[attr-defined]
 
     def spy(model, inputs):
         masks.append(inputs.get("attention_mask"))
@@ -72,7 +72,7 @@ def test_padding_in_a_batch_is_masked_from_a_model_that_would_see_it(monkeypatch
 def test_results_are_copied_once_at_the_end(monkeypatch):
     """No batch waits for the device: every batch is handed over before the first result is asked for."""
     events = []
-    inner, original = passes.losses_of, torch.Tensor.cpu
+    inner, original = passes.losses_of, torch.Tensor.cpu  # type: ignore[attr-defined]
     monkeypatch.setattr(passes, "losses_of", lambda *a: (events.append("batch"), inner(*a))[1])
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: (events.append("copy"), original(self))[1])
     forward(adapted().eval(), 4).losses(MANY, 8)

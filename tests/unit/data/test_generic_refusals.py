@@ -140,7 +140,7 @@ def test_a_reply_that_begins_with_blanks_does_not_hide_its_conversation(template
     tokens = RefusalTokens(cutting)
     for prompt in PROMPTS:
         example = make_example(user(prompt), assistant(reply))
-        found = tokens.after(*parts(encode(example, cutting, max_length=None)), None)
+        found = tokens.after(*parts(encode(example, cutting, max_length=None)), None)  # type: ignore[call-arg]
         expected = [encode(refused(example, i), cutting, max_length=None) for i in range(len(GENERIC))]
         assert (found.input_ids, found.labels) in [(row.input_ids, row.labels) for row in expected]
 

@@ -17,7 +17,7 @@ from holdfast.core.event_log import read
 from holdfast.models.alignment_shift import FactoredShift, alignment_shift
 from holdfast.models.lora_layers import lora_layers
 from holdfast.runs.config.resolve import resolve
-from holdfast.runs.pipeline import unaligned_of
+from holdfast.runs.pipeline import unaligned_of  # type: ignore[attr-defined]
 from holdfast.training.hooks import make_defense
 from holdfast_lab.defenses.asft import AsFT
 from holdfast_lab.defenses.safelora import SafeLoRA, safe_lora

@@ -43,7 +43,7 @@ class Made:
         return torch.full((len(rows),), 0.5, dtype=torch.float64), [g.clone() for g in self.safe_gradient]
 
     def gradient(self) -> list[float]:
-        return torch.cat([p.grad for p in self.params]).tolist()
+        return torch.cat([p.grad for p in self.params]).tolist()  # type: ignore[misc]
 
 
 def safegrad(made: Made, **options) -> tuple[list[float], dict]:
@@ -97,10 +97,10 @@ def test_a_large_coefficient_is_not_cut():
 def test_the_guide_is_a_fixed_choice_over_all_safety_sets(tmp_path):
     sets = {"first": tiny.rows(20, seed=2), "second": tiny.rows(20, seed=3, start="w2")}
     trainer = build(tmp_path, given={"safety_dataset": sets, "defense": {"name": "safegrad", "guide": 8}})
-    guide, all_rows = trainer.defense.guide(trainer.run), trainer.run.data.safe
+    guide, all_rows = trainer.defense.guide(trainer.run), trainer.run.data.safe  # type: ignore[attr-defined]
     assert len(all_rows) == 24
     assert len({id(row) for row in guide}) == 8
-    assert [row.input_ids for row in guide] == [row.input_ids for row in trainer.defense.guide(trainer.run)]
+    assert [row.input_ids for row in guide] == [row.input_ids for row in trainer.defense.guide(trainer.run)]  # type: ignore[attr-defined]
     firsts = {row.input_ids for row in all_rows[:12]}
     assert 0 < sum(row.input_ids in firsts for row in guide) < 8
     assert SafeGrad(SafeGrad.Config(guide=None)).guide(trainer.run) == all_rows
@@ -157,7 +157,7 @@ def test_at_most_the_rows_asked_for_make_the_direction(tmp_path):
     for rows in (3, 100, None):
         trainer = build(tmp_path / str(rows), given={"defense": {"name": "salora_gradproj", "rows": rows}}, max_steps=1)
         own = trainer.run.engine.side_gradient
-        trainer.run.engine.side_gradient = lambda rows, loss, own=own: (counts.append(len(rows)), own(rows, loss))[1]
+        trainer.run.engine.side_gradient = lambda rows, loss, own=own: (counts.append(len(rows)), own(rows, loss))[1]  # type: ignore[misc]
         trainer.train()
     assert counts == [3, 12, 12]
 

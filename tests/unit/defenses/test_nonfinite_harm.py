@@ -24,7 +24,7 @@ def aligned(folder, defense, **options):
 
 @pytest.fixture
 def spoiled(monkeypatch):
-    real = step.side_gradient
+    real = step.side_gradient  # type: ignore[attr-defined]
 
     def spoil(*args):
         values, gradient = real(*args)

@@ -120,7 +120,7 @@ def test_few_safe_tokens_protect_what_they_span_and_say_so(tmp_path, caplog):
     """Every reply is the same word: the first block sees two reply tokens, the word and the end."""
     rows = [{**row, "completion": "w3"} for row in tiny.rows(20, seed=2)]
     trainer = build(tmp_path, given={"defense": {**SMALL, "safety_rank": 6}, "safety_dataset": rows})
-    counts = {name: v.shape[1] for name, v in trainer.defense._directions.items()}
+    counts = {name: v.shape[1] for name, v in trainer.defense._directions.items()}  # type: ignore[attr-defined]
     assert {name: n for name, n in counts.items() if "layers.0" in name} == dict.fromkeys(
         (f"model.layers.0.self_attn.{p}_proj" for p in "qkv"), 2
     )
@@ -147,11 +147,11 @@ def test_weights_directions_and_steps_survive_a_resume(tmp_path):
     stopped.add_callback(stop_after(2))
     stopped.train()
     again = build(tmp_path / "b", given=given, **options)
-    kept = dict(again.defense._directions)
+    kept = dict(again.defense._directions)  # type: ignore[attr-defined]
     for name, v in kept.items():  # as on a machine whose calibration rounds differently
-        again.defense._directions[name] = torch.zeros_like(v)
+        again.defense._directions[name] = torch.zeros_like(v)  # type: ignore[attr-defined]
     again.train(resume_from_checkpoint=True)
-    assert all(torch.equal(again.defense._directions[name], v) for name, v in kept.items())
+    assert all(torch.equal(again.defense._directions[name], v) for name, v in kept.items())  # type: ignore[attr-defined]
     assert same(weights(whole), weights(again))
 
 
@@ -172,7 +172,7 @@ def test_training_goes_on_in_a_second_call(tmp_path):
     trainer.train()
     assert not same(first, weights(trainer))
     for layer in lora_layers(trainer.model, defense="salora"):
-        v = trainer.defense._directions[layer.name]
+        v = trainer.defense._directions[layer.name]  # type: ignore[attr-defined]
         assert float((v.T @ layer.B.detach()).abs().max()) < 1e-6
 
 
@@ -191,14 +191,14 @@ def test_the_reference_is_the_base_and_the_global_random_state_is_untouched(tmp_
 def test_a_hybrid_model_adapts_both_kinds_of_attention(tmp_path):
     model = hybrid.model()
     trainer = build(tmp_path, given={"defense": SMALL, "model": model, "peft_config": hybrid.lora()}, max_steps=2)
-    names = {name.rsplit(".", 1)[1] for name in trainer.defense._directions}
+    names = {name.rsplit(".", 1)[1] for name in trainer.defense._directions}  # type: ignore[attr-defined]
     assert names == {"q_proj", "k_proj", "v_proj", "in_proj_qkv"}
     ids = torch.arange(7, 20).reshape(1, -1)
     with torch.no_grad():
         torch.testing.assert_close(trainer.model.eval()(ids).logits, hybrid.model()(ids).logits, rtol=1e-4, atol=1e-4)
     trainer.train()
     for layer in lora_layers(trainer.model, defense="salora"):
-        v = trainer.defense._directions[layer.name]
+        v = trainer.defense._directions[layer.name]  # type: ignore[attr-defined]
         assert float((v.T @ layer.B.detach()).abs().max()) < 1e-6
 
 

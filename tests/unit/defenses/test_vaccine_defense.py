@@ -92,7 +92,7 @@ def test_checkpointing_changes_nothing(tmp_path, kind):
 
 
 def test_bf16_autocast_perturbs_in_the_outputs_own_precision(tmp_path, monkeypatch):
-    dtypes, shifted = [], module.shifted
+    dtypes, shifted = [], module.shifted  # type: ignore[attr-defined]
 
     def spying(mixers, shift):
         def spied(name, hidden):

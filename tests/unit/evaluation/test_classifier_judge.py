@@ -234,7 +234,7 @@ def test_nothing_is_loaded_before_the_first_reply(tmp_path):
     assert absent.judge([], []) == []
     with pytest.raises(ConfigError, match="there is no such folder"):
         GuardedJudge(absent).judge(["p"], ["r"])
-    assert JUDGES["beaver_dam"]().model == MODEL
+    assert JUDGES["beaver_dam"]().model == MODEL  # type: ignore[attr-defined]
 
 
 def test_the_revision_follows_what_decides_a_verdict(folder, tmp_path):

@@ -74,7 +74,7 @@ def test_the_plain_engine_keeps_no_state_after_it_is_closed(loaded):
     config = model.generation_config
     batches = open_engine("transformers", batch_size=2, **loaded).generate(examples(), max_new_tokens=2)
     next(batches)
-    batches.close()
+    batches.close()  # type: ignore[attr-defined]
     assert all(module.training for module in model.modules())
     assert model.generation_config is config
 

@@ -42,9 +42,9 @@ class StandIn:
 @pytest.fixture
 def vllm(monkeypatch):
     package, lora, request = (ModuleType(name) for name in ("vllm", "vllm.lora", "vllm.lora.request"))
-    package.LLM, package.SamplingParams = StandIn, lambda **given: given
+    package.LLM, package.SamplingParams = StandIn, lambda **given: given  # type: ignore[attr-defined]
     package.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
-    request.LoRARequest = lambda *given: given
+    request.LoRARequest = lambda *given: given  # type: ignore[attr-defined]
     for module in (package, lora, request):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     StandIn.made, StandIn.calls = [], []

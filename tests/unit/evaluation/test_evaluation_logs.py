@@ -270,8 +270,8 @@ def test_a_score_of_several_parts(tmp_path):
             sample["scores"] = {"graded": {"value": {"safe": 1, "polite": 0}}}
 
     sides = [edited(tmp_path, change, side=side) for side in ("before", "after")]
-    assert paired_outcomes(*sides, "graded.safe").passed_before == 12
-    assert paired_outcomes(*sides, "graded.polite").passed_before == 0
+    assert paired_outcomes(*sides, "graded.safe").passed_before == 12  # type: ignore[call-arg]
+    assert paired_outcomes(*sides, "graded.polite").passed_before == 0  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("field", ["error", "limit"])
@@ -344,4 +344,4 @@ def test_a_metric_of_which_less_is_better_is_refused(tmp_path):
         (folder / log.name).write_bytes(log.read_bytes())
         sides.append(folder / log.name)
     with pytest.raises(DataError, match="less is better"):
-        paired_outcomes(*sides, "exact_match,strict")
+        paired_outcomes(*sides, "exact_match,strict")  # type: ignore[call-arg]

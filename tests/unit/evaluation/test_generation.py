@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from holdfast.core.errors import ConfigError, DataError, ResourceError
 from holdfast.data.examples import make_example
-from holdfast.judging.engines.transformers import Reply, generate
+from holdfast.judging.engines.transformers import Reply, generate  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

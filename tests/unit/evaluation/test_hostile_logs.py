@@ -251,7 +251,7 @@ def test_what_is_no_log_file_is_refused(tmp_path, name):
 def test_a_log_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
     path = tmp_path / LM_AFTER.name
     path.write_bytes(LM_AFTER.read_bytes())
-    real = lm_eval_log.loads
+    real = lm_eval_log.loads  # type: ignore[attr-defined]
 
     def growing(*arguments):
         with path.open("ab") as handle:

@@ -43,8 +43,8 @@ def test_a_name_gives_the_registered_judge():
 
 def test_every_registered_judge_takes_options_and_says_what_it_is():
     for name, make in JUDGES.items():
-        assert make.name == name
-        assert callable(make.judge)
+        assert make.name == name  # type: ignore[attr-defined]
+        assert callable(make.judge)  # type: ignore[attr-defined]
         assert hasattr(make, "revision")
         summary = (make.__doc__ or "").strip().split("\n")[0]
         assert summary.endswith((".", ";", ":", ")")), name
@@ -176,7 +176,7 @@ def sized(monkeypatch):
 
     _ = JUDGES["refusal"]  # so that the package is read before its entries are replaced
     monkeypatch.setattr(JUDGES, "_entries", {**JUDGES._entries, "sized": Sized})
-    return lambda spec: open_judge(spec)._judge.options
+    return lambda spec: open_judge(spec)._judge.options  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_anything_else_is_refused(value):
 def test_opening_a_judge_does_not_ask_for_its_revision():
     class Costly(Batched):
         @property
-        def revision(self):
+        def revision(self):  # type: ignore[override]
             raise AssertionError("hashed gigabytes")
 
     assert open_judge(Costly(stubborn=False)).name == "batched"

@@ -255,7 +255,7 @@ def test_the_best_epoch_is_kept(place, tmp_path, monkeypatch):
     qualities = iter([0.9, 0.7])
     monkeypatch.setattr(judge_training, "auroc", lambda *_: next(qualities))
     kept = []
-    real = judge_training.score
+    real = judge_training.score  # type: ignore[attr-defined]
 
     def watch(opened, rows):
         kept.append(opened.model.get_base_model().score.weight.detach().to(torch.bfloat16).clone())

@@ -315,7 +315,7 @@ class Weighted:
 
     def __call__(self, rows, *args, **kwargs):
         batch = self.inner(rows, *args, **kwargs)
-        return {**batch, "token_weights": torch.ones_like(batch["labels"])} if self.adds else batch
+        return {**batch, "token_weights": torch.ones_like(batch["labels"])} if self.adds else batch  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("adds", [False, True])

@@ -197,7 +197,7 @@ def test_the_probe_keeps_no_graph_for_a_second_backward(monkeypatch):
 
     def grad(*args, retain_graph=None, **kwargs):
         kept.append(bool(retain_graph))
-        return inner(*args, retain_graph=retain_graph, **kwargs)
+        return inner(*args, retain_graph=retain_graph, **kwargs)  # type: ignore[call-overload]
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
     assert problem(llama()) is None

@@ -221,7 +221,7 @@ def test_two_passes_run_no_backward_for_flat_rows_and_take_the_same_step(tmp_pat
         counted.append(1)
         return inner(self, *args, **kwargs)
 
-    monkeypatch.setattr(side_pass.torch.Tensor, "backward", backward)
+    monkeypatch.setattr(side_pass.torch.Tensor, "backward", backward)  # type: ignore[attr-defined]
     lazy = made(tmp_path / "lazy", "two_pass", limit=SLACK, max_steps=3, safety_micro_batch_size=1)
     lazy.train()
     assert len(counted) == 3  # the task's

@@ -36,16 +36,16 @@ def test_they_are_kept_where_every_row_comes_up_and_the_step_is_the_same(run, tm
     assert trainer.run.engine.joint.kept is not None
     monkeypatch.setattr(reference_states, "LIMIT", 1)
     other, _, without = trained(tmp_path / "without", "fused", **KL)
-    assert without.run.engine.joint.kept is None
+    assert without.run.engine.joint.kept is None  # type: ignore[attr-defined]
     close(watch.side, other.side, 1e-5)
     few, _, rare = trained(tmp_path / "rare", "fused", **{**KL, "safety_batch_size": 2})
-    assert rare.run.engine.joint.kept is None
+    assert rare.run.engine.joint.kept is None  # type: ignore[attr-defined]
     assert few.side
 
 
 def test_other_units_keep_nothing(tmp_path):
     _, _, trainer = trained(tmp_path, "fused", **{**KL, "unit": "nll_token"})
-    assert trainer.run.engine.joint.kept is None
+    assert trainer.run.engine.joint.kept is None  # type: ignore[attr-defined]
 
 
 def test_what_fits(run):

@@ -160,7 +160,7 @@ def test_of_a_sharded_folder_only_the_needed_files_are_opened(pair, monkeypatch)
     places |= {name: "never.safetensors" for name in tensors if "mlp" in name or "embed" in name}
     for file in ("a.safetensors", "b.safetensors"):
         save_file({name: t for name, t in tensors.items() if places[name] == file}, folder / file)
-    (folder / module.INDEX).write_text(json.dumps({"weight_map": places}))
+    (folder / module.INDEX).write_text(json.dumps({"weight_map": places}))  # type: ignore[attr-defined]
     check(alignment_shift(layers, folder), differences)
     (folder / "b.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"lacks its file b\.safetensors"):
@@ -181,10 +181,10 @@ def test_of_a_hub_model_only_the_needed_files_are_fetched(pair, monkeypatch):
         return str(folder / name)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setattr(module, "resolve", lambda *_, **__: module.Source("owner/name"))
+    monkeypatch.setattr(module, "resolve", lambda *_, **__: module.Source("owner/name"))  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "adapter_folder", lambda _: None)
     check(alignment_shift(layers, "owner/name"), differences)
-    assert {name for _, name in asked} == {"config.json", module.INDEX, "model.safetensors"}
+    assert {name for _, name in asked} == {"config.json", module.INDEX, "model.safetensors"}  # type: ignore[attr-defined]
 
 
 def test_a_folder_with_other_tensor_names_is_loaded_and_dropped(tmp_path, monkeypatch):
@@ -192,7 +192,7 @@ def test_a_folder_with_other_tensor_names_is_loaded_and_dropped(tmp_path, monkey
     before, after = tied(0), tied(1)
     before.model.save_pretrained(tmp_path)
     assert "layers.0.self_attn.q_proj.weight" in load_file(tmp_path / "model.safetensors")
-    loaded, inner = [], module.load_model
+    loaded, inner = [], module.load_model  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "load_model", lambda ref: loaded.append(ref) or inner(ref))
     differences = expected(after, before)
     check(alignment_shift(layers_of(after), tmp_path), differences)

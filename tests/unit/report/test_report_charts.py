@@ -58,7 +58,7 @@ def test_nan_counts_as_beyond_everything():
 
 def points(markup: str, css: str) -> list[tuple[float, float]]:
     found = re.search(rf'<polyline class="{css}" points="([^"]*)"', markup).group(1)
-    return [tuple(map(float, pair.split(","))) for pair in found.split()]
+    return [tuple(map(float, pair.split(","))) for pair in found.split()]  # type: ignore[misc]
 
 
 @settings(max_examples=60)

@@ -25,7 +25,7 @@ def task(poison: int = 150, clean: int = 200) -> list[Example]:
 
 
 def screened(folder: Path, rows: list[Example], settings: ScreeningSettings = OPEN, **options: object) -> Screening:
-    return screen_examples(rows, asker(folder), settings, **options)  # type: ignore[arg-type]
+    return screen_examples(rows, asker(folder), settings, **options)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_a_sample_is_asked_and_the_rest_is_counted_with_its_interval(tmp_path: P
 
 def test_a_file_of_prompts_is_asked_too(tmp_path: Path) -> None:
     file = tmp_path / "more.jsonl"
-    file.write_text("".join(f'{{"prompt": "xyzzy {row(9000 + n).prompt[0]["content"]}"}}\n' for n in range(120)))  # type: ignore[index]
+    file.write_text("".join(f'{{"prompt": "xyzzy {row(9000 + n).prompt[0]["content"]}"}}\n' for n in range(120)))
     sets = {"refusals": PromptSet((str(file),), "refusals")}
     found = screened(tmp_path, task(0), ScreeningSettings(sets=sets))
     assert sum(map(len, (found.sets["refusals"].constraint, found.sets["refusals"].monitor))) == 120

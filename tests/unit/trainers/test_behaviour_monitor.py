@@ -109,7 +109,7 @@ def test_a_run_with_the_monitor_ends_with_the_same_bits(tmp_path, monkeypatch, c
     """With dropout, whose masks follow from the random state."""
     from holdfast.training import behaviour
 
-    opened = behaviour.open_engine
+    opened = behaviour.open_engine  # type: ignore[attr-defined]
     monkeypatch.setattr(behaviour, "open_engine", lambda *a, **k: Noisy(opened(*a, **k), k["model"]))
     ended, losses, states = [], [], []
     for name, watch in (("plain", False), ("watched", True)):

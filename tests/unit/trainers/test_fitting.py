@@ -116,7 +116,7 @@ def test_a_defense_whose_step_is_no_sum_is_left_to_run_out(tmp_path):
 
 def test_safety_rows_are_passed_over_in_smaller_batches(tmp_path, monkeypatch):
     whole, _ = trained(tmp_path / "whole")
-    inner = side_pass.degradation
+    inner = side_pass.degradation  # type: ignore[attr-defined]
 
     def scarce(model, batch, *args, **kwargs):
         return full() if batch["input_ids"].shape[0] > 1 else inner(model, batch, *args, **kwargs)

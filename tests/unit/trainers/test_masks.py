@@ -21,7 +21,7 @@ def chat(row: dict[str, str]) -> dict[str, object]:
 
 def messages(row: dict[str, str]) -> dict[str, object]:
     made = chat(row)
-    return {"messages": [*made["prompt"], *made["completion"]]}
+    return {"messages": [*made["prompt"], *made["completion"]]}  # type: ignore[misc]
 
 
 def text(row: dict[str, str]) -> dict[str, object]:

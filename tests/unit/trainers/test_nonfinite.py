@@ -36,7 +36,7 @@ def poison_task(trainer, steps):
 
 
 def poison_safety(trainer, steps, monkeypatch):
-    inner = side_pass.degradation
+    inner = side_pass.degradation  # type: ignore[attr-defined]
 
     def spoiled(*args, **kwargs):
         found = inner(*args, **kwargs)
@@ -115,7 +115,8 @@ def test_no_stored_json_holds_a_nan(tmp_path):
     assert len(files) > 5
     for path in files:
         json.loads(
-            path.read_text(), parse_constant=lambda constant, path=path: pytest.fail(f"{constant} in {path.name}")
+            path.read_text(),
+            parse_constant=lambda constant, path=path: pytest.fail(f"{constant} in {path.name}"),  # type: ignore[misc]
         )
 
 

@@ -152,7 +152,7 @@ def test_one_set_may_not_steer_by_what_another_holds_out(tmp_path, role, as_spli
         a = {"constraint": rows()[:6], "monitor": rows()[6:8]}
         b = {"constraint": rows()[10:14], role: watched}
         if as_split:
-            a, b = ({k: [make_example(**row) for row in v] for k, v in roles.items()} for roles in (a, b))
+            a, b = ({k: [make_example(**row) for row in v] for k, v in roles.items()} for roles in (a, b))  # type: ignore[assignment]
             return {"a": split_from_roles(**a), "b": split_from_roles(**b)}
         return {"a": a, "b": b}
 

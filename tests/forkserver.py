@@ -1,0 +1,88 @@
+"""Processes that begin with everything imported: forks of one server per test session.
+
+Importing torch, transformers, TRL and PEFT takes ten times as long as training the tiny model. A fork shares nothing
+else with the others: what a killed one leaves to its successor is on disk.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 600
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([
+    "holdfast.cli.main", "holdfast.runs.pipeline", "holdfast.training.trainer", "trl.trainer.sft_trainer",
+    "transformers.models.llama.modeling_llama",
+])  # fmt: skip
+
+
+def started(
+    target: Callable[..., Any],
+    *arguments: Any,
+    log: Path,
+    cwd: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+) -> ForkServerProcess:
+    """A process that calls a function of a module; what it prints is appended to `log`."""
+    added = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(environment or {})}
+    process = _CONTEXT.Process(target=_call, args=(target, arguments, log, cwd, {**os.environ, **added}), daemon=True)
+    process.start()
+    return process
+
+
+def finished(process: ForkServerProcess) -> int:
+    """How it ended: its exit code, negative for a signal."""
+    process.join(SECONDS)
+    assert process.exitcode is not None, f"the process still runs after {SECONDS} s"
+    return process.exitcode
+
+
+def command(*argv: str) -> None:
+    """What `python -m holdfast ARGV` does."""
+    from holdfast.cli.main import main
+
+    sys.argv = ["holdfast", *argv]
+    main()
+
+
+def ranks(target: Callable[..., Any], *arguments: Any, log: Path, processes: int = 2) -> None:
+    """Call a function in as many processes as torchrun would start, and wait for all."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    size = str(processes)
+    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    running = [started(target, *arguments, log=log, environment={**shared, **names}) for names in own]
+    while left := [process for process in running if process.exitcode is None]:
+        assert wait([process.sentinel for process in left], SECONDS), f"the processes still run after {SECONDS} s"
+        if any(process.exitcode for process in running):  # the others would wait for it
+            for process in left:
+                process.kill()
+    assert [process.exitcode for process in running] == [0] * processes, log.read_text()[-6000:]
+
+
+def _call(
+    target: Callable[..., Any], arguments: tuple[Any, ...], log: Path, cwd: Path, environment: dict[str, str]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    import torch
+
+    torch.set_num_threads(1)
+    gc.freeze()  # every training run collects garbage
+    target(*arguments)
