@@ -77,13 +77,11 @@ def run(
             before = content_of(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
             folder.write_config(plan.values)
         data, screening = ask_theta_0(plan, data, (model, tokenizer), before, listeners)
-        rows = stack.enter_context(folder.task_rows())
-        with disk_errors(f"the task's rows in {rows}", folder.checkpoints):
-            trainer = build_trainer(
-                model=model, tokenizer=tokenizer, data=data, constraints=plan.constraints, defense=plan.defense,
-                arguments=plan.arguments, peft_config=adapter, unaligned=unaligned_of(plan, trust_remote_code),
-                callbacks=[interruption], listeners=listeners if main else (), rows=rows,
-            )  # fmt: skip
+        trainer = build_trainer(
+            model=model, tokenizer=tokenizer, data=data, constraints=plan.constraints, defense=plan.defense,
+            arguments=plan.arguments, peft_config=adapter, unaligned=unaligned_of(plan, trust_remote_code),
+            callbacks=[interruption], listeners=listeners if main else (), rows=stack.enter_context(folder.task_rows()),
+        )  # fmt: skip
         if screening is not None and screening.monitor.any:
             trainer.watch_behaviour(
                 screening.monitor, plan.behaviour_limits, every=config.monitor.every, template=config.template

@@ -27,6 +27,7 @@ from holdfast.data.encode import WINDOW, Encoded
 from holdfast.data.examples import Example, to_rows, uniform
 from holdfast.models.lora_layers import named_targets
 from holdfast.runs.stages.prepare import Prepared
+from holdfast.runs.stages.run_folder import disk_errors
 from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit
 from holdfast.training.monitoring import summarise
@@ -118,7 +119,8 @@ def build_trainer(
 
     The task's rows lie in the folder `rows`, as text and as tokens, for as long as the trainer is used.
     """
-    with named_targets(model), missing_packages():
+    full = disk_errors(f"the task's rows in {rows}", rows.parent / "checkpoints")
+    with named_targets(model), missing_packages(), full:
         trainer = SafeSFTTrainer(
             model=model, args=arguments, train_dataset=mapped_rows(data.task, rows),
             processing_class=tokenizer, peft_config=peft_config, safety_dataset=data.safety or None,
