@@ -23,9 +23,11 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ResourceError
+from holdfast.core.ranks import rank
 from holdfast.data.encode import WINDOW, Encoded
 from holdfast.data.examples import Example, to_rows, uniform
 from holdfast.models.lora_layers import named_targets
+from holdfast.runs.stages.estimate import forecast
 from holdfast.runs.stages.prepare import Prepared
 from holdfast.runs.stages.run_folder import disk_errors
 from holdfast.scoring.completion import CompletionLosses
@@ -119,6 +121,8 @@ def build_trainer(
 
     The task's rows lie in the folder `rows`, as text and as tokens, for as long as the trainer is used.
     """
+    if rank() == 0:
+        logger.info("tokenising %d task rows", len(data.task))
     full = disk_errors(f"the task's rows in {rows}", rows.parent / "checkpoints")
     with named_targets(model), missing_packages(), full:
         trainer = SafeSFTTrainer(
@@ -160,6 +164,8 @@ def missing_packages() -> Iterator[None]:
 def train(trainer: SafeSFTTrainer, *, resume: bool) -> tuple[int, float]:
     """Train to the end, from the start or from the newest checkpoint that verifies; steps in all, and seconds."""
     start = time.monotonic()
+    if rank() == 0:
+        logger.info("training, %s", forecast(trainer))
     with missing_packages():  # the optimizer's own package is looked for only now
         trainer.train(resume_from_checkpoint=True if resume else None)
     return trainer.state.global_step, time.monotonic() - start
