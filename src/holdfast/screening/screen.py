@@ -226,8 +226,8 @@ def screen_examples(
 
 
 def _announce(plan: AskingPlan) -> None:
-    """Say what will be asked, and what memory the rows have taken: what follows works on windows of them."""
-    logger.info("asking the model: %s; %.1f GiB of memory for the rows so far", plan.sentence(), peak_memory() / 2**30)
+    """Say what will be asked, and the memory taken so far, all rows in it: what follows works on windows of them."""
+    logger.info("asking the model: %s; %.1f GiB of memory so far", plan.sentence(), peak_memory() / 2**30)
 
 
 def _held(
