@@ -98,7 +98,7 @@ def measure(shape: str, stage: str, name: str, unit: str, data: Prepared, tokeni
         trainer = build_trainer(
             model=model, tokenizer=tokenizer, data=data, constraints={"safety": limit} if data.safety else {},
             defense=defense, arguments=arguments, peft_config=lora, callbacks=[clock],
-            unaligned=unaligned,
+            unaligned=unaligned, rows=Path(folder),
         )  # fmt: skip
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)

@@ -66,7 +66,9 @@ class PlainProgress:
     def _asking(self, row: Mapping[str, Any]) -> None:
         what, done, total = row["what"], row["done"], row["total"]
         if what != self._what:
-            self._what, self._first, self._start, self._said = what, done, time.monotonic(), 0
+            self._what, self._first, self._start, self._said = what, done, time.monotonic(), -1
+            if done < total:
+                return  # how long it takes is known, and said, with the next batch
         if done * LINES // max(1, total) > self._said or done == total:
             self._said = done * LINES // max(1, total)
             self._total = total

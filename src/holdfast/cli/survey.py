@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from holdfast.core.host import peak_memory
 from holdfast.data.encode import IGNORE, Encoded, encode_each, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.splits import Split
@@ -71,6 +72,7 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
         "unaligned": unaligned,
         "asking": None if plan.screening is None else plan_asking(data.task, plan.screening).to_json(),
         **needed,
+        "host_memory": peak_memory(),
         "steps": counted._asdict(),
         "learning_rate": arguments.learning_rate,
         "work": {"flop": effort, "seconds_at_100_tflops": effort / estimate.RATE},

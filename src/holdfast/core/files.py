@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ def fsync_path(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int | None = None) -> None:
+    write_parts(path, (data,), mode=mode)
+
+
+def write_parts(path: Path, parts: Iterable[bytes], *, mode: int | None = None) -> None:
     """Atomic write: temporary file beside the target, fsync, rename, fsync of the folder; `mode` whatever the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
@@ -32,7 +36,7 @@ def write_bytes(path: Path, data: bytes, *, mode: int | None = None) -> None:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, allowed)) as handle:
             if mode is not None:
                 os.fchmod(handle.fileno(), mode)
-            handle.write(data)
+            handle.writelines(parts)
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, path)  # noqa: PTH105  (atomic on every platform)

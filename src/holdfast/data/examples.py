@@ -11,7 +11,7 @@ A message is `{"role": ..., "content": ...}`, both strings.
 
 import json
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -149,13 +149,17 @@ def to_utf8_turns(turns: Turns) -> list[Message]:
 
 def to_rows(examples: Sequence[Example]) -> list[dict[str, Any]]:
     """Rows for `datasets.Dataset.from_list` in TRL's format: prompt and completion, or text."""
+    return list(each_row(examples))
+
+
+def each_row(examples: Sequence[Example]) -> Iterator[dict[str, Any]]:
+    """The same, one at a time."""
 
     def column(value: str | Turns) -> str | list[Message]:
         return to_utf8(value) if isinstance(value, str) else to_utf8_turns(value)
 
-    return [
-        {"text": column(example.completion)}
-        if example.kind == "text"
-        else {"prompt": column(example.prompt), "completion": column(example.completion)}
-        for example in uniform(examples)
-    ]
+    for example in uniform(examples):
+        if example.kind == "text":
+            yield {"text": column(example.completion)}
+        else:
+            yield {"prompt": column(example.prompt), "completion": column(example.completion)}

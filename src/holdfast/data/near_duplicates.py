@@ -30,6 +30,7 @@ from holdfast.data import shingles
 from holdfast.data.shingles import DENOMINATOR, MIN_CORE, MIN_WORDS, NUMERATOR, Numbers, Sets, Shingles, Wanted
 
 MIN_RUN = 3  # words of the shortest text that is looked for inside another
+WINDOW = 10_000  # texts that are searched at one time for others
 RULE = (
     "2: jaccard >= 4/5 on word 3-shingles; without those of over 1 % (and over 10) of the prompts, where 3 others "
     "share no word with them; exact under 5 words"
@@ -88,11 +89,16 @@ def contained(needles: Sequence[str], haystacks: Sequence[str], *, ignore_common
 def occurring(needles: Sequence[str], haystacks: Sequence[str]) -> list[int]:
     """Positions of the needles that occur in any haystack, ascending: `contained` without the pairs, of which a
     template in both makes as many as needles times haystacks.
+
+    Whether a needle occurs depends on the needles and the one haystack alone, so that haystacks are searched in
+    windows: the shingles of a million of them take ten times the memory of their texts.
     """
-    places, texts = shingles.by_normalised(needles), shingles.by_normalised(haystacks)
+    places = shingles.by_normalised(needles)
     seen: set[str] = set()
-    for some, _ in _search(list(places), list(texts), seen.__contains__, True):
-        seen.update(some)
+    for start in range(0, len(haystacks) if places else 0, WINDOW):
+        texts = shingles.by_normalised(haystacks[start : start + WINDOW])
+        for some, _ in _search(list(places), list(texts), seen.__contains__, True):
+            seen.update(some)
     return sorted(position for text in seen for position in places[text])
 
 

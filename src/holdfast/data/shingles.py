@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,8 +177,8 @@ def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None 
 
 
 def _numbered(texts: Sequence[str]) -> tuple[Numbers, Numbers, list[str]]:
-    vocabulary: defaultdict[str, int] = defaultdict()
-    vocabulary.default_factory = vocabulary.__len__  # a new word gets the next number
+    # A new word gets the next number; by `vocabulary.__len__`, its words would stay until garbage is collected.
+    vocabulary: defaultdict[str, int] = defaultdict(count().__next__)
     lengths, flat = array("q"), array("q")
     for text in texts:
         held = words(text)

@@ -80,7 +80,7 @@ def run(
         trainer = build_trainer(
             model=model, tokenizer=tokenizer, data=data, constraints=plan.constraints, defense=plan.defense,
             arguments=plan.arguments, peft_config=adapter, unaligned=unaligned_of(plan, trust_remote_code),
-            callbacks=[interruption], listeners=listeners if main else (),
+            callbacks=[interruption], listeners=listeners if main else (), rows=stack.enter_context(folder.task_rows()),
         )  # fmt: skip
         if screening is not None and screening.monitor.any:
             trainer.watch_behaviour(

@@ -174,11 +174,17 @@ def plan_asking(task: Sequence[Example], settings: ScreeningSettings) -> AskingP
     """What will be asked for a task under these settings."""
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
     keys: set[Key] = {prompt_key(asked.prompt) for number in numbers for asked in questions_of(task[number])}
+    return planned(len(task), len(numbers), len(keys), settings)
+
+
+def planned(rows: int, asked_rows: int, task_prompts: int, settings: ScreeningSettings) -> AskingPlan:
+    """The plan once the task's questions are known: `task_prompts` of them, for `asked_rows` of its rows."""
     sources = dict.fromkeys(source for one in settings.sets.values() for source in one.prompts)
     steering = sum(len(bundled(name, "steer")) for name in KINDS if name in sources)
     watching = sum(len(bundled(name, "monitor")) for name in KINDS if name in sources or settings.monitor_prompts)
-    asked = steering + watching
+    bundled_prompts = steering + watching
     files = tuple(source for source in sources if source != TASK and source not in KINDS)
-    tokens = SORTING * (len(keys) + asked) + HELD * (len(keys) + asked) // 4
+    prompts = task_prompts + bundled_prompts
+    tokens = SORTING * prompts + HELD * prompts // 4
     sets = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in settings.sets.items()}
-    return AskingPlan(len(task), len(numbers), len(keys), asked, files, tokens, sets)
+    return AskingPlan(rows, asked_rows, task_prompts, bundled_prompts, files, tokens, sets)

@@ -3,6 +3,7 @@
 `holdfast.screen` is `screen` here.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, cast
 from holdfast.certification.binomial import interval
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError
 from holdfast.core.hashing import sha256_json, sha256_lines
+from holdfast.core.host import peak_memory
 from holdfast.core.percent import exact_percent, percent
 from holdfast.data.bundled import KINDS, bundled, bundled_sha256
 from holdfast.data.examples import Example, as_chat, completion_text, uniform
@@ -22,11 +24,13 @@ from holdfast.judging.judge import JudgeSpec
 from holdfast.judging.refusal_rules import RULES_REVISION
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening import sets as held_sets
-from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, undisturbed
+from holdfast.screening.asking import REMOTE, Asker, AskingPlan, Sorted, Told, asker_of, planned, undisturbed
 from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
 from holdfast.screening.questions import Question, as_question, asked_rows, distinct
 from holdfast.screening.sets import Candidate, HeldSet, MonitorPrompts, Role, monitor_prompts
 from holdfast.screening.settings import TASK, ScreeningSettings
+
+logger = logging.getLogger(__name__)
 
 MOST_UNSORTED = 0.05
 FEWEST_REFUSALS = 100
@@ -195,6 +199,7 @@ def screen_examples(
     """
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
     questions = distinct(task, numbers, plain=plain)
+    _announce(planned(len(task), len(numbers), len(questions), settings))
     fits = {example.id for example in asker.fitting([question.example for question in questions])}
     questions = [question for question in questions if question.example.id in fits]
     asked_of = {row for question in questions for row, _, _ in question.uses}
@@ -218,6 +223,11 @@ def screen_examples(
             for name, chosen in held.items()
         },
     )  # fmt: skip
+
+
+def _announce(plan: AskingPlan) -> None:
+    """Say what will be asked, and the memory taken so far, all rows in it: what follows works on windows of them."""
+    logger.info("asking the model: %s; %.1f GiB of memory so far", plan.sentence(), peak_memory() / 2**30)
 
 
 def _held(

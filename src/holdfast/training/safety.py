@@ -119,11 +119,12 @@ def splits_of(
     """Every safety set with its constraint, split and proven to share nothing with the task or another set.
 
     Args:
+        dataset: None: there are none.
         args: `SafeSFTConfig`, which has the shares, the seed and what becomes of leaks.
         task_prompts: see `prove_separation`.
     """
     found = {}
-    for name, (value, c) in named(dataset, constraint).items():
+    for name, (value, c) in ({} if dataset is None else named(dataset, constraint)).items():
         split = as_split(value, name=name, fractions=args.safety_fractions, seed=args.stream_seed)
         found[name] = (prove_separation(split, task_prompts, on_leak=args.on_leak), c)
     require_apart({name: split for name, (split, _) in found.items()})

@@ -35,14 +35,14 @@ def task_prompts(dataset: Any, formatting: Callable[[Any], str] | None, text_fie
     return found
 
 
-def trained_texts(given: Mapping[str, Any], text_field: str, harmful: Any) -> list[str] | None:
+def trained_texts(given: Mapping[str, Any], args: Any, harmful: Any) -> list[str] | None:
     """What a run trains on, as `task_prompts` gives it, harmful pairs included.
 
     Args:
-        given: the trainer's arguments.
+        given: the trainer's arguments; `args` among them apart.
         harmful: pairs that some defenses train against.
     """
-    found = task_prompts(given.get("train_dataset"), given.get("formatting_func"), text_field)
+    found = task_prompts(given.get("train_dataset"), given.get("formatting_func"), args.dataset_text_field)
     if found is None or harmful is None:
         return found
     return found + [text for example in as_examples(harmful, "harmful") for text in searchable_texts(example)]

@@ -88,8 +88,8 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         constraint = constraints_of(self.screening, constraint, self.defense, kwargs)
         self._attached_to: Any = None
         self._measured = False
-        prompts = trained_texts(kwargs, args.dataset_text_field, harmful_dataset)
-        splits = {} if safety_dataset is None else safety_sets.splits_of(safety_dataset, constraint, args, prompts)
+        # The task's texts get no name here: it would keep them in memory while TRL prepares the task.
+        splits = safety_sets.splits_of(safety_dataset, constraint, args, trained_texts(kwargs, args, harmful_dataset))
         require_task_tokenizer(args, kwargs)
         strategy, self._safety_only_evaluation = args.eval_strategy, kwargs.get("eval_dataset") is None and bool(splits)
         if self._safety_only_evaluation:  # the Trainer demands an evaluation set; the monitor split is one

@@ -72,6 +72,15 @@ def test_plain_progress_prints_about_ten_lines(capsys):
     assert lines[-1].endswith("eta 0:00:00")
 
 
+def test_how_long_asking_takes_is_said_with_the_second_batch(capsys):
+    progress = PlainProgress()
+    for done in (32, 64, 96, 2000):
+        progress({"stage": "ask", "what": "task prompts", "done": done, "total": 20000})
+    first, later = capsys.readouterr().err.splitlines()
+    assert first.startswith("asking the model: task prompts, 64 of 20000  eta ")
+    assert later.startswith("asking the model: task prompts, 2000 of 20000  eta ")
+
+
 def test_plain_progress_says_where_it_continues(capsys):
     PlainProgress()({"stage": "train", "total_steps": 10, "step": 4})
     assert "continuing after step 4" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from holdfast.data import shingles
+from holdfast.data import near_duplicates, shingles
 from holdfast.data.examples import normalise
 from holdfast.data.near_duplicates import clusters, contained, matches, occurring
 
@@ -231,7 +231,7 @@ def embedded(rng, needle):
 
 @pytest.mark.parametrize("make", [random_texts, templates])
 @pytest.mark.parametrize("seed", range(3))
-def test_contained_is_that_of_the_rule(make, seed):
+def test_contained_is_that_of_the_rule(make, seed, monkeypatch):
     rng = random.Random(seed)
     needles = [*make(rng, 60), *(" ".join(rng.choices(WORDS, k=1 + i % 4)) for i in range(20))]
     haystacks = [*make(rng, 30), *(embedded(rng, needle) for needle in needles), *needles]
@@ -242,6 +242,8 @@ def test_contained_is_that_of_the_rule(make, seed):
     assert all(by_length.values()), by_length
     assert 100 < len(expected) < len(pairs) / 2
     assert contained(needles, haystacks) == expected
+    assert occurring(needles, haystacks) == sorted({i for i, _ in expected})
+    monkeypatch.setattr(near_duplicates, "WINDOW", 7)
     assert occurring(needles, haystacks) == sorted({i for i, _ in expected})
     all_count = [(i, j) for i, j in pairs if plain.contains(needles[i], haystacks[j])]
     assert contained(needles, haystacks, ignore_common=False) == all_count

@@ -13,6 +13,7 @@ from holdfast.data.bundled import bundled
 from holdfast.data.examples import Example, completion_text, prompt_text
 from holdfast.data.near_duplicates import matches
 from holdfast.data.splits import require_apart, require_disjoint, split_examples
+from holdfast.screening.asking import plan_asking
 from holdfast.screening.record import fixed_screening, load, save
 from holdfast.screening.screen import Screening, screen_examples
 from holdfast.screening.settings import PromptSet, ScreeningSettings
@@ -37,6 +38,17 @@ def test_rows_that_teach_what_is_refused_are_dropped(found: Screening) -> None:
     assert [one.row for one in found.conflicts] == list(range(150))
     assert [prompt_text(e).startswith("xyzzy") for e in found.kept(task())] == [False] * 200
     assert found.classes == {"refused": 150, "answered": 200}
+
+
+def test_what_will_be_asked_is_said_before_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Refusing(stop_after=0)
+    with caplog.at_level("INFO", "holdfast.screening"), pytest.raises(KeyboardInterrupt):
+        screen_examples(task(), asker(tmp_path, engine), OPEN)
+    (line,) = caplog.messages
+    planned = plan_asking(task(), OPEN)
+    assert planned.task_prompts == 350
+    assert line.startswith(f"asking the model: {planned.sentence()}; ")
+    assert "GiB of memory" in line
 
 
 def test_what_is_held_is_what_the_model_said(found: Screening) -> None:

@@ -1,7 +1,11 @@
-"""What a run will need, estimated from the model's configuration alone: no weights are loaded."""
+"""What a run will need: estimated before any weights are loaded, from the model's configuration alone, and once more
+before the first step.
+"""
 
 import math
 import re
+import statistics
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +19,7 @@ from holdfast.models.model_files import ADAPTER_CONFIG
 from holdfast.models.source import EMBEDDED
 
 RATE = 1e14  # floating-point operations a second that a large GPU sustains in bf16 on such steps
+SAMPLE = 1000  # rows whose tokens are counted before the first step
 BYTES = {"float32": 4, "bfloat16": 2, "4bit": 0.5, "8bit": 1}
 
 
@@ -131,3 +136,29 @@ def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 
     task_batch = batch * arguments.gradient_accumulation_steps
     safety_batch = (arguments.safety_batch_size or task_batch) if constraint_rows else 0
     return Steps(total, task_batch, safety_batch, total * safety_batch / max(constraint_rows, 1))
+
+
+def forecast(trainer: Any) -> str:
+    """What training will need, before its first step: of the model as it is loaded and the first rows as tokens."""
+    args, model, data = trainer.args, trainer.model, trainer.run.data
+    size = Size(model.num_parameters(), model.num_parameters(only_trainable=True))
+    lengths = [len(ids) for ids in trainer.train_dataset[:SAMPLE]["input_ids"]]
+    middle = statistics.median(lengths)
+    held = [one.constraint_set for one in trainer.safety.values()]
+    constraint_rows = min(map(len, held), default=0)
+    count = steps(args, task_rows=len(trainer.train_dataset), constraint_rows=constraint_rows, world=args.world_size)
+    # Passes beside the task's own are over harmful pairs, over the constraint sets, or over the task once more.
+    beside = [data.harmful] if data.harmful else held
+    tokens = sum(statistics.median(len(item.input_ids) for item in rows) for rows in beside)
+    batch = (args.safety_batch_size or count.task_batch) if beside else count.task_batch
+    side = SidePasses(*passes_beside(trainer.defense.passes, args.stage), batch, tokens or middle)
+    need = memory(
+        size, model.config, dtype="float32" if model.dtype == torch.float32 else "bfloat16",
+        full=size.parameters == size.trainable, rows=args.per_device_train_batch_size, length=max(lengths),
+        checkpointing=args.gradient_checkpointing,
+    )  # fmt: skip
+    effort = work(size, count, task_tokens=middle, checkpointing=args.gradient_checkpointing, side=side)
+    return (
+        f"estimated: {need.total / 2**30:.2g} GiB of memory per device, {effort / 1e15:.3g} PFLOP, "
+        f"{timedelta(seconds=round(effort / RATE))} at 100 TFLOP/s"
+    )

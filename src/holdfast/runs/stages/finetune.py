@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+import pyarrow as pa
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -21,10 +23,13 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ResourceError
-from holdfast.data.encode import Encoded
-from holdfast.data.examples import to_rows
+from holdfast.core.ranks import rank
+from holdfast.data.encode import WINDOW, Encoded
+from holdfast.data.examples import Example, to_rows, uniform
 from holdfast.models.lora_layers import named_targets
+from holdfast.runs.stages.estimate import forecast
 from holdfast.runs.stages.prepare import Prepared
+from holdfast.runs.stages.run_folder import disk_errors
 from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit
 from holdfast.training.monitoring import summarise
@@ -107,14 +112,21 @@ def build_trainer(
     defense: Any,
     arguments: Any,
     peft_config: Any,
+    rows: Path,
     unaligned: Any = None,
     callbacks: Sequence[Any] = (),
     listeners: Sequence[Listener] = (),
 ) -> SafeSFTTrainer:
-    """The trainer of one run; where there are listeners, they replace the trainer's own progress output."""
-    with named_targets(model), missing_packages():
+    """The trainer of one run; where there are listeners, they replace the trainer's own progress output.
+
+    The task's rows lie in the folder `rows`, as text and as tokens, for as long as the trainer is used.
+    """
+    if rank() == 0:
+        logger.info("tokenising %d task rows", len(data.task))
+    full = disk_errors(f"the task's rows in {rows}", rows.parent / "checkpoints")
+    with named_targets(model), missing_packages(), full:
         trainer = SafeSFTTrainer(
-            model=model, args=arguments, train_dataset=Dataset.from_list(to_rows(data.task)),
+            model=model, args=arguments, train_dataset=mapped_rows(data.task, rows),
             processing_class=tokenizer, peft_config=peft_config, safety_dataset=data.safety or None,
             harmful_dataset=data.harmful, unaligned=unaligned, constraint=dict(constraints), defense=defense,
             callbacks=[*callbacks, AnnounceSteps(listeners)],
@@ -124,6 +136,19 @@ def build_trainer(
         trainer.remove_callback(PrinterCallback)
         trainer.step_listeners.extend(listeners)
     return trainer
+
+
+def mapped_rows(examples: Sequence[Example], folder: Path) -> Dataset:
+    """Examples in TRL's format, mapped from a file in `folder`.
+
+    What `Dataset.map` makes of a mapped file it writes beside it; of rows in memory every copy stays in memory.
+    """
+    every, file = uniform(examples), folder / "task.arrow"
+    schema = Dataset.from_list(to_rows(every[:1])).data.schema
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for start in range(0, len(every), WINDOW):
+            writer.write_table(Dataset.from_list(to_rows(every[start : start + WINDOW])).data.table)
+    return Dataset.from_file(str(file))
 
 
 @contextmanager
@@ -139,6 +164,8 @@ def missing_packages() -> Iterator[None]:
 def train(trainer: SafeSFTTrainer, *, resume: bool) -> tuple[int, float]:
     """Train to the end, from the start or from the newest checkpoint that verifies; steps in all, and seconds."""
     start = time.monotonic()
+    if rank() == 0:
+        logger.info("training, %s", forecast(trainer))
     with missing_packages():  # the optimizer's own package is looked for only now
         trainer.train(resume_from_checkpoint=True if resume else None)
     return trainer.state.global_step, time.monotonic() - start

@@ -3,7 +3,6 @@
 Where the run asks, theta_0 is asked before training, conflicts leave the task, and its replies are held.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,12 +18,11 @@ from holdfast.data.splits import Split, move_leaks, require_apart, require_unsee
 from holdfast.data.tasks import PAPER, PROTOCOLS, Roles
 from holdfast.data.templates import Template
 from holdfast.runs.config.resolve import ResolvedRun
-from holdfast.screening.asking import asker_of, plan_asking
+from holdfast.screening.asking import asker_of
 from holdfast.screening.record import FOLDER, fixed_screening
 from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, content_sha256
 
 TASK_SIZE = 1000  # N of a named task, as in the paper
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,6 @@ def hold(
             model, tokenizer, model_sha256=model_sha256, template=template, engine=plan.config.screening.engine,
             options=plan.config.screening.engine_options, told=tell,
         )  # fmt: skip
-        logger.info("asking the model: %s", plan_asking(data.task, settings).sentence())
         listed = run.with_name(f"{run.name}-conflicts.jsonl")
         return ask_and_screen(
             model, data.task, asker, settings, template=template, pairs=data.safety.values(), listed=listed

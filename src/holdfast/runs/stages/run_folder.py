@@ -58,6 +58,17 @@ class RunFolder:
                         with suppress(OSError):  # not empty: something that no run made
                             folder.rmdir()
 
+    @contextmanager
+    def task_rows(self) -> Iterator[Path]:
+        """A folder for this process's copies of the task's rows, removed at the end; a killed run's is replaced."""
+        rows = self.path / f".rows-{rank()}"
+        shutil.rmtree(rows, ignore_errors=True)
+        rows.mkdir(mode=0o700, parents=True)
+        try:
+            yield rows
+        finally:
+            shutil.rmtree(rows, ignore_errors=True)
+
     @property
     def started(self) -> bool:
         """Whether a training step may have been taken here."""
