@@ -13,8 +13,6 @@ class DemoSettings:
     what another data set would give (docs/log.md).
 
     Attributes:
-        align_steps, align_rate, align_batch: short alignment on refusals and ordinary answers, so that there is a
-            behaviour to keep.
         task_rows, poison_rows: the fine-tuning file, two thirds labelling task, one third poison.
         steps, rate, batch, warmup: fine-tuning, the same for plain SFT and holdfast.
         safety_batch: held examples of each set in a step.
@@ -23,9 +21,6 @@ class DemoSettings:
     """
 
     seed: int = 0
-    align_steps: int = 36
-    align_rate: float = 8e-4
-    align_batch: int = 4
     task_rows: int = 88
     poison_rows: int = 44
     steps: int = 24
