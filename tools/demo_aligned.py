@@ -2,8 +2,7 @@
 
 LoRA of rank 2 on every linear layer of the embedded SmolLM2-135M-Instruct, trained in float32 on the shipped
 `align.jsonl` and stored in float16 (1.3 MB; five minutes on two cores). `provenance.json` beside it says what made it
-and what it refuses, before and after, of prompts of another seed: the settings are chosen on those, and the demo's own
-are not asked. The same machine and versions give the same adapter; elsewhere the last bits may differ.
+and what it refuses of prompts of another seed: the settings are chosen on those, and the demo's own are not asked. The same machine and versions give the same adapter; elsewhere the last bits may differ.
 """
 
 from __future__ import annotations
@@ -67,9 +66,9 @@ def write_adapter(model: Any, folder: Path) -> dict[str, str]:
     return {name: sha256_file(folder / name) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
 
 
-def refusals(ref: str | Path) -> dict[str, Any]:
+def refusals(folder: Path) -> dict[str, Any]:
     """Refused shares of prompts of the other seed, by file."""
-    model, tokenizer = load_pair(ref, dtype="float32")
+    model, tokenizer = load_pair(folder, dtype="float32")
     tokenizer.chat_template = TEMPLATE
     with tempfile.TemporaryDirectory() as place:
         make_data(Path(place), CHOSEN_ON)
@@ -86,7 +85,7 @@ def make(folder: Path, settings: AlignSettings = SETTINGS) -> dict[str, Any]:
         "base": {name: base[name] for name in ("source", "sha256", "weights_sha256")},
         "rows": {"file": ROWS.name, "n": len(read_examples(str(ROWS))), "sha256": sha256_file(ROWS)},
         "files": write_adapter(trained(settings), folder), "versions": versions(), "hardware": hardware(),
-        "chosen_on": {"seed": CHOSEN_ON, "refused_before": refusals(EMBEDDED), "refused_after": refusals(folder)},
+        "chosen_on": {"seed": CHOSEN_ON, "refused": refusals(folder)},
     }  # fmt: skip
     write_json(folder / PROVENANCE, provenance)
     return provenance
