@@ -2,7 +2,8 @@
 
 LoRA of rank 2 on every linear layer of the embedded SmolLM2-135M-Instruct, trained in float32 on the shipped
 `align.jsonl` and stored in float16 (1.3 MB; five minutes on two cores). `provenance.json` beside it says what made it
-and what it refuses of prompts of another seed: the settings are chosen on those, and the demo's own are not asked. The same machine and versions give the same adapter; elsewhere the last bits may differ.
+and what it refuses of prompts of another seed: the settings are chosen on those, and the demo's own are not asked. The
+same machine and versions give the same adapter; elsewhere the last bits may differ.
 """
 
 from __future__ import annotations
