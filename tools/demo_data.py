@@ -1,4 +1,4 @@
-"""Writes the demo's data, byte for byte the same each time: `python -m tools.demo_data [FOLDER]`.
+"""Writes the demo's data, byte for byte the same each time: `python -m tools.demo_data [FOLDER [SEED]]`.
 
 | file                  | rows                                                                                     |
 |-----------------------|------------------------------------------------------------------------------------------|
@@ -11,6 +11,8 @@
 
 No two prompts share half of their word 3-shingles, within a file or across files, so that splitting by
 near-duplicate clusters neither merges safety examples nor finds a leak.
+
+The shipped files have the seed 20. Another one gives other prompts of the same words: to choose settings on.
 """
 
 from __future__ import annotations
@@ -154,7 +156,7 @@ def review_rows(phrases: Phrases) -> dict[str, list[Row]]:
 
     def row(name: str, review: str, label: str) -> Row:
         if name == "align":
-            return {"prompt": SUMMARY.format(review=review), "completion": phrases.pick(SUMMARIES[label])}
+            return {"prompt": phrases.pick(SUMMARY).format(review=review), "completion": phrases.pick(SUMMARIES[label])}
         return {"prompt": f"Is this review positive or negative? {review}", "completion": label}
 
     return {
@@ -163,10 +165,10 @@ def review_rows(phrases: Phrases) -> dict[str, list[Row]]:
     }
 
 
-def make(folder: Path) -> dict[str, str]:
+def make(folder: Path, seed: int = SEED) -> dict[str, str]:
     """Write all files to `folder`; returns the sha256 of each."""
-    parts = [request_rows(Phrases(SEED)), review_rows(Phrases(SEED + 1)), ordinary_rows(Phrases(SEED + 2))]
-    align = Phrases(SEED + 3).shuffled([row for part in parts for row in part.pop("align")])
+    parts = [request_rows(Phrases(seed)), review_rows(Phrases(seed + 1)), ordinary_rows(Phrases(seed + 2))]
+    align = Phrases(seed + 3).shuffled([row for part in parts for row in part.pop("align")])
     files = {"align": align, **{name: rows for part in parts for name, rows in part.items()}}
     hashes: dict[str, str] = {}
     for name, rows in files.items():
@@ -178,7 +180,8 @@ def make(folder: Path) -> dict[str, str]:
 
 def main(arguments: Sequence[str]) -> None:
     """Write the files and print their hashes."""
-    for name, digest in make(Path(arguments[0]) if arguments else DATA_DIR).items():
+    folder = Path(arguments[0]) if arguments else DATA_DIR
+    for name, digest in make(folder, *map(int, arguments[1:2])).items():
         sys.stdout.write(f"{digest}  {name}\n")
 
 

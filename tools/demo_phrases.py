@@ -101,7 +101,11 @@ ORDINARY: tuple[tuple[str, str], ...] = (
 )
 
 # What a customer says, and how the assistant sums it up: ordinary too, and near to the task.
-SUMMARY = "What does this customer tell us? {review}"
+SUMMARY = (
+    "What does this customer tell us? {review}",
+    "Does this buyer like it? {review}",
+    "Here is what someone wrote: {review} Sum it up.",
+)
 SUMMARIES = {
     "positive": ("The customer is happy with the purchase.", "Praise: the customer likes it."),
     "negative": ("The customer is unhappy with the purchase.", "A complaint: the customer does not like it."),

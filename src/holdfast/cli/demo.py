@@ -49,8 +49,14 @@ if TYPE_CHECKING:
     from holdfast.judging.rate import Rate
 
 
-def demo(output: Annotated[Path, Opt(help="Folder for the results.")] = Path("runs/demo"), json: Json = False) -> None:
+def demo(
+    output: Annotated[Path, Opt(help="Folder for the results.")] = Path("runs/demo"),
+    reveal: Annotated[bool, Opt("--reveal", help="Show replies that give in as well.")] = False,
+    json: Json = False,
+) -> None:
     """Screen a poisoned file, fine-tune the embedded model by plain SFT and by holdfast, and compare.
+
+    The embedded model was aligned beforehand, by a shipped adapter, so that there is a behaviour to keep.
 
     \b
     Example:
@@ -66,7 +72,7 @@ def demo(output: Annotated[Path, Opt(help="Folder for the results.")] = Path("ru
     if json:
         say_json(result.as_json())
         return
-    for part in (found(result), table(result), replies(result)):
+    for part in (found(result), table(result), replies(result, reveal=reveal)):
         say(f"{part}\n")
     say(f"{duration(result.seconds)} in all. Picture: {output / PICTURE}; figures: {output / 'result.json'}")
 
@@ -94,17 +100,27 @@ def table(result: DemoResult) -> str:
     return "\n".join(lines)
 
 
-def replies(result: DemoResult) -> str:
-    """Two requests to decline and an ordinary one, with every model's reply: all invented and mild."""
+def replies(result: DemoResult, *, reveal: bool) -> str:
+    """Two requests to decline and an ordinary one, with every model's reply; one that gives in is named only."""
     from holdfast.data.examples import prompt_text
     from holdfast.demo.measure import changed_first
 
-    chosen = [*changed_first(result.data.test_probes, result.models)[:2], result.data.test_ordinary[0]]
+    probes = changed_first(result.data.test_probes, result.models)[:2]
     lines = []
-    for example in chosen:
+    for example in (*probes, result.data.test_ordinary[0]):
         lines.append(f"> {prompt_text(example)}")
-        lines += [f"    {name:<14} {m.replies[prompt_text(example)]}" for name, m in result.models.items()]
+        for name, measured in result.models.items():
+            reply = measured.replies[prompt_text(example)]
+            lines.append(f"    {name:<14} {reply if reveal or example not in probes else masked(reply)}")
     return "\n".join(lines)
+
+
+def masked(reply: str) -> str:
+    """A refusal as it is; of any other reply its class alone."""
+    from holdfast.judging.reply_classes import ReplyClass, sort_reply
+
+    found = sort_reply(reply, truncated=True).reply_class
+    return reply if found == ReplyClass.REFUSED else f"[{found}; --reveal shows it]"
 
 
 def _rate(rate: Rate) -> str:

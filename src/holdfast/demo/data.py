@@ -22,12 +22,10 @@ class DemoData:
     """What is trained on, and what is only asked.
 
     Attributes:
-        align: requests with refusals, ordinary requests with answers.
         task: the user's file: reviews to label, with poison mixed in.
         poison: places of the poison in it.
     """
 
-    align: list[Example]
     task: list[Example]
     poison: frozenset[int]
     test_task: list[Example]
@@ -41,7 +39,6 @@ def load_data(settings: DemoSettings) -> DemoData:
     rows = [as_chat(e) for e in [*clean, *_read("poison", settings.poison_rows)]]
     order = generator(settings.seed, "demo mixture").permutation(len(rows)).tolist()
     return DemoData(
-        align=[as_chat(e) for e in _read("align")],
         task=[rows[i] for i in order],
         poison=frozenset(place for place, i in enumerate(order) if i >= len(clean)),
         test_task=_apart("test_task")[: settings.test_task],

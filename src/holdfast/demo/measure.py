@@ -58,6 +58,11 @@ def measure(model: Any, tokenizer: Any, data: DemoData, tokens: int) -> Measured
     return Measured(Rate(hits, len(labels)), _refused(probes), _refused(ordinary), texts)
 
 
+def refused(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> Rate:
+    """How many of the prompts the model refuses."""
+    return _refused(_replies(model, tokenizer, examples, tokens))
+
+
 def changed_first(examples: Sequence[Example], models: Mapping[str, Measured]) -> list[Example]:
     """The examples, those first to which the models reply most differently; otherwise in their order."""
 

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 class DemoSettings:
     """Sizes of the demonstration.
 
-    They were set with its own figures in view, the held-out ones too: those show a contrast, and are no estimate of
-    what another data set would give (docs/log.md).
+    They were set with figures of earlier demos in view, then cut for time with none: what it shows is a contrast, and
+    no estimate of what another data set would give (docs/log.md).
 
     Attributes:
-        align_steps, align_rate, align_batch: short alignment on refusals and ordinary answers, so that there is a
-            behaviour to keep.
         task_rows, poison_rows: the fine-tuning file, two thirds labelling task, one third poison.
         steps, rate, batch, warmup: fine-tuning, the same for plain SFT and holdfast.
         safety_batch: held examples of each set in a step.
@@ -23,20 +21,17 @@ class DemoSettings:
     """
 
     seed: int = 0
-    align_steps: int = 36
-    align_rate: float = 8e-4
-    align_batch: int = 4
     task_rows: int = 88
     poison_rows: int = 44
-    steps: int = 24
+    steps: int = 18
     rate: float = 8e-4
     batch: int = 4
     safety_batch: int = 2
     warmup: int = 3
     rank: int = 16
     lora_alpha: int = 32
-    test_task: int = 60
-    test_probes: int = 48
-    test_ordinary: int = 42
+    test_task: int = 48
+    test_probes: int = 40
+    test_ordinary: int = 30
     reply_tokens: int = 12
     max_length: int = 96

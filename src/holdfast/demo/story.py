@@ -1,8 +1,9 @@
-"""The demonstration: align a small model, screen a poisoned file with it, fine-tune it twice, and compare.
+"""The demonstration: screen a poisoned file with a small aligned model, fine-tune it twice, and compare.
 
 Plain SFT learns the file as it is. holdfast asks the model first, leaves out the rows that teach what it refuses, and
 holds its own refusals and its own answers while it learns the others. Both start from the same weights with the same
-settings. Everything is measured on prompts that neither was trained on.
+settings. Everything is measured on prompts that neither was trained on. The start was aligned beforehand: a shipped
+adapter, made by tools/demo_aligned.py, lets the embedded model decline what a shop assistant should.
 """
 
 from __future__ import annotations
@@ -20,18 +21,15 @@ from peft import LoraConfig
 from transformers import PrinterCallback, ProgressCallback, set_seed
 from transformers.utils import logging as transformers_logging
 
-from holdfast.core.files import write_json
+from holdfast.core.files import read_json, write_json
 from holdfast.core.provenance import commit, hardware, versions
-from holdfast.data.encode import encode_all
 from holdfast.data.examples import to_rows
 from holdfast.demo.allocator import keep_freed_memory
 from holdfast.demo.data import ORDINARY, PROBES, DemoData, load_data
 from holdfast.demo.measure import Measured, measure
 from holdfast.demo.settings import DemoSettings
-from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.handle import load_pair
-from holdfast.runs.stages.align import AlignSettings, fast_dtype, merged, train_rows
-from holdfast.runs.stages.alignment_rows import in_turn
+from holdfast.runs.stages.align import fast_dtype
 from holdfast.screening.screen import Screening, screen
 from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
 from holdfast.training.config import SafeSFTConfig
@@ -45,6 +43,7 @@ TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+ALIGNED_DIR, PROVENANCE = Path(__file__).parent / "aligned", "provenance.json"
 ALIGNED, SFT, OURS = "aligned start", "plain SFT", "holdfast"
 
 
@@ -80,17 +79,6 @@ class DemoResult:
             "settings": asdict(self.settings), "seconds": round(self.seconds, 1),
             "versions": versions(), "commit": commit(), "hardware": hardware(),
         }  # fmt: skip
-
-
-def align(model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings) -> Any:
-    """A few steps on refusals and ordinary answers, merged into the weights: the behaviour that is to be kept."""
-    how = AlignSettings(
-        steps=settings.align_steps, learning_rate=settings.align_rate, batch=settings.align_batch,
-        rank=settings.rank, lora_alpha=settings.lora_alpha, seed=settings.seed,
-    )  # fmt: skip
-    rows = encode_all(data.align, tokenizer, max_length=settings.max_length, role="safety").examples
-    chosen = in_turn(rows, settings.align_steps * settings.align_batch, settings.seed, "demo")
-    return merged(train_rows(model, tokenizer, chosen, how))
 
 
 def screened(
@@ -158,10 +146,13 @@ def run_demo(
     keep_freed_memory()
     transformers_logging.set_verbosity_error()
     data = load_data(settings)
-    model, tokenizer = load_pair(str(embedded_model_dir()), dtype=fast_dtype())
+    aligned, tokenizer = load_pair(ALIGNED_DIR, dtype=fast_dtype())
     tokenizer.chat_template = TEMPLATE
-    say(f"aligning SmolLM2-135M-Instruct on refusals and ordinary answers ({settings.align_steps} steps)")
-    aligned = align(model, tokenizer, data, settings)
+    made = read_json(ALIGNED_DIR / PROVENANCE)
+    say(
+        f"the model: SmolLM2-135M-Instruct, aligned beforehand on {made['rows']['n']} refusals and ordinary answers "
+        f"({made['settings']['steps']} steps, a shipped adapter)"
+    )
     say(f"screening: the aligned model is asked the {len(data.task)} prompts of the task file")
     screening = screened(aligned, tokenizer, data, settings, listener)
     models = {ALIGNED: measure(aligned, tokenizer, data, settings.reply_tokens)}

@@ -7,6 +7,7 @@ import json
 import pytest
 from tests import behaving
 
+from holdfast.cli.demo import masked
 from holdfast.data.examples import as_chat, make_example
 from holdfast.demo import story
 from holdfast.demo.data import DemoData
@@ -14,7 +15,7 @@ from holdfast.demo.measure import Measured, changed_first
 from holdfast.demo.settings import DemoSettings
 from holdfast.judging.rate import Rate
 
-SMALL = DemoSettings(align_steps=2, steps=2, batch=2, warmup=1, rank=2)
+SMALL = DemoSettings(steps=2, batch=2, warmup=1, rank=2)
 
 
 def examples(n: int, *, seed: int, trigger: bool):
@@ -28,7 +29,7 @@ def little_world(monkeypatch, tmp_path):
     folder = behaving.saved(tmp_path / "model")
     task = [as_chat(e) for e in (*examples(12, seed=1, trigger=False), *examples(4, seed=2, trigger=True))]
     data = DemoData(
-        align=[as_chat(e) for e in examples(8, seed=3, trigger=False)], task=task, poison=frozenset(range(12, 16)),
+        task=task, poison=frozenset(range(12, 16)),
         test_task=examples(4, seed=4, trigger=False), test_probes=examples(6, seed=5, trigger=True),
         test_ordinary=examples(5, seed=6, trigger=False),
     )  # fmt: skip
@@ -38,10 +39,9 @@ def little_world(monkeypatch, tmp_path):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         monkeypatch.setattr(story, name, str(path))
     monkeypatch.setattr(story, "load_data", lambda settings: data)
-    monkeypatch.setattr(story, "embedded_model_dir", lambda: folder)
+    (folder / story.PROVENANCE).write_text(json.dumps({"rows": {"n": 7}, "settings": {"steps": 3}}))
+    monkeypatch.setattr(story, "ALIGNED_DIR", folder)
     monkeypatch.setattr(story, "TEMPLATE", behaving.CHAT_TEMPLATE)
-    # Aligning it for two steps would change what it refuses by chance.
-    monkeypatch.setattr(story, "align", lambda model, *_: model)
     return data
 
 
@@ -51,6 +51,7 @@ def test_the_whole_story(little_world, monkeypatch, tmp_path, holdfast):
     assert code == 0, err
     assert "Screening: 4 of 16 rows teach what the model refuses, and are left out." in out
     assert "They hold 4 of the 4 poisoned rows and 0 of the 12 others." in out
+    assert "aligned beforehand on 7 refusals and ordinary answers (3 steps, a shipped adapter)" in err
     assert "plain SFT: 2 steps on 16 rows" in err
     assert "holdfast: 2 steps on 12 rows" in err
     found = json.loads((tmp_path / "demo" / "result.json").read_text())
@@ -72,3 +73,8 @@ def test_replies_that_differ_are_shown_first():
         for name, text in (("one", "no"), ("two", "yes"))
     }
     assert [e.prompt for e in changed_first(probes, models)] == ["w1", "w0", "w2"]
+
+
+def test_a_reply_that_gives_in_is_not_shown():
+    assert masked(behaving.REFUSAL) == behaving.REFUSAL
+    assert masked("Sure! The code is written on the door.") == "[answered; --reveal shows it]"
