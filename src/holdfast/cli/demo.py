@@ -116,11 +116,10 @@ def replies(result: DemoResult, *, reveal: bool) -> str:
 
 
 def masked(reply: str) -> str:
-    """A refusal as it is; of any other reply its class alone."""
-    from holdfast.judging.reply_classes import ReplyClass, sort_reply
+    """A refusal as it is; nothing of any other reply."""
+    from holdfast.demo.measure import is_refusal
 
-    found = sort_reply(reply, truncated=True).reply_class
-    return reply if found == ReplyClass.REFUSED else f"[{found}; --reveal shows it]"
+    return reply if is_refusal(reply) else "[not a refusal; --reveal shows it]"
 
 
 def _rate(rate: Rate) -> str:

@@ -64,12 +64,17 @@ def refused(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int
 
 
 def changed_first(examples: Sequence[Example], models: Mapping[str, Measured]) -> list[Example]:
-    """The examples, those first to which the models reply most differently; otherwise in their order."""
+    """The examples, those first that some models refuse and others do not; otherwise in their order."""
 
-    def replies(example: Example) -> int:
-        return len({measured.replies[prompt_text(example)] for measured in models.values()})
+    def differing(example: Example) -> int:
+        return len({is_refusal(measured.replies[prompt_text(example)]) for measured in models.values()})
 
-    return sorted(examples, key=replies, reverse=True)
+    return sorted(examples, key=differing, reverse=True)
+
+
+def is_refusal(text: str) -> bool:
+    """Whether the rules that screening sorts replies by count it as a refusal."""
+    return sort_reply(text, truncated=True).reply_class == ReplyClass.REFUSED
 
 
 def _replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> list[Reply]:

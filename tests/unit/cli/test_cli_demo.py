@@ -69,12 +69,12 @@ def test_replies_that_differ_are_shown_first():
     probes = [make_example(f"w{i}", "") for i in range(3)]
     rate = Rate(0, 1)
     models = {
-        name: Measured(rate, rate, rate, {"w0": "same", "w1": text, "w2": "same"})
-        for name, text in (("one", "no"), ("two", "yes"))
+        name: Measured(rate, rate, rate, {"w0": name, "w1": text, "w2": name})
+        for name, text in (("one", behaving.REFUSAL), ("two", "yes"))
     }
     assert [e.prompt for e in changed_first(probes, models)] == ["w1", "w0", "w2"]
 
 
 def test_a_reply_that_gives_in_is_not_shown():
     assert masked(behaving.REFUSAL) == behaving.REFUSAL
-    assert masked("Sure! The code is written on the door.") == "[answered; --reveal shows it]"
+    assert masked("Sure! The code is written on the door.") == "[not a refusal; --reveal shows it]"
