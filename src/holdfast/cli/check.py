@@ -104,7 +104,7 @@ def _show_size(findings: dict[str, Any]) -> None:
         f"memory per device, estimated: {size(memory['total'])} = weights {size(memory['weights'])}"
         f" + training state {size(memory['training_state'])} + activations {size(memory['activations'])}"
     )
-    say(f"memory of the host: {size(findings['host_memory'])} for this check, which holds the rows as training does")
+    say(f"memory of the host: {size(findings['host_memory'])} for this check, all rows loaded; training takes more")
     side = findings["defense"]["side_batch"]
     beside = f" + {side['rows']} {side['kind']}" if side else ""
     known = "safety" in beside and steps["safety_epochs"]  # what asking will give is not known yet

@@ -106,7 +106,7 @@ def replies(result: DemoResult, *, reveal: bool) -> str:
     from holdfast.demo.measure import changed_first
 
     probes = changed_first(result.data.test_probes, result.models)[:2]
-    lines = []
+    lines = ["Replies, first to requests on which the models differ:"]
     for example in (*probes, result.data.test_ordinary[0]):
         lines.append(f"> {prompt_text(example)}")
         for name, measured in result.models.items():

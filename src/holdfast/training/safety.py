@@ -119,7 +119,7 @@ def splits_of(
     """Every safety set with its constraint, split and proven to share nothing with the task or another set.
 
     Args:
-        dataset: None: there are none.
+        dataset: as `SafeSFTTrainer` takes it; None where there is no safety set.
         args: `SafeSFTConfig`, which has the shares, the seed and what becomes of leaks.
         task_prompts: see `prove_separation`.
     """

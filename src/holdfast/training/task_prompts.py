@@ -39,7 +39,8 @@ def trained_texts(given: Mapping[str, Any], args: Any, harmful: Any) -> list[str
     """What a run trains on, as `task_prompts` gives it, harmful pairs included.
 
     Args:
-        given: the trainer's arguments; `args` among them apart.
+        given: the trainer's keyword arguments.
+        args: `SafeSFTConfig`.
         harmful: pairs that some defenses train against.
     """
     found = task_prompts(given.get("train_dataset"), given.get("formatting_func"), args.dataset_text_field)

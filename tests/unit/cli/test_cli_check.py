@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
 from holdfast.cli.survey import MASK_WIDTH, mask_bar
+from holdfast.core.host import peak_memory
 from holdfast.data.encode import Encoded
 from holdfast.training.hooks import DEFENSES
 
@@ -79,6 +82,15 @@ def test_full_fine_tuning_trains_everything(run_file, holdfast):
     assert found["model"]["trainable"] == found["model"]["parameters"]
     assert found["memory"]["weights"] == 4 * found["model"]["parameters"]
     assert found["memory"]["total"] == sum(found["memory"][k] for k in ("weights", "training_state", "activations"))
+
+
+def test_the_hosts_memory_is_said(run_file, holdfast):
+    code, out, _ = holdfast("check", run_file)
+    assert code == 0
+    said = re.search(r"memory of the host: [\d.]+ [MG]iB for this check, all rows loaded; training takes more", out)
+    assert said is not None
+    now = psutil.Process().memory_info().rss  # the kernel's two counters are not read at one moment
+    assert 0.9 * now <= peak_memory() <= psutil.virtual_memory().total
 
 
 def test_steps_agree_with_the_trainer(run_file, holdfast, tmp_path):
