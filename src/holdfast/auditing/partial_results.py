@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import CheckpointError
-from holdfast.core.files import read_plain_file, write_bytes
+from holdfast.core.files import parse_parquet, read_plain_file, write_bytes
 from holdfast.core.hashing import sha256_json
 from holdfast.core.sealed_json import read_sealed, write_sealed
 
@@ -81,13 +81,11 @@ class PartialResults:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _table(self, name: str, window: int) -> Any:
-        import pyarrow.parquet as pq
-
         path = self._path(name, window)
         data = read_plain_file(path, remedy=self._remedy)
         if sha256(data[DIGEST:]).digest() != data[:DIGEST]:
             raise CheckpointError(f"{path} is damaged: its content does not match its checksum", remedy=self._remedy)
-        return pq.read_table(io.BytesIO(data[DIGEST:]))
+        return parse_parquet(data[DIGEST:])
 
     def _path(self, name: str, window: int) -> Path:
         return self.folder / f"{name}-{window:06d}.part"

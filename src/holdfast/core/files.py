@@ -118,3 +118,15 @@ def read_plain_file(path: Path, *, remedy: str) -> bytes:
         why = (error.strerror or type(error).__name__).lower()
         fault = "is a symbolic link, which is not followed" if linked else f"cannot be read: {why}"
         raise CheckpointError(f"{path} {fault}", remedy=remedy) from error
+
+
+def parse_parquet(data: bytes) -> Any:
+    """The table in the bytes of a Parquet file, read without a thread.
+
+    pyarrow 26 starts threads to read even a small table, and a process that ends before they have settled is aborted
+    (SIGABRT, exit 134, after everything it had to say was said).
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    return pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data)).read(use_threads=False)

@@ -112,7 +112,7 @@ class Audit:
         `violated` is D > tau in the audit's own unit; a D that is not a number counts as violated.
         """
         given = [name for name in ("category", *UNITS) if self.table.column(name).null_count < self.table.num_rows]
-        return self.table.select(["id", "role", *given, "violated"]).to_pandas()
+        return self.table.select(["id", "role", *given, "violated"]).to_pandas(use_threads=False)
 
     def degradations(self, unit: str | None = None, *, role: str | None = None) -> Array:
         """D of every example in `unit`, the audit's own unless given; of one role, or of all."""

@@ -32,7 +32,6 @@ The table has one row an example, in the order of the data, without any of its t
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import uuid
@@ -47,7 +46,7 @@ import numpy as np
 
 from holdfast.certification.binomial import upper_bound
 from holdfast.core.errors import CheckpointError, ResourceError
-from holdfast.core.files import fsync_path, read_plain_file
+from holdfast.core.files import fsync_path, parse_parquet, read_plain_file
 from holdfast.core.hashing import sha256_file
 from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.records.audit_figures import CONFIDENCE, UNITS, Array, figures, verdict_counts, violated
@@ -264,11 +263,9 @@ def write_table(path: Path, parts: Iterable[Mapping[str, Any]], *, judged: bool 
 
 def parse_table(data: bytes, where: Path) -> Any:
     """The table in the bytes of a file; damaged ones, and other tables than an audit's, are refused."""
-    import pyarrow.parquet as pq
-
     remedy = "run holdfast audit again"
     try:
-        table = pq.read_table(io.BytesIO(data))
+        table = parse_parquet(data)
         table.validate(full=True)
     except Exception as error:  # noqa: BLE001  (damaged bytes end in many types: Arrow's, OSError, MemoryError ...)
         raise CheckpointError(

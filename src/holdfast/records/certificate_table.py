@@ -17,7 +17,7 @@ from holdfast.certification.behaviour import Claimed, Classes, assessed
 from holdfast.certification.statement import named_statement, words_of
 from holdfast.certification.terms import Rows, Terms
 from holdfast.core.errors import CheckpointError, HoldfastError
-from holdfast.core.files import write_bytes
+from holdfast.core.files import parse_parquet, write_bytes
 from holdfast.records.certificate import TABLE_NAME, CertificateRecord
 
 COLUMNS = ("id", "strength", "degradation", "violated", "cluster", "category")
@@ -86,7 +86,6 @@ def read_rows(path: Path, tau: float, expected_sha256: str) -> Rows:
 def _columns(path: Path, expected_sha256: str, names: tuple[str, ...], further: str = "") -> dict[str, list[Any]]:
     """The columns of a table whose bytes are those that were written; `further` may be the last of them."""
     import pyarrow
-    from pyarrow import parquet
 
     try:
         data = path.read_bytes()
@@ -101,7 +100,7 @@ def _columns(path: Path, expected_sha256: str, names: tuple[str, ...], further: 
             remedy=_RESTORE,
         )
     try:
-        table: dict[str, list[Any]] = parquet.read_table(pyarrow.BufferReader(data)).to_pydict()
+        table: dict[str, list[Any]] = parse_parquet(data).to_pydict()
     except (pyarrow.ArrowException, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{path} is not a certificate's table", remedy=_RESTORE) from error
     whole = tuple(table) in (names, (*names, further)) and all(isinstance(name, str) for name in table["id"])

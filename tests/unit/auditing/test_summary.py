@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,3 +155,14 @@ def test_reading_an_audit_needs_no_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
+def test_reading_an_audit_starts_no_thread(tmp_path):
+    """A process that ended while pyarrow's threads were starting was aborted, with its work done."""
+    run_audit(tmp_path)
+    code = (
+        "import os, sys, holdfast, numpy, pyarrow.parquet\nbefore = os.listdir('/proc/self/task')\n"
+        "holdfast.Audit.load(sys.argv[1])\nassert os.listdir('/proc/self/task') == before"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
