@@ -143,11 +143,12 @@ def _with_absolute_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]
 def _check_blocks(raw: Mapping[str, Any], shared: bool) -> tuple[dict[str, Any], list[Problem]]:
     """Check the blocks that mirror dataclasses; these come with torch and TRL, hence the late imports."""
     from holdfast.training.config import SafeSFTConfig
+    from holdfast.training.step import ENGINES
 
     checked: dict[str, Any] = {}
     problems: list[Problem] = []
     if isinstance(train := raw.get("train"), Mapping):
-        checked["train"], problems = check_fields(train, SafeSFTConfig, "train", OWNED)
+        checked["train"], problems = check_fields(train, SafeSFTConfig, "train", OWNED, {"step": ("auto", *ENGINES)})
     if isinstance(constraint := raw.get("constraint"), Mapping):
         checked["constraint"], found = _check_constraints(constraint, shared)
         problems += found
