@@ -30,7 +30,6 @@ The paper merges the alignment adapter first and does not say which V it took; a
 what `unaligned` names. Its lambda is 1 (`preset: paper`).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -43,8 +42,8 @@ from holdfast.constraint.gradients import ParameterSpace
 from holdfast.models.alignment_shift import starting_shift
 from holdfast.models.lora_layers import LoraLayer
 from holdfast.training.hooks import DEFENSES, Defense, Row, TrainingRun
-from holdfast_lab.building_blocks.alignment_projector import Kind, Projector, check_kind, projectors
-from holdfast_lab.building_blocks.side_term import require_settings
+from holdfast_lab.building_blocks.alignment_projector import Projector, ProjectorOptions, projectors
+from holdfast_lab.building_blocks.options import option
 
 
 @dataclass(frozen=True)
@@ -96,22 +95,10 @@ class AsFT(Defense):
     paper = MappingProxyType({"lam": 1.0})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The authors' settings.
+    class Config(ProjectorOptions):
+        """The authors' settings."""
 
-        Attributes:
-            lam: lambda, weight of the penalty.
-            projector: `paper` (C = V V^T / |V|_F, the authors') or `orthogonal` (leading left singular vectors of V).
-            rank: how many singular vectors; None: the rank of the alignment adapter, 32 where a model was given.
-        """
-
-        lam: float = 1.0
-        projector: Kind = "paper"
-        rank: int | None = None
-
-        def __post_init__(self) -> None:
-            require_settings("asft", self, {"lam": (0 <= self.lam < math.inf, "at least 0", "the authors use 1")})
-            check_kind("asft", self.projector, self.rank)
+        lam: float = option(1.0, "lambda, weight of the penalty.", least=0)
 
     config: Config
 

@@ -61,7 +61,7 @@ from holdfast.scoring.completion import deterministic, hidden_states
 from holdfast.training.hooks import DEFENSES, Defense, TrainingRun
 from holdfast.training.support import optimizer_name, require_float32
 from holdfast_lab.building_blocks.activation_subspace import SecondMoments, groups, truncated_svd
-from holdfast_lab.building_blocks.side_term import require_settings
+from holdfast_lab.building_blocks.options import Options, option
 
 logger = logging.getLogger(__name__)
 
@@ -152,23 +152,14 @@ class Salora(Defense):
     off = None  # the initialisation from W's singular vectors is no setting
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The authors' settings.
+    class Config(Options):
+        """The authors' settings."""
 
-        Attributes:
-            safety_rank: r_s, protected output directions of every adapted module.
-            task_rank: r_t, output directions of the task from which B starts.
-            calibration: safety pairs and task rows, each, from which the directions are taken.
-        """
-
-        safety_rank: int = 32
-        task_rank: int = 32
-        calibration: int = 128
-
-        def __post_init__(self) -> None:
-            usual = {"safety_rank": 32, "task_rank": 32, "calibration": 128}
-            rules = {n: (getattr(self, n) >= 1, "at least 1", f"the authors use {value}") for n, value in usual.items()}
-            require_settings("salora", self, rules)
+        safety_rank: int = option(32, "r_s, protected output directions of every adapted module.", least=1)
+        task_rank: int = option(32, "r_t, output directions of the task from which B starts.", least=1)
+        calibration: int = option(
+            128, "safety pairs and task rows, each, from which the directions are taken.", least=1
+        )
 
     config: Config
 
