@@ -16,8 +16,9 @@ BOUNDS = {
 
 def option(default: T, meaning: str, *, choices: tuple[str, ...] = (), remedy: str = "", **bounds: float) -> T:
     """A field of `Options`: one of the `choices`, or a finite number within `bounds`, whose names `BOUNDS` has."""
-    usual = remedy or ("leave it out" if default is None else f"the default is {default}")
-    about = {"meaning": meaning, "remedy": usual, "choices": choices, "bounds": bounds}
+    usual = "leave it out" if default is None else f"the authors use {default}"
+    given = remedy or (f"use {' or '.join(choices)}" if choices else usual)
+    about = {"meaning": meaning, "remedy": given, "choices": choices, "bounds": bounds}
     made: T = field(default=default, metadata=about)
     return made
 

@@ -56,7 +56,7 @@ class Penalty(SideTermDefense):
     class Config(Options):
         """The term and its weight."""
 
-        weight: float = option(1.0, "w, the term's factor beside the task loss.", least=0)
+        weight: float = option(1.0, "w, the term's factor beside the task loss.", least=0, remedy="1 is the default")
         term: Term = option(
             "mean", "what is averaged, the degradation (`mean`) or the constraint's majorizer of it (`majorizer`).",
             choices=get_args(Term),

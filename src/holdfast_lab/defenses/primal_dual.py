@@ -53,6 +53,8 @@ from holdfast_lab.building_blocks.side_term import SideTermDefense
 
 logger = logging.getLogger(__name__)
 
+OURS = "leave it out"  # the defaults are not the authors'
+
 
 def dual_step(mu: float, excess: float, rate: float, cap: float) -> float:
     """`clip(mu + rate excess, 0, cap)`: projected gradient ascent on the multiplier; excess > 0 is a violation."""
@@ -110,19 +112,21 @@ class PrimalDual(SideTermDefense):
     class Config(Options):
         """The multiplier's course."""
 
-        start: float = option(1.0, "mu before the first update.", least=0)
-        dual_rate: float = option(0.1, "eta, by how much one unit of violation raises mu in one step.", least=0)
-        warmup_epochs: float = option(
-            0.0, "passes over the task data, with fractions, in which mu stays at its start.", least=0
+        start: float = option(1.0, "mu before the first update.", least=0, remedy=OURS)
+        dual_rate: float = option(
+            0.1, "eta, by how much one unit of violation raises mu in one step.", least=0, remedy=OURS
         )
-        cap: float = option(100.0, "the largest mu.", above=0)
+        warmup_epochs: float = option(
+            0.0, "passes over the task data, with fractions, in which mu stays at its start.", least=0, remedy=OURS
+        )
+        cap: float = option(100.0, "the largest mu.", above=0, remedy=OURS)
         single_backward: bool = option(True, "one backward for both terms; False: two, of less memory.")
 
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.cap < self.start:
                 raise ConfigError(
-                    f"primal_dual: cap is {self.cap:g}, expected at least start ({self.start:g})",
+                    f"primal_dual: cap is {self.cap:g}, expected a number not below start ({self.start:g})",
                     remedy="raise cap, or lower start",
                 )
 

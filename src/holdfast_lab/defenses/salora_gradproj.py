@@ -81,11 +81,12 @@ class SaLoRAGradientProjection(Defense):
         """The paper's strength."""
 
         strength: float = option(
-            1.0, "share of the gradient's component along the direction that is taken away.", least=0, most=1
-        )
+            1.0, "share of the gradient's component along the direction that is taken away.", least=0, most=1,
+            remedy="the paper uses 1",
+        )  # fmt: skip
         rows: int | None = option(
             128, "safe pairs that the direction is computed from at most, a random choice; None are all of them.",
-            least=1,
+            least=1, remedy="use 128; null is all",
         )  # fmt: skip
 
     config: Config
