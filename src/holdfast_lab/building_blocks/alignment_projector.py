@@ -36,7 +36,6 @@ class Projector:
     square: bool = False  # whether it is C
 
     def apply(self, x: Tensor) -> Tensor:
-        """C x."""
         return self.matrix @ x if self.square else self.matrix @ (self.matrix.mT @ x)
 
 

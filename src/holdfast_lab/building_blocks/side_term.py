@@ -61,7 +61,6 @@ class SideTermDefense(Defense):
         self._row: Row = {}
 
     def row(self) -> Row:
-        """The term's figures; None and an event where it was not finite."""
         return self._row
 
     def state_dict(self) -> dict[str, Any]:
@@ -82,7 +81,6 @@ class SafeTermDefense(SideTermDefense):
         raise NotImplementedError
 
     def on_gradient(self, run: TrainingRun) -> None:
-        """Add the weighted gradient, if it is finite."""
         safe = run.data.safe
         rows = [safe[i] for i in run.data.draw(safe, self.name)]
         losses, gradient = run.engine.side_gradient(rows, self.loss(run, rows))

@@ -67,8 +67,6 @@ MOMENTUM = 0.99  # of the average of lambda under the rule `cosine`
 
 @DEFENSES.register("antibody")
 class Antibody(SideTermDefense):
-    """Flattens the harmful loss, then trains less on rows that the model would rather refuse."""
-
     name = "antibody"
     stages = ("align", "finetune")
     summary = "flat harmful loss in alignment; rows the model would rather refuse weigh less in fine-tuning"
@@ -82,8 +80,6 @@ class Antibody(SideTermDefense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Options):
-        """The authors' settings."""
-
         rho: float = option(
             0.1, "alignment: length of the simulated harmful step, in all trainable parameters together.", above=0
         )
@@ -113,7 +109,6 @@ class Antibody(SideTermDefense):
 
         @property
         def smoothing(self) -> float:
-            """The momentum in force."""
             return self.momentum if self.momentum is not None else MOMENTUM if self.rule == "cosine" else 0.0
 
     config: Config

@@ -82,8 +82,6 @@ def grouped(layers: Sequence[LoraLayer], found: Mapping[str, Projector]) -> list
 
 @DEFENSES.register("asft")
 class AsFT(Defense):
-    """Penalises the update outside the alignment direction."""
-
     name = "asft"
     packs = True
     summary = "penalty on the update outside the direction of alignment"
@@ -96,8 +94,6 @@ class AsFT(Defense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ProjectorOptions):
-        """The authors' settings."""
-
         lam: float = option(1.0, "lambda, weight of the penalty.", least=0)
 
     config: Config

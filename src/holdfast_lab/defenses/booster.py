@@ -50,8 +50,6 @@ def harmful_drop(run: TrainingRun, rows: list[Encoded], radius: float) -> tuple[
 
 @DEFENSES.register("booster")
 class Booster(SideTermDefense):
-    """Attenuates what a harmful step gains."""
-
     name = "booster"
     packs = True
     stages = ("align",)
@@ -64,8 +62,6 @@ class Booster(SideTermDefense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Options):
-        """The authors' settings."""
-
         alpha: float = option(
             0.1, "length of the simulated harmful step, in all trainable parameters together.", above=0
         )

@@ -39,8 +39,6 @@ from holdfast_lab.building_blocks.side_term import SafeTermDefense
 
 @DEFENSES.register("kl")
 class KL(SafeTermDefense):
-    """Adds the divergence from theta_0 on safe pairs."""
-
     name = "kl"
     summary = "adds the KL divergence from the first model on safe pairs"
     passes = "2 forward + backward, 1 forward"
@@ -51,8 +49,6 @@ class KL(SafeTermDefense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Options):
-        """The weight."""
-
         weight: float = option(
             1.0, "lambda, weight of the mean divergence per token.", least=0,
             remedy="1 weighs a nat of divergence as a nat of task loss",

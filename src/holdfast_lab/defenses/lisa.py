@@ -56,11 +56,9 @@ class Phases:
     finetune: int  # steps of a fine-tuning phase; with 0 there is none
 
     def at(self, step: int) -> Phase:
-        """The phase of a step: alignment comes first."""
         return "align" if step % (self.align + self.finetune) < self.align else "finetune"
 
     def begins(self, step: int) -> bool:
-        """Whether a phase begins with this step."""
         return step == 0 or self.at(step) != self.at(step - 1)
 
     def align_steps(self, step: int) -> int:
@@ -82,8 +80,6 @@ def guide_rows(run: TrainingRun, most: int) -> list[Encoded]:
 
 @DEFENSES.register("lisa")
 class Lisa(Defense):
-    """Alignment and fine-tuning in turns, with a proximal term."""
-
     name = "lisa"
     packs = True
     summary = "turns of alignment and fine-tuning, each held near the other's end"
@@ -95,8 +91,6 @@ class Lisa(Defense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Options):
-        """The settings of the authors' script."""
-
         align_steps: int = option(100, "K_align, optimizer steps of an alignment phase.", least=0)
         finetune_steps: int = option(900, "K_ft, optimizer steps of a fine-tuning phase.", least=0)
         rho: float = option(1.0, "weight of the proximal term.", least=0)

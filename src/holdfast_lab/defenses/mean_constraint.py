@@ -56,8 +56,6 @@ class MeanSteering(Steering):
 
 @DEFENSES.register("mean_constraint")
 class MeanConstraint(FilteredDefense):
-    """Constrains the average degradation."""
-
     name = "mean_constraint"
     summary = "average degradation bounded at every step by the same filter (equation 4)"
     passes = "2 forward + backward"

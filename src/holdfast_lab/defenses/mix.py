@@ -35,8 +35,6 @@ from holdfast_lab.building_blocks.side_term import SafeTermDefense
 
 @DEFENSES.register("mix")
 class Mix(SafeTermDefense):
-    """Adds the loss of safe pairs."""
-
     name = "mix"
     summary = "adds the loss of replayed safe pairs"
     passes = "2 forward + backward"
@@ -47,8 +45,6 @@ class Mix(SafeTermDefense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Options):
-        """The weight."""
-
         weight: float = option(
             1.0, "lambda, weight of the safe pairs' loss.", least=0, remedy="1 weighs safe and task tokens alike"
         )

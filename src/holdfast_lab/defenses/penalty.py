@@ -41,8 +41,6 @@ Term = Literal["mean", "majorizer"]
 
 @DEFENSES.register("penalty")
 class Penalty(SideTermDefense):
-    """Adds the safety term with a fixed weight."""
-
     name = "penalty"
     packs = True
     summary = "average degradation as a term of fixed weight in the loss"
@@ -54,8 +52,6 @@ class Penalty(SideTermDefense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Options):
-        """The term and its weight."""
-
         weight: float = option(1.0, "w, the term's factor beside the task loss.", least=0, remedy="1 is the default")
         term: Term = option(
             "mean", "what is averaged, the degradation (`mean`) or the constraint's majorizer of it (`majorizer`).",

@@ -96,8 +96,6 @@ class _Dual:
 
 @DEFENSES.register("primal_dual")
 class PrimalDual(SideTermDefense):
-    """Chance-constrained fine-tuning by a multiplier."""
-
     name = "primal_dual"
     summary = "chance constraint as a loss term whose multiplier rises while it is violated"
     passes = "2 forward + 1 backward"
@@ -110,8 +108,6 @@ class PrimalDual(SideTermDefense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Options):
-        """The multiplier's course."""
-
         start: float = option(1.0, "mu before the first update.", least=0, remedy=OURS)
         dual_rate: float = option(
             0.1, "eta, by how much one unit of violation raises mu in one step.", least=0, remedy=OURS

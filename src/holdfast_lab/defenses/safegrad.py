@@ -67,8 +67,6 @@ def kl_everywhere(rows: Sequence[Encoded], reference: Callable[[], Any]) -> RowL
 
 @DEFENSES.register("safegrad")
 class SafeGrad(SideTermDefense):
-    """Projects the task gradient where it conflicts with staying near theta_0 on safe pairs."""
-
     name = "safegrad"
     packs = True
     summary = "projects the task gradient off the gradient of the KL from the first model on safe pairs"
@@ -80,8 +78,6 @@ class SafeGrad(SideTermDefense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Options):
-        """The authors' settings."""
-
         rho: float = option(1.0, "weight of the safe gradient that is added after the projection.", least=0)
         guide: int | None = option(
             100, "safe pairs that are used at most, a random choice made once; None are all of them.", least=1

@@ -153,8 +153,6 @@ def safe_lora(model: Any, shift: Mapping[str, Shift], config: SafeLoRA.Config | 
 
 @DEFENSES.register("safelora")
 class SafeLoRA(Defense):
-    """Maps the trained update onto the alignment direction, module by module."""
-
     name = "safelora"
     packs = True
     stages = ("posthoc",)
@@ -168,8 +166,6 @@ class SafeLoRA(Defense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ProjectorOptions):
-        """The authors' settings."""
-
         mode: Literal["threshold", "number"] = option(
             "number", "`number` (the modules with the smallest cosine) or `threshold` (all at or below it).",
             choices=("threshold", "number"),

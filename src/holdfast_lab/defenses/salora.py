@@ -140,8 +140,6 @@ def _exchange(layer: LoraLayer, first: Tensor, second: Tensor) -> None:
 
 @DEFENSES.register("salora")
 class Salora(Defense):
-    """Adapts only outside the output directions of the safe replies."""
-
     name = "salora"
     packs = True
     summary = "LoRA whose output change stays outside the safe replies' directions"
@@ -153,8 +151,6 @@ class Salora(Defense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Options):
-        """The authors' settings."""
-
         safety_rank: int = option(32, "r_s, protected output directions of every adapted module.", least=1)
         task_rank: int = option(32, "r_t, output directions of the task from which B starts.", least=1)
         calibration: int = option(

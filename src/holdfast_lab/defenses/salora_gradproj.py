@@ -65,8 +65,6 @@ def safety_direction(run: TrainingRun, rows: Sequence[Encoded]) -> Vector:
 
 @DEFENSES.register("salora_gradproj")
 class SaLoRAGradientProjection(Defense):
-    """Projects one fixed direction out of every gradient."""
-
     name = "salora_gradproj"
     packs = True
     summary = "projects one safety direction, found at the start, out of every gradient"
@@ -78,8 +76,6 @@ class SaLoRAGradientProjection(Defense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Options):
-        """The paper's strength."""
-
         strength: float = option(
             1.0, "share of the gradient's component along the direction that is taken away.", least=0, most=1,
             remedy="the paper uses 1",

@@ -76,8 +76,6 @@ def hidden_gradients(
 
 @DEFENSES.register("vaccine")
 class Vaccine(Defense):
-    """Aligns under a worst-case perturbation of the hidden states."""
-
     name = "vaccine"
     stages = ("align",)
     summary = "alignment under the worst small perturbation of the hidden states"
@@ -89,8 +87,6 @@ class Vaccine(Defense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Options):
-        """The authors' settings."""
-
         rho: float = option(
             2.0, "norm of the perturbation of all hidden states of one optimizer step together.", least=0
         )

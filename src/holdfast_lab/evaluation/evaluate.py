@@ -36,8 +36,6 @@ Told = Callable[[str, int, int], None]  # receives the set, how many replies it 
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """What a model is asked."""
-
     harm: Sequence[Example] = ()  # prompts that ask for harm
     task: Task | None = None  # how replies to `task_examples` are graded; None where no utility is measured
     task_examples: Sequence[Example] = ()  # held-out examples of the task, with their targets
@@ -46,7 +44,6 @@ class Questions:
 
     @property
     def sets(self) -> dict[str, Sequence[Example]]:
-        """The sets that are not empty, by name."""
         every = {HARM: self.harm, TASK: self.task_examples, BORDERLINE: self.borderline}
         return {name: examples for name, examples in every.items() if examples}
 

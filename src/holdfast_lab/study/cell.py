@@ -50,7 +50,6 @@ RUN, EVALUATION, TIMINGS = "run", "evaluation", "timings.json"
 
 
 def kept_file(alignment: Path) -> Path:
-    """Where an alignment's kept replies lie."""
     return alignment / "kept" / "safety.jsonl"
 
 
@@ -105,7 +104,6 @@ def run_alignment(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def adapter_of(folder: Path) -> Path:
-    """Where the trained adapter of an alignment or cell folder lies."""
     return folder / RUN / "adapter"
 
 

@@ -25,8 +25,6 @@ HEX = 8
 
 @dataclass(frozen=True)
 class Model:
-    """A model by its name in tables and its place."""
-
     name: str
     ref: str
     revision: str | None = None
@@ -60,8 +58,6 @@ class Defense:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement of a study."""
-
     kind: Kind  # `defense` for a fine-tuned model; `base` and `aligned` for the models before fine-tuning
     model: Model  # the model that everything starts from
     task: str  # a name in `TASKS`
@@ -138,7 +134,6 @@ class Node:
 
     @property
     def is_alignment(self) -> bool:
-        """Whether this aligns a model rather than answering cells."""
         return not self.cells
 
 
@@ -253,7 +248,6 @@ def _unknown(cell: Cell, defenses: Collection[str], tasks: Collection[str]) -> I
 
 
 def known_names() -> tuple[Collection[str], Collection[str]]:
-    """The defenses and tasks of this version."""
     from holdfast.data.tasks import TASKS
     from holdfast.training.hooks import DEFENSES
 

@@ -46,8 +46,6 @@ class MeasureBlock(Block):
 
 
 class EvaluationBlock(Block):
-    """How harm and utility are measured."""
-
     judge: str | dict[str, Any] | None = None
     """A name of `holdfast ls judges`, a mapping with its options, or the folder of a trained judge."""
     harm_tokens: int = Field(default=512, ge=1)
@@ -86,7 +84,6 @@ class Protocol(Block):
         return self
 
     def judge(self) -> str | dict[str, Any]:
-        """What judges harm."""
         if self.evaluation.judge is None:
             raise ConfigError(
                 "the study names no judge",
@@ -141,7 +138,6 @@ def paper_constraint() -> dict[str, Any]:
 def align_settings(
     protocol: Protocol, *, model: str, revision: str | None, defense: str, output_dir: Path
 ) -> dict[str, Any]:
-    """The run file of the alignment stage."""
     train = {**protocol.train, **protocol.align.train, **protocol.align.per_defense.get(defense, {})}
     return {
         **_shared(protocol, model, revision),

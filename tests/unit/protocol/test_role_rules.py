@@ -290,19 +290,6 @@ def test_sizes_and_sources_are_checked(field, value):
         replace(SETTINGS, **{field: value})
 
 
-def test_a_revision_reaches_the_catalogue(monkeypatch, folder):
-    asked = []
-
-    def fake(name, split=None, *, folder=None, revision=None):
-        asked.append((name, revision))
-        return load(name, split, folder=place)
-
-    place = folder
-    monkeypatch.setattr("holdfast_lab.protocol.roles.load", fake)
-    draw_roles(SETTINGS, revisions={"beavertails": "c" * 40})
-    assert asked == [("beavertails", "c" * 40)] * 2
-
-
 def test_normalised_prompts_of_two_roles_never_meet(roles):
     homes = {}
     for role in ROLES:
