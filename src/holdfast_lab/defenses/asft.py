@@ -116,21 +116,11 @@ class AsFT(Defense):
             both, d_a, d_b = group.penalty()
             values.append(both.to(self._groups[0].c.matrix.device))
             if self.config.lam:  # adding zeros would turn -0.0 into 0.0
-                for params, gradients in ((group.A, d_a), (group.B, d_b)):
-                    _add(params, gradients, self.config.lam)
+                gradient = [*d_a.unbind(0), *d_b.unbind(0)]
+                ParameterSpace([*group.A, *group.B]).add_to_gradient([gradient], [self.config.lam])
         self._values = torch.stack(values).sum(0)
 
     def row(self) -> Row:
         """The penalty without lambda, and its ratio to |B A|_F^2."""
         penalty, plain = self._values.tolist()
         return {"penalty": penalty, "penalty_share": penalty / plain if plain > 0 else None}
-
-
-def _add(params: Sequence[nn.Parameter], gradients: Tensor, weight: float) -> None:
-    """`.grad += weight * gradient`, one kernel for all."""
-    held = []
-    for p in params:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        held.append(p.grad)
-    torch._foreach_add_(held, list(gradients.unbind(0)), alpha=weight)

@@ -104,28 +104,24 @@ def reply_moments(run: TrainingRun, layers: Sequence[LoraLayer], rows: Sequence[
     return moments
 
 
-def multiply_rank(model: Any, layers: Sequence[LoraLayer], factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Exchange every layer's A and B for `factors` of a whole multiple of the rank; PEFT's settings follow.
+def double_rank(model: Any, layers: Sequence[LoraLayer], factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Exchange every layer's A and B for `factors` of twice the rank; PEFT's settings follow.
 
     The parameters are new objects: an optimizer made before does not hold them. What PEFT saves afterwards is an
-    ordinary adapter. With rsLoRA, s = lora_alpha / sqrt(r), lora_alpha grows by sqrt(times) and is no integer any more.
+    ordinary adapter. With rsLoRA, s = lora_alpha / sqrt(r), lora_alpha grows by sqrt(2) and is no integer any more.
     """
     adapter = layers[0].adapter
-    times = {factors[layer.name][0].shape[0] / layer.module.r[adapter] for layer in layers}
-    if len(times) != 1 or not next(iter(times)).is_integer():
-        raise ValueError(f"the rank must grow by one whole factor, found {sorted(times)}")
-    factor = int(next(iter(times)))
     # A copy: the settings may be the very object that the caller will make other adapters from.
     config = copy.copy(model.peft_config[adapter])
-    stretch = math.sqrt(factor) if config.use_rslora else factor
-    config.r *= factor
-    config.rank_pattern = {key: value * factor for key, value in (config.rank_pattern or {}).items()}
+    stretch = math.sqrt(2) if config.use_rslora else 2
+    config.r *= 2
+    config.rank_pattern = {key: value * 2 for key, value in (config.rank_pattern or {}).items()}
     config.lora_alpha *= stretch
     config.alpha_pattern = {key: value * stretch for key, value in (config.alpha_pattern or {}).items()}
     model.peft_config[adapter] = config
     for layer in layers:
         _exchange(layer, *factors[layer.name])
-        layer.module.r[adapter] *= factor
+        layer.module.r[adapter] *= 2
         layer.module.lora_alpha[adapter] *= stretch
 
 
@@ -225,7 +221,7 @@ class Salora(Defense):
                 "salora: the safe replies have fewer than %d output directions in %d of %d modules, the first %s",
                 config.safety_rank, len(short), len(layers), short[0],
             )  # fmt: skip
-        multiply_rank(run.model, layers, factors)
+        double_rank(run.model, layers, factors)
 
     def _start(self, layer: LoraLayer, safe: SecondMoments, task: SecondMoments) -> tuple[Tensor, Tensor, Tensor]:
         """V_s, A_0 and C B_0 of one module, on the CPU."""

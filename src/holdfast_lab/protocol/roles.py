@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -26,7 +26,6 @@ from scipy.sparse.csgraph import connected_components
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_lines
-from holdfast.core.registry import nearest
 from holdfast.core.seeding import generator
 from holdfast.data.examples import Example, make_example, normalise, prompt_text
 from holdfast.data.near_duplicates import contained
@@ -38,7 +37,6 @@ ROLES = ("evaluation", "certify", "monitor", "constraint", "align", "asked", "po
 _POOL = {"evaluation": "evaluation", "asked": "unsafe", "poison": "unsafe", "harmful": "unsafe"}
 # Held-out figures count independent prompts, so these take one pair of a group.
 _ONE_OF_A_GROUP = ("certify", "monitor", "asked")
-_MAY_BE_EMPTY = ("monitor", "certify", "asked", "harmful", "poison")
 SafeSource = Literal["beavertails", "refusals"]
 HarmPrompts = Literal["beavertails_test", "beavertails_evaluation"]
 GROUP_RULE = "one prompt holds 4/5 of the word 3-shingles of the other; whole words under 5 words, exact under 3"
@@ -131,7 +129,7 @@ def _prompts(source: Collection) -> tuple[Example, ...]:
 
 @dataclass(frozen=True)
 class RoleSettings:
-    """Sources and sizes of the roles."""
+    """Sources and sizes of the roles; run and study files check theirs (`runs.config.schema.RolesBlock`)."""
 
     safe: SafeSource  # where safe pairs come from
     # where evaluation prompts come from: the test split's prompts with an unsafe reply, or BeaverTails-Evaluation
@@ -145,24 +143,6 @@ class RoleSettings:
     evaluation: int
     seed: int  # of every draw; each role has its own stream
     asked: int = 0
-
-    def __post_init__(self) -> None:
-        for field, kind in (("safe", SafeSource), ("harm_prompts", HarmPrompts)):
-            if getattr(self, field) not in get_args(kind):
-                raise ConfigError(
-                    f"protocol {field} {getattr(self, field)!r} is unknown",
-                    remedy=nearest(str(getattr(self, field)), list(get_args(kind))),
-                )
-        for role in ROLES:
-            size = getattr(self, role)
-            least = 0 if role in _MAY_BE_EMPTY else 1
-            if role == "constraint" and size is None:
-                continue
-            if not isinstance(size, int) or isinstance(size, bool) or size < least:
-                raise ConfigError(
-                    f"protocol role {role} has size {size!r}; expected a whole number of at least {least}",
-                    remedy=f"set {role} to the number of examples it should have",
-                )
 
 
 @dataclass(frozen=True)

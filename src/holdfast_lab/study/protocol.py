@@ -101,10 +101,10 @@ class Protocol(Block):
         return {**values, "evaluation": {**kept, "judge": dict(judge)}, "data": dict(roles)}
 
 
-def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "protocol") -> Protocol:
+def load_protocol(preset: str, overrides: Mapping[str, Any]) -> Protocol:
     """The protocol of a preset, with blocks of `overrides` put over it key by key."""
     if preset not in PRESETS:
-        raise ConfigError(f"{where}: unknown preset {preset!r}", remedy=nearest(preset, sorted(PRESETS)))
+        raise ConfigError(f"protocol: unknown preset {preset!r}", remedy=nearest(preset, sorted(PRESETS)))
     values: dict[str, Any] = {"preset": preset}
     for entry in (*PRESETS[preset], *PROTOCOLS[preset]):
         block, _, name = entry.key.rpartition(".")
@@ -126,7 +126,7 @@ def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "pr
             "evaluation": EvaluationBlock,
         }  # fmt: skip
         problems = from_pydantic(error, block_at=lambda place: blocks.get(place[0] if place[1:] else "", Protocol))
-        raise_problems(problems, where)
+        raise_problems(problems, "protocol")
         raise  # unreachable: an invalid block has at least one problem
 
 
