@@ -150,32 +150,24 @@ def align_settings(
 
 
 def finetune_settings(
-    protocol: Protocol,
-    *,
-    model: str,
-    revision: str | None,
-    task: str,
-    poison_ratio: float,
-    seed: int,
-    defense: Mapping[str, Any],
-    output_dir: Path,
-    kept: Path | None = None,
+    protocol: Protocol, cell: Mapping[str, Any], *, model: str, output_dir: Path, kept: Path | None = None
 ) -> dict[str, Any]:
     """The run file of the fine-tuning stage; after a defense that acts in alignment alone it is plain SFT.
 
-    `model` is the aligned model, as an adapter on the base; `kept` its own safe replies as the safety set, None takes
-    the roles' pairs; `defense` has `name`, and optionally `preset`, `options`, `constraint` and `train`.
+    `cell` has `task`, `poison_ratio`, `seed` and `defense`: its `name`, and optionally `preset`, `options`,
+    `constraint` and `train`. `model` is the aligned model, as an adapter on the base; `kept` its own safe replies as
+    the safety set, None takes the roles' pairs.
     """
     from holdfast.training.hooks import DEFENSES
 
-    chosen = {"name": "sft"}
+    chosen, defense = {"name": "sft"}, cell["defense"]
     if DEFENSES[defense["name"]].stages != ("align",):
         chosen = {"name": defense["name"], **_preset(defense.get("preset")), **(defense.get("options") or {})}
     paper = paper_constraint() if defense.get("preset") == "paper" else {}
     return {
-        **_shared(protocol, model, revision),
+        **_shared(protocol, model, None),
         "adapter_policy": protocol.adapter_policy,
-        "task": {"name": task, "size": protocol.size, "poison_ratio": poison_ratio},
+        "task": {"name": cell["task"], "size": protocol.size, "poison_ratio": cell["poison_ratio"]},
         "defense": chosen,
         "train": {**protocol.train, **(defense.get("train") or {})},
         "constraint": {**paper, **(defense.get("constraint") or {})},
@@ -183,7 +175,7 @@ def finetune_settings(
             **({"role": "constraint"} if kept is None else {"data": str(kept), "on_leak": "move"}),
             "openings": protocol.openings,
         },
-        "seed": seed,
+        "seed": cell["seed"],
         "output_dir": str(output_dir),
     }
 
