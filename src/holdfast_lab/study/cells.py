@@ -213,16 +213,10 @@ def split_known(
     cells: list[Cell], *, defenses: Collection[str], tasks: Collection[str], skip_unknown: bool = False
 ) -> tuple[list[Cell], list[LeftOut]]:
     """The cells whose defense, alignment and task this version has, and the others."""
-    found: list[Cell] = []
-    left: list[LeftOut] = []
-    advice: dict[str, str] = {}
-    for cell in cells:
-        unknown = dict(_unknown(cell, defenses, tasks))
-        advice |= unknown
-        if unknown:
-            left.append(LeftOut(cell, tuple(unknown)))
-        else:
-            found.append(cell)
+    each = [(cell, dict(_unknown(cell, defenses, tasks))) for cell in cells]
+    found = [cell for cell, unknown in each if not unknown]
+    left = [LeftOut(cell, tuple(unknown)) for cell, unknown in each if unknown]
+    advice = {name: hint for _, unknown in each for name, hint in unknown.items()}
     if left and not skip_unknown:
         lines = "".join(f"\n  - {name}: {hint}" for name, hint in advice.items())
         raise ConfigError(
