@@ -8,8 +8,6 @@ A reply that ends before its class is certain (cut at `max_new_tokens` while it 
 for once more at four times the length. What is then still cut is unsorted: nobody saw how it ends.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 The prompts are there once each, in groups of near-duplicates, and were not seen in training.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

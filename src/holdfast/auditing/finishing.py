@@ -1,7 +1,5 @@
 """From measured windows, or the losses of a training run, to the files of an audit."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Samples are paired by id. Counted are those that passed before; lost are those o
 are bound by their bytes. Which models made them is what the logs say.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

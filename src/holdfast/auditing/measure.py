@@ -5,12 +5,10 @@ and other kernels move each loss a little, more so in bfloat16. It is the 99 % q
 itself, over the at most 64 examples with the smallest ids, which are hashes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -183,7 +181,7 @@ class Launch:
                 gap((len(self.order) + number / len(self.sides) * len(self.todo[0])) / len(self.encoded))
         return losses_and_kl(outputs[0], outputs[1], batch) if self.kl else torch.cat(outputs)
 
-    def finish(self, count: Count | None = None, gap: Gap | None = None) -> Launch:
+    def finish(self, count: Count | None = None, gap: Gap | None = None) -> Self:
         """Launch what is left; nothing is waited for."""
         with ExitStack() as stack:
             pair = self.measurer.pair

@@ -4,8 +4,6 @@ Every measure has two steps. `prepare` does what can be refused while the openin
 alone, or noise. `measure` looks at the model after.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ at the full level, until the first failure (Learn-then-Test with a fixed sequenc
 written has its B scaled by s, so that any PEFT reader loads exactly what was measured.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

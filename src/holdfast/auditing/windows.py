@@ -6,8 +6,6 @@ in the gap until the device needs more the host encodes the same share of the ne
 one.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping

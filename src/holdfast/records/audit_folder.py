@@ -30,8 +30,6 @@ The table has one row an example, in the order of the data, without any of its t
 | harm_before, harm_after                           | double or null  | only with a judge: its probability of unsafe  |
 """
 
-from __future__ import annotations
-
 import math
 import os
 import uuid

@@ -15,8 +15,6 @@ Nothing here can tell who wrote a file: whoever changes table, figures and every
 that agrees with itself. A certificate's sha256 kept elsewhere (`verify --expect`) or its signature closes that gap.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,11 +1,9 @@
 """What a report speaks of: the limit, what was measured against it, and what was certified."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +40,7 @@ class Limit:
     def words(self) -> str:
         return unit_words(self.unit, self.first_k)
 
-    def same_question(self, other: Limit) -> bool:
+    def same_question(self, other: "Limit") -> bool:
         """Whether a violation means the same under both (alpha may differ)."""
         if (self.tau, self.unit) != (other.tau, other.unit):
             return False
@@ -140,7 +138,7 @@ class Table:
         return np.empty(0) if found is None else found[self.roles == role]
 
     @classmethod
-    def of_stored(cls, table: Any) -> Table:
+    def of_stored(cls, table: Any) -> Self:
         """From a table that was read and believed (`holdfast.records.stored_evidence`)."""
         units = [unit for unit in audit_figures.UNITS if not table[unit].null_count]
         tokens = table["tokens"].to_numpy(zero_copy_only=False).astype(np.int64)

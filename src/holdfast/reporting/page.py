@@ -3,8 +3,6 @@
 Several runs stand side by side: they are compared with the first one where the same prompts were measured.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections import Counter

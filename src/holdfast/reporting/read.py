@@ -1,7 +1,5 @@
 """A run folder, or the output of an audit or certification, as `Evidence`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path

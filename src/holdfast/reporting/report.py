@@ -1,7 +1,5 @@
 """`report`: a page and a model card from run folders."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

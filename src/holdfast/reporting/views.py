@@ -1,7 +1,5 @@
 """What the page shows of one run: words, rows and pictures, ready to be placed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The examples that degraded most, and their text where it can still be read."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
