@@ -115,14 +115,20 @@ class Pair:
         else:
             yield model
 
-    def sides(self) -> Iterator[tuple[Name, Any]]:
-        """Each side in turn, in evaluation mode; with two models, the first is freed before the second is loaded."""
+    @contextmanager
+    def using(self, name: Name) -> Iterator[Any]:
+        """One side in evaluation mode; of two models it is freed at the end, before the other one is loaded."""
         keep = self.together
+        with self.on(name) as model, deterministic(model):
+            yield model
+        if not keep:
+            self.release(name)
+
+    def sides(self) -> Iterator[tuple[Name, Any]]:
+        """Each side in turn."""
         for name in NAMES:
-            with self.on(name) as model, deterministic(model):
+            with self.using(name) as model:
                 yield name, model
-            if not keep:
-                self.release(name)
 
     def require_unchanged(self) -> None:
         """Hash the files of both models again, after measuring and before anything is written.
