@@ -162,7 +162,7 @@ class Launch:
         outputs: list[Any] = []
         for number, side in enumerate(self.sides, 1):
             if outputs and self.measurer.pair.mode == "one model":
-                outputs.append(outputs[0])
+                outputs.append(outputs[0])  # of the one model that both sides are
                 break
             with self.measurer.pair.on(side) as model:
                 outputs.append(States.of(model, batch) if self.kl else losses_of(model, batch))

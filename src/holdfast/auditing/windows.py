@@ -195,7 +195,7 @@ class _Pass:
         if self.noise or not all(measured):
             measurer.check(name, windows.encode(windows.sampled[:1], self.side)[0])
         prefetcher = windows.prefetcher(self.side, lambda number: not measured[number])
-        store: Callable[[], None] = lambda: None  # noqa: E731
+        store: Callable[[], None] | None = None
         for window in prefetcher:
             if measured[window.number]:  # its budget is kept
                 measurer.batch_tokens = int(parts.facts(name, window.number)["batch_tokens"])
@@ -203,13 +203,15 @@ class _Pass:
                 continue
             gap = partial(self._in_gap, prefetcher)
             launched = measurer.launch(name, window.encoded, count, gap)
-            store()
+            if store is not None:
+                store()
             facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
             store = partial(self._store, window, launched, facts)
         again = self._second_pass()
         if again is not None:
             again.finish()
-        store()
+        if store is not None:
+            store()
         if again is not None:
             for number in np.flatnonzero(measured):
                 self._keep(parts.read(name, int(number)))
