@@ -183,7 +183,7 @@ def idle_device(run: Callable[[], Any], pair: Pair) -> dict[str, Any]:
 def measured(measurer: Measurer, encoded: list[list[Encoded]]) -> list[Any]:
     """Every window's losses; all are handed to the device before the first is waited for."""
     waiting = [measurer.launch("both", window) for window in encoded]
-    return [collect() for collect in waiting]
+    return [launched.columns() for launched in waiting]
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.constraint.filter import SafetyFilter as SafetyFilter
     from holdfast.core import errors as errors
     from holdfast.records.audit import Audit as Audit
-    from holdfast.reporting.report import report as report
+    from holdfast.reporting.page import report as report
     from holdfast.runs.config import RunConfig as RunConfig
     from holdfast.runs.config import load_config as load_config
     from holdfast.runs.pipeline import RunResult as RunResult
@@ -55,7 +55,7 @@ _HOMES = {
     "certify_counts": "holdfast.certification.certificate",
     "load_config": "holdfast.runs.config",
     "plan": "holdfast.certification.power",
-    "report": "holdfast.reporting.report",
+    "report": "holdfast.reporting.page",
     "run": "holdfast.runs.pipeline",
     "screen": "holdfast.screening.screen",
     "verify": "holdfast.auditing.verify",

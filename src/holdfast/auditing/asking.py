@@ -8,12 +8,9 @@ A reply that ends before its class is certain (cut at `max_new_tokens` while it 
 for once more at four times the length. What is then still cut is unsorted: nobody saw how it ends.
 """
 
-from __future__ import annotations
-
 import logging
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,6 @@ from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.judging.store import read_replies, replies
 from holdfast.records.certificate import CertificateRecord
 from holdfast.records.certificate_table import Table
-from holdfast.scoring.completion import deterministic
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +70,13 @@ class Asked:
 
     def require_room(self, name: Name) -> None:
         """Refuse prompts that are too long for their replies, while nothing is spent."""
-        with self._on(name) as model:
+        with self.pair.using(name) as model:
             prompts = prompt_ids(self.pair.tokenizers.of(name), self.examples, self.how.template)
             require_room(model, self.examples, prompts, self.how.max_new_tokens)
 
     def replies(self, name: Name) -> list[Reply]:
         """One reply a prompt, in order, as long as `max_new_tokens` allows."""
-        with self._on(name) as model:
+        with self.pair.using(name) as model:
             return self._ask(name, name, model, self.how.batch_size)
 
     def classes(self, name: Name, *, again: bool = False) -> list[str]:
@@ -88,22 +84,13 @@ class Asked:
         stored, size, n = "again" if again else name, self.how.batch_size, len(self.examples)
         if again:  # prompts beside others, so that rounding has its say
             size = max(1, 3 * size // 4 if n > size else (n + 1) // 2)
-        with self._on(name) as model:
+        with self.pair.using(name) as model:
             first = self._ask(name, stored, model, size)
             longer = self._longer(name, stored, model, size, [i for i, reply in enumerate(first) if _undecided(reply)])
         return [class_of(longer.get(i, reply)) for i, reply in enumerate(first)]
 
     def stored(self) -> dict[str, str]:
         return {path.name: sha256_file(path) for path in sorted(self.folder.glob("*.jsonl"))}
-
-    @contextmanager
-    def _on(self, name: Name) -> Iterator[Any]:
-        keep = self.pair.together
-        with self.pair.on(name) as model, deterministic(model):
-            yield model
-        if not keep:
-            del model  # or it would still be held while the other one is loaded
-            self.pair.release(name)
 
     def _longer(self, name: Name, stored: str, model: Any, size: int, places: Sequence[int]) -> dict[int, Reply]:
         """Longer replies by place; none where the model's positions leave no room for longer ones."""

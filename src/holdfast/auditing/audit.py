@@ -1,7 +1,5 @@
 """Audit: how much worse is one model than another on safety examples, for any two models, whoever made them."""
 
-from __future__ import annotations
-
 import logging
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Which examples run together: sorted by length, as many as a budget of padded tokens allows."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise

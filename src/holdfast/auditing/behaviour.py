@@ -1,7 +1,5 @@
 """The behaviour view: what two models reply to the same prompts, and how often a safe reply became unsafe."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 The prompts are there once each, in groups of near-duplicates, and were not seen in training.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +19,7 @@ from holdfast.certification.share import DRAWN
 from holdfast.certification.statement import words_of
 from holdfast.certification.terms import Terms, require_enough
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ConfigError, DataError, HoldfastError, UnsupportedError
+from holdfast.core.errors import ConfigError, DataError, HoldfastError, InfeasibleError, UnsupportedError
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
 from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, as_chat, normalise, prompt_text, searchable_texts, uniform
@@ -197,12 +195,14 @@ class Prompts:
 
 
 def require_enough_rows(
-    terms: Terms, labels: Sequence[int], categories: Sequence[str | None], every: Iterable[str | None] = ()
-) -> None:
+    terms: Terms, labels: Sequence[int], categories: Sequence[str | None], every: Iterable[str | None] = (), *,
+    counted: str = "", remedy: str = "",
+) -> None:  # fmt: skip
     """Refuse prompts, given by the labels of their groups, too few to certify even without a regression.
 
     Of a certificate per category each category needs enough units: groups, or prompts where these were drawn one by
-    one. One of `every` category that has no prompt certifies nothing, and must not be left out.
+    one. One of `every` category that has no prompt certifies nothing, and must not be left out. Where not all prompts
+    count, `counted` says which do, and `remedy` what to do for more of them.
     """
     sizes = list(Counter(labels).values())
     units = len(labels) if terms.kind == "finite_pool" or terms.drawn == "rows" else len(sizes)
@@ -210,7 +210,13 @@ def require_enough_rows(
     for category, label in zip(categories, labels, strict=True):
         per_category.setdefault(str(category), []).append(label)
     counts = {name: len(own if terms.drawn == "rows" else set(own)) for name, own in sorted(per_category.items())}
-    require_enough(terms, units, counts if terms.kind == "per_category" else None, sizes=sizes)
+    try:
+        require_enough(terms, units, counts if terms.kind == "per_category" else None, sizes=sizes)
+    except InfeasibleError as error:
+        if not counted:
+            raise
+        what = f"{counted}, in {len(sizes)} groups of near-duplicates: {error.what}"
+        raise InfeasibleError(what, remedy=remedy) from error
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """From measured windows, or the losses of a training run, to the files of an audit."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +18,8 @@ from holdfast.constraint.feasibility import NOISE_MARGIN
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.records.audit import Audit
-from holdfast.records.audit_figures import UNITS, figures, violated
-from holdfast.records.audit_folder import write_audit_folder
+from holdfast.records.audit_figures import UNITS, violated
+from holdfast.records.audit_folder import table_figures, write_audit_folder
 from holdfast.scoring.completion import CompletionLosses
 
 logger = logging.getLogger(__name__)
@@ -34,34 +32,23 @@ def _write(
     behaviour: Behaviour | None = None,
 ) -> Audit:  # fmt: skip
     """The table part by part, each of one role, then the summary: figures, and `facts` that are not in the table."""
-    roles: dict[str, dict[str, list[Any]]] = {}
-    truncated = 0
+    limit: dict[str, Any] = {name: getattr(constraint, name) for name in ("unit", "tau", "alpha")}
 
     def rows() -> Iterator[dict[str, Any]]:
-        nonlocal truncated
         start = 0
         for part in parts:
             stop = start + len(part["id"])
-            columns = part | ({} if behaviour is None else behaviour.columns(start, stop))
-            columns["violated"] = violated(columns[constraint.unit], constraint.tau)
-            by_unit = roles.setdefault(columns["role"][0], {unit: [] for unit in UNITS})
-            for unit in UNITS:
-                by_unit[unit].append(columns[unit])
-            truncated, start = truncated + int(columns["truncated"].sum()), stop
-            yield columns
+            judged = {} if behaviour is None else behaviour.columns(start, stop)
+            yield part | judged | {"violated": violated(part[constraint.unit], constraint.tau)}
+            start = stop
 
-    def summary() -> dict[str, Any]:
-        limit = {name: getattr(constraint, name) for name in ("unit", "tau", "alpha")}
-        gathered: dict[str, dict[str, Any]] = {
-            role: {unit: None if values[0] is None else np.concatenate(values) for unit, values in by_unit.items()}
-            for role, by_unit in roles.items()
-        }
-        lost = sum(int((~np.isfinite(by_unit[constraint.unit])).sum()) for by_unit in gathered.values())
+    def summary(table: Any) -> dict[str, Any]:
+        lost = int((~np.isfinite(table.column(constraint.unit).to_numpy())).sum())
         if lost:
             logger.warning("%d examples have no finite degradation; they count as violations unless it is -inf", lost)
-        found = {"first_k": constraint.first_k, "truncated": truncated, "commit": commit(), "hardware": hardware()}
+        found = {"first_k": constraint.first_k, "commit": commit(), "hardware": hardware()}
         judged = {"behaviour": None if behaviour is None else behaviour.to_json()}
-        return figures(gathered, **limit) | limit | found | judged | dict(facts)
+        return table_figures(table, **limit) | limit | found | judged | dict(facts)
 
     write_audit_folder(folder, summary, rows(), judged=behaviour is not None)
     return Audit.load(folder)

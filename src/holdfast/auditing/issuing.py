@@ -1,7 +1,5 @@
 """Issuing a certificate: the verdict from the table, the hashes of what it rests on, and the assumptions in words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime

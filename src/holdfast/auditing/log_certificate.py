@@ -4,8 +4,6 @@ Samples are paired by id. Counted are those that passed before; lost are those o
 are bound by their bytes. Which models made them is what the logs say.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from holdfast.certification.behaviour import KEPT, LOST, assessed
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.certification.terms import Rows, Terms, require_categories
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError
+from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.hashing import sha256_json, sha256_text
 from holdfast.data.examples import normalise
 from holdfast.data.near_duplicates import clusters
@@ -58,7 +56,11 @@ def certify_logs(
     categories = {name: sample.category for name, sample in zip(ids, pairs.samples, strict=True)}
     claim = spec.claim(pairs.log_before.sha256, pairs.log_after.sha256, categories)
     texts = {n: f"text:{sha256_text(normalise(s.prompt))[:16]}" for n, s in zip(ids, pairs.samples, strict=True)}
-    _require_enough(spec.terms(book.check(claim, ids, declared=openings, texts=texts).declared), table, pairs)
+    require_enough_rows(
+        spec.terms(book.check(claim, ids, declared=openings, texts=texts).declared), table.cluster.tolist(),
+        table.category, counted=f"{pairs.passed_before} of {pairs.n} samples passed in the log before",
+        remedy="use logs with more samples; `holdfast plan` says how many",
+    )  # fmt: skip
     entry = book.open(claim, ids, declared=openings, label=str(output), texts=texts)
     terms = spec.terms(entry.declared)
     book.settle(claim.sha256, ids, outcome_lines(table, terms.tau))
@@ -114,18 +116,6 @@ def _counted(pairs: PairedOutcomes) -> Rows:
         np.array([labels[i] for i in chosen], dtype=np.int64), [pairs.samples[i].category for i in chosen],
         np.full(len(chosen), np.nan),
     )  # fmt: skip
-
-
-def _require_enough(terms: Terms, table: Rows, pairs: PairedOutcomes) -> None:
-    labels = table.cluster.tolist()
-    try:
-        require_enough_rows(terms, labels, table.category)
-    except InfeasibleError as error:
-        raise InfeasibleError(
-            f"{pairs.passed_before} of {pairs.n} samples passed in the log before, in {len(set(labels))} groups of "
-            f"near-duplicates: {error.what}",
-            remedy="use logs with more samples; `holdfast plan` says how many",
-        ) from error
 
 
 def _data_sha256(pairs: PairedOutcomes) -> str:

@@ -5,12 +5,10 @@ and other kernels move each loss a little, more so in bfloat16. It is the 99 % q
 itself, over the at most 64 examples with the smallest ids, which are hashes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -29,12 +27,10 @@ from holdfast.scoring.transfer import OnHost
 
 QUANTILE, SAMPLE, SEED = 0.99, 64, 0  # of the noise floor
 Array = np.ndarray[Any, np.dtype[Any]]
-Progress = Callable[[int, int], None]
 PassName = Literal["both", "before", "after"]
+Progress = Callable[[int, int], None]  # done, total
 Count = Callable[[int], None]
-Collect = Callable[[], dict[str, Array]]
-Gap = Callable[[float], None]
-"""Called when a forward was handed to the device and runs there, with the share of the examples handed over so far."""
+Gap = Callable[[float], None]  # a forward now runs on the device: the share of the examples handed over so far
 
 
 @dataclass(frozen=True)
@@ -100,40 +96,29 @@ class Measurer:
         Where both share their base, `after` has all that `before` has.
         """
         sides: tuple[Name, ...] = (name,) if name != "both" else NAMES[-1:] if self.pair.switchable else NAMES
-        needs = []
+        self.masked = False
         for side in sides:
+            pad = self.pair.tokenizers.of(side).pad_token_id
             try:
                 with self.pair.on(side) as model, deterministic(model):
-                    pad = self.pair.tokenizers.of(side).pad_token_id
-                    needs.append(needs_mask(model, example, pad, self.pair.device))
+                    self.masked |= needs_mask(model, example, pad, self.pair.device)
             except RuntimeError as error:
                 smaller_budget(error, len(example.input_ids), rows=1)
-        self.masked = any(needs)
 
     def launch(
         self, name: PassName, encoded: Sequence[Encoded], count: Count | None = None, gap: Gap | None = None
-    ) -> Collect:
-        """Hand all examples to the device; what comes back waits for the results.
+    ) -> "Launch":
+        """Hand all examples to the device; the `columns` of what comes back wait for the results.
 
         Under `both` each batch goes through both models: losses of both, and the KL. Otherwise losses of one.
         """
-        if name != "both":
-            return Launch(self, (name,), encoded).finish(count, gap).columns
-        self.pair.hold()
-        rows = [causal_lm(model).get_output_embeddings().weight.shape[0] for model in self.pair.models]
-        if self.kl and len(set(rows)) > 1:
-            what = f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows"
-            raise UnsupportedError(what, remedy="use unit nll_token without kl")
-        if self.pair.mode != "one model":
-            return Launch(self, NAMES, encoded).finish(count, gap).columns
-        once = Launch(self, ("before",), encoded).finish(count, gap)
-
-        def twice() -> dict[str, Array]:
-            before = once.columns()
-            after = {f"{key.removesuffix('_before')}_after": column for key, column in before.items()}
-            return before | after | ({"kl": np.zeros(len(encoded))} if self.kl else {})
-
-        return twice
+        if name == "both":
+            self.pair.hold()
+            rows = [causal_lm(model).get_output_embeddings().weight.shape[0] for model in self.pair.models]
+            if self.kl and len(set(rows)) > 1:
+                what = f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows"
+                raise UnsupportedError(what, remedy="use unit nll_token without kl")
+        return Launch(self, NAMES if name == "both" else (name,), encoded).finish(count, gap)
 
 
 class Launch:
@@ -176,6 +161,9 @@ class Launch:
     def _run(self, batch: Batch, gap: Gap | None) -> Tensor:
         outputs: list[Any] = []
         for number, side in enumerate(self.sides, 1):
+            if outputs and self.measurer.pair.mode == "one model":
+                outputs.append(outputs[0])  # of the one model that both sides are
+                break
             with self.measurer.pair.on(side) as model:
                 outputs.append(States.of(model, batch) if self.kl else losses_of(model, batch))
             if gap is not None:
@@ -183,8 +171,8 @@ class Launch:
                 gap((len(self.order) + number / len(self.sides) * len(self.todo[0])) / len(self.encoded))
         return losses_and_kl(outputs[0], outputs[1], batch) if self.kl else torch.cat(outputs)
 
-    def finish(self, count: Count | None = None, gap: Gap | None = None) -> Launch:
-        """Launch what is left; nothing is waited for."""
+    def finish(self, count: Count | None = None, gap: Gap | None = None) -> Self:
+        """Launch what is left; nothing is waited for. `count` is told the examples of a batch, once a model."""
         with ExitStack() as stack:
             pair = self.measurer.pair
             models = pair.models if len(self.sides) > 1 else [stack.enter_context(pair.on(self.sides[0]))]
@@ -192,7 +180,7 @@ class Launch:
                 stack.enter_context(deterministic(model))
             while n := self.step(gap):
                 if count is not None:
-                    count(n)
+                    count(n * len(self.sides))
         self._values = OnHost(torch.cat(self._results, dim=1))
         return self
 
@@ -232,11 +220,11 @@ def measure_pair(
     columns: dict[str, Array] = {}
     if measurer.joint:
         measurer.check("both", sides["before"][0])
-        columns = measurer.launch("both", sides["before"], lambda n: count(2 * n))()
+        columns = measurer.launch("both", sides["before"], count).columns()
     else:
         for name, _ in pair.sides():
             measurer.check(name, sides[name][0])
-            columns |= measurer.launch(name, sides[name], count)()
+            columns |= measurer.launch(name, sides[name], count).columns()
     labels = np.array([item.n_labels for item in sides["before"]])
     return Measured(labels, np.minimum(labels, first_k), **columns)
 

@@ -4,8 +4,6 @@ Every measure has two steps. `prepare` does what can be refused while the openin
 alone, or noise. `measure` looks at the model after.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -194,7 +192,13 @@ class ByBehaviour(Measure):
         self._again = self._asked.classes("before", again=True)
         classes, shared = self._classes(prompts, self._before), replace(terms, claims=len(self.claims))
         for claim in self.claims:
-            _require_counted(classes, claim, shared)
+            rows = classes.rows(claim)
+            require_enough_rows(
+                shared, rows.cluster.tolist(), rows.category, every=classes.category,
+                counted=f"the model before {claim.value} {len(rows.ids)} of {len(classes.ids)} prompts",
+                remedy=f"give more prompts that it {'refuses' if claim is Claimed.REFUSALS else 'answers'}; "
+                "`holdfast plan` says how many. A model that refuses nothing has no refusals to keep",
+            )  # fmt: skip
             _require_steady(classes, claim, terms.alpha, pair)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Classes:
@@ -217,21 +221,6 @@ class ByBehaviour(Measure):
     def _classes(self, prompts: Prompts, after: Sequence[str]) -> Classes:
         cluster = np.array(prompts.cluster, dtype=np.int64)
         return Classes(prompts.ids, cluster, prompts.categories, self._before, self._again, after, prompts.keep)
-
-
-def _require_counted(classes: Classes, claim: Claimed, terms: Terms) -> None:
-    """Refuse a model that refuses (or answers) too little to show anything."""
-    rows = classes.rows(claim)
-    labels = rows.cluster.tolist()
-    try:
-        require_enough_rows(terms, labels, rows.category, every=classes.category)
-    except InfeasibleError as error:
-        raise InfeasibleError(
-            f"the model before {claim.value} {len(rows.ids)} of {len(classes.ids)} prompts, in {len(set(labels))} "
-            f"groups of near-duplicates: {error.what}",
-            remedy=f"give more prompts that it {'refuses' if claim is Claimed.REFUSALS else 'answers'}; "
-            "`holdfast plan` says how many. A model that refuses nothing has no refusals to keep",
-        ) from error
 
 
 def _require_steady(classes: Classes, claim: Claimed, alpha: float, pair: Pair) -> None:

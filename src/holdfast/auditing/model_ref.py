@@ -4,8 +4,6 @@ Degradations compare the two models on the same tokens. Where their tokenizers d
 choice to be made and recorded, or the comparison shrinks to the one unit that does not count tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property

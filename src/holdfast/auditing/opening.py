@@ -5,8 +5,6 @@ on, a tau inside the noise, an opening that was not declared. The ledger's entry
 measured. Of the prompts only the verdict and counts are shown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

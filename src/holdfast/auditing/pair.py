@@ -8,13 +8,11 @@
 | two models   | one at a time, unless both are asked for at once |
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 
@@ -29,34 +27,6 @@ logger = logging.getLogger(__name__)
 
 Name = Literal["before", "after"]
 NAMES: tuple[Name, ...] = get_args(Name)
-
-
-def open_pair(
-    before: Any, after: Any, *, dtype: DType = "auto", device: str | torch.device | None = None,
-    tokenizer: Choice = "same", trust_remote_code: bool = False, before_revision: str | None = None,
-    after_revision: str | None = None, processing_class: Any = None,
-) -> Pair:  # fmt: skip
-    """Resolve, hash and compare two models; weights are loaded when they are first used.
-
-    Args: as of `holdfast.audit`; `tokenizer`: see `tokenizers_for`. A loaded model stays on its device.
-    """
-    if dtype not in get_args(DType):
-        raise UnsupportedError(
-            f"dtype {dtype!r} is not supported, expected one of {', '.join(get_args(DType))}",
-            remedy="use bfloat16 or float32: fp16 overflows where losses are compared",
-        )
-    trust: dict[str, bool] = {"trust_remote_code": trust_remote_code}
-    first, second = model_ref(before, before_revision, **trust), model_ref(after, after_revision, **trust)
-    sides = {"before": stacked(first, second, **trust), "after": stacked(second, first, **trust)}
-    places = {str(side.loaded.device) for side in sides.values() if side.loaded is not None}
-    if len(places) > 1:
-        raise ConfigError(
-            f"the two models are on different devices ({', '.join(sorted(places))})", remedy="move them to one device"
-        )
-    place = device or (places.pop() if places else "cuda" if torch.cuda.is_available() else "cpu")
-    checked, lower, upper = require_device(place), sides["before"], sides["after"]
-    tokenizers = tokenizers_for(lower, upper, tokenizer, processing_class=processing_class, **trust)
-    return Pair(sides, mode_of(lower, upper, **trust), tokenizers, dtype=dtype, device=checked, **trust)
 
 
 class Pair:
@@ -83,7 +53,7 @@ class Pair:
         self._lora_b: list[tuple[Any, Any]] = []
         self._layers: list[Any] = []
 
-    def __enter__(self) -> Pair:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -145,14 +115,20 @@ class Pair:
         else:
             yield model
 
-    def sides(self) -> Iterator[tuple[Name, Any]]:
-        """Each side in turn, in evaluation mode; with two models, the first is freed before the second is loaded."""
+    @contextmanager
+    def using(self, name: Name) -> Iterator[Any]:
+        """One side in evaluation mode; of two models it is freed at the end, before the other one is loaded."""
         keep = self.together
+        with self.on(name) as model, deterministic(model):
+            yield model
+        if not keep:
+            self.release(name)
+
+    def sides(self) -> Iterator[tuple[Name, Any]]:
+        """Each side in turn."""
         for name in NAMES:
-            with self.on(name) as model, deterministic(model):
+            with self.using(name) as model:
                 yield name, model
-            if not keep:
-                self.release(name)
 
     def require_unchanged(self) -> None:
         """Hash the files of both models again, after measuring and before anything is written.
@@ -209,6 +185,34 @@ class Pair:
             pairs = {"before": self.before.adapter, "after": self.after.adapter}
             return attach(base, {key: folder for key, folder in pairs.items() if folder is not None})
         return base if side.adapter is None else attach(base, {"default": side.adapter})
+
+
+def open_pair(
+    before: Any, after: Any, *, dtype: DType = "auto", device: str | torch.device | None = None,
+    tokenizer: Choice = "same", trust_remote_code: bool = False, before_revision: str | None = None,
+    after_revision: str | None = None, processing_class: Any = None,
+) -> Pair:  # fmt: skip
+    """Resolve, hash and compare two models; weights are loaded when they are first used.
+
+    Args: as of `holdfast.audit`; `tokenizer`: see `tokenizers_for`. A loaded model stays on its device.
+    """
+    if dtype not in get_args(DType):
+        raise UnsupportedError(
+            f"dtype {dtype!r} is not supported, expected one of {', '.join(get_args(DType))}",
+            remedy="use bfloat16 or float32: fp16 overflows where losses are compared",
+        )
+    trust: dict[str, bool] = {"trust_remote_code": trust_remote_code}
+    first, second = model_ref(before, before_revision, **trust), model_ref(after, after_revision, **trust)
+    sides = {"before": stacked(first, second, **trust), "after": stacked(second, first, **trust)}
+    places = {str(side.loaded.device) for side in sides.values() if side.loaded is not None}
+    if len(places) > 1:
+        raise ConfigError(
+            f"the two models are on different devices ({', '.join(sorted(places))})", remedy="move them to one device"
+        )
+    place = device or (places.pop() if places else "cuda" if torch.cuda.is_available() else "cpu")
+    checked, lower, upper = require_device(place), sides["before"], sides["after"]
+    tokenizers = tokenizers_for(lower, upper, tokenizer, processing_class=processing_class, **trust)
+    return Pair(sides, mode_of(lower, upper, **trust), tokenizers, dtype=dtype, device=checked, **trust)
 
 
 def _peft_in_memory(side: ModelRef) -> bool:

@@ -4,8 +4,6 @@ A part is written whole or not at all, and belongs to one binding: models, data,
 sha256 of a parquet table (32 bytes), then the table: a flipped bit is found before Arrow sees it.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import shutil

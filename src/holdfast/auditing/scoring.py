@@ -5,8 +5,6 @@ attention mask can be left out. That spares the model a mask of (rows, width, wi
 done only where `padding_is_inert` has seen it to be so.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

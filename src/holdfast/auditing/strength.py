@@ -5,8 +5,6 @@ at the full level, until the first failure (Learn-then-Test with a fixed sequenc
 written has its B scaled by s, so that any PEFT reader loads exactly what was measured.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile
@@ -23,7 +21,7 @@ from holdfast.certification.assessment import tested_at
 from holdfast.certification.learn_then_test import STRENGTHS, Tested, fixed_sequence
 from holdfast.certification.terms import Rows, Terms
 from holdfast.core.errors import CheckpointError, ConfigError
-from holdfast.core.files import fsync_path
+from holdfast.core.files import new_folder
 from holdfast.models.content import content_of
 from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DECISIVE
 
@@ -53,28 +51,24 @@ def write_strength(pair: Pair, strength: float, folder: Path) -> None:
     with pair.on("after") as model:
         scaled = {_ADAPTER.sub("", name): p for name, p in model.named_parameters() if _SECOND.search(name)}
         tensors = _with_scaled(source / ADAPTER_WEIGHTS, scaled)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        save_file(tensors, temporary / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        decisive = {path for pattern in DECISIVE for path in source.glob(pattern) if path.is_file()}
-        for path in sorted({source / ADAPTER_CONFIG, *decisive}):
-            target = temporary / path.relative_to(source)
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, target)
-        for path in temporary.rglob("*"):
-            fsync_path(path)
-        if folder.exists():
-            if content_of(folder).sha256 != content_of(temporary).sha256:
-                raise ConfigError(
-                    f"{folder} exists and holds something else", remedy="name another folder with --output"
-                )
-            return
-        temporary.chmod(0o755)
-        temporary.rename(folder)
-        fsync_path(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    if not folder.exists():
+        with new_folder(folder) as made:
+            _save(source, tensors, made)
+        return
+    with tempfile.TemporaryDirectory() as again:
+        _save(source, tensors, Path(again))
+        if content_of(folder).sha256 != content_of(again).sha256:
+            raise ConfigError(f"{folder} exists and holds something else", remedy="name another folder with --output")
+
+
+def _save(source: Path, tensors: dict[str, Any], folder: Path) -> None:
+    """The tensors, with every other file of the adapter that counts."""
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    decisive = {path for pattern in DECISIVE for path in source.glob(pattern) if path.is_file()}
+    for path in sorted({source / ADAPTER_CONFIG, *decisive}):
+        target = folder / path.relative_to(source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def _with_scaled(weights: Path, scaled: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,6 @@ What this cannot show is who issued it: whoever can change all files together ca
 them. The sha256 that was printed at issue, kept elsewhere and given as `expect`, or a signature closes that gap.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ in the gap until the device needs more the host encodes the same share of the ne
 one.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.auditing import measure
-from holdfast.auditing.measure import Collect, Count, Launch, Measurer, PassName, Progress, counter
+from holdfast.auditing.measure import Count, Launch, Measurer, PassName, Progress, counter
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.constraint.chance import ChanceConstraint
@@ -127,8 +125,8 @@ class Windows:
             require_usable_tokenizer(pair.tokenizers.of(name), needs_chat=chat)
 
     def prefetcher(self, name: Name, wanted: Callable[[int], bool] = lambda _: True) -> WindowPrefetcher:
-        """All windows as one side reads them; those that are not wanted without tokens."""
-        return WindowPrefetcher(self.streams, self.size, lambda examples: self.encode(examples, name), wanted)
+        """All windows as one side reads them."""
+        return WindowPrefetcher(self.streams, self.size, partial(self.encode, name=name), wanted)
 
     def encode(self, examples: list[Example], name: Name) -> list[Encoded]:
         tokenizer = self.pair.tokenizers.of(name)
@@ -150,14 +148,14 @@ def gc_frozen() -> Iterator[None]:
     Encoding makes many small lists, so Python looks for cycles again and again, now and then among the several hundred
     thousand objects of torch and transformers, while the device waits.
     """
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
+    ours = not gc.get_freeze_count()
+    if ours:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if ours:
+            gc.unfreeze()
 
 
 def measure_windows(
@@ -185,6 +183,7 @@ class _Pass:
 
     def __init__(self, windows: Windows, parts: PartialResults, measurer: Measurer, name: PassName, unit: str) -> None:
         self.windows, self.parts, self.measurer, self.name, self.unit = windows, parts, measurer, name, unit
+        self.side: Name = "after" if name == "after" else "before"
         self.noise = name != "after" and parts.noise() is None
         self.sampled = {example.id for example in windows.sampled} if self.noise else set()
         self.first: dict[str, tuple[float, float]] = {}  # total and first-k loss of these examples, by id
@@ -192,29 +191,27 @@ class _Pass:
 
     def run(self, count: Count) -> None:
         windows, parts, measurer, name = self.windows, self.parts, self.measurer, self.name
-        side: Name = "after" if name == "after" else "before"
         measured = [parts.has(name, number) for number in range(windows.count)]  # before an interruption
         if self.noise or not all(measured):
-            measurer.check(name, windows.encode(windows.sampled[:1], side)[0])
-        prefetcher = windows.prefetcher(side, lambda number: not measured[number])
-        factor = 2 if name == "both" else 1
-        waiting: Callable[[], None] | None = None
+            measurer.check(name, windows.encode(windows.sampled[:1], self.side)[0])
+        prefetcher = windows.prefetcher(self.side, lambda number: not measured[number])
+        store: Callable[[], None] | None = None
         for window in prefetcher:
             if measured[window.number]:  # its budget is kept
                 measurer.batch_tokens = int(parts.facts(name, window.number)["batch_tokens"])
-                count(factor * window.size)
+                count(window.size * (2 if name == "both" else 1))
                 continue
             gap = partial(self._in_gap, prefetcher)
-            collect = measurer.launch(name, window.encoded, lambda n: count(factor * n), gap)
-            if waiting is not None:
-                waiting()
+            launched = measurer.launch(name, window.encoded, count, gap)
+            if store is not None:
+                store()
             facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
-            waiting = partial(self._store, window, collect, facts)
+            store = partial(self._store, window, launched, facts)
         again = self._second_pass()
         if again is not None:
             again.finish()
-        if waiting is not None:
-            waiting()
+        if store is not None:
+            store()
         if again is not None:
             for number in np.flatnonzero(measured):
                 self._keep(parts.read(name, int(number)))
@@ -234,7 +231,7 @@ class _Pass:
             self.again = measure.second_pass(self.measurer, self.windows.encode(self.windows.sampled, "before"))
         return self.again
 
-    def _store(self, window: Window, collect: Collect, facts: dict[str, Any]) -> None:
+    def _store(self, window: Window, launched: Launch, facts: dict[str, Any]) -> None:
         columns: dict[str, Any] = {"truncated": np.array([item.truncated for item in window.encoded])}
         if self.name != "after":
             tokens = np.array([item.n_labels for item in window.encoded], dtype=np.int32)
@@ -243,7 +240,7 @@ class _Pass:
                 "category": [example.category for example in window.examples], "tokens": tokens,
                 "first_tokens": np.minimum(tokens, self.measurer.first_k).astype(np.int32),
             }  # fmt: skip
-        columns |= collect()
+        columns |= launched.columns()
         self.parts.write(self.name, window.number, columns, facts)
         self._keep(columns)
 

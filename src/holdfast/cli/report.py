@@ -25,7 +25,7 @@ def report(
       holdfast report runs/first
       holdfast report runs/first runs/second --output comparison.html
     """
-    from holdfast.reporting.report import report as write
+    from holdfast.reporting.page import report as write
 
     done = write(*runs, output=output, text=not no_text)
     views, cards = done.runs, done.cards

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.core.registry import nearest
 from holdfast.core.sealed_json import sealed
 from holdfast.records.audit_figures import UNITS, Array
-from holdfast.records.audit_folder import VERSION
+from holdfast.records.audit_folder import VERSION, degradations
 from holdfast.records.stored_evidence import believed_audit
 
 if TYPE_CHECKING:
@@ -121,8 +119,7 @@ class Audit:
             raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
         if self.table.column(unit).null_count:
             raise ConfigError(f"unit {unit!r} was not measured in this audit", remedy="audit again with that unit")
-        found = np.asarray(self.table.column(unit).to_numpy())
-        return found if role is None else found[np.array(self.table.column("role").to_pylist(), dtype=object) == role]
+        return degradations(self.table, unit, role)
 
     def describe(self) -> str:
         """The verdict in one line."""

@@ -3,8 +3,6 @@
 A NaN counts as the worst value there is, so no figure is better for it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -30,8 +30,6 @@ The table has one row an example, in the order of the data, without any of its t
 | harm_before, harm_after                           | double or null  | only with a judge: its probability of unsafe  |
 """
 
-from __future__ import annotations
-
 import math
 import os
 import uuid
@@ -71,15 +69,16 @@ class StoredAudit:
 
 
 def write_audit_folder(
-    folder: Path, values: Mapping[str, Any] | Callable[[], Mapping[str, Any]], parts: Iterable[Mapping[str, Any]], *,
-    judged: bool = False,
+    folder: Path, values: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]], parts: Iterable[Mapping[str, Any]],
+    *, judged: bool = False,
 ) -> None:  # fmt: skip
     """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit.
 
-    `values` may be a function, which is asked for them when all parts have been taken.
+    `values` may be a function of the table.
     """
-    table_sha256 = write_table(folder / TABLE_NAME, parts, judged=judged)
-    summary = values() if callable(values) else values
+    path = folder / TABLE_NAME
+    table_sha256 = write_table(path, parts, judged=judged)
+    summary = values(parse_table(read_plain_file(path, remedy=AGAIN), path)) if callable(values) else values
     write_sealed(folder / SUMMARY_NAME, {**summary, "version": VERSION, "table_sha256": table_sha256})
 
 
@@ -165,15 +164,25 @@ def _column(table: Any, name: str) -> Array:
     return np.asarray(table.column(name).to_numpy(zero_copy_only=False))
 
 
-def _require_figures(table: Any, values: Mapping[str, Any], path: Path) -> None:
-    roles = _column(table, "role")
+def degradations(table: Any, unit: str, role: str | None = None) -> Array:
+    """D of every example in a unit that was measured; of one role, or of all."""
+    found = _column(table, unit)
+    return found if role is None else found[_column(table, "role") == role]
+
+
+def table_figures(table: Any, *, unit: str, tau: float, alpha: float) -> dict[str, Any]:
+    """Every figure of audit.json that follows from the table, but for those of a judge."""
     measured = {
-        role: {unit: None if table.column(unit).null_count else _column(table, unit)[roles == role] for unit in UNITS}
-        for role in dict.fromkeys(roles.tolist())
+        role: {name: None if table.column(name).null_count else degradations(table, name, role) for name in UNITS}
+        for role in dict.fromkeys(table.column("role").to_pylist())
     }
     with np.errstate(all="ignore"):
-        found = figures(measured, unit=values["unit"], tau=values["tau"], alpha=values["alpha"])
-    found["truncated"] = int(_column(table, "truncated").sum())
+        found = figures(measured, unit=unit, tau=tau, alpha=alpha)
+    return found | {"truncated": int(_column(table, "truncated").sum())}
+
+
+def _require_figures(table: Any, values: Mapping[str, Any], path: Path) -> None:
+    found = table_figures(table, unit=values["unit"], tau=values["tau"], alpha=values["alpha"])
     wrong = sorted(name for name, value in found.items() if not _same(values.get(name), value))
     wrong += _behaviour_faults(table, values["behaviour"])
     if wrong:

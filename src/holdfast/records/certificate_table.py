@@ -4,8 +4,6 @@ By behaviour the rows are the classes of the replies, otherwise degradations. Th
 and shown nowhere, so the file is for its owner (mode 0600).
 """
 
-from __future__ import annotations
-
 import io
 from hashlib import sha256
 from pathlib import Path

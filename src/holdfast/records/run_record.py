@@ -6,8 +6,6 @@ every audit that training wrote. `events.jsonl` is a log that grows row by row a
 verdict rests on it, so it carries no checksum.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from hashlib import sha256

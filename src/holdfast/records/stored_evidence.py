@@ -15,8 +15,6 @@ Nothing here can tell who wrote a file: whoever changes table, figures and every
 that agrees with itself. A certificate's sha256 kept elsewhere (`verify --expect`) or its signature closes that gap.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -196,26 +194,22 @@ def _folder(ref: str | Path, revision: str | None) -> Path:
     raise NotAtHandError(f"the model {ref} is not on this machine", remedy=_remedy(ref))
 
 
-def _base_folder(folder: Path) -> Path | str | None:
-    """Where an adapter's base lies, when it is not the folder that the adapter names; None otherwise."""
-    moved: Path | str | None = None
-    place = folder
-    for depth in range(MAX_CHAIN):
+def _base_folder(adapter: Path) -> Path | str | None:
+    """Where the base of an adapter lies, None of a full model; an adapter below another one must rest on a folder."""
+    base: Path | None = None
+    place = adapter
+    for _ in range(MAX_CHAIN):
         if not (place / ADAPTER_CONFIG).is_file():
-            return moved
+            return base
         config = read_json(place / ADAPTER_CONFIG)
         named = config.get("base_model_name_or_path") if isinstance(config, dict) else None
-        if not isinstance(named, str):
-            raise NotAtHandError(f"the adapter {place} names no base", remedy=_remedy(place))
-        if named == EMBEDDED and depth == 0:
+        if not isinstance(named, str) or (base is not None and not Path(named).expanduser().is_dir()):
+            raise NotAtHandError(f"the adapter {place} names no base that is here", remedy=_remedy(named or place))
+        if named == EMBEDDED:
             return EMBEDDED
-        below = _folder(named, config.get("revision"))
-        if not Path(named).expanduser().is_dir():
-            if depth > 0:
-                raise NotAtHandError(f"the base {named} of {place} is not a folder", remedy=_remedy(named))
-            moved = below
-        place = below
-    raise NotAtHandError(f"the adapter {folder} rests on more than {MAX_CHAIN} others", remedy=_remedy(folder))
+        place = _folder(named, config.get("revision"))
+        base = base or place
+    raise NotAtHandError(f"the adapter {adapter} rests on more than {MAX_CHAIN} others", remedy=_remedy(adapter))
 
 
 def _remedy(ref: object) -> str:

@@ -4,8 +4,6 @@ A run file may come from somebody else, so nothing in it can run code (only `yam
 and any explicit tag is refused before), expand (aliases are refused) or hide (duplicate keys are refused).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Every prompt was kept before, by its choice; after training a share is, drawn with its exact 95 % bounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

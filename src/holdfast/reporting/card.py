@@ -1,7 +1,5 @@
 """The model card `README.md`: the claim, the figures and the limits; no text of any example."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pictures of how far examples moved: survival curve, histogram, and each split's rate with its bound."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,14 +1,9 @@
 """What a report speaks of: the limit, what was measured against it, and what was certified."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from holdfast.records import audit_figures
 from holdfast.records.certificate import CertificateRecord
@@ -18,13 +13,11 @@ from holdfast.reporting.fields import Fields
 from holdfast.reporting.wording import one_line, setting, unit_words
 
 UNITS = ("nll_token", "nll_first", "nll_sum", "kl_token")
-QUANTILES = ("q50", "q75", "q90", "q95", "q99", "max")
+QUANTILES = tuple(audit_figures.LEVELS)
 OTHER_AUDITED = "The certificate in this folder is bound to another model than the one measured here."
 TRAINING = "the audit that training wrote"
 LATER = "the later audit"
 ALSO = "is of the same models and counts for the verdict too."
-SHOWN_DIGITS = 12
-"""Of a sha256 in running text."""
 ROLES = ("monitor", "audit", "constraint")
 """In the order of what they say about other prompts: held out first."""
 
@@ -42,7 +35,7 @@ class Limit:
     def words(self) -> str:
         return unit_words(self.unit, self.first_k)
 
-    def same_question(self, other: Limit) -> bool:
+    def same_question(self, other: "Limit") -> bool:
         """Whether a violation means the same under both (alpha may differ)."""
         if (self.tau, self.unit) != (other.tau, other.unit):
             return False
@@ -120,39 +113,6 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Table:
-    """The columns of `audit.parquet` that the report draws: a row an example, no text; a category may be empty.
-
-    `tokens` counts scored completion tokens, `violated` is D > tau in the audit's unit, and `degradations` maps the
-    units that were measured to D.
-    """
-
-    ids: list[str]
-    roles: NDArray[np.str_]
-    categories: list[str]
-    tokens: NDArray[np.int64]
-    violated: NDArray[np.bool_]
-    degradations: dict[str, NDArray[np.float64]]
-
-    def of(self, role: str, unit: str) -> NDArray[np.float64]:
-        """D of the examples of one role; empty where the unit was not measured."""
-        found = self.degradations.get(unit)
-        return np.empty(0) if found is None else found[self.roles == role]
-
-    @classmethod
-    def of_stored(cls, table: Any) -> Table:
-        """From a table that was read and believed (`holdfast.records.stored_evidence`)."""
-        units = [unit for unit in audit_figures.UNITS if not table[unit].null_count]
-        tokens = table["tokens"].to_numpy(zero_copy_only=False).astype(np.int64)
-        categories = [category or "" for category in table["category"].to_pylist()]
-        return cls(
-            table["id"].to_pylist(), np.array(table["role"].to_pylist(), dtype=np.str_), categories, tokens,
-            violated=np.array(table["violated"].to_pylist(), dtype=np.bool_),
-            degradations={unit: table[unit].to_numpy(zero_copy_only=False) for unit in units},
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
 class SafetyEvidence:
     """One safety set: its limit and whatever was measured and certified about it.
 
@@ -173,7 +133,7 @@ class SafetyEvidence:
     units: dict[str, dict[str, float]] = field(default_factory=dict)
     audit: Fields | None = None
     behaviour: Fields | None = None
-    table: Table | None = None
+    table: Any = None  # audit.parquet, see `holdfast.records.audit_folder`
     certificate: CertificateFigures | None = None
     source: Source | None = None
     closed: frozenset[str] = frozenset()
@@ -209,7 +169,7 @@ class Evidence:
     events: list[dict[str, Any]]
     result: Fields | None
     sets: tuple[SafetyEvidence, ...]
-    missing: tuple[tuple[str, str], ...]  # what is not there, and the command that makes it
+    missing: tuple[tuple[str, str], ...] = ()  # what is not there, and the command that makes it
 
     @property
     def trained(self) -> bool:
@@ -234,7 +194,7 @@ class Reading:
     limit: Limit
     figures: tuple[Figures, ...]
     audit: Fields | None = None
-    table: Table | None = None
+    table: Any = None
 
     def sha256(self, side: str) -> str:
         """Of the model `before` or `after`; empty where it was not stored."""
@@ -268,7 +228,7 @@ def choose(training: Reading | None, later: Reading | None) -> Choice:
         if ours and its and ours != its:
             note = (
                 f"Shown is {TRAINING}. {LATER.capitalize()} in audit/ is of another model {side} "
-                f"(sha256 {_short(its)}, not {_short(ours)}) and does not count for the verdict."
+                f"(sha256 {one_line(its[:12])}, not {one_line(ours[:12])}) and does not count for the verdict."
             )
             return Choice(training, behaviour=_behaviour(training), note=note)
     if not training.limit.same_question(later.limit):
@@ -287,10 +247,6 @@ def choose(training: Reading | None, later: Reading | None) -> Choice:
 def _behaviour(one: Reading | None) -> Fields | None:
     found = one.audit if one is not None else None
     return found.inner("behaviour") if found is not None and "behaviour" in found else None
-
-
-def _short(sha256: str) -> str:
-    return one_line(sha256[:SHOWN_DIGITS])
 
 
 def _stores_no_less(later: Reading, training: Reading) -> bool:

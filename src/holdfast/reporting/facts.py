@@ -1,7 +1,5 @@
 """Settings, provenance, screening and certificate of a run in plain words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

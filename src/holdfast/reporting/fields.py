@@ -1,7 +1,5 @@
 """Stored JSON objects whose fields are checked as they are read: a damaged file is named, never drawn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -63,10 +61,10 @@ class Fields:
             return default
         return str(self._get(key, str, "text"))
 
-    def inner(self, key: str) -> Fields:
+    def inner(self, key: str) -> "Fields":
         return Fields(self._get(key), f"{self.where}, {key}:")
 
-    def objects(self, key: str) -> dict[str, Fields]:
+    def objects(self, key: str) -> dict[str, "Fields"]:
         """The objects under the names of the object `key`; null ones left out, none where `key` is absent."""
         if key not in self:
             return {}

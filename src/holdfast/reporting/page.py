@@ -1,9 +1,7 @@
-"""`report.html`: one file with its style inside, no script, and a policy that forbids everything else.
+"""`report`: `report.html`, one file with its style inside, no script, and a policy that forbids everything else.
 
 Several runs stand side by side: they are compared with the first one where the same prompts were measured.
 """
-
-from __future__ import annotations
 
 import base64
 import hashlib
@@ -22,8 +20,10 @@ from holdfast.certification.comparison import PromptComparison, compare_prompts
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_text
 from holdfast.core.percent import exact_percent, percent_up
+from holdfast.reporting.card import Card, write_cards
 from holdfast.reporting.distribution import drawn_range, survival_chart
 from holdfast.reporting.evidence import Evidence, SafetyEvidence
+from holdfast.reporting.read import read_evidence
 from holdfast.reporting.svg import Size
 from holdfast.reporting.views import RunView, run_view, samples
 from holdfast.reporting.wording import degraded_means, long_text, number, scale_words, visible
@@ -32,6 +32,37 @@ TEMPLATES = Path(__file__).parent / "templates"
 FILE_NAME = "report.html"
 PRIVATE = 0o600
 SMALL = Size(336, 250, left=48, right=10)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        path: the page.
+        runs: what it says of each run: `label`, `claim`, and `verdict` with its title and reason.
+        cards: the model cards; one with a user's own text is kept.
+    """
+
+    path: Path
+    runs: list[RunView]
+    cards: list[Card]
+
+
+def report(*runs: str | Path, output: str | Path | None = None, text: bool = True) -> Report:
+    """Write report.html, which needs no network and no script, and model cards; several runs stand side by side.
+
+    Args:
+        runs: run folders, or output folders of an audit or certification.
+        output: the page; report.html in the first folder.
+        text: whether the page holds the text of examples, hidden until clicked.
+    """
+    if not runs:
+        raise ConfigError("report() has no run", remedy="give the folder of a run: report('runs/first')")
+    evidence = [read_evidence(Path(folder)) for folder in runs]
+    path = Path(runs[0]) / FILE_NAME if output is None else Path(output)
+    views = write_report(evidence, path, text=text)
+    return Report(path, views, [card for one in evidence for card in write_cards(one)])
 
 
 def write_report(runs: Sequence[Evidence], path: Path, *, text: bool = True) -> list[RunView]:
@@ -141,13 +172,11 @@ def paired(runs: Sequence[Evidence], labels: Sequence[str]) -> list[Paired]:
 
 def _pair(a: SafetyEvidence, b: SafetyEvidence | None, first: str, other: str) -> Paired:
     reason = _obstacle(a, b)
-    if reason or b is None or a.table is None or b.table is None:
+    if reason or b is None:
         return Paired(first, other, reason=reason)
-    role = "monitor" if "monitor" in {*a.table.roles.tolist(), *b.table.roles.tolist()} else "audit"
-    left, right = (
-        {table.ids[i]: bool(table.violated[i]) for i in np.flatnonzero(table.roles == role)}
-        for table in (a.table, b.table)
-    )
+    rows = [one.table.select(["id", "role", "violated"]).to_pylist() for one in (a, b)]
+    role = "monitor" if any(row["role"] == "monitor" for found in rows for row in found) else "audit"
+    left, right = ({row["id"]: row["violated"] for row in found if row["role"] == role} for found in rows)
     without = [label for label, found in ((first, left), (other, right)) if not found]
     if without:
         has = "have" if len(without) > 1 else "has"

@@ -1,9 +1,7 @@
 """A run folder, or the output of an audit or certification, as `Evidence`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from holdfast.reporting.evidence import (
     Reading,
     SafetyEvidence,
     Source,
-    Table,
     choose,
 )
 from holdfast.reporting.fields import Fields
@@ -44,32 +41,20 @@ def read_evidence(folder: Path) -> Evidence:
         CheckpointError: a piece is damaged, or two contradict each other.
     """
     _require_evidence(folder)
-    stored, config, events = (
-        stored_evidence.believed_result(folder),
-        _config(folder / CONFIG_NAME),
-        _events(folder / "events.jsonl"),
-    )
+    stored = stored_evidence.believed_result(folder)
+    config, events = _config(folder / CONFIG_NAME), _events(folder / "events.jsonl")
     result = Fields(redact(stored), str(folder / "result.json")) if stored is not None else None
     blocks = _safety_blocks(config)
     measured = result.objects("safety") if result is not None else {}
     names = list(blocks) or list(measured) or [SINGLE]
-    run = _Run(folder, stored, _weights(folder, config) if config or events or result else None)
+    weights = _weights(folder, config) if config or events or result else None
     sets = []
     for name in names:
         inside = set_folder(folder, name, named=names != [SINGLE])
-        sets.append(_safety(name, inside, blocks.get(name), _limits(config, name), measured.get(name), run))
-    found = tuple(sets)
-    missing = _missing(folder, config, events, result, found)
-    return Evidence(folder, folder.resolve().name, config, events, result, found, missing)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The folder that was named, its result, and where its models should be; None of an audit's folder."""
-
-    folder: Path
-    result: Mapping[str, Any] | None
-    weights: Mapping[str, ModelPlace] | None
+        limits = _limits(config, name)
+        sets.append(_safety(name, inside, blocks.get(name), limits, measured.get(name), stored, weights))
+    found = Evidence(folder, folder.resolve().name, config, events, result, tuple(sets))
+    return replace(found, missing=_missing(found))
 
 
 def _weights(folder: Path, config: Mapping[str, Any] | None) -> dict[str, ModelPlace]:
@@ -132,10 +117,10 @@ def _limits(config: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | 
 
 def _safety(
     name: str, folder: Path, block: Mapping[str, Any] | None, constraint: Mapping[str, Any] | None,
-    measured: Fields | None, run: _Run,
+    measured: Fields | None, result: Mapping[str, Any] | None, weights: Mapping[str, ModelPlace] | None,
 ) -> SafetyEvidence:  # fmt: skip
     split = load_record(folder) if is_there(folder / RECORD_NAME) else None
-    trained = _audit(stored_evidence.believed_run_audit(folder, name, run.result), folder, constraint)
+    trained = _audit(stored_evidence.believed_run_audit(folder, name, result), folder, constraint)
     if trained is None and measured is not None:  # the audit is gone: what training counted
         trained = Reading(_limit(measured, constraint), _from_result(measured))
     inside = folder / "audit"
@@ -146,7 +131,7 @@ def _safety(
     audit = shown.audit if shown is not None else None
     # The run's own limit where nothing was measured.
     limit = shown.limit if shown else _limit(Fields(constraint, "config.yaml, constraint:")) if constraint else None
-    certificate = _certificate(folder, audit, run.weights)
+    certificate = _certificate(folder, audit, weights)
     floor = audit if audit is not None and "noise_floor" in audit else measured
     return SafetyEvidence(
         name, folder, limit if limit is not None else certificate.limit if certificate else None,
@@ -190,7 +175,7 @@ def _audit(found: StoredAudit | None, folder: Path, constraint: Mapping[str, Any
     audit = Fields(redact(found.values), str(folder / SUMMARY_NAME))
     roles = audit.objects("roles") or {audit.text("role"): audit}
     figures = tuple(_figures(role, one, one.count("violations")) for role, one in roles.items())
-    return Reading(_limit(audit, constraint), figures, audit, Table.of_stored(found.table))
+    return Reading(_limit(audit, constraint), figures, audit, found.table)
 
 
 def _limit(found: Fields, constraint: Mapping[str, Any] | None = None) -> Limit:
@@ -239,19 +224,17 @@ def _source(block: Mapping[str, Any] | None, audit: Fields | None) -> Source | N
     return None
 
 
-def _missing(
-    folder: Path, config: Mapping[str, Any] | None, events: list[dict[str, Any]], result: Fields | None,
-    sets: tuple[SafetyEvidence, ...],
-) -> tuple[tuple[str, str], ...]:  # fmt: skip
-    trained = config is not None or bool(events) or result is not None
-    audit = f"holdfast audit {folder}" if trained else "holdfast audit --before A --after B --safety FILE"
-    certify = f"holdfast certify {folder}" if trained else "holdfast certify --before A --after B --prompts FILE"
-    uncertified = any(one.certificate is None for one in sets if one.keep != "answers")  # that of refusals is the run's
-    unlisted = any(one.table is None for one in sets)
+def _missing(found: Evidence) -> tuple[tuple[str, str], ...]:
+    trained, train = found.trained, "holdfast train RUN.yaml"
+    audit = f"holdfast audit {found.folder}" if trained else "holdfast audit --before A --after B --safety FILE"
+    certify = f"holdfast certify {found.folder}" if trained else "holdfast certify --before A --after B --prompts FILE"
+    # Of a run that holds refusals and answers, the certificate of refusals is the run's.
+    uncertified = any(one.certificate is None for one in found.sets if one.keep != "answers")
+    unlisted = any(one.table is None for one in found.sets)
     pieces = (
-        (trained and result is None, "No result.json: the run is not finished.", "holdfast train RUN.yaml --resume"),
-        (trained and config is None, "No config.yaml: the settings of the run are unknown.", "holdfast train RUN.yaml"),
-        (trained and not events, "No events.jsonl: the course of training is unknown.", "holdfast train RUN.yaml"),
+        (found.unfinished, "No result.json: the run is not finished.", f"{train} --resume"),
+        (trained and found.config is None, "No config.yaml: the settings of the run are unknown.", train),
+        (trained and not found.events, "No events.jsonl: the course of training is unknown.", train),
         (unlisted, "No audit.parquet: the degradation of single examples is unknown.", audit),
         (uncertified, "No certificate.json: the claim was measured, not certified.", certify),
     )

@@ -1,7 +1,5 @@
 """Drawing in SVG text: elements, linear scales, round ticks. Numbers and fixed words only, all of them escaped."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,6 +7,37 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 MINUS = "−"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Outer size and margins in the units of the drawing, which are pixels at full width."""
+
+    width: int
+    height: int
+    left: int = 52
+    right: int = 16
+    top: int = 30
+    bottom: int = 44
+
+    @property
+    def narrow(self) -> bool:
+        return self.width < 500
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Linear map of [low, high] onto [start, end]; values outside are clipped to the ends."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        share = 0.5 if span <= 0 else (value - self.low) / span
+        return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
 
 
 def element(name: str, *children: str, **attributes: float | str) -> Markup:
@@ -45,37 +74,6 @@ def picture(size: Size, title: str, description: str, children: Iterable[Markup]
     """The whole drawing with its text for those who cannot see it."""
     about, view_box = (element("title", title), element("desc", description)), f"0 0 {size.width} {size.height}"
     return element("svg", *about, *children, class_=f"chart {css}", viewBox=view_box, role="img")
-
-
-@dataclass(frozen=True)
-class Size:
-    """Outer size and margins in the units of the drawing, which are pixels at full width."""
-
-    width: int
-    height: int
-    left: int = 52
-    right: int = 16
-    top: int = 30
-    bottom: int = 44
-
-    @property
-    def narrow(self) -> bool:
-        return self.width < 500
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Linear map of [low, high] onto [start, end]; values outside are clipped to the ends."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        span = self.high - self.low
-        share = 0.5 if span <= 0 else (value - self.low) / span
-        return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:

@@ -1,7 +1,5 @@
 """The course of training from events.jsonl: what the defense saw of its constraint, how hard it pushed, and when."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -15,10 +15,9 @@
 Several safety sets have the worst of their verdicts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Self
 
 from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.records.stored_evidence import Binding
@@ -42,7 +41,7 @@ class Standing(IntEnum):
     title: str
     css: str
 
-    def __new__(cls, rank: int, title: str, css: str) -> Standing:
+    def __new__(cls, rank: int, title: str, css: str) -> Self:
         member = int.__new__(cls, rank)
         member._value_, member.title, member.css = rank, title, css
         return member

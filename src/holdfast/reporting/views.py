@@ -1,31 +1,60 @@
-"""What the page shows of one run: words, rows and pictures, ready to be placed."""
-
-from __future__ import annotations
+"""What the page shows of one run: words, rows, pictures and the worst examples, ready to be placed."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.percent import percent, percent_up
+from holdfast.data.examples import Example, Turns
+from holdfast.data.sources import read_examples
+from holdfast.records.audit_folder import degradations
 from holdfast.records.stored_evidence import Binding
 from holdfast.reporting.behaviour import BehaviourView, behaviour_view
 from holdfast.reporting.distribution import Range, Values, drawn_range, histogram, rate_chart, survival_chart
-from holdfast.reporting.evidence import QUANTILES, ROLES, UNITS, Evidence, Figures, Limit, SafetyEvidence
+from holdfast.reporting.evidence import QUANTILES, ROLES, UNITS, Evidence, Figures, Limit, SafetyEvidence, Source
 from holdfast.reporting.facts import Fact, certificate_facts, facts, hashes, judged_replies, screening_lines
 from holdfast.reporting.svg import Size
 from holdfast.reporting.training import EVENTS, course, training_chart
 from holdfast.reporting.verdict import Verdict, claim, set_claim, set_verdict, verdict
 from holdfast.reporting.wording import counted, number
-from holdfast.reporting.worst import WorstExamples, worst_examples
 
 WIDE, NARROW = Size(704, 320), Size(336, 290, left=48, right=10)
 WIDE_BARS, NARROW_BARS = Size(344, 210, left=36, right=10, top=22), Size(336, 210, left=36, right=10, top=22)
 Pair = tuple[Markup, Markup]
+WORST_SHOWN = 10
 QuantileRow = tuple[str, list[str]]  # of whom, and the figures as shown
+
+
+@dataclass(frozen=True)
+class Worst:
+    """One example; prompt and reply are None where its text is not shown."""
+
+    id: str
+    category: str
+    degradation: float
+    tokens: int
+    violated: bool
+    prompt: str | None = None
+    reply: str | None = None
+
+
+@dataclass(frozen=True)
+class WorstExamples:
+    """The examples with the largest D, worst first; `note` says what is missing and why."""
+
+    role: str
+    rows: tuple[Worst, ...]
+    note: str
+
+    @property
+    def has_text(self) -> bool:
+        return any(row.prompt is not None for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -89,8 +118,7 @@ def samples(one: SafetyEvidence) -> list[tuple[str, Values]]:
     """The roles that were measured example by example, held out first."""
     if one.table is None or one.limit is None:
         return []
-    roles = [role for role in ROLES if role in one.table.roles]
-    found = [(role, one.table.of(role, one.limit.unit)) for role in roles]
+    found = [(role, degradations(one.table, one.limit.unit, role)) for role in ROLES]
     return [(role, values) for role, values in found if values.size]
 
 
@@ -172,3 +200,66 @@ def _beyond(measured: list[tuple[str, Values]], window: Range) -> str:
 def _quantile_row(who: str, values: dict[str, float]) -> QuantileRow:
     keys = (*QUANTILES, "cvar", "mean")
     return who, [number(values[k]) if k in values and values[k] == values[k] else "–" for k in keys]
+
+
+def worst_examples(one: SafetyEvidence, *, text: bool) -> WorstExamples:
+    """The worst monitor examples; of a plain audit, the worst audited ones.
+
+    Nothing of a certify split: its ids are left out, and an audit beside a certificate shows no example at all, since
+    the certificate may be about the same prompts.
+    """
+    if one.table is None or one.limit is None:
+        return WorstExamples("monitor", (), "There is no table of single examples.")
+    roles = set(one.table["role"].to_pylist())
+    role = "monitor" if "monitor" in roles else "audit"
+    if role not in roles:
+        return WorstExamples("monitor", (), "The run has no monitor examples.")
+    if role == "audit" and one.certificate is not None:
+        return WorstExamples(role, (), "Single examples stay closed: the certificate may be about the same prompts.")
+    rows = _worst_rows(one, role)
+    if not text:
+        return WorstExamples(role, rows, "The text was left out on request.")
+    texts, note = _texts(one.source, {row.id for row in rows})
+    shown = (
+        replace(row, prompt=_plain(texts[row.id].prompt), reply=_plain(texts[row.id].completion))
+        if row.id in texts
+        else row
+        for row in rows
+    )
+    return WorstExamples(role, tuple(shown), note)
+
+
+def _worst_rows(one: SafetyEvidence, role: str) -> tuple[Worst, ...]:
+    assert one.limit is not None, "of a table"
+    unit = one.limit.unit
+    found = [
+        Worst(row["id"], row["category"] or "", row[unit], row["tokens"], row["violated"])
+        for row in one.table.select(["id", "role", "category", unit, "tokens", "violated"]).to_pylist()
+        if row["role"] == role and row["id"] not in one.closed
+    ]
+    found.sort(key=lambda row: (-math.inf if math.isnan(row.degradation) else -row.degradation, row.id))
+    return tuple(found[:WORST_SHOWN])
+
+
+def _texts(source: Source | None, wanted: set[str]) -> tuple[dict[str, Example], str]:
+    """The examples of the given ids; an id is a hash of the text, so a match is the very text that was measured."""
+    if source is None or not source.data:
+        return {}, "Where the safety data lies is not recorded, so the text is not shown."
+    if not Path(source.data).is_file():
+        return {}, "The safety data is no longer where it was (or is on the hub), so the text is not shown."
+    try:
+        examples = read_examples(source.data, columns=source.columns, limit=source.limit)
+    except HoldfastError:
+        return {}, "The safety data has changed and cannot be read, so the text is not shown."
+    found = {example.id: example for example in examples if example.id in wanted}
+    if len(found) == len(wanted):
+        return found, ""
+    return found, f"The safety data has changed: {len(wanted) - len(found)} of these examples are no longer in it."
+
+
+def _plain(side: str | Turns) -> str:
+    if isinstance(side, str):
+        return side
+    if len(side) == 1:
+        return side[0]["content"]
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in side)

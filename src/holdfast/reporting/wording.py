@@ -1,7 +1,5 @@
 """Numbers and hostile text as a reader may see them."""
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata
