@@ -8,8 +8,6 @@ at most delta. It certifies there, whenever that happens; the count of looks doe
 One fixed model and prompts in an order that does not depend on their outcomes are assumed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -18,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.certification.arguments import confidence_level, rate
-from holdfast.core.errors import DataError
 
 # p1 / alpha: an average over alternatives needs no guess of the true rate and costs little against the best of them.
 MIXTURE = np.linspace(0.02, 0.95, 50)
@@ -44,12 +41,9 @@ class EProcess:
         self.regressions = 0
         self.certified_at: int | None = None
 
-    def update(self, regressed: bool) -> bool:
-        return self.update_many([regressed])
-
     def update_many(self, regressed: Iterable[bool]) -> bool:
         """Takes in prompts in their order, looking after each; returns whether the claim is certified by now."""
-        outcomes = np.array([_outcome(x) for x in regressed], dtype=np.int64)
+        outcomes = np.array(list(regressed), dtype=np.int64)
         k = self.regressions + np.cumsum(outcomes)
         n = self.n + np.arange(1, len(outcomes) + 1)
         if self.certified_at is None and len(outcomes):
@@ -100,12 +94,3 @@ def log_e_value(n: Any, k: Any, alpha: float) -> NDArray[np.float64]:
     terms = k[..., None] * regressed + (n - k)[..., None] * held
     largest = terms.max(axis=-1)
     return np.asarray(largest + np.log(np.exp(terms - largest[..., None]).mean(axis=-1)))
-
-
-def _outcome(value: object) -> bool:
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    raise DataError(
-        f"an outcome is {type(value).__name__} {value!r}, expected True (regressed) or False",
-        remedy="pass one truth value per prompt",
-    )
