@@ -19,8 +19,6 @@ The certify share of a run is entered as closed when the run begins (`close`), s
 can be refused before it spends the share. The file (`ledger_state.py`) holds ids and hashes, never text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ the sketch, N the hashes of a prompt now, and N' those of N up to the largest of
 then it is no fresh prompt. A prompt of now inside one that is many times longer can be missed: N' is then too small.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Certifying and verifying both call these functions, so that what is verified is what was computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal

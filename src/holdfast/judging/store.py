@@ -130,14 +130,9 @@ class ReplyStore:
 
 
 def replies(
-    store_path: Path,
-    header: Mapping[str, Any],
-    examples: Sequence[Example],
-    engine: Engine,
-    *,
-    max_new_tokens: int,
+    store_path: Path, header: Mapping[str, Any], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int,
     progress: Progress | None = None,
-) -> list[Reply]:
+) -> list[Reply]:  # fmt: skip
     """Replies to `examples`, in order: from the store where they are there, otherwise made and stored."""
     added = {"max_new_tokens": max_new_tokens, "engine": engine.name, "decoding": "greedy"}
     added |= getattr(engine, "identity", {})

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdfast.certification.assessment import Rows, Terms, assess, require_enough
+from holdfast.certification.assessment import assess
 from holdfast.certification.binomial import p_value, upper_bound
 from holdfast.certification.share import share_test
 from holdfast.certification.statement import Words, statement
+from holdfast.certification.terms import Rows, Terms, require_enough
 from holdfast.core.errors import ConfigError, InfeasibleError
 
 WORDS = Words("are answered", "is answered")

@@ -43,15 +43,9 @@ class TrainedJudge(ClassifierJudge):
     name: ClassVar[str] = "trained"
 
     def __init__(
-        self,
-        folder: str | Path | None = None,
-        *,
-        base: str | Path | None = None,
-        threshold: float | None = None,
-        batch_size: int = BATCH_SIZE,
-        dtype: DType = "auto",
-        device: str | None = None,
-    ) -> None:
+        self, folder: str | Path | None = None, *, base: str | Path | None = None, threshold: float | None = None,
+        batch_size: int = BATCH_SIZE, dtype: DType = "auto", device: str | None = None,
+    ) -> None:  # fmt: skip
         if folder is None:
             raise ConfigError("judge trained: no folder is given", remedy="name the folder of the judge itself")
         self.folder, self.base = Path(folder), base

@@ -79,15 +79,9 @@ NAME = "holdfast_grouped"
 
 
 def grouped_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+    scaling: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """An attention of transformers for queries of one token: (rows, heads, 1, width) to (rows, 1, heads, width)."""
     if query.shape[2] != 1 or any(kwargs.get(name) is not None for name in ("position_bias", "softcap", "s_aux")):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward

@@ -52,17 +52,10 @@ class SlotLoop:
     """Decodes prompts in `rows` rows; `prepared` turns the step into what runs in its place, such as a recording."""
 
     def __init__(
-        self,
-        model: Any,
-        prompts: Sequence[Sequence[int]],
-        *,
-        rows: int,
-        max_new_tokens: int,
-        ends: Sequence[int],
-        pad: int | None,
-        pace: Pace = EVERY_STEP,
-        prepared: Callable[[Callable[[int], Tensor], Sequence[Tensor]], Callable[[int], Any]] | None = None,
-    ) -> None:
+        self, model: Any, prompts: Sequence[Sequence[int]], *, rows: int, max_new_tokens: int, ends: Sequence[int],
+        pad: int | None, pace: Pace,
+        prepared: Callable[[Callable[[int], Tensor], Sequence[Tensor]], Callable[[int], Any]] | None,
+    ) -> None:  # fmt: skip
         self._model, self._prompts, self._pad = model, prompts, pad
         self._config = (model.get_base_model() if hasattr(model, "peft_config") else model).config
         self._new, self._pace = max_new_tokens, pace
