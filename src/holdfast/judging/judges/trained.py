@@ -103,7 +103,10 @@ class TrainedJudge(ClassifierJudge):
 def read_description(folder: Path) -> dict[str, Any]:
     path = folder / JUDGE_FILE
     if not path.is_file():
-        raise ConfigError(f"{folder} holds no {JUDGE_FILE}", remedy="name a folder that `holdfast judge train` wrote")
+        raise ConfigError(
+            f"judge: the folder {folder} holds no {JUDGE_FILE}",
+            remedy="name the folder that `holdfast judge train` wrote, or a judge of `holdfast ls judges`",
+        )
     found: dict[str, Any] = read_json(path)
     version = found.get("version") if isinstance(found, dict) else None
     if version != VERSION:
