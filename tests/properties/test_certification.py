@@ -117,7 +117,7 @@ def test_a_sequence_does_not_depend_on_how_it_is_cut(outcomes, cut, alpha):
     whole.update_many(outcomes)
     pieces.update_many(outcomes[:cut])
     for outcome in outcomes[cut:]:
-        pieces.update(outcome)
+        pieces.update_many([outcome])
     assert pieces.to_json() == whole.to_json()
     assert pieces.e_value == whole.e_value
     assert whole.certified == (whole.upper_bound() <= alpha)

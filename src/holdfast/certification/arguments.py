@@ -4,8 +4,6 @@
 confidences are therefore read as the decimals they print as, and only then computed with.
 """
 
-from __future__ import annotations
-
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction

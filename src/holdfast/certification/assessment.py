@@ -14,8 +14,6 @@ The unit is the group of near-duplicate prompts unless the user asserts another 
 its prompts does, and a NaN regresses. Nothing is certified while more than alpha of the measured prompts regress.
 """
 
-from __future__ import annotations
-
 import sys
 from bisect import bisect_left
 from collections.abc import Callable
@@ -32,10 +30,8 @@ from holdfast.certification.learn_then_test import STRENGTHS, Tested, fixed_sequ
 from holdfast.certification.sequential import EProcess
 from holdfast.certification.share import Counted, ShareTest, grouped
 from holdfast.certification.statement import statement
-from holdfast.certification.terms import Rows, Terms, require_categories, require_enough
+from holdfast.certification.terms import Rows, Terms
 from holdfast.core.errors import CheckpointError
-
-__all__ = ["Rows", "Terms", "assess", "require_categories", "require_enough", "tested_at"]
 
 
 def assess(rows: Rows, terms: Terms) -> dict[str, Any]:

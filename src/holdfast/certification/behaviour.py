@@ -9,8 +9,6 @@ The model before is asked twice, in other batches. Prompts that it refuses once 
 and above alpha / 5 of the prompts that it refused at all they would drown what is claimed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum

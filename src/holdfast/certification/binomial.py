@@ -5,8 +5,6 @@ P(Bin(n, alpha) <= k) = I_{1-alpha}(n-k, k+1); rejected (certified) when p-value
 P(Bin(n, U) <= k) = delta, so U <= alpha exactly when the test certifies.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable
 from decimal import Decimal

@@ -10,8 +10,6 @@ By Markov's inequality E reaches 1/delta with probability at most delta under H0
 c = 1 and groups of one prompt, E is the e-value of `sequential`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

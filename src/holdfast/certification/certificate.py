@@ -1,7 +1,5 @@
 """A certificate from bare counts: the exact test of them, and the claim in words."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,30 +15,20 @@ from holdfast.core.percent import exact_percent
 class Certificate:
     """Whether `regressions` of `n` prompts show that at most a share `alpha` regress.
 
-    Attributes:
-        alpha: the claimed share.
-        confidence: 1 - delta, over all openings of the split together.
-        n: independent prompts measured once, on a model fixed beforehand.
-        regressions: those that regressed.
-        test: "clopper-pearson", or "hypergeometric" for a sample from a known list.
-        level: delta / openings, what this opening may spend.
-        p_value: of H0 "more than alpha regress"; certified when it is at most the level. 1 where more than alpha of
-            the measured prompts regress, which a sample of nearly a whole list could otherwise outweigh.
-        upper_bound: of the regressing share at confidence 1 - level; at most alpha exactly when certified.
-        openings: how often the split may be opened, declared beforehand.
-        pool: the size of the known list the prompts were drawn from; None for an open source.
+    `p_value` is of H0 "more than alpha regress", and 1 where more than alpha of the measured prompts regress, which a
+    sample of nearly a whole list could otherwise outweigh.
     """
 
-    alpha: float
-    confidence: float
-    n: int
-    regressions: int
-    test: str
-    level: float
+    alpha: float  # the claimed share
+    confidence: float  # 1 - delta, over all openings of the split together
+    n: int  # independent prompts measured once, on a model fixed beforehand
+    regressions: int  # those that regressed
+    test: str  # "clopper-pearson", or "hypergeometric" for a sample from a known list
+    level: float  # delta / openings, what this opening may spend
     p_value: float
-    upper_bound: float
-    openings: int = 1
-    pool: int | None = None
+    upper_bound: float  # of the regressing share at confidence 1 - level; at most alpha exactly when certified
+    openings: int = 1  # how often the split may be opened, declared beforehand
+    pool: int | None = None  # the size of the known list the prompts were drawn from; None for an open source
 
     @property
     def certified(self) -> bool:

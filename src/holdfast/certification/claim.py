@@ -1,7 +1,5 @@
 """What is asked of certify prompts: the claim of a certificate, and what an audit has in common with it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any

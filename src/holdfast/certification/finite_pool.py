@@ -5,8 +5,6 @@ The number K of bad prompts in the list is fixed; the number k of bad ones in th
 certifies when P(Hyp(N, K0, n) <= k) <= delta. A sample of the whole list settles the claim without a bound.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 
@@ -31,14 +29,6 @@ def upper_count(regressions: int, n: int, pool: int, confidence: float = 0.95, *
     level = confidence_level(confidence, parts)
     # k bad ones were seen and n - k good ones
     return k + bisect_left(range(k + 1, pool - (n - k) + 1), True, key=lambda bad: tail(k, n, pool, bad) <= level)
-
-
-def most_regressions(n: int, pool: int, alpha: float, confidence: float = 0.95, *, parts: int = 1) -> int | None:
-    """Returns the largest number of regressions in the sample that certifies; None when even 0 does not."""
-    _, n, pool = _sample(0, n, pool)
-    level, bad = confidence_level(confidence, parts), allowed_bad(pool, alpha) + 1
-    too_many = bisect_left(range(n), True, key=lambda k: tail(k, n, pool, bad) > level)
-    return too_many - 1 if too_many else None
 
 
 def fewest_prompts(pool: int, alpha: float, confidence: float = 0.95, *, parts: int = 1) -> int:

@@ -11,11 +11,9 @@ It shows nothing where even zero losses would leave the upper bound of the loss 
 A run looks at these prompts repeatedly: the bounds are gauges and no certificate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from holdfast.certification.arguments import exact, rate
 from holdfast.core.errors import DataError
@@ -102,7 +100,7 @@ class Kept:
         return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Kept:
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
         """A stored figure; what follows from its counts is computed again."""
         return cls(int(values["kept"]), int(values["of"]), float(values["limit"]), int(values.get("unsorted", 0)))
 

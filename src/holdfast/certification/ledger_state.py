@@ -14,8 +14,6 @@ The file holds ids and hashes, never text:
 Version 1 had neither `closed` nor `sketches`. It is read; its prompts are recognised by id and text alone.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence

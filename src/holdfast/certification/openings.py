@@ -19,8 +19,6 @@ The certify share of a run is entered as closed when the run begins (`close`), s
 can be refused before it spends the share. The file (`ledger_state.py`) holds ids and hashes, never text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,8 +87,7 @@ class Ledger:
     ) -> Opening:  # fmt: skip
         """What `open` would return or refuse, with nothing written."""
         ledger_state.require_writable_ledger(self.path)
-        state, marks = read_ledger(self.path), self._marks(texts)
-        entry = _enter(state, claim, self._names(ids), declared, sequential, marks)
+        entry = _enter(read_ledger(self.path), claim, self._names(ids), declared, sequential, self._marks(texts))
         return _opening(entry, ids)
 
     def open(

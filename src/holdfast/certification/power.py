@@ -9,8 +9,6 @@ of them, so that the test over groups decides, and its power is exact. With a ma
 min(N, c), and E depends on k and n alone: exact as well. Where sizes differ, the test over prompts can fail alone.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any

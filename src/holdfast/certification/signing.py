@@ -14,8 +14,6 @@ the options, `namespaces="..."` is obeyed; with any other (`valid-before`, `cert
 by name rather than believed without it.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import re
@@ -110,10 +108,7 @@ def verify_signature(certificate: Path, key: Path) -> Signed:
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:
     """An OpenSSH private key of type ed25519; call it before long work, so that a wrong passphrase costs nothing."""
-    try:
-        data = path.read_bytes()[:LONGEST]
-    except OSError as error:
-        raise ConfigError(f"{path}: the private key cannot be read: {error.strerror}", remedy=_MAKE) from error
+    data = _beginning(path, LONGEST, "private key", ConfigError, _MAKE)
     try:
         try:
             key: Any = serialization.load_ssh_private_key(data, None)
@@ -145,17 +140,12 @@ def _passphrase(path: Path) -> bytes:
 
 
 def _read_signature(path: Path) -> Signature:
-    try:
-        data = _beginning(path, LONGEST)
-    except FileNotFoundError:
+    if not path.exists():
         raise CheckpointError(
             f"there is no signature {path}",
             remedy="get it from whoever issued the certificate, or leave out the key to check the certificate alone",
-        ) from None
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: the signature cannot be read: {error.strerror}", remedy="check the file"
-        ) from error
+        )
+    data = _beginning(path, LONGEST, "signature", CheckpointError, "check the file")
     problem = f"it has more than {LONGEST} bytes" if len(data) > LONGEST else "it is not ASCII text"
     if len(data) <= LONGEST and data.isascii():
         try:
@@ -167,19 +157,19 @@ def _read_signature(path: Path) -> Signature:
     )
 
 
-def _beginning(path: Path, longest: int) -> bytes:
-    """One byte more than the longest content that is accepted."""
-    with path.open("rb") as handle:
-        return handle.read(longest + 1)
+def _beginning(
+    path: Path, longest: int | None, what: str, refusal: type[ConfigError | CheckpointError], remedy: str
+) -> bytes:
+    """One byte more than the longest content that is accepted; None accepts all."""
+    try:
+        with path.open("rb") as handle:
+            return handle.read(None if longest is None else longest + 1)
+    except OSError as error:
+        raise refusal(f"{path}: the {what} cannot be read: {error.strerror}", remedy=remedy) from error
 
 
 def _content(certificate: Path) -> bytes:
-    try:
-        return certificate.read_bytes()
-    except OSError as error:
-        raise CheckpointError(
-            f"{certificate}: the certificate cannot be read: {error.strerror}", remedy="name a certificate's file"
-        ) from error
+    return _beginning(certificate, None, "certificate", CheckpointError, "name a certificate's file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +193,9 @@ class Signer:
 
 def read_signers(path: Path) -> list[Signer]:
     """The ed25519 keys of a public key file or a file of allowed signers, at least one."""
+    data = _beginning(path, LONGEST_SIGNERS, "public key", ConfigError, _EXPECTED)
     try:
-        data = _beginning(path, LONGEST_SIGNERS)
         text = data.decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: the public key cannot be read: {error.strerror}", remedy=_EXPECTED) from error
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a text file", remedy=_EXPECTED) from None
     if "PRIVATE KEY-----" in text:

@@ -10,8 +10,6 @@ the sketch, N the hashes of a prompt now, and N' those of N up to the largest of
 then it is no fresh prompt. A prompt of now inside one that is many times longer can be missed: N' is then too small.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Mapping
@@ -23,7 +21,6 @@ from numpy.typing import NDArray
 KEPT = 32
 NUMERATOR, DENOMINATOR = 4, 5
 LEAST = 3
-BATCH = 2_000_000  # pairs of equal hashes that are counted at a time
 
 Hashes = NDArray[np.uint64]
 
@@ -56,50 +53,27 @@ def sketch(hashes: Hashes) -> str:
 def seen(now: Mapping[str, Hashes], before: Mapping[str, str]) -> set[str]:
     """Names of the prompts of now that are nearly one of those with these sketches."""
     names = [name for name, hashes in now.items() if len(hashes)]
-    sketches = [decoded(coded) for coded in before.values() if coded]
-    if not names or not sketches:
+    if not names:
         return set()
-    sizes = np.array([len(now[name]) for name in names])
     every = np.concatenate([now[name] for name in names])
     order = np.argsort(every, kind="stable")
-    index, owner = every[order], np.repeat(np.arange(len(names)), sizes)[order]
-    found = np.zeros(len(names), dtype=np.bool_)
-    start = 0
-    while start < len(sketches) and not found.all():
-        end, low, high = _batch(sketches, start, index)
-        batch = sketches[start:end]
-        hits = high - low
-        theirs = np.repeat(np.repeat(np.arange(len(batch)), [len(one) for one in batch]), hits)
-        offsets = np.arange(hits.sum()) - np.repeat(np.cumsum(hits) - hits, hits)
-        pairs, shared = np.unique(theirs * len(names) + owner[np.repeat(low, hits) + offsets], return_counts=True)
-        _decide(found, pairs // len(names), pairs % len(names), shared, batch, [now[name] for name in names])
-        fresh = ~found[owner]
-        index, owner = index[fresh], owner[fresh]
-        start = end
-    return {name for name, one in zip(names, found, strict=True) if one}
+    index, owner = every[order], np.repeat(np.arange(len(names)), [len(now[name]) for name in names])[order]
+    found: set[int] = set()
+    for old in (decoded(coded) for coded in before.values() if coded):
+        places = zip(np.searchsorted(index, old), np.searchsorted(index, old, side="right"), strict=True)
+        mine, shared = np.unique(np.concatenate([owner[low:high] for low, high in places]), return_counts=True)
+        pairs = zip(mine.tolist(), shared.tolist(), strict=True)
+        fresh = {new for new, both in pairs if new not in found and _near(old, now[names[new]], both)}
+        found |= fresh
+        if 100 * len(fresh) > len(names):  # variants of one template: every other one would meet them all again
+            rest = ~np.isin(owner, list(fresh))
+            index, owner = index[rest], owner[rest]
+    return {names[place] for place in found}
 
 
-def _batch(sketches: list[Hashes], start: int, index: Hashes) -> tuple[int, NDArray[np.intp], NDArray[np.intp]]:
-    """So many of the next sketches that their hits stay within `BATCH`, at least one, and where they hit."""
-    end, count, lows, highs = start, 0, [], []
-    while end < len(sketches) and (end == start or count < BATCH):
-        low, high = np.searchsorted(index, sketches[end]), np.searchsorted(index, sketches[end], side="right")
-        count += int((high - low).sum())
-        lows.append(low)
-        highs.append(high)
-        end += 1
-    return end, np.concatenate(lows), np.concatenate(highs)
-
-
-def _decide(
-    found: NDArray[np.bool_], theirs: NDArray[np.int64], mine: NDArray[np.int64], shared: NDArray[np.int64],
-    batch: list[Hashes], now: list[Hashes],
-) -> None:  # fmt: skip
-    """Set `found` for the prompts of now that are near the sketch they share hashes with."""
-    kept = np.array([len(one) for one in batch])
-    found[mine[DENOMINATOR * shared >= NUMERATOR * kept[theirs]]] = True
-    for old, new, both in zip(theirs.tolist(), mine.tolist(), shared.tolist(), strict=True):
-        if not found[new]:
-            every = len(now[new])
-            some = every if kept[old] < KEPT else int(np.searchsorted(now[new], batch[old][-1], side="right"))
-            found[new] = DENOMINATOR * both >= NUMERATOR * some and some >= min(LEAST, every)
+def _near(old: Hashes, new: Hashes, both: int) -> bool:
+    """Whether a prompt of now is near the sketch that it shares `both` hashes with."""
+    if DENOMINATOR * both >= NUMERATOR * len(old):
+        return True
+    some = len(new) if len(old) < KEPT else int(np.searchsorted(new, old[-1], side="right"))
+    return DENOMINATOR * both >= NUMERATOR * some and some >= min(LEAST, len(new))

@@ -18,13 +18,12 @@ magic, namespace, reserved, hash_algorithm and string(sha512(message)), in this 
 Reading is strict: one spelling, every byte used, nothing unknown. There is no cryptography in this module.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib
 from dataclasses import dataclass
 from textwrap import wrap
+from typing import Self
 
 MAGIC = b"SSHSIG"
 VERSION = 1
@@ -41,17 +40,11 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a signature file holds.
+    """What a signature file holds."""
 
-    Attributes:
-        key: the signer's public key, raw.
-        namespace: what the signer signed for.
-        signature: raw ed25519 signature of `to_sign(message, namespace)`.
-    """
-
-    key: bytes
-    namespace: str
-    signature: bytes
+    key: bytes  # the signer's public key, raw
+    namespace: str  # what the signer signed for
+    signature: bytes  # raw, of `to_sign(message, namespace)`
 
     def to_text(self) -> str:
         fields = (_typed(self.key), self.namespace.encode(), b"", HASH.encode(), _typed(self.signature))
@@ -59,12 +52,8 @@ class Signature:
         return "\n".join([BEGIN, *wrap(base64.b64encode(blob).decode(), _WIDTH), END]) + "\n"
 
     @classmethod
-    def from_text(cls, text: str) -> Signature:
-        """The inverse of `to_text`.
-
-        Raises:
-            FormatError: another format, version, key type or hash, or bytes left over.
-        """
+    def from_text(cls, text: str) -> Self:
+        """The inverse of `to_text`; a FormatError for another format, version, key type or hash, or bytes left over."""
         lines = text.removesuffix("\n").split("\n")
         if len(lines) < 3 or lines[0] != BEGIN or lines[-1] != END:
             raise FormatError(f"expected lines of base64 between {BEGIN!r} and {END!r}")

@@ -3,8 +3,6 @@
 Certifying and verifying both call these functions, so that what is verified is what was computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
@@ -70,9 +68,6 @@ def percent_up(share: float) -> str:
     return f"{_UPWARDS.multiply(Decimal(repr(share)), Decimal(100)).normalize():f} %"
 
 
-SHOWN = 12  # digits of a sha256
-
-
 def words_of(by: str) -> Words | None:
     """The words of a claim; None: those of its unit."""
     if by != "log":
@@ -86,7 +81,7 @@ def named_statement(
     screening: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """`statement`, followed by the two models, the way they were compared, and how many prompts are public."""
-    after, before = (f"{models[side]} (sha256 {bound[f'{side}_sha256'][:SHOWN]})" for side in ("after", "before"))
+    after, before = (f"{models[side]} (sha256 {bound[f'{side}_sha256'][:12]})" for side in ("after", "before"))
     said = f"{statement} Before: {before}; after: {after}. {_compared(by, behaviour)}"
     if screening is None:
         return said

@@ -1,9 +1,8 @@
 """What a certificate tests: the table of what was measured, the terms of the test, and whether prompts are enough."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,19 +31,19 @@ class Rows:
     category: Sequence[str | None]
     strength: Degradations
 
-    def at(self, chosen: NDArray[np.bool_]) -> Rows:
+    def at(self, chosen: NDArray[np.bool_]) -> "Rows":
         where = np.flatnonzero(chosen).tolist()
         ids, categories = [self.ids[i] for i in where], [self.category[i] for i in where]
         return Rows(ids, self.degradation[where], self.cluster[where], categories, self.strength[where])
 
-    @staticmethod
-    def joined(pieces: Sequence[Rows]) -> Rows:
+    @classmethod
+    def joined(cls, pieces: Sequence[Self]) -> Self:
         ids, categories = ([value for piece in pieces for value in getattr(piece, n)] for n in ("ids", "category"))
         degradation, cluster, strength = (
             np.concatenate([getattr(piece, name) for piece in pieces])
             for name in ("degradation", "cluster", "strength")
         )
-        return Rows(ids, degradation, cluster, categories, strength)
+        return cls(ids, degradation, cluster, categories, strength)
 
     def regressed(self, tau: float) -> NDArray[np.bool_]:
         """Returns for every prompt whether its degradation is not at most tau; a NaN is not."""

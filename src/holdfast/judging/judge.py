@@ -19,8 +19,6 @@ from holdfast.core.registry import Registry, nearest
 
 logger = logging.getLogger(__name__)
 
-TRAINED = "judge.json"  # what a folder holds that `holdfast judge train` wrote
-
 
 class Verdict(StrEnum):
     """What a judge says of one reply."""
@@ -167,11 +165,6 @@ def _named(spec: str | Path) -> Judge:
     if isinstance(spec, str) and name in JUDGES:
         return _made(name, _options(str(spec), written) if colon else {})
     if folder.is_dir():
-        if not (folder / TRAINED).is_file():
-            raise ConfigError(
-                f"judge: the folder {folder} holds no {TRAINED}",
-                remedy="name the folder that `holdfast judge train` wrote, or a judge of `holdfast ls judges`",
-            )
         from holdfast.judging.judges.trained import TrainedJudge
 
         return TrainedJudge(folder)

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from holdfast.certification.assessment import Rows, Terms, assess, require_enough
+from holdfast.certification.assessment import assess
 from holdfast.certification.binomial import p_value, upper_bound
+from holdfast.certification.terms import Rows, Terms, require_enough
 from holdfast.core.errors import CheckpointError, InfeasibleError
 
 

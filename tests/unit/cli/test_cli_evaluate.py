@@ -71,7 +71,7 @@ def no_generation(monkeypatch):
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("generated")
 
-    monkeypatch.setattr("holdfast.judging.engines.transformers.batches", forbidden)
+    monkeypatch.setattr("holdfast.judging.engines.transformers.TransformersEngine.generate", forbidden)
 
 
 def stored(folder: Path) -> dict:
@@ -108,15 +108,15 @@ def test_without_a_judge_only_refusals_are_counted_and_said_so(evaluate, tmp_pat
 
 
 def test_replies_are_made_once_and_another_task_or_judge_adds_to_them(evaluate, monkeypatch, tmp_path):
-    from holdfast.judging.engines.transformers import batches
+    from holdfast.judging.engines.transformers import TransformersEngine
 
-    asked = []
+    asked, whole = [], TransformersEngine.generate
 
-    def counted(model, tokenizer, examples, **options):
+    def counted(engine, examples, **options):
         asked.append(len(examples))
-        return batches(model, tokenizer, examples, **options)
+        return whole(engine, examples, **options)
 
-    monkeypatch.setattr("holdfast.judging.engines.transformers.batches", counted)
+    monkeypatch.setattr(TransformersEngine, "generate", counted)
     assert evaluate("--task", "sst2")[0] == 0
     first = stored(tmp_path / "out")["metrics"]
     harm = (tmp_path / "out" / "replies" / "harm.jsonl").read_bytes()

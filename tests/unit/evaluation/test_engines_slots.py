@@ -92,12 +92,3 @@ def test_nothing_of_an_earlier_occupant_stays():
     cache.keys[0].fill_(float("nan"))
     filled([0], [2], cache, fill=0.0)
     assert cache.keys[0][0, 0, :, 0].tolist() == [0, 1, 0, 0, 0, 0]
-
-
-def test_kept_rows_move_to_the_front():
-    cache = SlotCache(4, 3, torch.zeros(4, 1, dtype=torch.long))
-    filled([0, 1, 2, 3], [1, 1, 1, 1], cache)
-    cache.keep(torch.tensor([1, 3]))
-    assert cache.rows == 2
-    assert cache.keys[0][:2, 0, 0, 0].tolist() == [110, 130]
-    assert cache.update(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1), 0)[0].shape[0] == 2

@@ -121,7 +121,7 @@ def test_a_finished_cell_answers_again_without_training_or_generating(world, mon
         raise AssertionError("trained or generated again")
 
     monkeypatch.setattr("holdfast.runs.stages.finetune.SafeSFTTrainer.train", forbidden)
-    monkeypatch.setattr("holdfast.judging.engines.transformers.batches", forbidden)
+    monkeypatch.setattr("holdfast.judging.engines.transformers.TransformersEngine.generate", forbidden)
     assert result_of(world, cell_of(model), cell_of(model).id)["metrics"] == first["metrics"]
 
 

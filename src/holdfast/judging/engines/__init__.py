@@ -43,14 +43,9 @@ ENGINES: Registry[Callable[..., Engine]] = Registry("engine", package="holdfast.
 
 
 def open_engine(
-    name: str,
-    *,
-    model: Any = None,
-    tokenizer: Any = None,
-    batch_size: int = BATCH_SIZE,
-    template: Template = "chat",
+    name: str, *, model: Any = None, tokenizer: Any = None, batch_size: int = BATCH_SIZE, template: Template = "chat",
     **options: Any,
-) -> Engine:
+) -> Engine:  # fmt: skip
     """An engine of `ENGINES`, ready to reply; `auto` is continuous where model and device allow it, else transformers.
 
     Args:

@@ -40,64 +40,49 @@ class LoadedModelEngine:
 
 @ENGINES.register("transformers")
 class TransformersEngine(LoadedModelEngine):
-    """See `generate`."""
+    """The most likely token at every place until an end token, prompts of like length in a batch.
+
+    Decoding is greedy whatever the model's own generation settings say (sampling, penalties, stop strings): two
+    models are compared under the same rule. End tokens are the tokenizer's and those of the model's generation
+    settings. Batches are padded on the left; one that does not fit in memory is halved. Model and tokenizer are left as
+    they were, except that a tokenizer without a pad token gets one.
+    """
 
     name = "transformers"
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
         """Replies batch by batch, shortest prompts first."""
-        options: dict[str, Any] = {"batch_size": self.batch_size, "template": self.template}
-        for batch in batches(self.model, self.tokenizer, examples, max_new_tokens=max_new_tokens, **options):
-            yield list(batch.values())
+        model, sizes = self.model, {"max_new_tokens": max_new_tokens, "batch_size": self.batch_size}
+        prompts, ends = decodable(model, self.tokenizer, examples, self.template, **sizes)
+        with decoding(model, max_new_tokens, self.tokenizer.pad_token_id, ends) as settings:
+
+            def new_tokens(chosen: list[int]) -> list[list[int]]:
+                padded = left_padded([prompts[i] for i in chosen], settings.pad_token_id)
+                ids, mask = (part.to(model.device) for part in padded)
+                with torch.no_grad():
+                    out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+                rows: list[list[int]] = out[:, ids.shape[1] :].tolist()
+                return rows
+
+            order = by_length(examples)
+            for chosen, rows in fitting_batches(
+                order, self.batch_size, new_tokens, lambda i: too_large(len(prompts[i]))
+            ):
+                yield [reply(examples[i].id, row, self.tokenizer, ends) for i, row in zip(chosen, rows, strict=True)]
 
 
 def generate(
-    model: Any,
-    tokenizer: Any,
-    examples: Sequence[Example],
-    *,
-    max_new_tokens: int,
-    batch_size: int = BATCH_SIZE,
-    template: Template = "chat",
-    progress: Progress | None = None,
-) -> list[Reply]:
-    """The most likely token at every place until an end token: one reply per example, in order.
-
-    Decoding is greedy whatever the model's own generation settings say (sampling, penalties, stop strings): two
-    models are compared under the same rule. End tokens are the tokenizer's and those of the model's generation
-    settings. Prompts of like length share a batch, padded on the left; a batch that does not fit in memory is
-    halved. Model and tokenizer are left as they were, except that a tokenizer without a pad token gets one.
-    `progress` is called with the number of finished replies after every batch.
-    """
-    replies: dict[int, Reply] = {}
-    options: dict[str, Any] = {"batch_size": batch_size, "template": template}
-    for batch in batches(model, tokenizer, examples, max_new_tokens=max_new_tokens, **options):
-        replies |= batch
+    model: Any, tokenizer: Any, examples: Sequence[Example], *, max_new_tokens: int, batch_size: int = BATCH_SIZE,
+    template: Template = "chat", progress: Progress | None = None,
+) -> list[Reply]:  # fmt: skip
+    """One reply per example, in order, by the engine `transformers`; `progress` is told how many are finished."""
+    engine = TransformersEngine(model=model, tokenizer=tokenizer, batch_size=batch_size, template=template)
+    found: dict[str, Reply] = {}
+    for batch in engine.generate(examples, max_new_tokens=max_new_tokens):
+        found |= {made.id: made for made in batch}
         if progress is not None:
-            progress(len(replies))
-    return [replies[i] for i in range(len(examples))]
-
-
-def batches(
-    model: Any, tokenizer: Any, examples: Sequence[Example], *, max_new_tokens: int, batch_size: int, template: Template
-) -> Iterator[dict[int, Reply]]:
-    """`generate`, one batch at a time: replies by the place of their example, shortest prompts first."""
-    prompts, ends = decodable(
-        model, tokenizer, examples, template, max_new_tokens=max_new_tokens, batch_size=batch_size
-    )
-    with decoding(model, max_new_tokens, tokenizer.pad_token_id, ends) as settings:
-
-        def new_tokens(chosen: list[int]) -> list[list[int]]:
-            padded = left_padded([prompts[i] for i in chosen], settings.pad_token_id)
-            ids, mask = (part.to(model.device) for part in padded)
-            with torch.no_grad():
-                out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
-            rows: list[list[int]] = out[:, ids.shape[1] :].tolist()
-            return rows
-
-        fitting = fitting_batches(by_length(examples), batch_size, new_tokens, lambda i: too_large(len(prompts[i])))
-        for chosen, rows in fitting:
-            yield {i: reply(examples[i].id, row, tokenizer, ends) for i, row in zip(chosen, rows, strict=True)}
+            progress(len(found))
+    return [found[example.id] for example in examples]
 
 
 @contextmanager

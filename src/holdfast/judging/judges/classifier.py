@@ -118,14 +118,9 @@ class EncodedText:
 
 
 def encode(
-    tokenizer: Any,
-    prompts: Sequence[str],
-    replies: Sequence[str],
-    *,
-    max_length: int,
-    keeps_end: bool = True,
+    tokenizer: Any, prompts: Sequence[str], replies: Sequence[str], *, max_length: int, keeps_end: bool = True,
     name: str = "classifier",
-) -> list[EncodedText]:
+) -> list[EncodedText]:  # fmt: skip
     """`CONVERSATION` filled in, closed by one end token, cut to `max_length` tokens at the tail."""
     if (end := tokenizer.eos_token_id) is None:
         raise ConfigError(f"judge {name}: the tokenizer has no end token", remedy="use the classifier's own tokenizer")

@@ -43,15 +43,9 @@ class TrainedJudge(ClassifierJudge):
     name: ClassVar[str] = "trained"
 
     def __init__(
-        self,
-        folder: str | Path | None = None,
-        *,
-        base: str | Path | None = None,
-        threshold: float | None = None,
-        batch_size: int = BATCH_SIZE,
-        dtype: DType = "auto",
-        device: str | None = None,
-    ) -> None:
+        self, folder: str | Path | None = None, *, base: str | Path | None = None, threshold: float | None = None,
+        batch_size: int = BATCH_SIZE, dtype: DType = "auto", device: str | None = None,
+    ) -> None:  # fmt: skip
         if folder is None:
             raise ConfigError("judge trained: no folder is given", remedy="name the folder of the judge itself")
         self.folder, self.base = Path(folder), base
@@ -109,7 +103,10 @@ class TrainedJudge(ClassifierJudge):
 def read_description(folder: Path) -> dict[str, Any]:
     path = folder / JUDGE_FILE
     if not path.is_file():
-        raise ConfigError(f"{folder} holds no {JUDGE_FILE}", remedy="name a folder that `holdfast judge train` wrote")
+        raise ConfigError(
+            f"judge: the folder {folder} holds no {JUDGE_FILE}",
+            remedy="name the folder that `holdfast judge train` wrote, or a judge of `holdfast ls judges`",
+        )
     found: dict[str, Any] = read_json(path)
     version = found.get("version") if isinstance(found, dict) else None
     if version != VERSION:

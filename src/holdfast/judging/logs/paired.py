@@ -102,13 +102,9 @@ def read_log(path: Path) -> EvaluationLog:
 
 
 def paired_outcomes(
-    before: Path,
-    after: Path,
-    score: str | None = None,
-    *,
-    threshold: float | None = None,
+    before: Path, after: Path, score: str | None = None, *, threshold: float | None = None,
     epochs: Epochs | None = None,
-) -> PairedOutcomes:
+) -> PairedOutcomes:  # fmt: skip
     """Pair two logs of the same task, data and prompts by sample.
 
     Args:

@@ -6,7 +6,7 @@ without a graph. A small model decodes as fast as its kernels are launched, so t
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ ATTENTION = ("sdpa", "eager")
 @ENGINES.register("continuous")
 @dataclass(kw_only=True)
 class ContinuousEngine(LoadedModelEngine):
-    """Greedy decoding by the rule of `holdfast.judging.engines.transformers.generate`, with rows refilled as they end.
+    """Greedy decoding by the rule of `holdfast.judging.engines.transformers`, with rows refilled as they end.
 
     In exact arithmetic the replies are those of the engine `transformers`; in bfloat16 a near tie may fall either way,
     as it does between two batch sizes.
@@ -36,7 +36,6 @@ class ContinuousEngine(LoadedModelEngine):
     graph: bool | None = None  # record the step as CUDA graphs; None: where the model is on CUDA
     steps: int = field(default=0, init=False)  # decode steps so far
     fills: int = field(default=0, init=False)  # how often prompts were read
-    recorded: bool = field(default=False, init=False)  # whether the last generation ran recorded steps to its end
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,16 +78,10 @@ class ContinuousEngine(LoadedModelEngine):
         from holdfast.judging.engines.continuous.graph import GraphedStep
         from holdfast.judging.engines.continuous.loop import EVERY_STEP, RECORDED, SlotLoop
 
-        made: list[GraphedStep] = []
-
-        def prepared(step: Callable[[int], Any], state: Sequence[Any]) -> GraphedStep:
-            made.append(GraphedStep(step, state))
-            return made[0]
-
         loop = SlotLoop(
             self.model, [prompts[i] for i in waiting], rows=rows, max_new_tokens=max_new_tokens, ends=ends,
             pad=self.tokenizer.pad_token_id, pace=RECORDED if self.graph else EVERY_STEP,
-            prepared=prepared if self.graph else None,
+            prepared=GraphedStep if self.graph else None,
         )  # fmt: skip
         try:
             for finished in loop.decode(range(len(waiting))):
@@ -96,7 +89,6 @@ class ContinuousEngine(LoadedModelEngine):
         finally:
             self.steps += loop.steps
             self.fills += loop.fills
-            self.recorded = bool(made) and made[0].recording
             loop.close()
 
 

@@ -23,10 +23,7 @@ from transformers.cache_utils import DynamicLayer
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
     """Keys and values of `rows` sequences of up to `length` tokens, as a cache of transformers.
 
-    Attributes:
-        rows: rows in use, from the first on.
-        width: places that attention looks at.
-        positions: (rows, 1), where the next token of each row is written.
+    Attention looks at `width` places; `positions`, (rows, 1), is where the next token of each row is written.
     """
 
     def __init__(self, rows: int, length: int, positions: Tensor) -> None:
@@ -58,17 +55,9 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """Write one token per row at its position; returns what attention may look at."""
         seen = []
         for mine, new in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
-            rows = mine[: self.rows]
-            rows.scatter_(2, self.positions[: self.rows, :, None, None].expand_as(new), new)
-            seen.append(rows[:, :, : self.width])
+            mine.scatter_(2, self.positions[:, :, None, None].expand_as(new), new)
+            seen.append(mine[:, :, : self.width])
         return tuple(seen)
-
-    def keep(self, rows: Tensor) -> None:
-        """Move these rows to the front and forget the others."""
-        self.rows = len(rows)
-        for tensors in (self.keys, self.values):
-            for tensor in tensors:
-                tensor[: self.rows] = tensor[rows]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Some models ask, although positions and mask are given; rows have no common length."""
@@ -79,15 +68,9 @@ NAME = "holdfast_grouped"
 
 
 def grouped_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+    scaling: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """An attention of transformers for queries of one token: (rows, heads, 1, width) to (rows, 1, heads, width)."""
     if query.shape[2] != 1 or any(kwargs.get(name) is not None for name in ("position_bias", "softcap", "s_aux")):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward

@@ -52,17 +52,10 @@ class SlotLoop:
     """Decodes prompts in `rows` rows; `prepared` turns the step into what runs in its place, such as a recording."""
 
     def __init__(
-        self,
-        model: Any,
-        prompts: Sequence[Sequence[int]],
-        *,
-        rows: int,
-        max_new_tokens: int,
-        ends: Sequence[int],
-        pad: int | None,
-        pace: Pace = EVERY_STEP,
-        prepared: Callable[[Callable[[int], Tensor], Sequence[Tensor]], Callable[[int], Any]] | None = None,
-    ) -> None:
+        self, model: Any, prompts: Sequence[Sequence[int]], *, rows: int, max_new_tokens: int, ends: Sequence[int],
+        pad: int | None, pace: Pace,
+        prepared: Callable[[Callable[[int], Tensor], Sequence[Tensor]], Callable[[int], Any]] | None,
+    ) -> None:  # fmt: skip
         self._model, self._prompts, self._pad = model, prompts, pad
         self._config = (model.get_base_model() if hasattr(model, "peft_config") else model).config
         self._new, self._pace = max_new_tokens, pace
@@ -79,7 +72,6 @@ class SlotLoop:
         self._cache = SlotCache(rows, length, self._positions)
         self._slots: list[_Slot | None] = [None] * rows
         state = (self._tokens, self._positions, self._made, self._out)
-        self._shrinks = prepared is None
         self._run = self._step if prepared is None else prepared(self._step, state)
         self.steps = self.fills = 0
 
@@ -90,8 +82,6 @@ class SlotLoop:
             free = [row for row, slot in enumerate(self._slots) if slot is None]
             if queue and (len(free) == len(self._slots) or len(free) >= max(1, self._pace.share * len(self._slots))):
                 self._fill(free[: len(queue)], [queue.popleft() for _ in free[: len(queue)]])
-            elif not queue and self._shrinks and 2 * len(free) >= len(self._slots) > 1:
-                self._shrink()
             self._advance()
             if finished := self._finished():
                 yield finished
@@ -135,8 +125,7 @@ class SlotLoop:
     @torch.no_grad()
     def _step(self, width: int) -> Tensor:
         """One token for every row; returns the scores it was chosen by."""
-        rows = self._cache.rows
-        tokens, positions, made = self._tokens[:rows], self._positions[:rows], self._made[:rows]
+        tokens, positions, made = self._tokens, self._positions, self._made
         self._cache.width = width
         hidden = self._places[:width] > positions
         mask = torch.zeros(hidden.shape, dtype=self._cache.dtype, device=hidden.device)
@@ -148,7 +137,7 @@ class SlotLoop:
             ).logits  # fmt: skip
         scores: Tensor = logits[:, -1].float()
         tokens.copy_(scores.argmax(dim=-1, keepdim=True))
-        self._out[:rows].scatter_(1, made, tokens)
+        self._out.scatter_(1, made, tokens)
         made.add_(1).clamp_(max=self._new)
         # A row that nobody waits for stays within the positions that the model has.
         positions.add_(1).clamp_(max=self._last)
@@ -161,12 +150,3 @@ class SlotLoop:
         for row in done:
             self._slots[row] = None
         return {slot.prompt: made[: slot.made] for slot, made in zip(done.values(), tokens, strict=True)}
-
-    def _shrink(self) -> None:
-        """Go on with the rows in use alone, once they are half or fewer and no prompt waits."""
-        kept = [row for row, slot in enumerate(self._slots) if slot is not None]
-        at = torch.tensor(kept, device=self._tokens.device)
-        self._cache.keep(at)
-        for tensor in (self._tokens, self._positions, self._made, self._out):
-            tensor[: len(kept)] = tensor[at]
-        self._slots = [self._slots[row] for row in kept]
