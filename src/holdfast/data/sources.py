@@ -73,8 +73,7 @@ def open_rows(
     path = Path(source).expanduser()
     # A file exists, ends like one, or cannot be a hub id.
     if not (path.exists() or reader_for(path) is not None or HUB_ID.fullmatch(source) is None):
-        dataset = _load_hub(source, split=split, subset=subset, revision=revision)
-        return RowSource(source, lambda _: _numbered(dataset, source))
+        return rows_in_memory(_load_hub(source, split=split, subset=subset, revision=revision), source)
     hub = {"split": split, "subset": subset, "revision": revision}
     if option := next((name for name, value in hub.items() if value is not None), None):
         raise ConfigError(
@@ -90,14 +89,14 @@ def open_rows(
     return RowSource(str(path), partial(reader, path), path)
 
 
-def _numbered(rows: Iterable[Any], name: str) -> Rows:
-    for number, row in enumerate(rows):
-        yield f"row {number} of {name}", row
-
-
-def rows_in_memory(rows: Iterable[Mapping[str, Any]], name: str) -> RowSource:
+def rows_in_memory(rows: Iterable[Any], name: str) -> RowSource:
     """A list of rows or a `datasets.Dataset` as a source; `where` counts rows from 0."""
-    return RowSource(name, lambda _: _numbered(rows, name))
+
+    def read(_: Problems) -> Rows:
+        for number, row in enumerate(rows):
+            yield f"row {number} of {name}", row
+
+    return RowSource(name, read)
 
 
 def read_examples(
@@ -138,25 +137,20 @@ def examples_from_rows(
 
 
 def read_prompts(
-    source: str,
-    *,
-    columns: Mapping[str, str] | None = None,
-    limit: int | None = None,
-    **hub: str | None,
+    source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None, **hub: str | None
 ) -> list[Example]:
     """The prompts of a source, each once, to be replied to; completions are not looked at. See `read_examples`."""
-    rows = open_rows(source, **hub)
-    return _distinct_prompts(rows.examples(columns, limit=limit, read_row=_prompt_row))
+    return _prompts(open_rows(source, **hub), columns, limit)
 
 
 def prompts_in_memory(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
     """The same for rows in memory."""
-    return _distinct_prompts(rows_in_memory(rows, "prompts").examples(read_row=_prompt_row))
+    return _prompts(rows_in_memory(rows, "prompts"))
 
 
-def _distinct_prompts(examples: Iterable[Example]) -> list[Example]:
+def _prompts(rows: RowSource, columns: Mapping[str, str] | None = None, limit: int | None = None) -> list[Example]:
     first: dict[str, Example] = {}
-    for example in examples:
+    for example in rows.examples(columns, limit=limit, read_row=_prompt_row):
         first.setdefault(prompt_key(example), example)
     return list(first.values())
 
