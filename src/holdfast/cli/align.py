@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from holdfast.cli.options import Json, Opt, Revision, TrustRemoteCode
-from holdfast.cli.progress import asked_by, show_progress
+from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import duration, interruptible, quiet_libraries, say, say_json
 from holdfast.core.errors import InfeasibleError
 from holdfast.core.percent import exact_percent
@@ -58,6 +58,7 @@ def align(
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.
     from holdfast.demo.allocator import keep_freed_memory
     from holdfast.runs.stages.align import AlignSettings, align_model
+    from holdfast.screening.asking import told_by
 
     given: dict[str, Any] = {
         "steps": steps, "learning_rate": learning_rate, "refusal_share": refusal_share, "batch": batch_size,
@@ -68,7 +69,7 @@ def align(
     with interruptible("replies are kept, and the same command goes on with them"), show_progress() as progress:
         made = align_model(
             model, output, settings=settings, prompts=further, adapter=adapter, dtype=dtype, revision=revision,
-            trust_remote_code=trust_remote_code, listener=progress, told=asked_by(progress),
+            trust_remote_code=trust_remote_code, listener=progress, told=told_by([progress]),
         )  # fmt: skip
     if json:
         say_json({"folder": str(made.folder), **made.record})

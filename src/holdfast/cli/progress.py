@@ -12,7 +12,7 @@ from holdfast.core.percent import percent
 
 LINES = 10  # plain lines per run, about
 FORWARD = "forward passes"  # what a measurement counts: each example once a model
-Listener = Callable[[dict[str, Any]], None]
+
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
@@ -123,10 +123,6 @@ def show_progress() -> Iterator[PlainProgress | BarProgress]:
     with _bar(BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), state) as bar:
         yield BarProgress(bar)
 
-
-def asked_by(listener: Listener) -> Callable[[str, int, int], None]:
-    """What takes (what is asked, replies so far, replies in all), as rows for a listener."""
-    return lambda what, done, total: listener({"stage": "ask", "what": what, "done": done, "total": total})
 
 
 @contextmanager

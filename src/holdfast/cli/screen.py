@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.options import Device, DType, Json, Opt, engine_options
-from holdfast.cli.progress import asked_by, show_progress
+from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import quiet_libraries, say, say_json
 from holdfast.core.errors import ConfigError
 from holdfast.core.percent import percent
@@ -47,6 +47,7 @@ def screen(
       holdfast screen train.jsonl --model Qwen/Qwen2.5-1.5B-Instruct --output screening
     """
     from holdfast.data.templates import known_template
+    from holdfast.screening.asking import told_by
     from holdfast.screening.record import export
     from holdfast.screening.screen import screen as screen_data
     from holdfast.screening.screen import task_examples
@@ -62,7 +63,7 @@ def screen(
     with show_progress() as progress:
         found = screen_data(
             model, rows, settings=settings, template=known_template(template), engine=engine,
-            engine_options=engine_options(engine_option), dtype=dtype, device=device, told=asked_by(progress),
+            engine_options=engine_options(engine_option), dtype=dtype, device=device, told=told_by([progress]),
         )  # fmt: skip
     files = export(output, found, rows, model=model)
     if json:

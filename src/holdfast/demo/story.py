@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import PrinterCallback, ProgressCallback, set_seed
+from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
 from holdfast.core.files import read_json, write_json
@@ -30,13 +30,14 @@ from holdfast.demo.measure import Measured, measure
 from holdfast.demo.settings import DemoSettings
 from holdfast.models.handle import load_pair
 from holdfast.runs.stages.align import fast_dtype
+from holdfast.runs.stages.finetune import Listener, listen
+from holdfast.screening.asking import told_by
 from holdfast.screening.screen import Screening, screen
 from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
 from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
 
 Say = Callable[[str], None]
-Listener = Callable[[dict[str, Any]], None]
 
 # The model's own template without its default system turn: a third fewer tokens, so a third less time.
 TEMPLATE = (
@@ -88,16 +89,11 @@ def screened(
 
     As `safety: auto` does, with prompts of the demo's little world in the place of the bundled ones.
     """
-
-    def tell(what: str, done: int, total: int) -> None:
-        if listener is not None:
-            listener({"stage": "ask", "what": what, "done": done, "total": total})
-
     wanted = ScreeningSettings(
         sets={"refusals": PromptSet((TASK, PROBES), "refusals"), "answers": PromptSet((ORDINARY,), "answers")},
         limited=False, accept_unsorted=True, monitor_prompts=0, seed=settings.seed,
     )  # fmt: skip
-    return screen(model, data.task, tokenizer, settings=wanted, told=tell)
+    return screen(model, data.task, tokenizer, settings=wanted, told=told_by([] if listener is None else [listener]))
 
 
 def finetune(
@@ -127,11 +123,7 @@ def finetune(
         processing_class=tokenizer, peft_config=lora, safety_dataset=screening,
         defense="sft" if screening is None else "holdfast",
     )  # fmt: skip
-    trainer.remove_callback(ProgressCallback)
-    trainer.remove_callback(PrinterCallback)
-    if listener is not None:
-        trainer.step_listeners.append(listener)
-        listener({"stage": "train", "total_steps": trainer.args.max_steps, "step": 0})
+    listen(trainer, [] if listener is None else [listener])
     started = time.monotonic()
     trainer.train()
     return trainer, time.monotonic() - started

@@ -41,11 +41,10 @@ def new_classifier(
 
     Zeros: every run starts from probability 1/2, whatever the scale of the hidden states.
     """
-    named: dict[str, Any] = {
-        "id2label": dict(enumerate(labels)),
-        "label2id": {label: i for i, label in enumerate(labels)},
-    }
-    model = _load(ref, revision, num_labels=len(labels), problem_type="multi_label_classification", **named)
+    model = _load(
+        ref, revision, num_labels=len(labels), problem_type="multi_label_classification",
+        id2label=dict(enumerate(labels)), label2id={label: i for i, label in enumerate(labels)},
+    )  # fmt: skip
     nn.init.zeros_(model.score.weight)
     fingerprint = backbone_fingerprint(model)  # before the dtype changes
     return _placed(model, dtype, device), fingerprint
@@ -105,10 +104,8 @@ def class_logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
 
 def right_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Ids and mask; any id serves as padding, since nothing after a row's last token is looked at."""
-    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
-    return pad_sequence(tensors, batch_first=True), pad_sequence(
-        [torch.ones_like(x) for x in tensors], batch_first=True
-    )
+    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(ids, batch_first=True), pad_sequence([torch.ones_like(x) for x in ids], batch_first=True)
 
 
 def _load(
@@ -120,7 +117,7 @@ def _load(
     if found.adapters:
         raise UnsupportedError(
             f"classifier {str(ref)!r} is a PEFT adapter, expected a full model",
-            remedy="merge it into its base first (holdfast.models.handle.merge_adapter)",
+            remedy="merge it into its base first (PEFT's merge_and_unload, then save_pretrained)",
         )
     # A missing head is drawn at random before it is replaced; the caller's generator must not notice.
     with one_line_errors(ref, "classifier"), torch.random.fork_rng(devices=[]):

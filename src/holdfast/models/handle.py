@@ -13,13 +13,11 @@ from typing import Any, Literal
 import torch
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
-from holdfast.core.files import new_folder
-from holdfast.models.adapter import adapter_folder, lineage, merge
+from holdfast.models.adapter import lineage, merge
 from holdfast.models.chat_template import require_bounded
 from holdfast.models.library_errors import one_line_errors
 from holdfast.models.limits import require_sizes_of
-from holdfast.models.model_files import ADAPTER_CONFIG, TOKENIZER_CONFIG, weight_files
-from holdfast.models.source import resolve
+from holdfast.models.model_files import TOKENIZER_CONFIG, weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +78,7 @@ def load_model(
     if found.adapters and quantization is not None:
         raise UnsupportedError(
             f"adapter {str(ref)!r} cannot be merged into a {quantization} base: merging would round it away",
-            remedy="merge it first (merge_adapter) and load the merged folder with quantization",
+            remedy="merge it first (PEFT's merge_and_unload, then save_pretrained) and load that folder",
         )
     options: dict[str, Any] = {"dtype": _DTYPES[dtype]}
     if quantization is not None:
@@ -132,25 +130,6 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
             f"tokenizer {tokenizer.name_or_path!r} has ids up to {largest}, the model {rows} embeddings",
             remedy="use the model's own tokenizer, or resize the model's embeddings before fine-tuning",
         )
-
-
-def merge_adapter(
-    adapter: str | Path, output_dir: str | Path, *, dtype: DType = "auto", trust_remote_code: bool = False
-) -> Path:
-    """Write base + adapter as one ordinary model folder (safetensors and tokenizer); returns the folder."""
-    target = Path(output_dir)
-    if target.exists():
-        raise ConfigError(f"output folder {target} exists", remedy="name a new folder, or delete this one")
-    if adapter_folder(resolve(adapter, None, trust_remote_code)) is None:
-        raise ConfigError(
-            f"{str(adapter)!r} is not a PEFT adapter: it has no {ADAPTER_CONFIG}",
-            remedy="name the folder that holds adapter_config.json",
-        )
-    model, tokenizer = load_pair(adapter, dtype=dtype, trust_remote_code=trust_remote_code)
-    with new_folder(target) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return target
 
 
 def _load_full(folder: Path, trust_remote_code: bool, options: dict[str, Any]) -> Any:

@@ -117,13 +117,12 @@ def _require_patterns(adapter: Path, config: dict[str, Any], base: Any) -> None:
 def limited_run(arguments: list[str], given: bytes, wall_s: float, **environment: str) -> int:
     """The exit code of our own code in another interpreter, where it limits itself; negative when it was killed."""
     try:
-        done = subprocess.run(  # noqa: S603  (our own code in our own interpreter)
+        return subprocess.run(  # noqa: S603  (our own code in our own interpreter)
             [sys.executable, *arguments], input=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env=os.environ | environment, timeout=wall_s, check=False,
-        )  # fmt: skip
+        ).returncode  # fmt: skip
     except subprocess.TimeoutExpired:
         return -1
-    return done.returncode
 
 
 def _patterns(config: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -58,9 +58,8 @@ def not_plain_lora(adapter: Path) -> str | None:
     config = adapter_settings_of(adapter)
     if config.get("peft_type") != "LORA":
         return f"it is {config.get('peft_type')}, not LoRA"
-    for key, name in _NOT_PLAIN.items():
-        if config.get(key):
-            return f"it has {name}"
+    if more := [name for key, name in _NOT_PLAIN.items() if config.get(key)]:
+        return f"it has {more[0]}"
     return None if leaves_base_alone(adapter) else "it changes the base's own weights or biases"
 
 

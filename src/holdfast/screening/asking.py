@@ -34,6 +34,16 @@ Told: TypeAlias = Callable[[str, int, int], None]
 """Receives what is asked, how many replies there are, and how many there will be."""
 
 
+def told_by(listeners: Sequence[Callable[[dict[str, Any]], None]]) -> Told:
+    """Hands on to listeners, as a row, what is asked and how far it is."""
+
+    def tell(what: str, done: int, total: int) -> None:
+        for listener in listeners:
+            listener({"stage": "ask", "what": what, "done": done, "total": total})
+
+    return tell
+
+
 @dataclass(frozen=True)
 class Sorted:
     """A reply and its class."""

@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from holdfast.core.hashing import sha256_text
 from holdfast.data.bundled import bundled
-from holdfast.data.examples import Example, make_example, prompt_text, searchable_texts
+from holdfast.data.examples import Example, as_turns, make_example, prompt_text, searchable_texts
 from holdfast.data.near_duplicates import clusters, matches, occurring
 from holdfast.data.split_record import ROLES
 from holdfast.data.splits import Split, split_from_roles
@@ -156,15 +156,14 @@ def replied(held: HeldSet, asker: Asker, *, name: str) -> dict[str, list[Example
     fitting = {key for key, answer in replies.items() if answer.reply_class == wanted and answer.reply.text}
     held.changed = sum(example.id not in fitting for example in steered)
 
-    def pairs(role: Role) -> list[Example]:
-        return [_held_pair(e, replies[e.id].reply.text) for e in held.prompts(role) if e.id in fitting]
+    def pair(asked: Example) -> Example:
+        reply = replies[asked.id].reply.text
+        said = reply if isinstance(asked.prompt, str) else as_turns("assistant", reply)
+        return make_example(asked.prompt, said, asked.where, asked.category)
 
-    return {"constraint": pairs("constraint"), "monitor": pairs("monitor"), "certify": held.prompts("certify")}
-
-
-def _held_pair(prompt: Example, reply: str) -> Example:
-    said = reply if isinstance(prompt.prompt, str) else ({"role": "assistant", "content": reply},)
-    return make_example(prompt.prompt, said, prompt.where, prompt.category)
+    roles: tuple[Role, ...] = ("constraint", "monitor")
+    held_pairs = {str(role): [pair(e) for e in held.prompts(role) if e.id in fitting] for role in roles}
+    return held_pairs | {"certify": held.prompts("certify")}
 
 
 def at_most(examples: Iterable[Example], number: int, seed: int) -> tuple[Example, ...]:

@@ -194,8 +194,9 @@ def train_rows(
     """The model with a LoRA adapter, trained on the rows in their order."""
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import PrinterCallback, ProgressCallback, set_seed
+    from transformers import set_seed
 
+    from holdfast.runs.stages.finetune import listen
     from holdfast.training.config import SafeSFTConfig
     from holdfast.training.trainer import SafeSFTTrainer
 
@@ -216,11 +217,7 @@ def train_rows(
             trainer = SafeSFTTrainer(
                 model, arguments, train_dataset=data, processing_class=tokenizer, peft_config=lora, defense="sft"
             )
-        trainer.remove_callback(ProgressCallback)
-        trainer.remove_callback(PrinterCallback)
-        if listener is not None:
-            trainer.step_listeners.append(listener)
-            listener({"stage": "train", "total_steps": settings.steps, "step": 0})
+        listen(trainer, [] if listener is None else [listener])
         trainer.train()
         return trainer.model
 

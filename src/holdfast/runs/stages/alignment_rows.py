@@ -13,7 +13,7 @@ from holdfast.core.errors import InfeasibleError
 from holdfast.core.seeding import generator
 from holdfast.data.bundled import bundled
 from holdfast.data.encode import IGNORE, Encoded, encode_all
-from holdfast.data.examples import Example, Turns, as_chat, make_example, prompt_text
+from holdfast.data.examples import Example, as_chat, as_turns, make_example, prompt_text
 from holdfast.data.near_duplicates import matches
 from holdfast.data.refusals import GENERIC
 from holdfast.judging.prompts import prompt_ids
@@ -69,7 +69,7 @@ def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed
     """
     texts = [text for text in GENERIC if sort_reply(text, truncated=False) == REFUSED]
     chosen = zip(in_turn(prompts, count, seed, "refusals"), in_turn(texts, count, seed, "texts"), strict=True)
-    examples = [make_example(as_chat(example).prompt, _assistant(text), example.where) for example, text in chosen]
+    examples = [make_example(as_chat(e).prompt, as_turns("assistant", text), e.where) for e, text in chosen]
     return encode_all(examples, tokenizer, max_length=length, role="safety").examples
 
 
@@ -89,7 +89,7 @@ def answer_rows(
 
 
 def _encoded(pairs: Sequence[tuple[Example, Reply]], tokenizer: Any) -> list[Encoded]:
-    whole = [make_example(as_chat(example).prompt, _assistant(reply.text)) for example, reply in pairs]
+    whole = [make_example(as_chat(example).prompt, as_turns("assistant", reply.text)) for example, reply in pairs]
     rows = encode_all(whole, tokenizer, max_length=None, role="safety").examples
     asked = prompt_ids(tokenizer, [example for example, _ in pairs], "chat")
     for place, (prompt, (_, reply)) in enumerate(zip(asked, pairs, strict=True)):
@@ -98,10 +98,6 @@ def _encoded(pairs: Sequence[tuple[Example, Reply]], tokenizer: Any) -> list[Enc
             labels = (*[IGNORE] * len(prompt), *ids)
             rows[place] = Encoded(rows[place].id, (*prompt, *ids), labels, truncated=True)
     return rows
-
-
-def _assistant(text: str) -> Turns:
-    return ({"role": "assistant", "content": text},)
 
 
 def in_turn(items: Sequence[T], count: int, seed: int, name: str) -> list[T]:

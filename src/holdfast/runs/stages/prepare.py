@@ -18,7 +18,7 @@ from holdfast.data.splits import Split, move_leaks, require_apart, require_unsee
 from holdfast.data.tasks import PAPER, PROTOCOLS, Roles
 from holdfast.data.templates import Template
 from holdfast.runs.config.resolve import ResolvedRun
-from holdfast.screening.asking import asker_of
+from holdfast.screening.asking import asker_of, told_by
 from holdfast.screening.record import FOLDER, fixed_screening
 from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, content_sha256
 
@@ -169,16 +169,12 @@ def hold(
             remedy="screen on one device first (holdfast screen); train on its kept rows with `safety: {data: FILE}`",
         )
 
-    def tell(what: str, done: int, total: int) -> None:
-        for listener in listeners:
-            listener({"stage": "ask", "what": what, "done": done, "total": total})
-
     def make() -> Screening:
         if getattr(model, "hf_device_map", None) is None:
             model.to(arguments.device)
         asker = asker_of(
             model, tokenizer, model_sha256=model_sha256, template=template, engine=plan.config.screening.engine,
-            options=plan.config.screening.engine_options, told=tell,
+            options=plan.config.screening.engine_options, told=told_by(listeners),
         )  # fmt: skip
         listed = run.with_name(f"{run.name}-conflicts.jsonl")
         return ask_and_screen(
