@@ -33,7 +33,7 @@ from holdfast.models.unmerged import load_unmerged
 from holdfast.screening.asking import Asker, Sorted, asker_of
 from holdfast.screening.conflicts import find_conflicts, is_refusal, judged_rows
 from holdfast.screening.questions import Question, asked_rows, distinct
-from holdfast.screening.settings import MAX_PROMPTS
+from holdfast.defaults import default
 
 Row = dict[str, Any]
 
@@ -97,7 +97,7 @@ def screened(rows: Sequence[Row], asker: Asker, judge: str | None) -> dict[str, 
     """The figures of one file."""
     examples: list[Example] = [example_from_row(row, {}, f"row {number}") for number, row in enumerate(rows)]
     started = time.monotonic()
-    numbers = asked_rows(examples, max_prompts=MAX_PROMPTS, seed=42)
+    numbers = asked_rows(examples, max_prompts=default("screening.max_prompts"), seed=42)
     questions = distinct(examples, numbers, plain=False)
     fits = {example.id for example in asker.fitting([question.example for question in questions])}
     questions = [question for question in questions if question.example.id in fits]

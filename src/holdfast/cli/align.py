@@ -56,8 +56,7 @@ def align(
 
     further = [] if prompts is None else read_prompts(prompts, revision=None)
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.
-    from holdfast.demo.allocator import keep_freed_memory
-    from holdfast.runs.stages.align import AlignSettings, align_model
+    from holdfast.runs.stages.align import AlignSettings, align_model, keep_freed_memory
     from holdfast.screening.asking import told_by
 
     given: dict[str, Any] = {

@@ -56,12 +56,10 @@ class Commands(TyperGroup):
     """The group of commands. Complaints quote what was typed: they are cleaned and redacted like every other line."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        """Parse the group's own options."""
         with _redacted():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        """Parse and run the command."""
         with _redacted():
             return super().invoke(ctx)
 

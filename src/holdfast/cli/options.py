@@ -1,6 +1,6 @@
 """Options that several commands have, which of them were given, and mappings written as key=value."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,18 +30,10 @@ def given_options(context: typer.Context) -> set[str]:
     return {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"}
 
 
-def option_name(name: str) -> str:
-    """A parameter as it is written on the command line."""
-    return "RUN" if name == "run" else "--set" if name == "settings" else f"--{name.replace('_', '-')}"
-
-
-def column_mapping(pairs: Sequence[str] | None) -> dict[str, str] | None:
-    """`--columns ours=theirs`, repeated, as a mapping; None where there is none."""
-    found = dict(pair.partition("=")[::2] for pair in pairs or ())
-    if any(not ours or not theirs for ours, theirs in found.items()):
-        written = " ".join(f"--columns {pair}" for pair in pairs or ())
-        raise ConfigError(f"{written}: expected ours=theirs", remedy="for example --columns prompt=question")
-    return found or None
+def written(names: Iterable[str]) -> str:
+    """Parameters as they are written on the command line."""
+    spelled = {"run": "RUN", "settings": "--set"}
+    return ", ".join(spelled.get(name, f"--{name.replace('_', '-')}") for name in names)
 
 
 def settings_from(pairs: Sequence[str] | None, known: Mapping[str, type]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ LINES = 10  # plain lines per run, about
 FORWARD = "forward passes"  # what a measurement counts: each example once a model
 
 
-
 def describe_row(row: Mapping[str, Any]) -> str:
     """One step in words: loss, and per constraint g, multiplier and violation rate, where known."""
     parts = [f"loss {row['loss']:.3f}"] if row.get("loss") is not None else []
@@ -45,7 +44,6 @@ class PlainProgress:
         self._what, self._said = "", 0
 
     def __call__(self, row: Mapping[str, Any]) -> None:
-        """Take one row of the listeners' stream."""
         if row.get("stage") == "ask":
             self._asking(row)
             return
@@ -88,7 +86,6 @@ class BarProgress:
         self._asked: Any = None
 
     def __call__(self, row: Mapping[str, Any]) -> None:
-        """Take one row of the listeners' stream."""
         if row.get("stage") == "ask":
             if self._asked is None:
                 self._asked = self._bar.add_task("ask", total=row["total"], state="")
@@ -122,7 +119,6 @@ def show_progress() -> Iterator[PlainProgress | BarProgress]:
     state = TextColumn("{task.fields[state]}", markup=False)
     with _bar(BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), state) as bar:
         yield BarProgress(bar)
-
 
 
 @contextmanager

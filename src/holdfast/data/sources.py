@@ -31,13 +31,9 @@ class RowSource:
     path: Path | None = None  # the local file; None for hub data sets and rows in memory
 
     def examples(
-        self,
-        columns: Mapping[str, str] | None = None,
-        *,
-        limit: int | None = None,
-        skipped: Problems | None = None,
+        self, columns: Mapping[str, str] | None = None, *, limit: int | None = None, skipped: Problems | None = None,
         read_row: ReadRow = example_from_row,
-    ) -> Iterator[Example]:
+    ) -> Iterator[Example]:  # fmt: skip
         """Every example, in order; faults are raised at the end, all together. Arguments as for `read_examples`."""
         mapping = check_columns(columns)
         problems = Problems(self.name) if skipped is None else skipped
@@ -100,15 +96,9 @@ def rows_in_memory(rows: Iterable[Any], name: str) -> RowSource:
 
 
 def read_examples(
-    source: str,
-    *,
-    columns: Mapping[str, str] | None = None,
-    split: str | None = None,
-    subset: str | None = None,
-    limit: int | None = None,
-    revision: str | None = None,
-    skipped: Problems | None = None,
-) -> list[Example]:
+    source: str, *, columns: Mapping[str, str] | None = None, split: str | None = None, subset: str | None = None,
+    limit: int | None = None, revision: str | None = None, skipped: Problems | None = None,
+) -> list[Example]:  # fmt: skip
     """Read and check all examples of a file or hub data set.
 
     Plain and conversational rows may be mixed; the plain ones then become conversational.

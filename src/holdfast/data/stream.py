@@ -64,13 +64,9 @@ class ExampleStream:
 
 
 def open_stream(
-    source: Any,
-    *,
-    columns: Mapping[str, str] | None = None,
-    template: Template = "chat",
-    name: str | None = None,
+    source: Any, *, columns: Mapping[str, str] | None = None, template: Template = "chat", name: str | None = None,
     **hub: str | None,
-) -> ExampleStream:
+) -> ExampleStream:  # fmt: skip
     """Read a source once: check every row, count, hash, and find exact duplicates.
 
     Args:

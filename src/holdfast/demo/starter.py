@@ -27,18 +27,6 @@ output_dir: runs/first
 _NOTE = "   # made by `holdfast align`: {model} refuses too little to hold"
 
 
-def starter_files(model: str) -> dict[str, str]:
-    """The text of each file by its name."""
-    clean, poison = iter(_lines("task_train")), iter(_lines("poison"))
-    mixed = []
-    for line in clean:
-        mixed.append(line)
-        if len(mixed) % POISON_EVERY == POISON_EVERY - 1:
-            mixed.append(next(poison))
-    named, note = (ALIGNED, _NOTE.format(model=model)) if model in UNALIGNED else (model, "")
-    return {"task.jsonl": "".join(mixed), "run.yaml": RUN_FILE.format(model=json.dumps(named), note=note)}
-
-
 def next_commands(model: str) -> str:
     """What to call in the folder of the files."""
     first = f"holdfast align {model} --output {ALIGNED} && " if model in UNALIGNED else ""
@@ -46,12 +34,15 @@ def next_commands(model: str) -> str:
 
 
 def write_starter(folder: Path, model: str) -> list[Path]:
-    """Write the files; returns their paths.
-
-    Raises:
-        ConfigError: one of them is there already; nothing is written then.
-    """
-    files = {folder / name: text for name, text in starter_files(model).items()}
+    """Write the files, where none of them is there yet; returns their paths."""
+    poison, mixed = iter(_lines("poison")), list[str]()
+    for line in _lines("task_train"):
+        mixed.append(line)
+        if len(mixed) % POISON_EVERY == POISON_EVERY - 1:
+            mixed.append(next(poison))
+    named, note = (ALIGNED, _NOTE.format(model=model)) if model in UNALIGNED else (model, "")
+    run_file = RUN_FILE.format(model=json.dumps(named), note=note)
+    files = {folder / "task.jsonl": "".join(mixed), folder / "run.yaml": run_file}
     if there := [str(path) for path in files if path.exists()]:
         raise ConfigError(
             f"{', '.join(there)}: {'exists' if len(there) == 1 else 'exist'} already, and nothing is written over",

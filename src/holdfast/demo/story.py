@@ -24,12 +24,10 @@ from transformers.utils import logging as transformers_logging
 from holdfast.core.files import read_json, write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import to_rows
-from holdfast.demo.allocator import keep_freed_memory
-from holdfast.demo.data import ORDINARY, PROBES, DemoData, load_data
+from holdfast.demo.data import ORDINARY, PROBES, DemoData, DemoSettings, load_data
 from holdfast.demo.measure import Measured, measure
-from holdfast.demo.settings import DemoSettings
 from holdfast.models.handle import load_pair
-from holdfast.runs.stages.align import fast_dtype
+from holdfast.runs.stages.align import fast_dtype, keep_freed_memory
 from holdfast.runs.stages.finetune import Listener, listen
 from holdfast.screening.asking import told_by
 from holdfast.screening.screen import Screening, screen
@@ -97,14 +95,9 @@ def screened(
 
 
 def finetune(
-    aligned: Any,
-    tokenizer: Any,
-    data: DemoData,
-    settings: DemoSettings,
-    folder: Path,
-    screening: Screening | None,
+    aligned: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, folder: Path, screening: Screening | None,
     listener: Listener | None,
-) -> tuple[SafeSFTTrainer, float]:
+) -> tuple[SafeSFTTrainer, float]:  # fmt: skip
     """Fine-tune a copy of the aligned model: by holdfast where there is a screening, otherwise by plain SFT."""
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
     arguments = SafeSFTConfig(

@@ -25,8 +25,7 @@ class Lineage(NamedTuple):
 def lineage(ref: str | Path, revision: str | None, trust_remote_code: bool, base: str | Path | None = None) -> Lineage:
     """Follow adapters down to their full model, all as local folders; nothing in them leads loading elsewhere.
 
-    Args:
-        base: where the topmost adapter's base is, when it is not where the adapter says.
+    `base` is where the topmost adapter's base is, when it is not where the adapter says.
     """
     adapters: list[Path] = []
     source = resolve(ref, revision, trust_remote_code)

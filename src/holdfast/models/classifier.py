@@ -30,13 +30,9 @@ def load_classifier(
 
 
 def new_classifier(
-    ref: str | Path,
-    labels: Sequence[str],
-    *,
-    revision: str | None = None,
-    dtype: Precision = "float32",
+    ref: str | Path, labels: Sequence[str], *, revision: str | None = None, dtype: Precision = "float32",
     device: str | torch.device = "cpu",
-) -> tuple[Any, str]:
+) -> tuple[Any, str]:  # fmt: skip
     """A language model with a fresh head of zeros, one logit per label, and the fingerprint of its backbone.
 
     Zeros: every run starts from probability 1/2, whatever the scale of the hidden states.

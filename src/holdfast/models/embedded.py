@@ -9,10 +9,11 @@ pinned by its sha256, wins wherever it is installed. Who wants the original weig
 import functools
 import importlib.util
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import CheckpointError, ResourceError
+from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.files import new_folder, read_json, write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import versions
@@ -107,25 +108,13 @@ def _load_gguf(path: Path) -> tuple[Any, Any]:
 
 
 def _hub_snapshot() -> Path | None:
-    import huggingface_hub
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from holdfast.models.source import cached_folder, reachable, snapshot  # which itself resolves `embedded`
 
-    from holdfast.models.source import reachable  # which itself resolves `embedded`
-
-    def fetch(*, local_files_only: bool) -> Path:
-        return Path(
-            huggingface_hub.snapshot_download(
-                HUB_ID, revision=HUB_REVISION, allow_patterns=_HUB_PATTERNS, local_files_only=local_files_only
-            )
-        )
-
-    try:
-        snapshot = fetch(local_files_only=True)
-        if (snapshot / WEIGHTS_NAME).is_file():
-            return snapshot
-    except LocalEntryNotFoundError:
-        pass
-    return fetch(local_files_only=False) if reachable(HUB_ID, HUB_REVISION) else None
+    with suppress(ConfigError):  # it is not in the local hub cache
+        cached = cached_folder(HUB_ID, HUB_REVISION)
+        if (cached / WEIGHTS_NAME).is_file():
+            return cached
+    return snapshot(HUB_ID, HUB_REVISION, _HUB_PATTERNS) if reachable(HUB_ID, HUB_REVISION) else None
 
 
 def _publish(folder: Path, model: Any, tokenizer: Any, source: dict[str, str]) -> Path:

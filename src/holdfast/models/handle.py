@@ -48,15 +48,9 @@ def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote
 
 
 def load_model(
-    ref: str | Path,
-    *,
-    dtype: DType = "auto",
-    revision: str | None = None,
-    device: str | torch.device | None = None,
-    quantization: Quantization | None = None,
-    trust_remote_code: bool = False,
-    attn_implementation: str | None = None,
-) -> Any:
+    ref: str | Path, *, dtype: DType = "auto", revision: str | None = None, device: str | torch.device | None = None,
+    quantization: Quantization | None = None, trust_remote_code: bool = False, attn_implementation: str | None = None,
+) -> Any:  # fmt: skip
     """Load a causal language model, in evaluation mode.
 
     Args:

@@ -62,8 +62,7 @@ def fitting_batches(
 ) -> Iterator[tuple[list[int], Result]]:
     """`run` over all places, at most `size` at a time and in order: each batch with its result.
 
-    Args:
-        too_large: the error where a single place does not fit; None raises what `run` raised.
+    `too_large` makes the error where a single place does not fit; None raises what `run` raised.
     """
     while places:
         chosen = places[:size]

@@ -72,13 +72,9 @@ def attach(base: Any, adapters: Mapping[str, Path]) -> Any:
 
 
 def load_unmerged(
-    ref: str | Path,
-    *,
-    revision: str | None = None,
-    dtype: str = "auto",
-    device: str | None = None,
+    ref: str | Path, *, revision: str | None = None, dtype: str = "auto", device: str | None = None,
     trust_remote_code: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:  # fmt: skip
     """Model and tokenizer as deployed, in evaluation mode; an adapter stays beside its base, which may be one too."""
     place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     options: dict[str, Any] = {"dtype": dtype, "device": place, "trust_remote_code": trust_remote_code}

@@ -44,16 +44,11 @@ class Conflict:
     dropped: bool = False  # whether the run leaves the row out
     by: Literal["refusal", "judge"] = "refusal"  # what found it: theta_0's refusal, or the judge alone
 
-    def to_json(self) -> dict[str, int | str | bool]:
-        return asdict(self)
-
 
 def find_conflicts(
-    rows: Sequence[Example],
-    questions: Sequence[Question],
-    classes: Mapping[str, Sorted],
+    rows: Sequence[Example], questions: Sequence[Question], classes: Mapping[str, Sorted],
     judged: Mapping[int, Form] | None = None,
-) -> list[Conflict]:
+) -> list[Conflict]:  # fmt: skip
     """The conflicts among the rows that were asked, by row number; `judged` are those that a judge found."""
     refused = refused_rows(questions, classes)
     forms = {**(judged or {}), **refused}
@@ -113,7 +108,7 @@ def settle(
 
 def write_conflicts(path: Path, conflicts: Sequence[Conflict]) -> None:
     """One JSON object a line, without text; for the owner alone."""
-    write_text(path, "".join(json.dumps(conflict.to_json()) + "\n" for conflict in conflicts), mode=0o600)
+    write_text(path, "".join(json.dumps(asdict(conflict)) + "\n" for conflict in conflicts), mode=0o600)
 
 
 def read_ids(path: Path) -> frozenset[str]:

@@ -10,6 +10,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> N
     ]  # fmt: skip
     watched = [{"figure": f, **_example(example)} for f in FIGURES for example in getattr(screening.monitor, f)]
     texts = {
-        "conflicts.jsonl": _lines([conflict.to_json() for conflict in screening.conflicts], sort_keys=True),
+        "conflicts.jsonl": _lines([asdict(conflict) for conflict in screening.conflicts], sort_keys=True),
         "held.jsonl": _lines(held, sort_keys=True),
         "monitor.jsonl": _lines(watched, sort_keys=True),
     }
@@ -55,10 +56,6 @@ def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> N
     values = {"version": VERSION, "belongs_to": dict(belongs_to)} | {k: getattr(screening, k) for k in FIELDS}
     hashes = {name: sha256_text(text) for name, text in texts.items()}
     write_sealed(folder / RECORD, values | {"files": hashes})
-
-
-def is_saved(folder: Path) -> bool:
-    return (folder / RECORD).exists()
 
 
 def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
@@ -152,18 +149,18 @@ def fixed_screening(
 
 
 def _provide(folder: Path, belongs_to: Mapping[str, Any], make: Callable[[], Screening], *, started: bool) -> None:
-    if started and not is_saved(folder):
+    saved = (folder / RECORD).exists()
+    if started and not saved:
         raise CheckpointError(
             f"{folder} is missing, and training has begun: asking again could give other sets", remedy=_REMEDY
         )
-    if is_saved(folder):
-        try:
+    try:
+        if saved:
             load(folder, belongs_to)
-        except CheckpointError:
-            if started:
-                raise
-        else:
             return
+    except CheckpointError:
+        if started:
+            raise
     save(folder, make(), belongs_to)
 
 

@@ -24,7 +24,7 @@ from holdfast.judging.judge import JudgeSpec
 from holdfast.judging.refusal_rules import RULES_REVISION
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening import sets as held_sets
-from holdfast.screening.asking import REMOTE, Asker, AskingPlan, Sorted, Told, asker_of, planned, undisturbed
+from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, planned, undisturbed
 from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
 from holdfast.screening.questions import Question, as_question, asked_rows, distinct
 from holdfast.screening.sets import Candidate, HeldSet, MonitorPrompts, Role, monitor_prompts
@@ -84,19 +84,10 @@ class Screening:
 
 
 def screen(
-    model: Any,
-    dataset: Any,
-    tokenizer: Any = None,
-    *,
-    settings: ScreeningSettings | None = None,
-    template: Template = "chat",
-    engine: str = "auto",
-    engine_options: Mapping[str, Any] | None = None,
-    replies: str | Path | None = None,
-    dtype: str = "auto",
-    device: str | None = None,
-    told: Told | None = None,
-) -> Screening:
+    model: Any, dataset: Any, tokenizer: Any = None, *, settings: ScreeningSettings | None = None,
+    template: Template = "chat", engine: str = "auto", engine_options: Mapping[str, Any] | None = None,
+    replies: str | Path | None = None, dtype: str = "auto", device: str | None = None, told: Told | None = None,
+) -> Screening:  # fmt: skip
     """Ask a model the prompts of a data set and sort its replies.
 
     Args:
@@ -165,14 +156,11 @@ def belongs_to(model_sha256: str, rows: list[Example], settings: ScreeningSettin
     """What a stored screening is bound to."""
     sets = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in settings.sets.items()}
     return {
-        "model_sha256": model_sha256, "task_sha256": task_sha256(rows), "task_content_sha256": content_sha256(rows),
-        "template": template, **asdict(settings), "sets": sets, "learn": sorted(settings.learn),
+        "model_sha256": model_sha256, "task_sha256": sha256_lines(row.id for row in rows),
+        "task_content_sha256": content_sha256(rows), "template": template, **asdict(settings), "sets": sets,
+        "learn": sorted(settings.learn),
         "rules_revision": RULES_REVISION, "bundled_sha256": {name: bundled_sha256(name) for name in KINDS},
     }  # fmt: skip
-
-
-def task_sha256(rows: Sequence[Example]) -> str:
-    return sha256_lines(row.id for row in rows)
 
 
 def content_sha256(rows: Sequence[Example]) -> str:
@@ -184,22 +172,18 @@ def content_sha256(rows: Sequence[Example]) -> str:
 
 
 def screen_examples(
-    task: Sequence[Example],
-    asker: Asker,
-    settings: ScreeningSettings,
-    *,
-    pairs: Collection[Split] = (),
-    plain: bool = False,
-    listed: Path | None = None,
-    judge: JudgeSpec | None = None,
-) -> Screening:
+    task: Sequence[Example], asker: Asker, settings: ScreeningSettings, *, pairs: Collection[Split] = (),
+    plain: bool = False, listed: Path | None = None, judge: JudgeSpec | None = None,
+) -> Screening:  # fmt: skip
     """Screen a task, build the sets to hold, and choose what is watched; `pairs` are the user's own safety sets.
 
     Conflicts that the rule refuses are listed in `listed`; no template is put around `plain` prompts.
     """
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
     questions = distinct(task, numbers, plain=plain)
-    _announce(planned(len(task), len(numbers), len(questions), settings))
+    plan = planned(len(task), len(numbers), len(questions), settings)
+    # All rows are in this memory: what follows works on windows of them.
+    logger.info("asking the model: %s; %.1f GiB of memory so far", plan.sentence(), peak_memory() / 2**30)
     fits = {example.id for example in asker.fitting([question.example for question in questions])}
     questions = [question for question in questions if question.example.id in fits]
     asked_of = {row for question in questions for row, _, _ in question.uses}
@@ -225,21 +209,10 @@ def screen_examples(
     )  # fmt: skip
 
 
-def _announce(plan: AskingPlan) -> None:
-    """Say what will be asked, and the memory taken so far, all rows in it: what follows works on windows of them."""
-    logger.info("asking the model: %s; %.1f GiB of memory so far", plan.sentence(), peak_memory() / 2**30)
-
-
 def _held(
-    task: Sequence[Example],
-    questions: Sequence[Question],
-    classes: Mapping[str, Sorted],
-    conflicts: Sequence[Conflict],
-    asker: Asker,
-    settings: ScreeningSettings,
-    *,
-    plain: bool,
-) -> dict[str, HeldSet]:
+    task: Sequence[Example], questions: Sequence[Question], classes: Mapping[str, Sorted],
+    conflicts: Sequence[Conflict], asker: Asker, settings: ScreeningSettings, *, plain: bool,
+) -> dict[str, HeldSet]:  # fmt: skip
     dropped = {one.row for one in conflicts if one.dropped}
     learned = {one.row for one in conflicts if one.id in settings.learn}
     held: dict[str, HeldSet] = {}

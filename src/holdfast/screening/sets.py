@@ -17,7 +17,7 @@ beside it, so that a narrow safety set shows as a loss of coverage.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from typing import Literal, TypeAlias, TypeVar
@@ -166,12 +166,6 @@ def replied(held: HeldSet, asker: Asker, *, name: str) -> dict[str, list[Example
     return held_pairs | {"certify": held.prompts("certify")}
 
 
-def at_most(examples: Iterable[Example], number: int, seed: int) -> tuple[Example, ...]:
-    """At most `number` of the prompts, chosen by a seeded hash, in order of their ids."""
-    ordered = sorted(examples, key=lambda example: sha256_text(f"{seed} {example.id}"))
-    return tuple(sorted(ordered[:number], key=lambda example: example.id))
-
-
 def splits_apart(sets: Mapping[str, Mapping[str, Sequence[Example]]]) -> dict[str, Split]:
     """A split of every set, without prompts that an earlier role has: constraint before monitor before certify.
 
@@ -234,7 +228,10 @@ def monitor_prompts(
     answers = _of(held, "answers", "unseen") or _bundled(("everyday", "borderline"), asker, steering, plain=plain)[1]
 
     def chosen(examples: Sequence[Example]) -> tuple[Example, ...]:
-        return at_most({e.id: e for e in examples}.values(), settings.monitor_prompts, settings.seed)
+        """Each prompt once, the first by a seeded hash, in order of their ids."""
+        by_id = {example.id: example for example in examples}
+        first = sorted(by_id, key=lambda key: sha256_text(f"{settings.seed} {key}"))[: settings.monitor_prompts]
+        return tuple(by_id[key] for key in sorted(first))
 
     watched = [*_of(held, "refusals", "monitor"), *refused]
     return MonitorPrompts(refusals=chosen(watched), unseen=chosen(unseen), answers=chosen([*answers, *answered]))

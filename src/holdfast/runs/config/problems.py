@@ -14,16 +14,8 @@ from pydantic_core import ErrorDetails
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import nearest
 from holdfast.records.run_record import SINGLE
+from holdfast.runs.config import schema
 from holdfast.runs.config.blocks import SafetyBlock, number
-from holdfast.runs.config.schema import (
-    HarmfulBlock,
-    LoraBlock,
-    MonitorBlock,
-    RolesBlock,
-    RunConfig,
-    ScreeningBlock,
-    TaskBlock,
-)
 
 WORDS: dict[Any, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", tuple: "a list",
@@ -174,8 +166,8 @@ _BOUNDS = {
 }  # fmt: skip
 BlockAt = Callable[[list[str]], type[BaseModel]]
 _BLOCKS: dict[str, type[BaseModel]] = {
-    "task": TaskBlock, "lora": LoraBlock, "safety": SafetyBlock, "roles": RolesBlock, "harmful": HarmfulBlock,
-    "screening": ScreeningBlock, "monitor": MonitorBlock,
+    "task": schema.TaskBlock, "lora": schema.LoraBlock, "safety": SafetyBlock, "roles": schema.RolesBlock,
+    "harmful": schema.HarmfulBlock, "screening": schema.ScreeningBlock, "monitor": schema.MonitorBlock,
 }  # fmt: skip
 
 
@@ -188,7 +180,9 @@ def from_pydantic(
 
 def _problem(details: ErrorDetails, single_safety: bool, block_at: BlockAt | None) -> Problem:
     location = [str(part) for part in details["loc"] if part != "[key]"]
-    block = _BLOCKS.get(location[0] if location[1:] else "", RunConfig) if block_at is None else block_at(location)
+    block = (
+        _BLOCKS.get(location[0] if location[1:] else "", schema.RunConfig) if block_at is None else block_at(location)
+    )
     if single_safety and location[:2] == ["safety", SINGLE]:
         del location[1]
     key, name, type_ = ".".join(location) or "safety", location[-1] if location else "safety", details["type"]

@@ -1,4 +1,4 @@
-"""The fine-tuning stage: model, data, constraint and defense in, trained model out.
+"""The fine-tuning stage: the models it begins with, then model, data, constraint and defense in, trained model out.
 
 It can be stopped: the first signal ends a run after the current step, saved; the second at once. Before and after
 training there is no step to finish, so there the first signal already ends the run at once.
@@ -20,11 +20,19 @@ from datasets import Dataset
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ResourceError
+from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.ranks import rank
 from holdfast.data.encode import WINDOW
 from holdfast.data.examples import Example, to_rows, uniform
+from holdfast.data.templates import use_template
+from holdfast.models.adapter import adapter_folder, base_of
+from holdfast.models.alignment_shift import require_merged
+from holdfast.models.handle import load_pair
 from holdfast.models.lora_layers import named_targets
+from holdfast.models.source import resolve as resolve_model
+from holdfast.models.unmerged import load_adapter_pair
+from holdfast.runs.config import RunConfig
+from holdfast.runs.config.resolve import ResolvedRun, peft_config
 from holdfast.runs.stages.estimate import forecast
 from holdfast.runs.stages.prepare import Prepared
 from holdfast.runs.stages.run_folder import disk_errors
@@ -86,6 +94,45 @@ class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is un
             control.should_training_stop = True
 
 
+def load_start(config: RunConfig, trust_remote_code: bool) -> tuple[Any, Any, Any]:
+    """theta_0, its tokenizer with the run's template, and the adapter to put on it (None: nothing new is put on)."""
+    wanted = peft_config(config)
+    options: dict[str, Any] = {
+        "dtype": config.dtype, "revision": config.revision, "quantization": config.quantization,
+        "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    if config.adapter_policy == "merge":
+        model, tokenizer = load_pair(config.model, **options)
+    else:
+        model, tokenizer = load_adapter_pair(config.model, wanted, **options)
+        wanted = None
+    use_template(tokenizer, config.template)
+    return model, tokenizer, wanted
+
+
+def unaligned_of(plan: ResolvedRun, trust_remote_code: bool) -> str | None:
+    """Where the weights before alignment are: as named, or the adapter that `model` is; None where nothing asks."""
+    config = plan.config
+    if "unaligned" not in plan.needs:
+        return None
+    if config.unaligned is not None:
+        require_merged(config.unaligned, config.model)
+        return config.unaligned
+    folder = adapter_folder(resolve_model(config.model, config.revision, trust_remote_code))
+    if folder is None:
+        raise ConfigError(
+            f"defense {config.defense.name} needs the weights before alignment, and {config.model} is no adapter",
+            remedy="name the model it was aligned from: `unaligned: owner/base`",
+        )
+    below, below_revision = base_of(folder)
+    if adapter_folder(resolve_model(below, below_revision, trust_remote_code)) is not None:
+        logger.warning(
+            "%s is an adapter on the adapter %s: the last one alone is taken for the alignment; "
+            "where it is not, name the weights before alignment (`unaligned`)", folder, below,
+        )  # fmt: skip
+    return str(folder)
+
+
 class AnnounceSteps(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     """Tells listeners how many steps there will be, and where a resumed run starts, which only the trainer knows."""
 
@@ -107,18 +154,10 @@ def listen(trainer: SafeSFTTrainer, listeners: Sequence[Listener]) -> None:
 
 def build_trainer(
     *,
-    model: Any,
-    tokenizer: Any,
-    data: Prepared,
-    constraints: Mapping[str, ChanceConstraint],
-    defense: Any,
-    arguments: Any,
-    peft_config: Any,
-    rows: Path,
-    unaligned: Any = None,
-    callbacks: Sequence[Any] = (),
+    model: Any, tokenizer: Any, data: Prepared, constraints: Mapping[str, ChanceConstraint], defense: Any,
+    arguments: Any, peft_config: Any, rows: Path, unaligned: Any = None, callbacks: Sequence[Any] = (),
     listeners: Sequence[Listener] = (),
-) -> SafeSFTTrainer:
+) -> SafeSFTTrainer:  # fmt: skip
     """The trainer of one run; where there are listeners, they replace the trainer's own progress output.
 
     The task's rows lie in the folder `rows`, as text and as tokens, for as long as the trainer is used.

@@ -61,14 +61,9 @@ def row_counts(data: Prepared) -> dict[str, Any]:
 
 
 def prepare(
-    task: Mapping[str, Any],
-    safety: Mapping[str, Mapping[str, Any]],
-    *,
-    template: Template,
-    seed: int,
-    roles: Mapping[str, Any] | None = None,
-    harmful: Mapping[str, Any] | None = None,
-) -> Prepared:
+    task: Mapping[str, Any], safety: Mapping[str, Mapping[str, Any]], *, template: Template, seed: int,
+    roles: Mapping[str, Any] | None = None, harmful: Mapping[str, Any] | None = None,
+) -> Prepared:  # fmt: skip
     """Read all data of a run and split every safety set once, by prompt.
 
     `task` holds arguments of `read_examples` with the source under `data`; or the `name` of a task with `size` and
@@ -148,15 +143,9 @@ class _Source:
 
 
 def hold(
-    plan: ResolvedRun,
-    data: Prepared,
-    model: Any,
-    tokenizer: Any,
-    *,
-    model_sha256: str,
-    started: bool,
+    plan: ResolvedRun, data: Prepared, model: Any, tokenizer: Any, *, model_sha256: str, started: bool,
     listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
-) -> Screening:
+) -> Screening:  # fmt: skip
     """The screening of a run that asks: made before its first step, read from the run folder afterwards.
 
     `model` is theta_0, loaded and without a new adapter; `data` has the task, and the safety sets that the user wrote.

@@ -31,19 +31,13 @@ def measured_result(
     folder, started = RunFolder(plan.folder), time.monotonic()
     measured = measure(trainer)
     result = {
-        "safety": summary(trainer, measured),
-        **known,
-        **trainer.behaviour_result(),
+        "safety": summary(trainer, measured), **known, **trainer.behaviour_result(),
         "defense": {"name": trainer.defense.name, "constrains": trainer.defense.constrains},
-        "step": trainer.run.engine_name,
-        "step_declined": trainer.run.step_declined,
+        "step": trainer.run.engine_name, "step_declined": trainer.run.step_declined,
         "memory": trainer.run.fitting.figures(),
         "spikes": {"discarded": trainer.recorder.spikes.total, "last_steps": trainer.recorder.spikes.steps},
-        "config_sha256": plan.sha256,
-        "versions": versions(),
-        "commit": commit(),
-        "hardware": hardware(),
-    }
+        "config_sha256": plan.sha256, "versions": versions(), "commit": commit(), "hardware": hardware(),
+    }  # fmt: skip
     if before is None:
         return result
     with disk_errors(f"the audit in {folder.path}", folder.checkpoints):

@@ -114,7 +114,6 @@ class RunFolder:
             )
 
     def write_config(self, values: Mapping[str, Any]) -> None:
-        """Store the resolved settings."""
         write_text(self.config, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110))
 
     def finished(self) -> dict[str, Any] | None:
