@@ -249,7 +249,7 @@ def test_conflicts_belong_to_a_run_that_asks(changes):
     found = refusal(**changes, conflicts="drop")
     assert "conflicts: conflicts are found by asking the model" in found
     assert "use `safety: auto`, or remove `conflicts`" in found
-    assert config_from_dict({**THREE, **changes, "conflicts": "keep"}).conflicts_rule.rule == "keep"
+    assert config_from_dict({**THREE, **changes, "conflicts": "keep"}).conflicts_rule[0] == "keep"
 
 
 @pytest.mark.parametrize("changes", [PAIRS, held(prompts=["probes"], keep="refusals")], ids=["pairs", "probes"])

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from holdfast.cli.options import Json, Opt, Revision, TrustRemoteCode
+from holdfast.cli.options import Arg, Json, Opt, Revision, TrustRemoteCode
 from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import duration, interruptible, quiet_libraries, say, say_json
 from holdfast.core.errors import InfeasibleError
@@ -23,7 +21,7 @@ _SHARE = f"Share of refusals among the rows; the others are answers. [default: {
 
 
 def align(
-    model: Annotated[str, typer.Argument(help="Hub id, folder, adapter, or `embedded`.")],
+    model: Annotated[str, Arg(help="Hub id, folder, adapter, or `embedded`.")],
     output: Annotated[Path, Opt("--output", help="A new folder for the aligned model.", metavar="DIR")],
     prompts: Annotated[
         str | None, Opt(help="Further prompts to refuse: a file or hub id; replies in it are not looked at.")
@@ -76,10 +74,8 @@ def align(
         for line in describe(made):
             say(line)
     if missing := made.figures.shortcomings:
-        raise InfeasibleError(
-            f"{made.folder}: {'; '.join(missing)}",
-            remedy="align it again with more --steps or another --refusal-share, or start from a model that refuses",
-        )
+        remedy = "align it again with more --steps or another --refusal-share, or start from a model that refuses"
+        raise InfeasibleError(f"{made.folder}: {'; '.join(missing)}", remedy=remedy)
 
 
 def describe(made: Alignment) -> list[str]:

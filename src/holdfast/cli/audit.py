@@ -113,15 +113,11 @@ def _column_mapping(pairs: list[str]) -> dict[str, str] | None:
 
 def _require_one_way(given: set[str]) -> None:
     if "run" in given and (extra := sorted(given & {*PAIR, *READING, "columns", "ledger"})):
-        raise ConfigError(
-            f"a run and {written(extra)} are both given: a run's models and data are read as its run file says",
-            remedy="leave them out, or name two models and data instead of the run",
-        )
+        what = f"a run and {written(extra)} are both given: a run's models and data are read as its run file says"
+        raise ConfigError(what, remedy="leave them out, or name two models and data instead of the run")
     if "run" not in given and (missing := [name for name in PAIR if name not in given]):
-        raise ConfigError(
-            f"{written(missing)} not given",
-            remedy="give --before, --after and --safety, or a finished run's folder",
-        )
+        what = f"{written(missing)} not given"
+        raise ConfigError(what, remedy="give --before, --after and --safety, or a finished run's folder")
 
 
 def _audit_two(
@@ -145,9 +141,9 @@ def _audit_run(
     run: Path, limits: dict[str, Any], *, output: Path | None, progress: Callable[[int, int], None],
     device: str | None, trust_remote_code: bool, **how: Any,
 ) -> dict[str, Audit]:  # fmt: skip
-    from holdfast.runs.load_finished import finished_sets
+    from holdfast.runs.load_finished import finished_run
 
-    sets = finished_sets(run)
+    sets = finished_run(run).sets
     from holdfast.auditing.audit import AuditOptions, audit_roles
     from holdfast.auditing.pair import open_pair
     from holdfast.data.stream import open_stream

@@ -130,10 +130,8 @@ def _require_options(given: set[str], logs: bool) -> None:
             "other prompts or models: --before MODEL --after ADAPTER --prompts FILE",
         )
     if missing := sorted(set() if of_run else needed - given):
-        raise ConfigError(
-            f"{written(missing)} must be given",
-            remedy="holdfast certify --before MODEL --after ADAPTER --prompts FILE, or holdfast certify RUN",
-        )
+        remedy = "holdfast certify --before MODEL --after ADAPTER --prompts FILE, or holdfast certify RUN"
+        raise ConfigError(f"{written(missing)} must be given", remedy=remedy)
 
 
 def _is_log(ref: str | None) -> bool:

@@ -9,13 +9,13 @@ import typer
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import nearest
 
-Opt = typer.Option
+Arg, Opt = typer.Argument, typer.Option
 Json = Annotated[bool, Opt("--json", help="Print the result as JSON.")]
 TrustRemoteCode = Annotated[
     bool, Opt("--trust-remote-code", help="Let a model's repository run its code; needs a pinned revision.")
 ]
-RunFile = Annotated[Path, typer.Argument(help="The run file (YAML).", metavar="RUN.yaml")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Values put over the file.", metavar="[key=value ...]")]
+RunFile = Annotated[Path, Arg(help="The run file (YAML).", metavar="RUN.yaml")]
+Overrides = Annotated[list[str] | None, Arg(help="Values put over the file.", metavar="[key=value ...]")]
 SkipBad = Annotated[
     bool, Opt("--skip-bad", help="Leave out malformed rows, a few, named and counted; default: refuse.")
 ]

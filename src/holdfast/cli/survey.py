@@ -4,7 +4,8 @@ import os
 import statistics
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -49,14 +50,14 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
         arguments, task_rows=len(data.task), world=int(os.environ.get("WORLD_SIZE", "1")),
         constraint_rows=min((len(split.constraint) for split in data.safety.values()), default=0),
     )  # fmt: skip
-    task = _Tokens(tokenizer, arguments.max_length, "task", reveal).describe(data.task)
-    safety = _Tokens(tokenizer, arguments.max_length, "safety", reveal)
+    tokens = partial(_tokens, tokenizer, arguments.max_length, reveal)
+    task = tokens("task", data.task)
     described = {
         name: _described(plan, name, split, counted.safety_batch)
-        | safety.describe([*split.constraint, *split.monitor, *split.certify])
+        | tokens("safety", [*split.constraint, *split.monitor, *split.certify])
         for name, split in data.safety.items()
     }
-    harmful = None if data.harmful is None else {"rows": len(data.harmful), **safety.describe(data.harmful)}
+    harmful = None if data.harmful is None else {"rows": len(data.harmful), **tokens("safety", data.harmful)}
     size, needed = _size(plan, task["tokens_max"], trust_remote_code)
     effort, side_batch = _effort(
         plan, counted, size, {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}
@@ -133,31 +134,25 @@ def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool
     return found | {"openings_note": note}
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    tokenizer: Any
-    max_length: int | None
-    role: Literal["task", "safety"]
-    reveal: bool
-
-    def describe(self, examples: Sequence[Example]) -> dict[str, Any]:
-        lengths, truncated = array("q"), 0
-        first: list[Encoded] = []
-        for item in encode_each(examples, self.tokenizer, max_length=self.max_length, role=self.role):
-            lengths.append(len(item.input_ids))
-            truncated += item.truncated
-            first += [item] if len(first) < SAMPLES else []
-        places = {item.id: "" for item in first}
-        places |= {example.id: example.where for example in examples if example.id in places}
-        return {
-            "tokens_median": int(statistics.median(lengths)), "tokens_max": max(lengths), "truncated": truncated,
-            "examples": [self._example(item, places[item.id]) for item in first],
-        }  # fmt: skip
-
-    def _example(self, item: Encoded, where: str) -> dict[str, Any]:
-        pieces = {"pieces": [self.tokenizer.decode([token]) for token in item.input_ids]} if self.reveal else {}
-        counts = {"tokens": len(item.input_ids), "scored": item.n_labels}
-        return {"id": item.id, "where": where, **counts, "mask": mask_bar(item), **pieces}
+def _tokens(
+    tokenizer: Any, max_length: int | None, reveal: bool, role: Literal["task", "safety"], examples: Sequence[Example]
+) -> dict[str, Any]:
+    lengths, truncated = array("q"), 0
+    first: list[Encoded] = []
+    for item in encode_each(examples, tokenizer, max_length=max_length, role=role):
+        lengths.append(len(item.input_ids))
+        truncated += item.truncated
+        first += [item] if len(first) < SAMPLES else []
+    ids = {item.id for item in first}
+    places = {example.id: example.where for example in examples if example.id in ids}
+    shown = [
+        {"id": item.id, "where": places[item.id], "tokens": len(item.input_ids), "scored": item.n_labels}
+        | {"mask": mask_bar(item)}
+        | ({"pieces": [tokenizer.decode([token]) for token in item.input_ids]} if reveal else {})
+        for item in first
+    ]
+    counts = {"tokens_median": int(statistics.median(lengths)), "tokens_max": max(lengths), "truncated": truncated}
+    return {**counts, "examples": shown}
 
 
 def mask_bar(item: Encoded) -> str:

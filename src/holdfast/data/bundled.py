@@ -72,10 +72,8 @@ def _text(name: str) -> str:
     try:
         return files("holdfast").joinpath("prompts", f"{name}.jsonl").read_bytes().decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"the bundled prompts {name!r} cannot be read from this installation ({error.__class__.__name__})",
-            remedy="install holdfast again",
-        ) from error
+        what = f"the bundled prompts {name!r} cannot be read from this installation ({error.__class__.__name__})"
+        raise DataError(what, remedy="install holdfast again") from error
 
 
 @cache
@@ -90,9 +88,7 @@ def _examples(name: str) -> tuple[Example, ...]:
         except (ValueError, TypeError, KeyError):
             known = False
         if not known:
-            raise DataError(
-                f"{where}: not a bundled prompt; expected a JSON object with a prompt and a known kind",
-                remedy="install holdfast again",
-            )
+            what = f"{where}: not a bundled prompt; expected a JSON object with a prompt and a known kind"
+            raise DataError(what, remedy="install holdfast again")
         found.append(make_example(prompt, "", where, kind))
     return tuple(found)

@@ -116,10 +116,8 @@ def as_chat(example: Example) -> Example:
         prompt, reply = as_turns("user", example.prompt), as_turns("assistant", example.completion)
         return replace(example, prompt=prompt, completion=reply)
     if example.kind == "text":
-        raise DataError(
-            f"{example.where}: a text example has no prompt and cannot become a conversation",
-            remedy="give prompt and completion columns, or messages",
-        )
+        what = f"{example.where}: a text example has no prompt and cannot become a conversation"
+        raise DataError(what, remedy="give prompt and completion columns, or messages")
     return example
 
 

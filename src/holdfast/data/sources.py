@@ -72,16 +72,12 @@ def open_rows(
         return rows_in_memory(_load_hub(source, split=split, subset=subset, revision=revision), source)
     hub = {"split": split, "subset": subset, "revision": revision}
     if option := next((name for name, value in hub.items() if value is not None), None):
-        raise ConfigError(
-            f"{option} is set, but {source} is a local file; it applies to hub data sets only",
-            remedy=f"remove {option}",
-        )
+        what = f"{option} is set, but {source} is a local file; it applies to hub data sets only"
+        raise ConfigError(what, remedy=f"remove {option}")
     _require_file(path)
     if (reader := reader_for(path)) is None:
-        raise DataError(
-            f"{path}: unknown file ending; expected one of {', '.join(READERS)}",
-            remedy="convert the file, for example to JSON lines",
-        )
+        what = f"{path}: unknown file ending; expected one of {', '.join(READERS)}"
+        raise DataError(what, remedy="convert the file, for example to JSON lines")
     return RowSource(str(path), partial(reader, path), path)
 
 

@@ -78,18 +78,15 @@ def use_template(tokenizer: Any, template: Template) -> None:
     """
     if known_template(template) == "alpaca":
         if tokenizer.eos_token is None:
-            raise ConfigError(
-                f"the tokenizer {_name(tokenizer)} has no EOS token, which ends every reply of the alpaca template",
-                remedy="set an EOS token of its vocabulary, or use template: chat",
-            )
+            what = f"the tokenizer {_name(tokenizer)} has no EOS token, which ends every reply of the alpaca template"
+            raise ConfigError(what, remedy="set an EOS token of its vocabulary, or use template: chat")
         bos = tokenizer.bos_token_id
         adds_bos = bos is not None and tokenizer(text="a")["input_ids"][:1] == [bos]
         tokenizer.chat_template = (_BOS if adds_bos else "") + _ALPACA
     elif template == "chat":
         if not tokenizer.chat_template:
-            raise ConfigError(
-                f"the tokenizer {_name(tokenizer)} has no chat template", remedy="use a chat model, or template: alpaca"
-            )
+            what = f"the tokenizer {_name(tokenizer)} has no chat template"
+            raise ConfigError(what, remedy="use a chat model, or template: alpaca")
         tokenizer.chat_template = _settled(tokenizer.chat_template)
         _warn_if_replies_begin_elsewhere(tokenizer)
 

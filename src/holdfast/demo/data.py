@@ -1,7 +1,5 @@
 """The sizes of the demonstration, and its shipped data, cut to them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +8,7 @@ from holdfast.data.examples import Example, as_chat, prompt_text
 from holdfast.data.near_duplicates import matches
 from holdfast.data.sources import read_examples
 
-DATA_DIR = Path(__file__).parent / "data"
-"""Written by tools/demo_data.py."""
+DATA_DIR = Path(__file__).parent / "data"  # written by tools/demo_data.py
 PROBES, ORDINARY = str(DATA_DIR / "probes.jsonl"), str(DATA_DIR / "ordinary.jsonl")
 """Prompts that screening asks beside the task's."""
 

@@ -1,7 +1,5 @@
 """What the demonstration measures of a model's replies: the task, refusals, and over-refusal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

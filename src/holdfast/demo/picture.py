@@ -1,7 +1,5 @@
 """The demonstration's picture: what each model still refuses, what it refuses wrongly, and what it learned."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

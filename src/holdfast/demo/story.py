@@ -6,8 +6,6 @@ settings. Everything is measured on prompts that neither was trained on. The sta
 adapter, made by tools/demo_aligned.py, lets the embedded model decline what a shop assistant should.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable

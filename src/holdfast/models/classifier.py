@@ -6,7 +6,7 @@ by comparing ids with the padding id: where padding is the end token, that finds
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -94,8 +94,7 @@ def class_logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     last = mask.sum(dim=1) - 1
     pooled = hidden[torch.arange(ids.shape[0], device=ids.device), last]
     with torch.autocast(ids.device.type, enabled=False):
-        logits: Tensor = _inner(model).score(pooled.float())
-    return logits
+        return cast("Tensor", _inner(model).score(pooled.float()))
 
 
 def right_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -109,27 +108,21 @@ def _load(
 ) -> Any:
     from transformers import AutoModelForSequenceClassification
 
-    found = lineage(ref, revision, False)
+    found, named = lineage(ref, revision, False), f"classifier {str(ref)!r}"
     if found.adapters:
-        raise UnsupportedError(
-            f"classifier {str(ref)!r} is a PEFT adapter, expected a full model",
-            remedy="merge it into its base first (PEFT's merge_and_unload, then save_pretrained)",
-        )
+        remedy = "merge it into its base first (PEFT's merge_and_unload, then save_pretrained)"
+        raise UnsupportedError(f"{named} is a PEFT adapter, expected a full model", remedy=remedy)
     # A missing head is drawn at random before it is replaced; the caller's generator must not notice.
     with one_line_errors(ref, "classifier"), torch.random.fork_rng(devices=[]):
         model, info = AutoModelForSequenceClassification.from_pretrained(
             found.base, dtype="auto", use_safetensors=True, output_loading_info=True, **options
         )
     if not isinstance(getattr(model, HEAD, None), nn.Linear) or not hasattr(model, model.base_model_prefix):
-        raise UnsupportedError(
-            f"classifier {str(ref)!r}: {type(model).__name__} has no linear head {HEAD!r} over a decoder",
-            remedy="use a decoder such as Llama, Qwen or SmolLM2",
-        )
+        what = f"{named}: {type(model).__name__} has no linear head {HEAD!r} over a decoder"
+        raise UnsupportedError(what, remedy="use a decoder such as Llama, Qwen or SmolLM2")
     if missing := set(info["missing_keys"]) - set(lacking):
-        raise CheckpointError(
-            f"classifier {str(ref)!r} lacks {len(missing)} weights, first {min(missing)}: they would be random",
-            remedy="restore the missing safetensors files, or name a trained classifier",
-        )
+        problem = f"{named} lacks {len(missing)} weights, first {min(missing)}: they would be random"
+        raise CheckpointError(problem, remedy="restore the missing safetensors files, or name a trained classifier")
     return model
 
 

@@ -63,10 +63,8 @@ def load_model(
         attn_implementation: passed to transformers.
     """
     if dtype not in _DTYPES:
-        raise UnsupportedError(
-            f"model {str(ref)!r}: dtype {dtype!r} is not supported, expected one of {', '.join(_DTYPES)}",
-            remedy="use bfloat16: under fp16 the loss scale enters the constraint's gradient",
-        )
+        what = f"model {str(ref)!r}: dtype {dtype!r} is not supported, expected one of {', '.join(_DTYPES)}"
+        raise UnsupportedError(what, remedy="use bfloat16: under fp16 the loss scale enters the constraint's gradient")
     place = None if device is None else require_device(device)
     found = lineage(ref, revision, trust_remote_code)
     if found.adapters and quantization is not None:
@@ -74,14 +72,13 @@ def load_model(
             f"adapter {str(ref)!r} cannot be merged into a {quantization} base: merging would round it away",
             remedy="merge it first (PEFT's merge_and_unload, then save_pretrained) and load that folder",
         )
-    options: dict[str, Any] = {"dtype": _DTYPES[dtype]}
-    if quantization is not None:
-        options["quantization_config"] = _quantization_config(quantization)
-    if place is not None:
-        options["device_map"] = {"": place}
-    if attn_implementation is not None:
-        options["attn_implementation"] = attn_implementation
-    model = _load_full(found.base, trust_remote_code, options)
+    options = {
+        "dtype": _DTYPES[dtype], "device_map": None if place is None else {"": place},
+        "quantization_config": None if quantization is None else _quantization_config(quantization),
+        "attn_implementation": attn_implementation,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    model = _load_full(found.base, trust_remote_code, given)
     for adapter in reversed(found.adapters):
         model = merge(model, adapter)
         logger.info("merged the adapter %s into its base", adapter)
@@ -106,10 +103,8 @@ def require_device(device: str | torch.device) -> torch.device:
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found.type == "cuda" and (found.index or 0) >= there:
         visible = f"{there} CUDA devices" if there else "no CUDA device"
-        raise ResourceError(
-            f"device {str(device)!r}: torch sees {visible} here",
-            remedy="use --device cpu, or install a torch built for your GPU and its driver",
-        )
+        what = f"device {str(device)!r}: torch sees {visible} here"
+        raise ResourceError(what, remedy="use --device cpu, or install a torch built for your GPU and its driver")
     if found.type == "mps" and not torch.backends.mps.is_available():
         raise ResourceError(f"device {str(device)!r}: torch sees no such device here", remedy="use --device cpu")
     return found
@@ -142,9 +137,8 @@ def _load_full(folder: Path, trust_remote_code: bool, options: dict[str, Any]) -
             remedy="restore the missing safetensors files, or load with the class that saved them",
         )
     if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
-        raise UnsupportedError(
-            f"model {str(folder)!r} is stored in fp16, which the barrier does not support", remedy="set dtype: bfloat16"
-        )
+        what = f"model {str(folder)!r} is stored in fp16, which the barrier does not support"
+        raise UnsupportedError(what, remedy="set dtype: bfloat16")
     return model.eval()
 
 
@@ -153,10 +147,8 @@ def _quantization_config(quantization: str) -> Any:
     if quantization not in {"4bit", "8bit"}:
         raise ConfigError(f"quantization {quantization!r} is unknown", remedy="use 4bit, 8bit or null")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise ResourceError(
-            f"quantization {quantization} needs bitsandbytes, which is not installed",
-            remedy="pip install 'holdfast[quantized]'",
-        )
+        what = f"quantization {quantization} needs bitsandbytes, which is not installed"
+        raise ResourceError(what, remedy="pip install 'holdfast[quantized]'")
     from transformers import BitsAndBytesConfig
 
     if quantization == "8bit":

@@ -126,10 +126,8 @@ def read_ids(path: Path) -> frozenset[str]:
         except (ValueError, KeyError, TypeError):
             value = None
         if not isinstance(value, str) or len(value) != 16 or any(c not in "0123456789abcdef" for c in value):
-            raise DataError(
-                f"{path}:{number}: expected an id of 16 hex digits, or an object with one under `id`",
-                remedy="take the ids from the list of conflicts that `holdfast screen` writes",
-            )
+            what = f"{path}:{number}: expected an id of 16 hex digits, or an object with one under `id`"
+            raise DataError(what, remedy="take the ids from the list of conflicts that `holdfast screen` writes")
         ids.add(value)
     return frozenset(ids)
 

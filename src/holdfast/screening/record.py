@@ -62,10 +62,8 @@ def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
     """Read a screening that belongs to this run."""
     values = _values(folder)
     if differing := _differing(values["belongs_to"], belongs_to):
-        raise CheckpointError(
-            f"{folder} holds the screening of another run; differing: {', '.join(differing)}",
-            remedy="use the same model, task and settings as before, or a new output_dir",
-        )
+        what = f"{folder} holds the screening of another run; differing: {', '.join(differing)}"
+        raise CheckpointError(what, remedy="use the same model, task and settings as before, or a new output_dir")
     return _screening(folder, values)
 
 
@@ -82,10 +80,8 @@ def load_finished(
     differing = [] if belongs_to is None else _differing(there, belongs_to)
     if changed := [key for key in differing if key not in OF_VERSION]:
         names = dict.fromkeys((places or {}).get(key, f"the setting {key}") for key in changed)
-        raise CheckpointError(
-            f"changed since {folder} was written before training: {', '.join(names)}",
-            remedy="restore it: the evidence of a run rests on what it was made from",
-        )
+        what = f"changed since {folder} was written before training: {', '.join(names)}"
+        raise CheckpointError(what, remedy="restore it: the evidence of a run rests on what it was made from")
     return _screening(folder, values), there
 
 
@@ -151,9 +147,8 @@ def fixed_screening(
 def _provide(folder: Path, belongs_to: Mapping[str, Any], make: Callable[[], Screening], *, started: bool) -> None:
     saved = (folder / RECORD).exists()
     if started and not saved:
-        raise CheckpointError(
-            f"{folder} is missing, and training has begun: asking again could give other sets", remedy=_REMEDY
-        )
+        what = f"{folder} is missing, and training has begun: asking again could give other sets"
+        raise CheckpointError(what, remedy=_REMEDY)
     try:
         if saved:
             load(folder, belongs_to)

@@ -20,7 +20,6 @@ from holdfast.data.examples import Example, as_chat, completion_text, uniform
 from holdfast.data.sources import examples_from_rows, prompt_key, read_examples, read_prompts
 from holdfast.data.splits import Split
 from holdfast.data.templates import Template, use_template
-from holdfast.judging.judge import JudgeSpec
 from holdfast.judging.refusal_rules import RULES_REVISION
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening import sets as held_sets
@@ -145,10 +144,8 @@ def task_examples(dataset: Any, template: Template = "chat") -> list[Example]:
     elif hasattr(dataset, "__len__"):
         found = examples_from_rows(dataset, name="the task")
     else:
-        raise DataError(
-            f"the task is a stream ({type(dataset).__name__}): its rows cannot be asked and numbered",
-            remedy="materialise it, for example with Dataset.from_list(list(stream))",
-        )
+        what = f"the task is a stream ({type(dataset).__name__}): its rows cannot be asked and numbered"
+        raise DataError(what, remedy="materialise it, for example with Dataset.from_list(list(stream))")
     return uniform(found) if template == "none" else [as_chat(row) if row.kind == "plain" else row for row in found]
 
 
@@ -173,7 +170,7 @@ def content_sha256(rows: Sequence[Example]) -> str:
 
 def screen_examples(
     task: Sequence[Example], asker: Asker, settings: ScreeningSettings, *, pairs: Collection[Split] = (),
-    plain: bool = False, listed: Path | None = None, judge: JudgeSpec | None = None,
+    plain: bool = False, listed: Path | None = None,
 ) -> Screening:  # fmt: skip
     """Screen a task, build the sets to hold, and choose what is watched; `pairs` are the user's own safety sets.
 
@@ -188,7 +185,7 @@ def screen_examples(
     questions = [question for question in questions if question.example.id in fits]
     asked_of = {row for question in questions for row, _, _ in question.uses}
     classes = asker.sort([question.example for question in questions], what="task prompts")
-    judged = judged_rows(questions, classes, asker, settings.judge if judge is None else judge)
+    judged = judged_rows(questions, classes, asker, settings.judge)
     _require_sorted(questions, classes, settings, judged.settled)
     conflicts = settle(find_conflicts(task, questions, classes, judged.rows), len(task), settings, listed)
     held = _held(task, questions, classes, conflicts, asker, settings, plain=plain)

@@ -93,10 +93,8 @@ def put_override(raw: dict[str, Any], override: str) -> None:
         if depth == 0 and key in ("defense", "task") and isinstance(inner, str):  # one word stands for a block
             inner = {"name" if key == "defense" else "data": inner}
         elif not isinstance(inner, dict):
-            raise ConfigError(
-                f"override {override!r}: {'.'.join(keys[: depth + 1])} is a value, not a block",
-                remedy=f"override {'.'.join(keys[: depth + 1])} itself",
-            )
+            what = f"override {override!r}: {'.'.join(keys[: depth + 1])} is a value, not a block"
+            raise ConfigError(what, remedy=f"override {'.'.join(keys[: depth + 1])} itself")
         block[key] = inner
         block = inner
     block[keys[-1]] = parse_yaml(text, f"override {override!r}")

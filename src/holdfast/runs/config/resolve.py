@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.redaction import redact
@@ -85,8 +85,7 @@ def defense(config: RunConfig) -> Defense:
 
     cls: Any = DEFENSES[config.defense.name]
     base = table_block("defense") if config.defense.name == "holdfast" else {}
-    made: Defense = cls(cls.Config(**{**base, **config.defense.options}))
-    return made
+    return cast("Defense", cls(cls.Config(**{**base, **config.defense.options})))
 
 
 def data_arguments(config: RunConfig) -> dict[str, Any]:
@@ -190,8 +189,7 @@ def resolved(config: RunConfig) -> dict[str, Any]:
     if not config.named:
         values["safety"] = next(iter(values["safety"].values()))
     values["defense"] = {"name": config.defense.name, **dataclasses.asdict(defense(config).config)}
-    plain: dict[str, Any] = redact(_plain(values))
-    return plain
+    return cast("dict[str, Any]", redact(_plain(values)))
 
 
 def defaults(cls: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ token is learnt only where the reply ended, so that replies do not become shorte
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from holdfast.core.errors import InfeasibleError
@@ -56,10 +57,8 @@ def spread(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
     by_kind: dict[str | None, list[Example]] = {}
     for i in generator(seed, "alignment prompts").permutation(len(examples)).tolist():
         by_kind.setdefault(examples[i].category, []).append(examples[i])
-    turns = [
-        (place, kind, example) for kind, members in enumerate(by_kind.values()) for place, example in enumerate(members)
-    ]
-    return [example for _, _, example in sorted(turns, key=lambda turn: turn[:2])][:count]
+    turns = zip_longest(*by_kind.values())
+    return [example for turn in turns for example in turn if example is not None][:count]
 
 
 def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed: int, length: int) -> list[Encoded]:

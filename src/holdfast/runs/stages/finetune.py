@@ -120,10 +120,8 @@ def unaligned_of(plan: ResolvedRun, trust_remote_code: bool) -> str | None:
         return config.unaligned
     folder = adapter_folder(resolve_model(config.model, config.revision, trust_remote_code))
     if folder is None:
-        raise ConfigError(
-            f"defense {config.defense.name} needs the weights before alignment, and {config.model} is no adapter",
-            remedy="name the model it was aligned from: `unaligned: owner/base`",
-        )
+        what = f"defense {config.defense.name} needs the weights before alignment, and {config.model} is no adapter"
+        raise ConfigError(what, remedy="name the model it was aligned from: `unaligned: owner/base`")
     below, below_revision = base_of(folder)
     if adapter_folder(resolve_model(below, below_revision, trust_remote_code)) is not None:
         logger.warning(

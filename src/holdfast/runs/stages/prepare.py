@@ -15,7 +15,7 @@ from holdfast.data.poison import poisoned
 from holdfast.data.rows import BadRowsError, Problems
 from holdfast.data.sources import read_examples
 from holdfast.data.splits import Split, move_leaks, require_apart, require_unseen, split_examples, split_from_roles
-from holdfast.data.tasks import PAPER, PROTOCOLS, Roles
+from holdfast.data.tasks import PAPER, PROTOCOLS, TASKS, Roles
 from holdfast.data.templates import Template
 from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.screening.asking import asker_of, told_by
@@ -103,8 +103,6 @@ class _Source:
             return self._shaped(self.roles.align)
         if block.get("name") is None:
             return self._read(block, "task")
-        from holdfast.data.tasks import TASKS
-
         rows = TASKS[block["name"]].train(self.template)
         ratio = block.get("poison_ratio") or 0.0
         poison = self.roles.poison if ratio else ()
@@ -129,9 +127,8 @@ class _Source:
         except BadRowsError as error:
             if block.get("skip_bad"):
                 raise
-            raise DataError(
-                error.what, remedy=f"{error.remedy}; --skip-bad leaves them out, if they are few"
-            ) from error
+            what = error.what
+            raise DataError(what, remedy=f"{error.remedy}; --skip-bad leaves them out, if they are few") from error
 
     def _shaped(self, examples: Sequence[Example]) -> list[Example]:
         if self.template == "none":
