@@ -25,6 +25,7 @@ from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import Example
 from holdfast.data.rows import example_from_row
 from holdfast.data.templates import use_template
+from holdfast.defaults import default
 from holdfast.judging.judge import open_judge
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.models.content import content_of
@@ -33,7 +34,6 @@ from holdfast.models.unmerged import load_unmerged
 from holdfast.screening.asking import Asker, Sorted, asker_of
 from holdfast.screening.conflicts import find_conflicts, is_refusal, judged_rows
 from holdfast.screening.questions import Question, asked_rows, distinct
-from holdfast.defaults import default
 
 Row = dict[str, Any]
 
