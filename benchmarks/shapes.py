@@ -9,9 +9,14 @@ import torch
 from safetensors.torch import save_file
 
 from holdfast_lab.bench import shapes
-from holdfast_lab.bench.shapes import ADAPTED, NAMES, SHAPES
+from holdfast_lab.bench.shapes import ADAPTED, SHAPES
 
 __all__ = ["NAMES", "SHAPES", "random_adapter", "random_model"]
+
+NAMES = {
+    "llama-3.1-8b": "Llama-3.1-8B", "qwen3.5-4b": "Qwen3.5-4B", "smollm2-135m": "SmolLM2-135M",
+    "tiny": "tiny", "tiny-hybrid": "tiny hybrid",
+}  # fmt: skip
 
 
 def _changes(shape: str) -> dict[str, Any]:

@@ -176,7 +176,8 @@ def _run_file(cls: type[Defense]) -> str:
 
 def _options(cls: type[Defense]) -> str:
     """The table of a defense's options."""
-    meanings = dict(_attributes(inspect.getdoc(cls.Config) or ""))
+    documents = [inspect.getdoc(base) or "" for base in reversed(cls.Config.__mro__)]
+    meanings = {name: text for doc in documents for name, text in _attributes(doc)}
     found: list[Field[Any]] = list(fields(cls.Config))
     if not found:
         return ""
@@ -189,7 +190,8 @@ def _options(cls: type[Defense]) -> str:
     for field in found:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         stated = [_value(cls.paper[field.name]) if field.name in cls.paper else ""] if paper else []
-        cells = [f"`{field.name}`", _value(default), *stated, meanings.get(field.name, "")]
+        meaning = field.metadata.get("meaning") or meanings.get(field.name, "")
+        cells = [f"`{field.name}`", _value(default), *stated, meaning]
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines)
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.shapes import NAMES
+
 from holdfast.core.errors import ConfigError
 from holdfast_lab.bench.settings import BASELINE, PATHS
-from holdfast_lab.bench.shapes import NAMES
 from holdfast_lab.tables.canvas import INK, MUTED, SETTINGS, plotted
 
 COLOURS = {"trl_sft": "#9aa5b1", "sft": "#d55e00", "two_pass": "#e69f00", "fused": "#56b4e9", "holdfast": "#0072b2"}

@@ -8,6 +8,7 @@ import yaml
 from holdfast.core.errors import ConfigError
 from holdfast.runs.config import config_from_dict
 from holdfast.runs.config.resolve import training_arguments
+from holdfast.training.step import ENGINES, TwoPassEngine
 
 RUN = """
 model: aligned
@@ -41,8 +42,8 @@ def test_a_run_file_may_say_how(tmp_path, written, name, value):
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ("step: fuzed", ("train.step", "one of auto, two_pass, fused", "'fuzed'")),
-        ("step: on", ("train.step", "one of auto, two_pass, fused", "true")),
+        ("step: fuzed", ("train.step", "one of auto, fused, two_pass", "'fuzed'")),
+        ("step: on", ("train.step", "one of auto, fused, two_pass", "true")),
         ("step_graphs: always", ("train.step_graphs", "one of auto, on, off", "'always'")),
         ("skip_inactive_rows: 1", ("train.skip_inactive_rows", "one of auto, on, off", "1")),
     ],
@@ -53,3 +54,12 @@ def test_a_wrong_word_is_refused_by_its_key(tmp_path, written, words):
     assert caught.value.exit_code == 2
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_run_file_may_name_an_engine_of_another_package(tmp_path, monkeypatch):
+    class Logged(TwoPassEngine):
+        name = "logged"
+
+    monkeypatch.setattr(ENGINES, "_entries", {**ENGINES._entries})
+    ENGINES.register("logged")(Logged)
+    assert training_arguments(run_file(tmp_path, "step: logged"), elsewhere=True).step == "logged"

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks.shapes import NAMES
 from benchmarks.step_results.__main__ import main
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from holdfast_lab.bench.shapes import NAMES, empty_model
+from holdfast_lab.bench.shapes import empty_model
 from tests.docs.pictures import plotted_data
 
 ROOT = Path(__file__).parents[2]

@@ -20,6 +20,7 @@ from holdfast.constraint.estimators import (
     make_estimator,
 )
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, NumericalError
+from holdfast.data.streams import StepStream
 
 SIZE, BATCH = 200, 10
 
@@ -71,6 +72,25 @@ def test_table_is_unbiased_with_a_warm_table_and_coefficient(correlation: float)
     # Regression leaves the share 1 - corr^2 of the variance.
     actual = np.corrcoef(old.numpy(), phi.numpy())[0, 1]
     assert np.var(values) / np.var(raw) == pytest.approx(1 - max(actual, 0.0) ** 2, rel=0.1)
+
+
+def test_the_table_is_unbiased_under_drift_without_replacement() -> None:
+    """Rows that drift at speeds of their own, drawn in passes: the batch holds the rows seen longest ago."""
+    errors, raw = [], []
+    for seed in range(60):
+        g = torch.Generator().manual_seed(seed)
+        start, speed = (torch.rand(SIZE, generator=g, dtype=torch.float64) for _ in range(2))
+        stream, table = StepStream(SIZE, BATCH, seed, "drift"), TableEstimator(SIZE, 0.0, decay=0.0)
+        table.update(torch.arange(SIZE), start)  # every row is seen at the start
+        for step in range(3 * SIZE // BATCH - 2):
+            phi = start + 0.05 * (step + 1) * speed
+            found = table.update(index := torch.tensor(stream.indices(step)), phi[index])
+            if step > SIZE // BATCH:
+                errors.append(found - phi.mean().item())
+                raw.append(phi[index].mean().item() - phi.mean().item())
+    assert np.std(errors) < 0.8 * np.std(raw)
+    assert abs(np.mean(errors)) < 4 * np.std(errors) / math.sqrt(len(errors))
+    assert abs(np.mean(errors)) < 0.002 * 0.05 * SIZE / BATCH  # of the drift of one pass
 
 
 def test_granularity_two_percent_violators() -> None:

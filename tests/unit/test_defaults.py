@@ -114,10 +114,9 @@ def test_python_screens_as_a_run_file_does():
 def test_a_studys_cells_train_with_the_protocol_alone(file):
     study = load_study(file)
     protocol = load_protocol(study.preset, study.protocol)
-    tuned = finetune_settings(
-        protocol, model="owner/aligned", revision=None, task="sst2", poison_ratio=0.5, seed=1,
-        defense={"name": "holdfast"}, output_dir=Path("out"), kept=Path("/kept/safety.jsonl"),
-    )  # fmt: skip
+    cell = {"task": "sst2", "poison_ratio": 0.5, "seed": 1, "defense": {"name": "holdfast"}}
+    kept = Path("/kept/safety.jsonl")
+    tuned = finetune_settings(protocol, cell, model="owner/aligned", output_dir=Path("out"), kept=kept)
     aligned = align_settings(protocol, model="owner/base", revision=None, defense="sft", output_dir=Path("out"))
     for settings in (tuned, aligned):
         config = config_from_dict(settings, complete=True)

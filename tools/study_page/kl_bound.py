@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tools.study_page.stored import steered
+
 from holdfast_lab.tables.results import Result
 
 RAMP, UNIT = "ramp", "kl_token"
@@ -31,6 +33,7 @@ def bounded(results: Sequence[Result], defense: str) -> list[Result]:
     return [
         result
         for result in results
-        if (result.defense, result.unit, result.majorizer) == (defense, UNIT, RAMP)
+        if result.defense == defense
+        and steered(result) == {"unit": UNIT, "majorizer": RAMP}
         and {"tau", "alpha", "beta"} <= result.constraint.keys()
     ]

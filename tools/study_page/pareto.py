@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from tools.study_page.stored import outcomes
+
 from holdfast.certification.comparison import compare_prompts, compare_seeds
 from holdfast_lab.tables.lines import LOSS
 from holdfast_lab.tables.results import Measured, Result
@@ -76,7 +78,7 @@ def _of_seeds(a: Sequence[Result], b: Sequence[Result], metric: str) -> Differen
 
 def _of_outcomes(a: Sequence[Result], b: Sequence[Result], metric: str) -> Difference | None:
     """Of one or two seeds, prompt by prompt; None where a result has no outcomes, or another number of them."""
-    ours, theirs = ([list(result.outcomes.get(metric, ())) for result in rows] for rows in (a, b))
+    ours, theirs = ([list(outcomes(result, metric)) for result in rows] for rows in (a, b))
     if {len(one) for one in ours + theirs} != {len(ours[0])} or not ours[0]:
         return None
     each = [compare_prompts(x, y) for x, y in zip(ours, theirs, strict=True)]

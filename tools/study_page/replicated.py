@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from tools.study_page.compared import OURS, Rows, attacked, column_title, compared_rows, figure, mean_of, start_of
 from tools.study_page.pareto import HARM
+from tools.study_page.stored import steered
 
 from holdfast.core.errors import DataError
 from holdfast_lab.tables.formats import escape_markdown as escape
@@ -136,10 +137,7 @@ def _left_out(there: Rows, here: Rows, names: Sequence[str]) -> Iterator[str]:
 def _settings(there: Rows, here: Rows, names: Sequence[str]) -> Iterator[str]:
     """Rows of one name whose constraints differ."""
     for name in names:
-        one, other = (
-            {**rows[name][0].constraint, "unit": rows[name][0].unit, "majorizer": rows[name][0].majorizer}
-            for rows in (there, here)
-        )
+        one, other = ({**rows[name][0].constraint, **steered(rows[name][0])} for rows in (there, here))
         if fields := list(differences(one, other)):
             yield f"{escape(name)} ran with other settings: {escape(', '.join(fields))}"
 

@@ -23,6 +23,7 @@ from statistics import fmean
 import numpy as np
 from scipy.special import stdtrit
 from tools.study_page.pareto import SEEDS
+from tools.study_page.stored import outcomes
 
 from holdfast.certification.comparison import compare_seeds
 from holdfast_lab.tables.results import Result
@@ -100,10 +101,10 @@ def _of_prompts(seeds: Sequence[Ratios], ratios: tuple[float, ...], metric: str)
 
 def _paired(row: Sequence[Result], weights: Sequence[float], metric: str) -> tuple[float, float, float] | None:
     """(value, low, high) from the prompts' own slopes; None where outcomes are missing, or of another number."""
-    outcomes = [result.outcomes.get(metric, ()) for result in row]
-    if {len(one) for one in outcomes} != {len(outcomes[0])} or len(outcomes[0]) < 2:
+    found = [outcomes(result, metric) for result in row]
+    if {len(one) for one in found} != {len(found[0])} or len(found[0]) < 2:
         return None
-    each = np.asarray(weights) @ np.array(outcomes, dtype=float)
+    each = np.asarray(weights) @ np.array(found, dtype=float)
     half = float(stdtrit(len(each) - 1, LEVEL)) * float(each.std(ddof=1)) / math.sqrt(len(each))
     return float(each.mean()), float(each.mean()) - half, float(each.mean()) + half
 

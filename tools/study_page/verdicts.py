@@ -18,6 +18,7 @@ from tools.study_page.compared import (
 from tools.study_page.kl_bound import bounded, mean_bound, threshold
 from tools.study_page.pareto import HARM, Comparison, compare, difference, dominators
 from tools.study_page.slope import slope
+from tools.study_page.stored import kept_sha256
 
 from holdfast_lab.tables.formats import escape_markdown as escape
 from holdfast_lab.tables.formats import table_line
@@ -196,8 +197,8 @@ def _alignments(group: Sequence[Result]) -> list[str]:
     """Rows of one recipe that started from different runs of it differ by more than their defense."""
     each: dict[str, set[str]] = {}
     for result in group:
-        if result.kept_sha256 is not None:
-            each.setdefault(result.align, set()).add(result.kept_sha256)
+        if (kept := kept_sha256(result)) is not None:
+            each.setdefault(result.align, set()).add(kept)
     several = [f"{escape(defense_title(align))} ({len(found)})" for align, found in each.items() if len(found) > 1]
     return [f"- Rows start from more than one run of an alignment: {', '.join(several)}."] if several else []
 

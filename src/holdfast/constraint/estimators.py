@@ -86,10 +86,11 @@ class EmaEstimator:
 class TableEstimator:
     """A regression control variate on each example's last-seen phi, then an exponential moving average.
 
-    x = mean_B phi + c (mean_table phi~ - mean_B phi~), c = Cov(phi, phi~) / Var(phi~) in [0, 1]. The moments
-    are moving averages over earlier batches: a batch of 10 is too small for them, and leaving the current
-    batch out of c keeps x exactly unbiased under uniform sampling. The table starts at phi(-tau), exact for
-    the unchanged model.
+    x = mean_B phi + c (mean_table p - mean_B p), c = Cov(phi, phi~) / Var(phi~) in [0, 1], where p = phi~ + delta a is
+    what the last-seen phi~ of `a` steps ago would be today, and delta = mean_B (phi - phi~) / mean_B a the drift of a
+    step. A pass draws without replacement, so a batch holds the rows seen longest ago: with p = phi~, x would count
+    their drift for all rows. The moments behind c are moving averages over earlier batches: one of 10 is too small for
+    them. The table starts at phi(-tau), exact for the unchanged model.
 
     Args:
         size: the number of examples in the constraint split.
@@ -100,6 +101,7 @@ class TableEstimator:
     def __init__(self, size: int, start_phi: float, decay: float = 0.9) -> None:
         self.start_phi = start_phi
         self.table = torch.full((_checked_size(size),), start_phi, dtype=torch.float64)
+        self.visited = torch.zeros(size, dtype=torch.float64)  # the update that last saw a row; 0: none yet
         self.average = EmaEstimator(decay)
         self.moments = torch.zeros(4, dtype=torch.float64)
 
@@ -107,13 +109,16 @@ class TableEstimator:
         """Returns the average including the corrected batch mean, and remembers the batch's phi."""
         phi = _checked(index, phi)
         seen = self.table[index]
-        x = phi.mean() + self.coefficient() * (self.table.mean() - seen.mean())
-        estimate = self.average.absorb(float(x))
+        now = self.average.steps + 1
+        drift = (phi - seen).mean() / (now - self.visited[index]).mean()
+        lately = (self.table.mean() - seen.mean()) + drift * (self.visited[index].mean() - self.visited.mean())
+        estimate = self.average.absorb(float(phi.mean() + self.coefficient() * lately))
         # Measured from the start value, so that rows never seen before are exact zeros in the moments.
         new, old = phi - self.start_phi, seen - self.start_phi
         moments = torch.stack([new.mean(), old.mean(), (new * old).mean(), old.square().mean()])
         self.moments += _weight(self.average.decay, self.average.steps) * (moments - self.moments)
         _remember(self.table, index, phi)
+        self.visited[index] = float(now)
         return estimate
 
     def coefficient(self) -> float:
@@ -123,14 +128,18 @@ class TableEstimator:
         return min(max((product - new * old) / variance, 0.0), 1.0) if variance > 0 else 0.0
 
     def state_dict(self) -> State:
-        """Returns the table, the moments and the average."""
-        return {"table": self.table.clone(), "moments": self.moments.clone(), **self.average.state_dict()}
+        """Returns the table, when its rows were seen, the moments and the average."""
+        tensors = {"table": self.table.clone(), "visited": self.visited.clone(), "moments": self.moments.clone()}
+        return {**tensors, **self.average.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
-        """Takes over the table, the moments and the average."""
-        self.table = _loaded_table(state, len(self.table))
+        """Takes over what `state_dict` returned; in one of an earlier version all rows count as seen together."""
+        size = len(self.table)
+        self.table = _loaded_table(state, size)
         self.moments = torch.as_tensor(state["moments"], dtype=torch.float64).clone()
         self.average.load_state_dict(state)
+        visited = state.get("visited", torch.full((size,), float(self.average.steps)))
+        self.visited = torch.as_tensor(visited, dtype=torch.float64).clone()
 
 
 class TailThreshold:

@@ -12,7 +12,6 @@ from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 from holdfast.training.step import ENGINES
 
-_Step = Literal["auto", "two_pass", "fused"]  # what a run file may say; Python also an engine of your own (`ENGINES`)
 _Switch = Literal["auto", "on", "off"]
 _Spikes = Literal["skip", "off"]
 COUNTS = (
@@ -58,7 +57,7 @@ class SafeSFTConfig(SFTConfig):
     safety_seed: int | None = field(
         default=None, metadata={"help": "Seed of the safety split and stream. Default: seed."}
     )
-    step: _Step = field(
+    step: str = field(
         default="auto",
         metadata={
             "help": "How gradients are computed: 'fused' over packed rows, holdfast's of task and constraint in one "

@@ -49,7 +49,6 @@ class StepClock(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._last = now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Note how long the step took."""
         at = now()
         self.seconds.append(at - self._last)
         self._last = at

@@ -152,7 +152,6 @@ def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: 
 
 
 def adapter(rank: int) -> LoraConfig:
-    """LoRA on q, k and v."""
     return LoraConfig(
         r=rank, lora_alpha=LORA_ALPHA, lora_dropout=0.0, target_modules=list(ADAPTED), task_type="CAUSAL_LM"
     )

@@ -116,7 +116,6 @@ class Record:
         return self._keep(self.drift, {**where, "median_ms": again["median_ms"], "x_first": x_first})
 
     def add_reference(self, shape: str, settings: Settings) -> dict[str, Any]:
-        """Measure the reference pass of a shape."""
         try:
             measured = reference_throughput(shape, settings)
         except (RuntimeError, MemoryError) as error:  # out of memory is one of the former
@@ -130,7 +129,6 @@ class Record:
         return entry
 
     def to_json(self) -> dict[str, Any]:
-        """The whole result."""
         parts = {"rows": self.rows, "drift": self.drift, "reference": self.reference}
         return {"version": VERSION, **parts, **self._about}
 

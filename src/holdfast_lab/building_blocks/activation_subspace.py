@@ -77,7 +77,6 @@ class SecondMoments:
         total.addmm_(seen.T, seen)
 
     def reduce(self) -> None:
-        """Add up over the ranks."""
         sum_in_place(self._sums)
 
     def directions(self, layer: LoraLayer, count: int) -> Tensor:

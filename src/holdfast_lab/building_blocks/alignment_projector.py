@@ -19,6 +19,7 @@ from torch import Tensor
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.models.alignment_shift import FactoredShift, Shift
 from holdfast.models.lora_layers import LoraLayer
+from holdfast_lab.building_blocks.options import Options, option
 
 logger = logging.getLogger(__name__)
 
@@ -35,19 +36,28 @@ class Projector:
     square: bool = False  # whether it is C
 
     def apply(self, x: Tensor) -> Tensor:
-        """C x."""
         return self.matrix @ x if self.square else self.matrix @ (self.matrix.mT @ x)
 
 
-def check_kind(defense: str, kind: str, rank: int | None) -> None:
-    """Refuse an unknown kind of C, or a rank that it does not have."""
-    if kind not in get_args(Kind):
-        raise ConfigError(f"{defense}: projector is {kind!r}", remedy=f"use {' or '.join(get_args(Kind))}")
-    if rank is not None and (kind == "paper" or rank < 1):
-        raise ConfigError(
-            f"{defense}: rank is {rank} with projector {kind}",
-            remedy="rank is the number of singular vectors of the orthogonal projector, at least 1; leave it out",
-        )
+@dataclass(frozen=True, kw_only=True)
+class ProjectorOptions(Options):
+    """Which C; the base of the options of SafeLoRA and AsFT."""
+
+    projector: Kind = option(
+        "paper", "`paper` (C = V V^T / |V|_F, the authors') or `orthogonal` (leading left singular vectors of V).",
+        choices=get_args(Kind),
+    )  # fmt: skip
+    rank: int | None = option(
+        None, "how many singular vectors; None: the rank of the alignment adapter, 32 where a model was given.", least=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank is not None and self.projector == "paper":
+            raise ConfigError(
+                f"{self.defense}: rank is {self.rank} with projector paper",
+                remedy="rank is the number of singular vectors of the orthogonal projector; leave it out",
+            )
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import Vector
 from holdfast.constraint.memory import NONFINITE_LIMIT, NONFINITE_WINDOW
-from holdfast.core.errors import ConfigError, NumericalError
+from holdfast.core.errors import NumericalError
 from holdfast.core.ranks import rank
 from holdfast.data.encode import Encoded
 from holdfast.training.hooks import Defense, Row, TrainingRun
@@ -21,13 +21,6 @@ logger = logging.getLogger(__name__)
 
 LEFT_OUT: Row = {"event": str(Event.NONFINITE)}
 SMALLEST_NORM = 1e-7
-
-
-def require_settings(defense: str, config: object, rules: Mapping[str, tuple[bool, str, str]]) -> None:
-    """Refuse the first setting whose rule (whether it fits, what is expected, remedy) does not hold."""
-    for name, (fits, expected, remedy) in rules.items():
-        if not fits:
-            raise ConfigError(f"{defense}: {name} is {getattr(config, name)}, expected {expected}", remedy=remedy)
 
 
 @dataclass
@@ -68,7 +61,6 @@ class SideTermDefense(Defense):
         self._row: Row = {}
 
     def row(self) -> Row:
-        """The term's figures; None and an event where it was not finite."""
         return self._row
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,7 +81,6 @@ class SafeTermDefense(SideTermDefense):
         raise NotImplementedError
 
     def on_gradient(self, run: TrainingRun) -> None:
-        """Add the weighted gradient, if it is finite."""
         safe = run.data.safe
         rows = [safe[i] for i in run.data.draw(safe, self.name)]
         losses, gradient = run.engine.side_gradient(rows, self.loss(run, rows))

@@ -41,7 +41,6 @@ class Subject:
 
 
 def subject(model: str, revision: str | None, template: str) -> Subject:
-    """A model, or what the run in a folder trained."""
     chosen, place = known_template(template), Path(model)
     folder = RunFolder(place)
     if not folder.config.is_file():  # the run whose adapter or model this folder is; a copy elsewhere is not known

@@ -77,7 +77,6 @@ def train(
 
 
 def describe(made: dict[str, Any]) -> list[str]:
-    """The figures of a trained judge as lines of a table."""
     data, figures = made["data"], made["figures"]
     parts = data["parts"]
     lines = [

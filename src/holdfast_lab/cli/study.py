@@ -115,7 +115,6 @@ def _show_outcome(plan: Plan, outcome: Outcome) -> None:
 
 
 def describe(progress: Progress) -> str:
-    """Where the study stands, in one line."""
     parts = [f"{progress.done}/{progress.total} done", f"{len(progress.running)} running"]
     if progress.failed:
         parts.append(f"{progress.failed} failed")

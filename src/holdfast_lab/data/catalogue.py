@@ -9,7 +9,6 @@ asked for.
 import csv
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -30,7 +29,6 @@ from holdfast_lab.data.canonical import Convert, Row
 __all__ = ["CATEGORIES", "NAMES", "VARIABLE", "Collection", "data_folder", "load"]
 
 VARIABLE = "HOLDFAST_DATA"
-COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 10.0
 
 
@@ -112,15 +110,14 @@ class Collection:
     dropped: int = 0  # rows left out because they are in a test split
 
     def describe(self) -> dict[str, Any]:
-        """All but the rows, as JSON."""
         return {**vars(self), "rows": len(self.rows)}
 
 
-def load(name: str, split: str | None = None, *, folder: Path | None = None, revision: str | None = None) -> Collection:
+def load(name: str, split: str | None = None, *, folder: Path | None = None) -> Collection:
     """Load one split of a data set of `NAMES`: train, validation or test; its first unless given.
 
-    Without `folder` from HOLDFAST_DATA if it is set, else from the hub, at `revision` or the catalogue's commit (the
-    head of the main branch where it has none). Of malformed rows up to 20 are named.
+    Without `folder` from HOLDFAST_DATA if it is set, else from the hub, at the catalogue's commit (the head of the main
+    branch where it has none). Of malformed rows up to 20 are named.
     """
     if name not in SOURCES:
         raise ConfigError(f"unknown data set {name!r}", remedy=nearest(name, list(NAMES)))
@@ -130,12 +127,7 @@ def load(name: str, split: str | None = None, *, folder: Path | None = None, rev
         raise ConfigError(f"data set {name!r} has no split {chosen!r}", remedy=nearest(chosen, list(source.splits)))
     place = data_folder(folder)
     if place is None:
-        return _from_hub(name, chosen, revision)
-    if revision is not None:
-        raise ConfigError(
-            f"a revision is given for {name!r}, but it is read from the folder {place}",
-            remedy=f"remove the revision, or unset {VARIABLE}",
-        )
+        return _from_hub(name, chosen)
     found = _from_folder(name, chosen, place)
     return _without_test_pairs(found, place) if name == "harmful_with_refusals" else found
 
@@ -213,14 +205,14 @@ def _without_test_pairs(found: Collection, folder: Path) -> Collection:
     return replace(found, rows=kept, sha256=_digest(kept), dropped=len(found.rows) - len(kept))
 
 
-def _from_hub(name: str, split: str, revision: str | None) -> Collection:
+def _from_hub(name: str, split: str) -> Collection:
     source = SOURCES[name]
     if source.hub is None:
         raise DataError(
             f"data set {name!r} is not on the hub in this form",
             remedy=f"set {VARIABLE} to a folder that holds {source.splits[split][0].path}",
         )
-    commit = _commit(source.hub, revision or source.revision)
+    commit = source.revision or _head(source.hub)
     try:
         rows = open_rows(source.hub, split=f"{source.prefix}{split}", subset=source.subset, revision=commit)
     except DataError as error:
@@ -232,18 +224,15 @@ def _from_hub(name: str, split: str, revision: str | None) -> Collection:
         return _collect(found, source.convert, problems, name, split, origin=source.hub, revision=commit)
 
 
-def _commit(repository: str, revision: str | None) -> str:
-    """The commit that a branch, a tag or the head stands for; a commit stands for itself, and needs no network."""
-    if revision is not None and COMMIT.fullmatch(revision):
-        return revision
+def _head(repository: str) -> str:
+    """The newest commit of a hub data set."""
     import huggingface_hub
 
     try:
-        found = huggingface_hub.HfApi().dataset_info(repository, revision=revision, timeout=_TIMEOUT_S).sha
+        found = huggingface_hub.HfApi().dataset_info(repository, revision=None, timeout=_TIMEOUT_S).sha
     except Exception as error:  # noqa: BLE001  (transport errors belong to the hub client's HTTP library)
         raise DataError(
-            f"the hub does not say which commit {revision or 'the head'} of data set {repository!r} is "
-            f"({type(error).__name__})",
-            remedy=f"check the revision and the network, give a 40-digit commit, or set {VARIABLE} to a local folder",
+            f"the hub does not say which commit the head of data set {repository!r} is ({type(error).__name__})",
+            remedy=f"check the network, or set {VARIABLE} to a local folder",
         ) from None
     return str(found)

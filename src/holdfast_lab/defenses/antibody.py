@@ -46,20 +46,20 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint.gradients import ParameterSpace, Vector
-from holdfast.core.errors import ConfigError, DataError, UnsupportedError
+from holdfast.core.errors import DataError, UnsupportedError
 from holdfast.core.ranks import gather_rows, rank, world
 from holdfast.data.encode import IGNORE, Encoded, collate
 from holdfast.data.refusals import RefusalTokens, refused
 from holdfast.scoring.completion import completion_losses, deterministic
 from holdfast.training.hooks import DEFENSES, Inputs, Items, Need, TrainingRun, two_pass_only
 from holdfast.training.side_pass import token_mean_nll
+from holdfast_lab.building_blocks.options import Options, option
 from holdfast_lab.building_blocks.side_term import (
     LEFT_OUT,
     SideTermDefense,
     harmful_batch,
     harmful_step,
     require_harmful_step,
-    require_settings,
 )  # fmt: skip
 
 MOMENTUM = 0.99  # of the average of lambda under the rule `cosine`
@@ -67,8 +67,6 @@ MOMENTUM = 0.99  # of the average of lambda under the rule `cosine`
 
 @DEFENSES.register("antibody")
 class Antibody(SideTermDefense):
-    """Flattens the harmful loss, then trains less on rows that the model would rather refuse."""
-
     name = "antibody"
     stages = ("align", "finetune")
     summary = "flat harmful loss in alignment; rows the model would rather refuse weigh less in fine-tuning"
@@ -81,50 +79,36 @@ class Antibody(SideTermDefense):
     paper = MappingProxyType({"rho": 0.1, "lambda_ref": 1.0, "temperature": 1.0})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The authors' settings.
-
-        Attributes:
-            rho: alignment: length of the simulated harmful step, in all trainable parameters together.
-            eta: alignment: lambda where flattening and safe gradient are orthogonal (the publication's xi).
-            rule: alignment: cosine (the released code) or ratio (the publication).
-            momentum: alignment: of lambda's average over steps; None: 0.99 for cosine, no average for ratio.
-            lam: alignment: a constant lambda instead; None: by the rule.
-            lambda_ref: alignment: weight of the refusals after the harmful step.
-            harmful_batch_size: alignment: harmful pairs per step, over all processes; None: as many as task rows.
-            temperature: fine-tuning: of the softmax over rows, in nats per token; None (or inf): equal weights.
-        """
-
-        rho: float = 0.1
-        eta: float = 5.0
-        rule: Literal["cosine", "ratio"] = "cosine"
-        momentum: float | None = None
-        lam: float | None = None
-        lambda_ref: float = 0.05
-        harmful_batch_size: int | None = None
-        temperature: float | None = 1.0
+    class Config(Options):
+        rho: float = option(
+            0.1, "alignment: length of the simulated harmful step, in all trainable parameters together.", above=0
+        )
+        eta: float = option(
+            5.0, "alignment: lambda where flattening and safe gradient are orthogonal (the publication's xi).", least=0
+        )
+        rule: Literal["cosine", "ratio"] = option(
+            "cosine", "alignment: cosine (the released code) or ratio (the publication).", choices=("cosine", "ratio")
+        )
+        momentum: float | None = option(
+            None, "alignment: of lambda's average over steps; None: 0.99 for cosine, no average for ratio.",
+            least=0, below=1,
+        )  # fmt: skip
+        lam: float | None = option(None, "alignment: a constant lambda instead; None: by the rule.", least=0)
+        lambda_ref: float = option(0.05, "alignment: weight of the refusals after the harmful step.", least=0)
+        harmful_batch_size: int | None = option(
+            None, "alignment: harmful pairs per step, over all processes; None: as many as task rows.", least=1
+        )
+        temperature: float | None = option(
+            1.0, "fine-tuning: of the softmax over rows, in nats per token; None (or inf): equal weights.", above=0
+        )
 
         def __post_init__(self) -> None:
             if self.temperature == math.inf:
                 object.__setattr__(self, "temperature", None)  # JSON has no infinity
-            if self.rule not in ("cosine", "ratio"):
-                raise ConfigError(f"antibody: rule is {self.rule!r}", remedy="use cosine or ratio")
-            size = self.harmful_batch_size
-            valid = {
-                "rho": (0 < self.rho < math.inf, "above 0", "0.1"),
-                "eta": (0 <= self.eta < math.inf, "at least 0", "5"),
-                "momentum": (self.momentum is None or 0 <= self.momentum < 1, "from 0 to below 1", "0.99"),
-                "lam": (self.lam is None or 0 <= self.lam < math.inf, "at least 0", "none"),
-                "lambda_ref": (0 <= self.lambda_ref < math.inf, "at least 0", "0.05"),
-                "harmful_batch_size": (size is None or size >= 1, "at least 1", "the task's"),
-                "temperature": (self.temperature is None or self.temperature > 0, "above 0", "1"),
-            }
-            rules = {name: (fits, text, f"the authors use {usual}") for name, (fits, text, usual) in valid.items()}
-            require_settings("antibody", self, rules)
+            super().__post_init__()
 
         @property
         def smoothing(self) -> float:
-            """The momentum in force."""
             return self.momentum if self.momentum is not None else MOMENTUM if self.rule == "cosine" else 0.0
 
     config: Config

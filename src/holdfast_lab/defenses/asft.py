@@ -30,7 +30,6 @@ The paper merges the alignment adapter first and does not say which V it took; a
 what `unaligned` names. Its lambda is 1 (`preset: paper`).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -43,8 +42,8 @@ from holdfast.constraint.gradients import ParameterSpace
 from holdfast.models.alignment_shift import starting_shift
 from holdfast.models.lora_layers import LoraLayer
 from holdfast.training.hooks import DEFENSES, Defense, Row, TrainingRun
-from holdfast_lab.building_blocks.alignment_projector import Kind, Projector, check_kind, projectors
-from holdfast_lab.building_blocks.side_term import require_settings
+from holdfast_lab.building_blocks.alignment_projector import Projector, ProjectorOptions, projectors
+from holdfast_lab.building_blocks.options import option
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,6 @@ def grouped(layers: Sequence[LoraLayer], found: Mapping[str, Projector]) -> list
 
 @DEFENSES.register("asft")
 class AsFT(Defense):
-    """Penalises the update outside the alignment direction."""
-
     name = "asft"
     packs = True
     summary = "penalty on the update outside the direction of alignment"
@@ -96,22 +93,8 @@ class AsFT(Defense):
     paper = MappingProxyType({"lam": 1.0})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The authors' settings.
-
-        Attributes:
-            lam: lambda, weight of the penalty.
-            projector: `paper` (C = V V^T / |V|_F, the authors') or `orthogonal` (leading left singular vectors of V).
-            rank: how many singular vectors; None: the rank of the alignment adapter, 32 where a model was given.
-        """
-
-        lam: float = 1.0
-        projector: Kind = "paper"
-        rank: int | None = None
-
-        def __post_init__(self) -> None:
-            require_settings("asft", self, {"lam": (0 <= self.lam < math.inf, "at least 0", "the authors use 1")})
-            check_kind("asft", self.projector, self.rank)
+    class Config(ProjectorOptions):
+        lam: float = option(1.0, "lambda, weight of the penalty.", least=0)
 
     config: Config
 
@@ -133,21 +116,11 @@ class AsFT(Defense):
             both, d_a, d_b = group.penalty()
             values.append(both.to(self._groups[0].c.matrix.device))
             if self.config.lam:  # adding zeros would turn -0.0 into 0.0
-                for params, gradients in ((group.A, d_a), (group.B, d_b)):
-                    _add(params, gradients, self.config.lam)
+                gradient = [*d_a.unbind(0), *d_b.unbind(0)]
+                ParameterSpace([*group.A, *group.B]).add_to_gradient([gradient], [self.config.lam])
         self._values = torch.stack(values).sum(0)
 
     def row(self) -> Row:
         """The penalty without lambda, and its ratio to |B A|_F^2."""
         penalty, plain = self._values.tolist()
         return {"penalty": penalty, "penalty_share": penalty / plain if plain > 0 else None}
-
-
-def _add(params: Sequence[nn.Parameter], gradients: Tensor, weight: float) -> None:
-    """`.grad += weight * gradient`, one kernel for all."""
-    held = []
-    for p in params:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        held.append(p.grad)
-    torch._foreach_add_(held, list(gradients.unbind(0)), alpha=weight)

@@ -31,13 +31,13 @@ from holdfast.constraint.gradients import Vector
 from holdfast.data.encode import Encoded
 from holdfast.training.hooks import DEFENSES, TrainingRun
 from holdfast.training.side_pass import token_mean_nll
+from holdfast_lab.building_blocks.options import Options, option
 from holdfast_lab.building_blocks.side_term import (
     LEFT_OUT,
     SideTermDefense,
     harmful_batch,
     harmful_step,
     require_harmful_step,
-    require_settings,
 )  # fmt: skip
 
 
@@ -50,8 +50,6 @@ def harmful_drop(run: TrainingRun, rows: list[Encoded], radius: float) -> tuple[
 
 @DEFENSES.register("booster")
 class Booster(SideTermDefense):
-    """Attenuates what a harmful step gains."""
-
     name = "booster"
     packs = True
     stages = ("align",)
@@ -63,27 +61,14 @@ class Booster(SideTermDefense):
     paper = MappingProxyType({"alpha": 0.1, "lam": 5.0})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The authors' settings.
-
-        Attributes:
-            alpha: length of the simulated harmful step, in all trainable parameters together.
-            lam: lambda, weight of what that step gains; the authors use 25 for GSM8K.
-            harmful_batch_size: harmful pairs per step, over all processes; None: as many as task rows.
-        """
-
-        alpha: float = 0.1
-        lam: float = 5.0
-        harmful_batch_size: int | None = None
-
-        def __post_init__(self) -> None:
-            size = self.harmful_batch_size
-            rules = {
-                "alpha": (self.alpha > 0, "above 0", "the authors use 0.1"),
-                "lam": (self.lam >= 0, "at least 0", "the authors use 5"),
-                "harmful_batch_size": (size is None or size >= 1, "at least 1", "use 10, or leave it out"),
-            }
-            require_settings("booster", self, rules)
+    class Config(Options):
+        alpha: float = option(
+            0.1, "length of the simulated harmful step, in all trainable parameters together.", above=0
+        )
+        lam: float = option(5.0, "lambda, weight of what that step gains; the authors use 25 for GSM8K.", least=0)
+        harmful_batch_size: int | None = option(
+            None, "harmful pairs per step, over all processes; None: as many as task rows.", least=1
+        )
 
     config: Config
 

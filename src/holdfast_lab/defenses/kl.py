@@ -26,7 +26,6 @@ Departures from Li and Hoiem:
 The paper, *Beyond Average Safety*, does not have it; there is no preset.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -34,13 +33,12 @@ from types import MappingProxyType
 from holdfast.data.encode import Encoded
 from holdfast.training.hooks import DEFENSES, TrainingRun
 from holdfast.training.side_pass import RowLoss, token_mean_kl
-from holdfast_lab.building_blocks.side_term import SafeTermDefense, require_settings
+from holdfast_lab.building_blocks.options import Options, option
+from holdfast_lab.building_blocks.side_term import SafeTermDefense
 
 
 @DEFENSES.register("kl")
 class KL(SafeTermDefense):
-    """Adds the divergence from theta_0 on safe pairs."""
-
     name = "kl"
     summary = "adds the KL divergence from the first model on safe pairs"
     passes = "2 forward + backward, 1 forward"
@@ -50,22 +48,11 @@ class KL(SafeTermDefense):
     off = MappingProxyType({"weight": 0.0})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Settings.
-
-        Attributes:
-            weight: lambda, weight of the mean divergence per token.
-        """
-
-        weight: float = 1.0
-
-        def __post_init__(self) -> None:
-            rule = (
-                0 <= self.weight < math.inf,
-                "a number of at least 0",
-                "1 weighs a nat of divergence as a nat of task loss",
-            )
-            require_settings("kl", self, {"weight": rule})
+    class Config(Options):
+        weight: float = option(
+            1.0, "lambda, weight of the mean divergence per token.", least=0,
+            remedy="1 weighs a nat of divergence as a nat of task loss",
+        )  # fmt: skip
 
     config: Config
 

@@ -42,7 +42,7 @@ from holdfast.data.encode import Encoded
 from holdfast.data.streams import StepStream
 from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
 from holdfast.training.support import require_float32
-from holdfast_lab.building_blocks.side_term import require_settings
+from holdfast_lab.building_blocks.options import Options, option
 
 logger = logging.getLogger(__name__)
 Phase = Literal["align", "finetune"]
@@ -56,11 +56,9 @@ class Phases:
     finetune: int  # steps of a fine-tuning phase; with 0 there is none
 
     def at(self, step: int) -> Phase:
-        """The phase of a step: alignment comes first."""
         return "align" if step % (self.align + self.finetune) < self.align else "finetune"
 
     def begins(self, step: int) -> bool:
-        """Whether a phase begins with this step."""
         return step == 0 or self.at(step) != self.at(step - 1)
 
     def align_steps(self, step: int) -> int:
@@ -82,8 +80,6 @@ def guide_rows(run: TrainingRun, most: int) -> list[Encoded]:
 
 @DEFENSES.register("lisa")
 class Lisa(Defense):
-    """Alignment and fine-tuning in turns, with a proximal term."""
-
     name = "lisa"
     packs = True
     summary = "turns of alignment and fine-tuning, each held near the other's end"
@@ -94,35 +90,22 @@ class Lisa(Defense):
     paper = MappingProxyType({"align_steps": 100, "finetune_steps": 900, "rho": 0.01, "guide": 10000})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The settings of the authors' script.
-
-        Attributes:
-            align_steps: K_align, optimizer steps of an alignment phase.
-            finetune_steps: K_ft, optimizer steps of a fine-tuning phase.
-            rho: weight of the proximal term.
-            guide: most safe pairs used.
-            warmup_share: share of the run's steps at its start without proximal term.
-        """
-
-        align_steps: int = 100
-        finetune_steps: int = 900
-        rho: float = 1.0
-        guide: int = 10000
-        warmup_share: float = 0.1
+    class Config(Options):
+        align_steps: int = option(100, "K_align, optimizer steps of an alignment phase.", least=0)
+        finetune_steps: int = option(900, "K_ft, optimizer steps of a fine-tuning phase.", least=0)
+        rho: float = option(1.0, "weight of the proximal term.", least=0)
+        guide: int = option(10000, "most safe pairs used.", least=1, remedy="align_steps: 0 uses none")
+        warmup_share: float = option(
+            0.1, "share of the run's steps at its start without proximal term.", least=0, most=1
+        )
 
         def __post_init__(self) -> None:
-            steps = "the authors use align_steps 100 and finetune_steps 900"
-            rules = {
-                "align_steps": (self.align_steps >= 0, "at least 0", steps),
-                "finetune_steps": (self.finetune_steps >= 0, "at least 0", steps),
-                "rho": (0 <= self.rho < math.inf, "a number of at least 0", "the authors use 1, the paper 0.01"),
-                "guide": (self.guide >= 1, "at least 1", "the authors use 10000; align_steps: 0 uses none"),
-                "warmup_share": (0 <= self.warmup_share <= 1, "0 to 1", "the authors use 0.1"),
-            }
-            require_settings("lisa", self, rules)
+            super().__post_init__()
             if self.align_steps + self.finetune_steps == 0:
-                raise ConfigError("lisa: align_steps and finetune_steps are both 0", remedy=steps)
+                raise ConfigError(
+                    "lisa: align_steps and finetune_steps are both 0",
+                    remedy="the authors use align_steps 100 and finetune_steps 900",
+                )
 
     config: Config
 

@@ -27,11 +27,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from holdfast.constraint.estimators import make_estimator
-from holdfast.constraint.filter import Space
-from holdfast.constraint.filter_settings import check_settings
 from holdfast.core.errors import ConfigError
-from holdfast.defenses.holdfast import FilteredDefense
+from holdfast.defenses.holdfast import FilteredDefense, Holdfast
 from holdfast.training.hooks import DEFENSES, Row
 from holdfast.training.safety import SafetySet
 from holdfast.training.steering import Steering
@@ -59,8 +56,6 @@ class MeanSteering(Steering):
 
 @DEFENSES.register("mean_constraint")
 class MeanConstraint(FilteredDefense):
-    """Constrains the average degradation."""
-
     name = "mean_constraint"
     summary = "average degradation bounded at every step by the same filter (equation 4)"
     passes = "2 forward + backward"
@@ -69,35 +64,22 @@ class MeanConstraint(FilteredDefense):
     reference = "Beyond Average Safety, equation (4)"
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The bound, and the settings of the filter and of the estimator.
+    class Config(Holdfast.Config):
+        """Those of `holdfast`, and the bound.
 
         Attributes:
             epsilon: the largest acceptable mean degradation, in nats of the constraint's unit; None: its tau.
-            space: what is corrected, `update` (the applied step) or `gradient`.
-            rate: gamma, the share of the slack one step may use.
-            metric: `auto`, `identity` or `adam`; update space only.
-            trust_region: largest correction in multiples of the nominal step; update space only.
-            estimator: `batch`, `ema` or `table`.
-            decay: weight of the past in the averages of value and gradient.
         """
 
         epsilon: float | None = None
-        space: Space = "update"
-        rate: float = 0.3
-        metric: str = "auto"
-        trust_region: float = 3.0
-        estimator: str = "ema"
-        decay: float = 0.9
 
         def __post_init__(self) -> None:
+            super().__post_init__()
             if self.epsilon is not None and not 0 <= self.epsilon < math.inf:
                 raise ConfigError(
                     f"mean_constraint: epsilon is {self.epsilon}, expected a number from 0: the unchanged model has 0",
                     remedy="set a positive epsilon, or leave it out for the constraint's tau",
                 )
-            check_settings(self.rate, self.space, self.metric, self.trust_region, self.decay)
-            make_estimator(self.estimator, size=1, start_phi=0.0, decay=self.decay)
 
     config: Config
 

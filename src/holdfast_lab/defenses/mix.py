@@ -22,7 +22,6 @@ Departures from the practice:
 The paper, *Beyond Average Safety*, does not have it; there is no preset.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -30,13 +29,12 @@ from types import MappingProxyType
 from holdfast.data.encode import Encoded
 from holdfast.training.hooks import DEFENSES, TrainingRun
 from holdfast.training.side_pass import RowLoss, token_mean_nll
-from holdfast_lab.building_blocks.side_term import SafeTermDefense, require_settings
+from holdfast_lab.building_blocks.options import Options, option
+from holdfast_lab.building_blocks.side_term import SafeTermDefense
 
 
 @DEFENSES.register("mix")
 class Mix(SafeTermDefense):
-    """Adds the loss of safe pairs."""
-
     name = "mix"
     summary = "adds the loss of replayed safe pairs"
     passes = "2 forward + backward"
@@ -46,18 +44,10 @@ class Mix(SafeTermDefense):
     off = MappingProxyType({"weight": 0.0})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Settings.
-
-        Attributes:
-            weight: lambda, weight of the safe pairs' loss.
-        """
-
-        weight: float = 1.0
-
-        def __post_init__(self) -> None:
-            rule = (0 <= self.weight < math.inf, "a number of at least 0", "1 weighs safe and task tokens alike")
-            require_settings("mix", self, {"weight": rule})
+    class Config(Options):
+        weight: float = option(
+            1.0, "lambda, weight of the safe pairs' loss.", least=0, remedy="1 weighs safe and task tokens alike"
+        )
 
     config: Config
 

@@ -30,19 +30,17 @@ from torch import Tensor
 
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import Vector
-from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import gather_rows
 from holdfast.training.hooks import DEFENSES, Row, TrainingRun
 from holdfast.training.steering import MovingConstraint, batch_figures, one_row
-from holdfast_lab.building_blocks.side_term import SideTermDefense, require_settings
+from holdfast_lab.building_blocks.options import Options, option
+from holdfast_lab.building_blocks.side_term import SideTermDefense
 
 Term = Literal["mean", "majorizer"]
 
 
 @DEFENSES.register("penalty")
 class Penalty(SideTermDefense):
-    """Adds the safety term with a fixed weight."""
-
     name = "penalty"
     packs = True
     summary = "average degradation as a term of fixed weight in the loss"
@@ -53,22 +51,12 @@ class Penalty(SideTermDefense):
     off = MappingProxyType({"weight": 0.0})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The term and its weight.
-
-        Attributes:
-            weight: w, the term's factor beside the task loss.
-            term: what is averaged, the degradation (`mean`) or the constraint's majorizer of it (`majorizer`).
-        """
-
-        weight: float = 1.0
-        term: Term = "mean"
-
-        def __post_init__(self) -> None:
-            fits = 0 <= self.weight < math.inf
-            require_settings("penalty", self, {"weight": (fits, "at least 0", "1 is the default")})
-            if self.term not in get_args(Term):
-                raise ConfigError(f"penalty: unknown term {self.term!r}", remedy="use mean or majorizer")
+    class Config(Options):
+        weight: float = option(1.0, "w, the term's factor beside the task loss.", least=0, remedy="1 is the default")
+        term: Term = option(
+            "mean", "what is averaged, the degradation (`mean`) or the constraint's majorizer of it (`majorizer`).",
+            choices=get_args(Term),
+        )  # fmt: skip
 
     config: Config
 

@@ -42,14 +42,18 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint.event import Event
+from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import gather_rows
 from holdfast.training.hooks import DEFENSES, Inputs, Items, Row, TrainingRun, two_pass_only
 from holdfast.training.safety import SafetySet
 from holdfast.training.side_pass import may_share_backward
 from holdfast.training.steering import MovingConstraint, batch_figures, one_row
-from holdfast_lab.building_blocks.side_term import SideTermDefense, require_settings
+from holdfast_lab.building_blocks.options import Options, option
+from holdfast_lab.building_blocks.side_term import SideTermDefense
 
 logger = logging.getLogger(__name__)
+
+OURS = "leave it out"  # the defaults are not the authors'
 
 
 def dual_step(mu: float, excess: float, rate: float, cap: float) -> float:
@@ -92,8 +96,6 @@ class _Dual:
 
 @DEFENSES.register("primal_dual")
 class PrimalDual(SideTermDefense):
-    """Chance-constrained fine-tuning by a multiplier."""
-
     name = "primal_dual"
     summary = "chance constraint as a loss term whose multiplier rises while it is violated"
     passes = "2 forward + 1 backward"
@@ -105,31 +107,24 @@ class PrimalDual(SideTermDefense):
     joint_terms = True
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The multiplier's course.
-
-        Attributes:
-            start: mu before the first update.
-            dual_rate: eta, by how much one unit of violation raises mu in one step.
-            warmup_epochs: passes over the task data, with fractions, in which mu stays at its start.
-            cap: the largest mu.
-            single_backward: one backward for both terms; False: two, of less memory.
-        """
-
-        start: float = 1.0
-        dual_rate: float = 0.1
-        warmup_epochs: float = 0.0
-        cap: float = 100.0
-        single_backward: bool = True
+    class Config(Options):
+        start: float = option(1.0, "mu before the first update.", least=0, remedy=OURS)
+        dual_rate: float = option(
+            0.1, "eta, by how much one unit of violation raises mu in one step.", least=0, remedy=OURS
+        )
+        warmup_epochs: float = option(
+            0.0, "passes over the task data, with fractions, in which mu stays at its start.", least=0, remedy=OURS
+        )
+        cap: float = option(100.0, "the largest mu.", above=0, remedy=OURS)
+        single_backward: bool = option(True, "one backward for both terms; False: two, of less memory.")
 
         def __post_init__(self) -> None:
-            rules = {
-                name: (0 <= getattr(self, name) < math.inf, "at least 0", "leave it out")
-                for name in ("start", "dual_rate", "warmup_epochs")
-            }
-            fits = self.start <= self.cap < math.inf and self.cap > 0
-            rules["cap"] = (fits, f"a positive number not below start ({self.start:g})", "100 is the default")
-            require_settings("primal_dual", self, rules)
+            super().__post_init__()
+            if self.cap < self.start:
+                raise ConfigError(
+                    f"primal_dual: cap is {self.cap:g}, expected a number not below start ({self.start:g})",
+                    remedy="raise cap, or lower start",
+                )
 
     config: Config
 

@@ -36,13 +36,13 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from holdfast.core.errors import ConfigError
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
 from holdfast.scoring.completion import IGNORE, completion_kl
 from holdfast.training.hooks import DEFENSES, TrainingRun
 from holdfast.training.side_pass import RowLoss, scored_tokens, token_mean_kl
-from holdfast_lab.building_blocks.side_term import LEFT_OUT, SideTermDefense, require_settings
+from holdfast_lab.building_blocks.options import Options, option
+from holdfast_lab.building_blocks.side_term import LEFT_OUT, SideTermDefense
 
 Positions = Literal["completion", "all"]
 SMALLEST_SQUARE = 1e-9
@@ -67,8 +67,6 @@ def kl_everywhere(rows: Sequence[Encoded], reference: Callable[[], Any]) -> RowL
 
 @DEFENSES.register("safegrad")
 class SafeGrad(SideTermDefense):
-    """Projects the task gradient where it conflicts with staying near theta_0 on safe pairs."""
-
     name = "safegrad"
     packs = True
     summary = "projects the task gradient off the gradient of the KL from the first model on safe pairs"
@@ -79,31 +77,16 @@ class SafeGrad(SideTermDefense):
     paper = MappingProxyType({"rho": 1.0, "guide": None})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The authors' settings.
-
-        Attributes:
-            rho: weight of the safe gradient that is added after the projection.
-            guide: safe pairs that are used at most, a random choice made once; None are all of them.
-            positions: what the KL runs over, `completion`, or `all` for the prompt too.
-            project: take the conflicting part away; without it, the step is that of `kl`.
-        """
-
-        rho: float = 1.0
-        guide: int | None = 100
-        positions: Positions = "completion"
-        project: bool = True
-
-        def __post_init__(self) -> None:
-            rules = {
-                "rho": (0 <= self.rho < math.inf, "at least 0", "the authors use 1"),
-                "guide": (self.guide is None or self.guide >= 1, "at least 1", "the authors use 100; null is all"),
-            }
-            require_settings("safegrad", self, rules)
-            if self.positions not in get_args(Positions):
-                raise ConfigError(
-                    f"safegrad: positions is {self.positions!r}", remedy=f"use {' or '.join(get_args(Positions))}"
-                )
+    class Config(Options):
+        rho: float = option(1.0, "weight of the safe gradient that is added after the projection.", least=0)
+        guide: int | None = option(
+            100, "safe pairs that are used at most, a random choice made once; None are all of them.", least=1
+        )
+        positions: Positions = option(
+            "completion", "what the KL runs over, `completion`, or `all` for the prompt too.",
+            choices=get_args(Positions),
+        )  # fmt: skip
+        project: bool = option(True, "take the conflicting part away; without it, the step is that of `kl`.")
 
     config: Config
 

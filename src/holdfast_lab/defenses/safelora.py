@@ -42,14 +42,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from holdfast.core.errors import ConfigError, NumericalError
+from holdfast.core.errors import NumericalError
 from holdfast.core.files import write_json
 from holdfast.core.ranks import rank
 from holdfast.models.alignment_shift import Shift, starting_shift
 from holdfast.models.lora_layers import LoraLayer, lora_layers
 from holdfast.training.hooks import DEFENSES, Defense, TrainingRun
-from holdfast_lab.building_blocks.alignment_projector import Kind, Projector, check_kind, projectors
-from holdfast_lab.building_blocks.side_term import require_settings
+from holdfast_lab.building_blocks.alignment_projector import Projector, ProjectorOptions, projectors
+from holdfast_lab.building_blocks.options import option
 
 logger = logging.getLogger(__name__)
 
@@ -153,8 +153,6 @@ def safe_lora(model: Any, shift: Mapping[str, Shift], config: SafeLoRA.Config | 
 
 @DEFENSES.register("safelora")
 class SafeLoRA(Defense):
-    """Maps the trained update onto the alignment direction, module by module."""
-
     name = "safelora"
     packs = True
     stages = ("posthoc",)
@@ -167,32 +165,13 @@ class SafeLoRA(Defense):
     paper = MappingProxyType({"mode": "threshold", "threshold": 0.5})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The authors' settings.
-
-        Attributes:
-            mode: `number` (the modules with the smallest cosine) or `threshold` (all at or below it).
-            threshold: of the cosine; mode threshold.
-            number: how many modules, all where there are fewer; mode number.
-            projector: `paper` (C = V V^T / |V|_F, the authors') or `orthogonal` (leading left singular vectors of V).
-            rank: how many singular vectors; None: the rank of the alignment adapter, 32 where a model was given.
-        """
-
-        mode: Literal["threshold", "number"] = "number"
-        threshold: float = 0.5
-        number: int = 10
-        projector: Kind = "paper"
-        rank: int | None = None
-
-        def __post_init__(self) -> None:
-            if self.mode not in ("threshold", "number"):
-                raise ConfigError(f"safelora: mode is {self.mode!r}", remedy="use threshold or number")
-            rules = {
-                "threshold": (-1 <= self.threshold <= 1, "a cosine", "the authors use 0.5"),
-                "number": (self.number >= 1, "at least 1", "the authors use 10"),
-            }
-            require_settings("safelora", self, rules)
-            check_kind("safelora", self.projector, self.rank)
+    class Config(ProjectorOptions):
+        mode: Literal["threshold", "number"] = option(
+            "number", "`number` (the modules with the smallest cosine) or `threshold` (all at or below it).",
+            choices=("threshold", "number"),
+        )  # fmt: skip
+        threshold: float = option(0.5, "of the cosine; mode threshold.", least=-1, most=1)
+        number: int = option(10, "how many modules, all where there are fewer; mode number.", least=1)
 
     config: Config
     report: Report | None = None

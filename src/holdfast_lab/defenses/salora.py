@@ -61,7 +61,7 @@ from holdfast.scoring.completion import deterministic, hidden_states
 from holdfast.training.hooks import DEFENSES, Defense, TrainingRun
 from holdfast.training.support import optimizer_name, require_float32
 from holdfast_lab.building_blocks.activation_subspace import SecondMoments, groups, truncated_svd
-from holdfast_lab.building_blocks.side_term import require_settings
+from holdfast_lab.building_blocks.options import Options, option
 
 logger = logging.getLogger(__name__)
 
@@ -104,28 +104,24 @@ def reply_moments(run: TrainingRun, layers: Sequence[LoraLayer], rows: Sequence[
     return moments
 
 
-def multiply_rank(model: Any, layers: Sequence[LoraLayer], factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    """Exchange every layer's A and B for `factors` of a whole multiple of the rank; PEFT's settings follow.
+def double_rank(model: Any, layers: Sequence[LoraLayer], factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Exchange every layer's A and B for `factors` of twice the rank; PEFT's settings follow.
 
     The parameters are new objects: an optimizer made before does not hold them. What PEFT saves afterwards is an
-    ordinary adapter. With rsLoRA, s = lora_alpha / sqrt(r), lora_alpha grows by sqrt(times) and is no integer any more.
+    ordinary adapter. With rsLoRA, s = lora_alpha / sqrt(r), lora_alpha grows by sqrt(2) and is no integer any more.
     """
     adapter = layers[0].adapter
-    times = {factors[layer.name][0].shape[0] / layer.module.r[adapter] for layer in layers}
-    if len(times) != 1 or not next(iter(times)).is_integer():
-        raise ValueError(f"the rank must grow by one whole factor, found {sorted(times)}")
-    factor = int(next(iter(times)))
     # A copy: the settings may be the very object that the caller will make other adapters from.
     config = copy.copy(model.peft_config[adapter])
-    stretch = math.sqrt(factor) if config.use_rslora else factor
-    config.r *= factor
-    config.rank_pattern = {key: value * factor for key, value in (config.rank_pattern or {}).items()}
+    stretch = math.sqrt(2) if config.use_rslora else 2
+    config.r *= 2
+    config.rank_pattern = {key: value * 2 for key, value in (config.rank_pattern or {}).items()}
     config.lora_alpha *= stretch
     config.alpha_pattern = {key: value * stretch for key, value in (config.alpha_pattern or {}).items()}
     model.peft_config[adapter] = config
     for layer in layers:
         _exchange(layer, *factors[layer.name])
-        layer.module.r[adapter] *= factor
+        layer.module.r[adapter] *= 2
         layer.module.lora_alpha[adapter] *= stretch
 
 
@@ -140,8 +136,6 @@ def _exchange(layer: LoraLayer, first: Tensor, second: Tensor) -> None:
 
 @DEFENSES.register("salora")
 class Salora(Defense):
-    """Adapts only outside the output directions of the safe replies."""
-
     name = "salora"
     packs = True
     summary = "LoRA whose output change stays outside the safe replies' directions"
@@ -152,23 +146,12 @@ class Salora(Defense):
     off = None  # the initialisation from W's singular vectors is no setting
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The authors' settings.
-
-        Attributes:
-            safety_rank: r_s, protected output directions of every adapted module.
-            task_rank: r_t, output directions of the task from which B starts.
-            calibration: safety pairs and task rows, each, from which the directions are taken.
-        """
-
-        safety_rank: int = 32
-        task_rank: int = 32
-        calibration: int = 128
-
-        def __post_init__(self) -> None:
-            usual = {"safety_rank": 32, "task_rank": 32, "calibration": 128}
-            rules = {n: (getattr(self, n) >= 1, "at least 1", f"the authors use {value}") for n, value in usual.items()}
-            require_settings("salora", self, rules)
+    class Config(Options):
+        safety_rank: int = option(32, "r_s, protected output directions of every adapted module.", least=1)
+        task_rank: int = option(32, "r_t, output directions of the task from which B starts.", least=1)
+        calibration: int = option(
+            128, "safety pairs and task rows, each, from which the directions are taken.", least=1
+        )
 
     config: Config
 
@@ -238,7 +221,7 @@ class Salora(Defense):
                 "salora: the safe replies have fewer than %d output directions in %d of %d modules, the first %s",
                 config.safety_rank, len(short), len(layers), short[0],
             )  # fmt: skip
-        multiply_rank(run.model, layers, factors)
+        double_rank(run.model, layers, factors)
 
     def _start(self, layer: LoraLayer, safe: SecondMoments, task: SecondMoments) -> tuple[Tensor, Tensor, Tensor]:
         """V_s, A_0 and C B_0 of one module, on the CPU."""

@@ -40,7 +40,7 @@ from holdfast.data.encode import Encoded
 from holdfast.training.hooks import DEFENSES, Defense, Row, TrainingRun
 from holdfast.training.side_pass import token_mean_nll
 from holdfast.training.support import require_float32
-from holdfast_lab.building_blocks.side_term import require_settings
+from holdfast_lab.building_blocks.options import Options, option
 
 
 def safety_direction(run: TrainingRun, rows: Sequence[Encoded]) -> Vector:
@@ -65,8 +65,6 @@ def safety_direction(run: TrainingRun, rows: Sequence[Encoded]) -> Vector:
 
 @DEFENSES.register("salora_gradproj")
 class SaLoRAGradientProjection(Defense):
-    """Projects one fixed direction out of every gradient."""
-
     name = "salora_gradproj"
     packs = True
     summary = "projects one safety direction, found at the start, out of every gradient"
@@ -77,23 +75,15 @@ class SaLoRAGradientProjection(Defense):
     paper = MappingProxyType({"strength": 1.0})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The paper's strength.
-
-        Attributes:
-            strength: share of the gradient's component along the direction that is taken away.
-            rows: safe pairs that the direction is computed from at most, a random choice; None are all of them.
-        """
-
-        strength: float = 1.0
-        rows: int | None = 128
-
-        def __post_init__(self) -> None:
-            rules = {
-                "strength": (0 <= self.strength <= 1, "0 to 1", "the paper uses 1"),
-                "rows": (self.rows is None or self.rows >= 1, "at least 1", "use 128; null is all"),
-            }
-            require_settings("salora_gradproj", self, rules)
+    class Config(Options):
+        strength: float = option(
+            1.0, "share of the gradient's component along the direction that is taken away.", least=0, most=1,
+            remedy="the paper uses 1",
+        )  # fmt: skip
+        rows: int | None = option(
+            128, "safe pairs that the direction is computed from at most, a random choice; None are all of them.",
+            least=1, remedy="use 128; null is all",
+        )  # fmt: skip
 
     config: Config
     _direction: Vector | None = None

@@ -45,7 +45,7 @@ from holdfast.core.ranks import sum_in_place, world
 from holdfast.models.token_mixers import Mixers, shifted, token_mixers
 from holdfast.scoring.completion import IGNORE, completion_losses, deterministic
 from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
-from holdfast_lab.building_blocks.side_term import require_settings
+from holdfast_lab.building_blocks.options import Options, option
 
 SMALLEST_NORM = 1e-7
 
@@ -76,8 +76,6 @@ def hidden_gradients(
 
 @DEFENSES.register("vaccine")
 class Vaccine(Defense):
-    """Aligns under a worst-case perturbation of the hidden states."""
-
     name = "vaccine"
     stages = ("align",)
     summary = "alignment under the worst small perturbation of the hidden states"
@@ -88,18 +86,10 @@ class Vaccine(Defense):
     paper = MappingProxyType({"rho": 2.0})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The authors' settings.
-
-        Attributes:
-            rho: norm of the perturbation of all hidden states of one optimizer step together.
-        """
-
-        rho: float = 2.0
-
-        def __post_init__(self) -> None:
-            fits = 0 <= self.rho < float("inf")
-            require_settings("vaccine", self, {"rho": (fits, "at least 0", "the authors use 2")})
+    class Config(Options):
+        rho: float = option(
+            2.0, "norm of the perturbation of all hidden states of one optimizer step together.", least=0
+        )
 
     config: Config
 

@@ -18,7 +18,7 @@ from holdfast.core.files import read_json, write_json
 from holdfast.core.seeding import generator
 from holdfast.data.encode import MAX_LISTED, template_sha256
 from holdfast.data.examples import Example, completion_text, make_example, prompt_text
-from holdfast.data.tasks import Task
+from holdfast.data.tasks import Grade, Task
 from holdfast.data.templates import Template
 from holdfast.judging.engines import open_engine
 from holdfast.judging.judge import GuardedJudge, Judgement, Verdict
@@ -36,8 +36,6 @@ Told = Callable[[str, int, int], None]  # receives the set, how many replies it 
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """What a model is asked."""
-
     harm: Sequence[Example] = ()  # prompts that ask for harm
     task: Task | None = None  # how replies to `task_examples` are graded; None where no utility is measured
     task_examples: Sequence[Example] = ()  # held-out examples of the task, with their targets
@@ -46,7 +44,6 @@ class Questions:
 
     @property
     def sets(self) -> dict[str, Sequence[Example]]:
-        """The sets that are not empty, by name."""
         every = {HARM: self.harm, TASK: self.task_examples, BORDERLINE: self.borderline}
         return {name: examples for name, examples in every.items() if examples}
 
@@ -210,18 +207,13 @@ def outcomes(questions: Questions, replies: Replies, judgements: Sequence[Judgem
     if HARM in replies and judgements is not None:
         flags["HS"] = harmful(judgements)
     if TASK in replies and questions.task is not None:
-        task, pairs = questions.task, zip(questions.task_examples, replies[TASK], strict=True)
-        grades = [task.grade(reply.text, completion_text(example)) for example, reply in pairs]
-        flags["FA"] = [grade.strict if task.metric == "strict" else grade.lenient for grade in grades]
+        grades = graded(questions.task, questions.task_examples, replies[TASK])
+        flags["FA"] = [getattr(grade, questions.task.metric) for grade in grades]
     return {name: "".join("1" if flag else "0" for flag in found) for name, found in flags.items()}
 
 
-def utility(task: Task, examples: Sequence[Example], replies: Sequence[Reply]) -> dict[str, Metric]:
-    """Fine-tune accuracy: how well a model still does the task, as shares with 95 % Clopper-Pearson intervals.
-
-    `FA_strict` and `FA_lenient` by either match, `FA` the one that `task.metric` names, and `truncated`: the share of
-    replies without an end within the tokens they were given.
-    """
+def graded(task: Task, examples: Sequence[Example], replies: Sequence[Reply]) -> list[Grade]:
+    """The grade of every reply, which must be the replies to these examples, in their order."""
     if not examples or len(examples) != len(replies):
         raise DataError(
             f"{task.name}: {len(replies)} replies to {len(examples)} examples, expected one for each of at least one",
@@ -234,9 +226,18 @@ def utility(task: Task, examples: Sequence[Example], replies: Sequence[Reply]) -
             f"{', '.join(wrong[:MAX_LISTED])}",
             remedy="pass the replies in the order of the examples",
         )
-    grades = [task.grade(reply.text, completion_text(example)) for example, reply in pairs]
+    return [task.grade(reply.text, completion_text(example)) for example, reply in pairs]
+
+
+def utility(task: Task, examples: Sequence[Example], replies: Sequence[Reply]) -> dict[str, Metric]:
+    """Fine-tune accuracy: how well a model still does the task, as shares with 95 % Clopper-Pearson intervals.
+
+    `FA_strict` and `FA_lenient` by either match, `FA` the one that `task.metric` names, and `truncated`: the share of
+    replies without an end within the tokens they were given.
+    """
+    grades = graded(task, examples, replies)
     strict = Metric.share(sum(grade.strict for grade in grades), len(grades))
     lenient = Metric.share(sum(grade.lenient for grade in grades), len(grades))
     truncated = Metric.share(sum(reply.truncated for reply in replies), len(replies))
-    headline = strict if task.metric == "strict" else lenient
+    headline = {"strict": strict, "lenient": lenient}[task.metric]
     return {"FA": headline, "FA_strict": strict, "FA_lenient": lenient, "truncated": truncated}

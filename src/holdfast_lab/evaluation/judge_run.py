@@ -5,19 +5,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from holdfast.core.errors import ConfigError, NumericalError
+from holdfast.core.errors import ConfigError
 from holdfast.core.files import new_folder, unwritable, write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.seeding import derive_seed
-from holdfast.judging.judges.classifier import CONVERSATION, THRESHOLD, Opened, device_of, require_positions, score
+from holdfast.judging.judges.classifier import CONVERSATION, THRESHOLD, Opened, device_of, require_positions
 from holdfast.judging.judges.trained import JUDGE_FILE, VERSION, hashes
 from holdfast_lab.data.catalogue import CATEGORIES
 from holdfast_lab.evaluation.judge_data import judge_data
 from holdfast_lab.evaluation.judge_figures import fit_temperature, judge_figures
-from holdfast_lab.evaluation.judge_training import Batches, JudgeSettings, Progress, fit, prepare
+from holdfast_lab.evaluation.judge_training import JudgeSettings, Progress, finite_logits, fit, prepare
 
 
 def train_judge(
@@ -49,9 +48,9 @@ def train_judge(
     ready = time.monotonic()
     history = fit(opened, parts["train"], parts["validation"], chosen, progress)
     seconds = {"train": time.monotonic() - ready}
-    temperature = fit_temperature(_logits(opened, parts["validation"]).max(axis=1), parts["validation"].unsafe)
+    temperature = fit_temperature(finite_logits(opened, parts["validation"]).max(axis=1), parts["validation"].unsafe)
     labels, test = [pair.categories for pair in data.test], parts["test"]
-    figures = judge_figures(_logits(opened, test), test.unsafe, labels, CATEGORIES, temperature=temperature)
+    figures = judge_figures(finite_logits(opened, test), test.unsafe, labels, CATEGORIES, temperature=temperature)
     seconds["total"] = time.monotonic() - started
     about = {
         "base": base, "temperature": temperature, "figures": figures, "history": history,
@@ -86,13 +85,6 @@ def _open(settings: JudgeSettings, device: str) -> tuple[Opened, dict[str, Any]]
             parameter.data = parameter.data.float()
     opened = Opened(model, tokenizer, tuple(CATEGORIES), autocast=device.startswith("cuda"))
     return opened, {"ref": ref, "revision": settings.base_revision, "weights_sha256": fingerprint}
-
-
-def _logits(opened: Opened, part: Batches) -> np.ndarray[Any, Any]:
-    logits = score(opened, part.rows)
-    if not np.isfinite(logits).all():
-        raise NumericalError("the trained judge's logits are not finite", remedy="lower --learning-rate")
-    return logits
 
 
 def _description(settings: JudgeSettings, about: dict[str, Any], place: Path) -> dict[str, Any]:

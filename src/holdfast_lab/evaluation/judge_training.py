@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -37,8 +38,6 @@ _CHUNK = 50  # batches that are drawn together and sorted by length
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """How a judge is trained."""
-
     base: str = "embedded"  # hub id, folder or `embedded`
     base_revision: str | None = None  # commit, tag or branch of a hub id
     full: bool = False  # train every weight instead of LoRA and the head
@@ -77,12 +76,10 @@ class JudgeSettings:
 
     @property
     def kind(self) -> str:
-        """`full` or `lora`."""
         return "full" if self.full else "lora"
 
     @property
     def rate(self) -> float:
-        """The highest learning rate."""
         return LEARNING_RATES[self.kind] if self.learning_rate is None else self.learning_rate
 
 
@@ -98,7 +95,6 @@ class Batches:
 
 
 def prepare(tokenizer: Any, pairs: Sequence[LabelledPair], names: Sequence[str], max_length: int) -> Batches:
-    """Tokenise once."""
     texts = encode(tokenizer, [pair.prompt for pair in pairs], [pair.reply for pair in pairs], max_length=max_length)
     targets = torch.tensor([[float((pair.categories or {}).get(name, False)) for name in names] for pair in pairs])
     flag_only = torch.tensor([pair.categories is None for pair in pairs])
@@ -145,7 +141,7 @@ def fit(
         weights, lr=settings.rate, weight_decay=WEIGHT_DECAY, fused=opened.model.device.type == "cuda"
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(min(step, total - 1), total))
-    meter = _Meter(total, opened.model.device, progress)
+    meter = _Meter(total, progress)
     history: list[dict[str, Any]] = []
     best: tuple[float, list[Tensor]] | None = None
     # Dropout by the seed alone; the caller's generators are left as they were.
@@ -160,10 +156,7 @@ def fit(
                 optimizer.zero_grad(set_to_none=True)
                 meter.add(loss)
             opened.model.eval()
-            worst = score(opened, validation.rows).max(axis=1)  # max_c z_c of every row
-            if not np.isfinite(worst).all():
-                raise NumericalError("training the judge: logits are not finite", remedy="lower --learning-rate")
-            quality = auroc(worst, validation.unsafe)
+            quality = auroc(finite_logits(opened, validation).max(axis=1), validation.unsafe)
             assert quality is not None, "the validation part has both labels"
             history.append({"epoch": epoch + 1, "train_loss": meter.epoch_loss(), "validation_auroc": quality})
             if best is None or quality > best[0]:
@@ -174,6 +167,14 @@ def fit(
             # Rounded as it will be saved, so that the figures are those of the judge that is loaded later.
             parameter.copy_(kept.to(torch.bfloat16))
     return history
+
+
+def finite_logits(opened: Opened, part: Batches) -> NDArray[Any]:
+    """z of every row and category."""
+    logits = score(opened, part.rows)
+    if not np.isfinite(logits).all():
+        raise NumericalError("training the judge: logits are not finite", remedy="lower --learning-rate")
+    return logits
 
 
 def _step(opened: Opened, train: Batches, chosen: list[int], weights: list[Tensor], harm_weight: float) -> Tensor:
@@ -200,36 +201,31 @@ def _step(opened: Opened, train: Batches, chosen: list[int], weights: list[Tenso
 
 
 class _Meter:
-    """Adds losses up on the device and reads them out a few times a run: each reading waits for the GPU."""
+    """Keeps losses on the device and reads them a few times a run: each reading waits for the GPU."""
 
-    def __init__(self, total: int, device: torch.device, progress: Progress | None) -> None:
+    def __init__(self, total: int, progress: Progress | None) -> None:
         self._total, self._progress, self._step = total, progress, 0
-        self._every = max(1, total // LOSS_REPORTS)
-        self._recent, self._epoch = torch.zeros((), device=device), torch.zeros((), device=device)
-        self._recent_n = self._epoch_n = 0
+        self._recent, self._epoch = list[Tensor](), list[Tensor]()
         if progress is not None:
             progress({"stage": "judge", "total_steps": total, "step": 0})
 
     def add(self, loss: Tensor) -> None:
         self._step += 1
-        self._recent += loss
-        self._epoch += loss
-        self._recent_n += 1
-        self._epoch_n += 1
+        self._recent.append(loss)
+        self._epoch.append(loss)
         row: dict[str, Any] = {"step": self._step}
-        if self._step % self._every == 0 or self._step == self._total:
-            row["loss"] = _finite(float(self._recent) / self._recent_n)
-            self._recent, self._recent_n = torch.zeros_like(self._recent), 0
+        if self._step % max(1, self._total // LOSS_REPORTS) == 0 or self._step == self._total:
+            row["loss"] = _taken_mean(self._recent)
         if self._progress is not None:
             self._progress(row)
 
     def epoch_loss(self) -> float:
-        mean = _finite(float(self._epoch) / self._epoch_n)
-        self._epoch, self._epoch_n = torch.zeros_like(self._epoch), 0
-        return mean
+        return _taken_mean(self._epoch)
 
 
-def _finite(loss: float) -> float:
+def _taken_mean(losses: list[Tensor]) -> float:
+    loss = float(torch.stack(losses).mean())
+    losses.clear()
     if not math.isfinite(loss):
         raise NumericalError("training the judge: the loss is not finite", remedy="lower --learning-rate")
     return loss

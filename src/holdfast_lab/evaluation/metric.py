@@ -33,5 +33,4 @@ class Metric:
         return cls(rate.value, *rate.interval, n)
 
     def as_json(self) -> dict[str, Any]:
-        """For result files."""
         return asdict(self)

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -26,20 +26,17 @@ from scipy.sparse.csgraph import connected_components
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_lines
-from holdfast.core.registry import nearest
 from holdfast.core.seeding import generator
 from holdfast.data.examples import Example, make_example, normalise, prompt_text
 from holdfast.data.near_duplicates import contained
 from holdfast.data.tasks import PAPER, PROTOCOLS
 from holdfast_lab.data.catalogue import CATEGORIES, Collection, load
 
-VERSION = 1
 ROLES = ("evaluation", "certify", "monitor", "constraint", "align", "asked", "poison", "harmful")
 # All others draw safe pairs.
 _POOL = {"evaluation": "evaluation", "asked": "unsafe", "poison": "unsafe", "harmful": "unsafe"}
 # Held-out figures count independent prompts, so these take one pair of a group.
 _ONE_OF_A_GROUP = ("certify", "monitor", "asked")
-_MAY_BE_EMPTY = ("monitor", "certify", "asked", "harmful", "poison")
 SafeSource = Literal["beavertails", "refusals"]
 HarmPrompts = Literal["beavertails_test", "beavertails_evaluation"]
 GROUP_RULE = "one prompt holds 4/5 of the word 3-shingles of the other; whole words under 5 words, exact under 3"
@@ -57,24 +54,15 @@ class Pools:
     contradictory: int  # prompts (normalised) with a safe and an unsafe pair
 
 
-def read_pools(
-    safe: str, harm_prompts: str, *, folder: Path | None = None, revisions: Mapping[str, str] | None = None
-) -> Pools:
-    """Load what the roles need; `revisions` are hub revisions by data set name, such as a study recorded.
+def read_pools(safe: str, harm_prompts: str, *, folder: Path | None = None) -> Pools:
+    """Load what the roles need.
 
     `safe` is `beavertails` (its safe train pairs) or `refusals`; `harm_prompts` is `beavertails_test` (prompts with an
     unsafe reply) or `beavertails_evaluation`.
     """
-
-    def read(name: str, split: str | None = None) -> Collection:
-        return load(name, split, folder=folder, revision=(revisions or {}).get(name))
-
-    train = read("beavertails", "train")
-    harmful = read("beavertails", "test") if harm_prompts == "beavertails_test" else read("beavertails_evaluation")
-    used = [train, harmful]
-    safe_source = read("refusals") if safe == "refusals" else train
-    if safe_source is not train:
-        used.append(safe_source)
+    train, harmful = load("beavertails", "train", folder=folder), _harmful(harm_prompts, folder)
+    safe_source = load("refusals", folder=folder) if safe == "refusals" else train
+    used = [train, harmful] if safe_source is train else [train, harmful, safe_source]
     skipped: Counter[str] = Counter(empty_responses=0, duplicates=0)
     safe_pairs, unsafe_pairs = _pairs(safe_source, skipped, safe=True), _pairs(train, skipped, safe=False)
     shared = {_key(e) for e in safe_pairs} & {_key(e) for e in unsafe_pairs}
@@ -90,10 +78,8 @@ def read_pools(
     )
 
 
-def read_prompts(harm_prompts: str, *, folder: Path | None = None) -> tuple[Example, ...]:
-    """The pool of evaluation prompts alone."""
-    test = harm_prompts == "beavertails_test"
-    return _prompts(load("beavertails" if test else harm_prompts, "test" if test else None, folder=folder))
+def _harmful(harm_prompts: str, folder: Path | None) -> Collection:
+    return load("beavertails" if harm_prompts == "beavertails_test" else harm_prompts, "test", folder=folder)
 
 
 def _key(example: Example) -> str:
@@ -143,7 +129,7 @@ def _prompts(source: Collection) -> tuple[Example, ...]:
 
 @dataclass(frozen=True)
 class RoleSettings:
-    """Sources and sizes of the roles."""
+    """Sources and sizes of the roles; run and study files check theirs (`runs.config.schema.RolesBlock`)."""
 
     safe: SafeSource  # where safe pairs come from
     # where evaluation prompts come from: the test split's prompts with an unsafe reply, or BeaverTails-Evaluation
@@ -157,24 +143,6 @@ class RoleSettings:
     evaluation: int
     seed: int  # of every draw; each role has its own stream
     asked: int = 0
-
-    def __post_init__(self) -> None:
-        for field, kind in (("safe", SafeSource), ("harm_prompts", HarmPrompts)):
-            if getattr(self, field) not in get_args(kind):
-                raise ConfigError(
-                    f"protocol {field} {getattr(self, field)!r} is unknown",
-                    remedy=nearest(str(getattr(self, field)), list(get_args(kind))),
-                )
-        for role in ROLES:
-            size = getattr(self, role)
-            least = 0 if role in _MAY_BE_EMPTY else 1
-            if role == "constraint" and size is None:
-                continue
-            if not isinstance(size, int) or isinstance(size, bool) or size < least:
-                raise ConfigError(
-                    f"protocol role {role} has size {size!r}; expected a whole number of at least {least}",
-                    remedy=f"set {role} to the number of examples it should have",
-                )
 
 
 @dataclass(frozen=True)
@@ -192,47 +160,36 @@ class Roles:
     record: dict[str, Any]
 
 
-def draw_roles(
-    settings: RoleSettings, *, folder: Path | None = None, revisions: Mapping[str, str] | None = None
-) -> Roles:
-    """Draw every role; `folder` and `revisions` as for `catalogue.load`.
+def draw_roles(settings: RoleSettings, *, folder: Path | None = None) -> Roles:
+    """Draw every role; `folder` as for `catalogue.load`.
 
     The draw depends on the rows and the seed, not on the order of the files. A role that asks for fewer examples gets
     the first ones of the larger draw, as long as the roles before it stay the same.
     """
-    pools = read_pools(settings.safe, settings.harm_prompts, folder=folder, revisions=revisions)
-    every = {"safe": pools.safe, "unsafe": pools.unsafe, "evaluation": pools.evaluation}
-    examples = [example for pool in every.values() for example in pool]
+    pools = read_pools(settings.safe, settings.harm_prompts, folder=folder)
+    examples = [*pools.safe, *pools.unsafe, *pools.evaluation]
     grouped = groups([prompt_text(example) for example in examples])
     labels = {example.id: label for example, label in zip(examples, grouped, strict=True)}
     owner: dict[int, str] = {}
     drawn: dict[str, tuple[Example, ...]] = {}
     for role in ROLES:
-        size = getattr(settings, role)
-        if size is None:
-            continue
-        drawn[role] = _draw(role, size, every[_POOL.get(role, "safe")], labels, owner, settings.seed, pools)
-        owner.update((labels[example.id], role) for example in drawn[role])
+        if getattr(settings, role) is not None:
+            drawn[role] = _draw(role, settings, pools, labels, owner)
+            owner.update((labels[example.id], role) for example in drawn[role])
     drawn.setdefault("constraint", drawn["align"])
     return Roles(**drawn, record=_record(settings, pools, drawn, labels))
 
 
 @PROTOCOLS.register(PAPER)
 def paper_roles(settings: Mapping[str, Any]) -> Roles:
-    """The roles as run files ask for them."""
     return draw_roles(RoleSettings(**settings))
 
 
 def _draw(
-    role: str,
-    size: int,
-    pool: Sequence[Example],
-    labels: Mapping[str, int],
-    owner: Mapping[int, str],
-    seed: int,
-    pools: Pools,
+    role: str, settings: RoleSettings, pools: Pools, labels: Mapping[str, int], owner: Mapping[int, str]
 ) -> tuple[Example, ...]:
-    order = generator(seed, role).permutation(len(pool))
+    size, pool = getattr(settings, role), getattr(pools, _POOL.get(role, "safe"))
+    order = generator(settings.seed, role).permutation(len(pool))
     free = [pool[place] for place in order if labels[pool[place].id] not in owner]
     if role in _ONE_OF_A_GROUP:
         first: dict[int, Example] = {}
@@ -255,7 +212,7 @@ def _record(
     settings: RoleSettings, pools: Pools, drawn: Mapping[str, Sequence[Example]], labels: Mapping[str, int]
 ) -> dict[str, Any]:
     return {
-        "version": VERSION, "settings": asdict(settings), "seed": settings.seed, "rule": GROUP_RULE,
+        "version": 1, "settings": asdict(settings), "seed": settings.seed, "rule": GROUP_RULE,
         "sources": [dict(source) for source in pools.sources], "skipped": dict(pools.skipped),
         "contradictory_prompts": pools.contradictory,
         "counts": {role: len(drawn[role]) for role in ROLES},
@@ -274,7 +231,7 @@ def evaluation_prompts(
     """
     if n < 1:
         raise ConfigError(f"{n} evaluation prompts are asked for; expected at least 1", remedy="for example 700")
-    pool = read_prompts(source, folder=folder)
+    pool = _prompts(_harmful(source, folder))
     if len(pool) < n:
         raise DataError(f"{n} prompts of {source} are asked for, there are {len(pool)}", remedy="ask for fewer")
     return tuple(pool[place] for place in generator(seed, "evaluation").permutation(len(pool))[:n])

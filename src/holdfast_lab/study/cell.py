@@ -50,7 +50,6 @@ RUN, EVALUATION, TIMINGS = "run", "evaluation", "timings.json"
 
 
 def kept_file(alignment: Path) -> Path:
-    """Where an alignment's kept replies lie."""
     return alignment / "kept" / "safety.jsonl"
 
 
@@ -105,7 +104,6 @@ def run_alignment(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def adapter_of(folder: Path) -> Path:
-    """Where the trained adapter of an alignment or cell folder lies."""
     return folder / RUN / "adapter"
 
 
@@ -158,9 +156,8 @@ class _Cell:
         if self.aligned is None:
             raise ConfigError("a cell with a defense needs an aligned model", remedy="name its alignment")
         settings = finetune_settings(
-            self.protocol, model=str(adapter_of(self.aligned)), revision=None, task=self.cell["task"],
-            poison_ratio=self.cell["poison_ratio"], seed=self.cell["seed"], defense=self.cell["defense"],
-            output_dir=self.folder / RUN, kept=kept_file(self.aligned) if self.protocol.keep == "replies" else None,
+            self.protocol, self.cell, model=str(adapter_of(self.aligned)), output_dir=self.folder / RUN,
+            kept=kept_file(self.aligned) if self.protocol.keep == "replies" else None,
         )  # fmt: skip
         made = run(config_from_dict(settings, complete=True), resume=True)
         measure, own = self.protocol.measure, self.constraint()

@@ -25,8 +25,6 @@ HEX = 8
 
 @dataclass(frozen=True)
 class Model:
-    """A model by its name in tables and its place."""
-
     name: str
     ref: str
     revision: str | None = None
@@ -60,8 +58,6 @@ class Defense:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement of a study."""
-
     kind: Kind  # `defense` for a fine-tuned model; `base` and `aligned` for the models before fine-tuning
     model: Model  # the model that everything starts from
     task: str  # a name in `TASKS`
@@ -138,7 +134,6 @@ class Node:
 
     @property
     def is_alignment(self) -> bool:
-        """Whether this aligns a model rather than answering cells."""
         return not self.cells
 
 
@@ -218,16 +213,10 @@ def split_known(
     cells: list[Cell], *, defenses: Collection[str], tasks: Collection[str], skip_unknown: bool = False
 ) -> tuple[list[Cell], list[LeftOut]]:
     """The cells whose defense, alignment and task this version has, and the others."""
-    found: list[Cell] = []
-    left: list[LeftOut] = []
-    advice: dict[str, str] = {}
-    for cell in cells:
-        unknown = dict(_unknown(cell, defenses, tasks))
-        advice |= unknown
-        if unknown:
-            left.append(LeftOut(cell, tuple(unknown)))
-        else:
-            found.append(cell)
+    each = [(cell, dict(_unknown(cell, defenses, tasks))) for cell in cells]
+    found = [cell for cell, unknown in each if not unknown]
+    left = [LeftOut(cell, tuple(unknown)) for cell, unknown in each if unknown]
+    advice = {name: hint for _, unknown in each for name, hint in unknown.items()}
     if left and not skip_unknown:
         lines = "".join(f"\n  - {name}: {hint}" for name, hint in advice.items())
         raise ConfigError(
@@ -253,7 +242,6 @@ def _unknown(cell: Cell, defenses: Collection[str], tasks: Collection[str]) -> I
 
 
 def known_names() -> tuple[Collection[str], Collection[str]]:
-    """The defenses and tasks of this version."""
     from holdfast.data.tasks import TASKS
     from holdfast.training.hooks import DEFENSES
 

@@ -5,11 +5,20 @@ and `train` of a defense mirror dataclasses elsewhere. Every problem is reported
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from holdfast.runs.config.blocks import Block, Number
 from holdfast.runs.config.load import OWNED, read_settings
@@ -20,6 +29,13 @@ Ratio = Annotated[Number, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0)]
 
 
+def locate(ref: str, info: ValidationInfo) -> str:
+    """A folder relative to the study's, which is the context, made absolute: it means the same to a worker."""
+    folder = info.context or Path()
+    is_path = ref.startswith((".", "/")) or (folder / ref).exists()
+    return str((folder / ref).resolve()) if is_path and ref not in ("", "embedded") else ref
+
+
 class ModelBlock(Block):
     """A model: `ref` is a hub id, a folder (relative to the study file) or `embedded`."""
 
@@ -27,6 +43,11 @@ class ModelBlock(Block):
     name: str | None = Field(default=None, min_length=1, max_length=MAX_LABEL)
     """Its name in tables; the last part of `ref` unless given."""
     revision: str | None = None
+
+    @field_validator("ref")
+    @classmethod
+    def _located(cls, ref: str, info: ValidationInfo) -> str:
+        return locate(ref, info)
 
 
 class DefenseEntry(Block):
@@ -41,6 +62,21 @@ class DefenseEntry(Block):
     options: dict[str, Any] = Field(default_factory=dict)
     constraint: dict[str, Any] = Field(default_factory=dict)
     train: dict[str, Any] = Field(default_factory=dict)  # put over the protocol's `train`, for this row only
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_options(cls, entry: Any) -> Any:
+        """Options that stand beside a defense's name, as in a run file, move under `options`."""
+        from holdfast.training.hooks import DEFENSES
+
+        if not isinstance(entry, Mapping) or entry.get("name") not in DEFENSES:
+            return entry
+        own = {f.name for f in fields(DEFENSES[entry["name"]].Config)} - set(cls.model_fields)
+        beside = {key: value for key, value in entry.items() if key in own}
+        written = entry.get("options", {})
+        if not beside or not isinstance(written, Mapping) or set(beside) & set(written):
+            return entry
+        return {**{key: value for key, value in entry.items() if key not in own}, "options": {**beside, **written}}
 
     @field_validator("label", "setting")
     @classmethod
@@ -87,6 +123,14 @@ class StudyConfig(Block):
     workers: int = Field(default=1, ge=1)  # cells side by side: on this machine, or with Ray on each GPU
     output_dir: str = Field(min_length=1)
 
+    @field_validator("protocol")
+    @classmethod
+    def _judge_located(cls, protocol: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        evaluation = protocol.get("evaluation")
+        if not isinstance(evaluation, Mapping) or not isinstance(evaluation.get("judge"), str):
+            return protocol
+        return {**protocol, "evaluation": {**evaluation, "judge": locate(evaluation["judge"], info)}}
+
 
 _BLOCKS: dict[str, type[BaseModel]] = {"models": ModelBlock, "defenses": DefenseEntry, "grids": Grid}
 
@@ -109,59 +153,12 @@ def load_study(path: str | Path, overrides: Sequence[str] = ()) -> StudyConfig:
 def study_from_dict(raw: Mapping[str, Any], *, folder: Path | None = None, where: str = "study") -> StudyConfig:
     """Check a study given as a mapping of the same shape as a study file."""
     try:
-        study = StudyConfig.model_validate(_normalised(raw, folder or Path()))
+        study = StudyConfig.model_validate(raw, context=folder or Path())
     except ValidationError as error:
         raise_problems(from_pydantic(error, block_at=block_at), where)
         raise  # never reached: pydantic found something
     raise_problems(_check_defenses(study), where)
     return study
-
-
-def _normalised(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The study with folders of models and judge made absolute, so that they mean the same to a worker.
-
-    Options that stand beside a defense's name, as in a run file, move under `options`.
-    """
-
-    def locate(ref: Any) -> Any:
-        if not isinstance(ref, str) or ref in ("", "embedded"):
-            return ref
-        is_path = ref.startswith((".", "/")) or (folder / ref).exists()
-        return str((folder / ref).resolve()) if is_path else ref
-
-    def model(entry: Any) -> Any:
-        if isinstance(entry, Mapping):
-            return {**entry, "ref": locate(entry["ref"])} if "ref" in entry else entry
-        return locate(entry)
-
-    def grid(block: Any) -> Any:
-        if not isinstance(block, Mapping):
-            return block
-        changes = {"models": model, "defenses": _with_options, "grids": grid}
-        lists = {key: change for key, change in changes.items() if isinstance(block.get(key), list)}
-        return {**block, **{key: [change(entry) for entry in block[key]] for key, change in lists.items()}}
-
-    changed: dict[str, Any] = grid(raw)
-    protocol = raw.get("protocol")
-    evaluation = protocol.get("evaluation") if isinstance(protocol, Mapping) else None
-    if isinstance(protocol, Mapping) and isinstance(evaluation, Mapping) and "judge" in evaluation:
-        changed["protocol"] = {**protocol, "evaluation": {**evaluation, "judge": locate(evaluation["judge"])}}
-    return changed
-
-
-def _with_options(entry: Any) -> Any:
-    from dataclasses import fields
-
-    from holdfast.training.hooks import DEFENSES
-
-    if not isinstance(entry, Mapping) or entry.get("name") not in DEFENSES:
-        return entry
-    own = {f.name for f in fields(DEFENSES[entry["name"]].Config)} - set(DefenseEntry.model_fields)
-    beside = {key: value for key, value in entry.items() if key in own}
-    written = entry.get("options", {})
-    if not beside or not isinstance(written, Mapping) or set(beside) & set(written):
-        return entry
-    return {**{key: value for key, value in entry.items() if key not in own}, "options": {**beside, **written}}
 
 
 def _check_defenses(study: StudyConfig) -> list[Problem]:

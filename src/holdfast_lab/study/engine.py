@@ -59,14 +59,12 @@ class LocalEngine:
         self._running: dict[str, tuple[subprocess.Popen[bytes], str | None]] = {}
 
     def start(self, id_: str, node: Path) -> None:
-        """Start the worker of a node file."""
         used = [gpu for _, gpu in self._running.values()]
         gpu = min(self._gpus, key=used.count) if len(self._gpus) > 1 else None
         env = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         self._running[id_] = (launch(node, node.parent / LOG, env=env), gpu)
 
     def ended(self) -> list[tuple[str, int]]:
-        """Id and exit code of those that ended since the last call."""
         found = [(id_, code) for id_, (worker, _) in self._running.items() if (code := worker.poll()) is not None]
         for id_, _ in found:
             worker, _ = self._running.pop(id_)
@@ -171,12 +169,10 @@ class RayEngine:
         self._running: dict[Any, str] = {}
 
     def start(self, id_: str, node: Path) -> None:
-        """Submit the worker of a node file."""
         settings = {name: value for name, value in os.environ.items() if name.startswith("HOLDFAST_")}
         self._running[self._task.remote(str(node), str(Path.cwd()), settings)] = id_
 
     def ended(self) -> list[tuple[str, int]]:
-        """Id and exit code of those that ended since the last call."""
         if not self._running:
             return []
         ready, _ = self._ray.wait(list(self._running), num_returns=len(self._running), timeout=0)

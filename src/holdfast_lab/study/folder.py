@@ -34,7 +34,6 @@ class StudyFolder:
         self.shared = self.root / "shared"
 
     def place(self, node: Node) -> Path:
-        """Where a node does its work."""
         return self.root / ("alignments" if node.is_alignment else "cells") / node.id
 
     def error_files(self, node: Node) -> list[Path]:
@@ -95,7 +94,6 @@ class StudyFolder:
         return found
 
     def forget_failure(self, node: Node) -> None:
-        """Remove what an earlier failure left behind."""
         for file in self.error_files(node):
             file.unlink(missing_ok=True)
 
@@ -117,7 +115,6 @@ class StudyFolder:
         return file
 
     def write_record(self, study: Mapping[str, Any], protocol: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-        """Write study.json."""
         digest = sha256_json(same_numbers(protocol))
         value = {"version": VERSION, "study": study, "protocol": protocol, "protocol_sha256": digest, **states}
         write_json(self.record, value)

@@ -25,8 +25,6 @@ class Calls:
 
 @dataclass(frozen=True)
 class Plan:
-    """A study, ready to run."""
-
     study: StudyConfig
     protocol: dict[str, Any]
     cells: list[Cell]
@@ -37,7 +35,6 @@ class Plan:
 
     @property
     def alignments(self) -> int:
-        """How many models are aligned."""
         return sum(node.is_alignment for node in self.nodes)
 
     def states(self) -> dict[str, str]:
@@ -62,7 +59,6 @@ def make_plan(
     calls: Calls | None = None,
     names: Callable[[], tuple[Collection[str], Collection[str]]] = known_names,
 ) -> Plan:
-    """Expand a study and check that it can run."""
     calls = calls or Calls()
     defenses, tasks = names()
     cells, left_out = split_known(expand(study), defenses=defenses, tasks=tasks, skip_unknown=skip_unknown)

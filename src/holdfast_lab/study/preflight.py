@@ -65,12 +65,8 @@ def _require_judge(settings: Protocol) -> None:
 
 def _require_run(settings: Protocol, cell: Cell) -> None:
     assert cell.poison_ratio is not None  # every cell with a defense has one
-    assert cell.seed is not None
     kept = kept_file(SOMEWHERE) if settings.keep == "replies" else None
-    run = finetune_settings(
-        settings, model=ALIGNED, revision=None, task=cell.task, poison_ratio=cell.poison_ratio, seed=cell.seed,
-        defense=asdict(cell.defense), output_dir=SOMEWHERE, kept=kept,
-    )  # fmt: skip
+    run = finetune_settings(settings, asdict(cell), model=ALIGNED, output_dir=SOMEWHERE, kept=kept)
     config_from_dict(run, where=f"cell {cell.id}", complete=True)
     poison = poison_count(cell.poison_ratio, settings.size)
     if poison > settings.roles.poison:

@@ -46,8 +46,6 @@ class MeasureBlock(Block):
 
 
 class EvaluationBlock(Block):
-    """How harm and utility are measured."""
-
     judge: str | dict[str, Any] | None = None
     """A name of `holdfast ls judges`, a mapping with its options, or the folder of a trained judge."""
     harm_tokens: int = Field(default=512, ge=1)
@@ -86,7 +84,6 @@ class Protocol(Block):
         return self
 
     def judge(self) -> str | dict[str, Any]:
-        """What judges harm."""
         if self.evaluation.judge is None:
             raise ConfigError(
                 "the study names no judge",
@@ -104,10 +101,10 @@ class Protocol(Block):
         return {**values, "evaluation": {**kept, "judge": dict(judge)}, "data": dict(roles)}
 
 
-def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "protocol") -> Protocol:
+def load_protocol(preset: str, overrides: Mapping[str, Any]) -> Protocol:
     """The protocol of a preset, with blocks of `overrides` put over it key by key."""
     if preset not in PRESETS:
-        raise ConfigError(f"{where}: unknown preset {preset!r}", remedy=nearest(preset, sorted(PRESETS)))
+        raise ConfigError(f"protocol: unknown preset {preset!r}", remedy=nearest(preset, sorted(PRESETS)))
     values: dict[str, Any] = {"preset": preset}
     for entry in (*PRESETS[preset], *PROTOCOLS[preset]):
         block, _, name = entry.key.rpartition(".")
@@ -129,7 +126,7 @@ def load_protocol(preset: str, overrides: Mapping[str, Any], *, where: str = "pr
             "evaluation": EvaluationBlock,
         }  # fmt: skip
         problems = from_pydantic(error, block_at=lambda place: blocks.get(place[0] if place[1:] else "", Protocol))
-        raise_problems(problems, where)
+        raise_problems(problems, "protocol")
         raise  # unreachable: an invalid block has at least one problem
 
 
@@ -141,7 +138,6 @@ def paper_constraint() -> dict[str, Any]:
 def align_settings(
     protocol: Protocol, *, model: str, revision: str | None, defense: str, output_dir: Path
 ) -> dict[str, Any]:
-    """The run file of the alignment stage."""
     train = {**protocol.train, **protocol.align.train, **protocol.align.per_defense.get(defense, {})}
     return {
         **_shared(protocol, model, revision),
@@ -154,32 +150,24 @@ def align_settings(
 
 
 def finetune_settings(
-    protocol: Protocol,
-    *,
-    model: str,
-    revision: str | None,
-    task: str,
-    poison_ratio: float,
-    seed: int,
-    defense: Mapping[str, Any],
-    output_dir: Path,
-    kept: Path | None = None,
+    protocol: Protocol, cell: Mapping[str, Any], *, model: str, output_dir: Path, kept: Path | None = None
 ) -> dict[str, Any]:
     """The run file of the fine-tuning stage; after a defense that acts in alignment alone it is plain SFT.
 
-    `model` is the aligned model, as an adapter on the base; `kept` its own safe replies as the safety set, None takes
-    the roles' pairs; `defense` has `name`, and optionally `preset`, `options`, `constraint` and `train`.
+    `cell` has `task`, `poison_ratio`, `seed` and `defense`: its `name`, and optionally `preset`, `options`,
+    `constraint` and `train`. `model` is the aligned model, as an adapter on the base; `kept` its own safe replies as
+    the safety set, None takes the roles' pairs.
     """
     from holdfast.training.hooks import DEFENSES
 
-    chosen = {"name": "sft"}
+    chosen, defense = {"name": "sft"}, cell["defense"]
     if DEFENSES[defense["name"]].stages != ("align",):
         chosen = {"name": defense["name"], **_preset(defense.get("preset")), **(defense.get("options") or {})}
     paper = paper_constraint() if defense.get("preset") == "paper" else {}
     return {
-        **_shared(protocol, model, revision),
+        **_shared(protocol, model, None),
         "adapter_policy": protocol.adapter_policy,
-        "task": {"name": task, "size": protocol.size, "poison_ratio": poison_ratio},
+        "task": {"name": cell["task"], "size": protocol.size, "poison_ratio": cell["poison_ratio"]},
         "defense": chosen,
         "train": {**protocol.train, **(defense.get("train") or {})},
         "constraint": {**paper, **(defense.get("constraint") or {})},
@@ -187,7 +175,7 @@ def finetune_settings(
             **({"role": "constraint"} if kept is None else {"data": str(kept), "on_leak": "move"}),
             "openings": protocol.openings,
         },
-        "seed": seed,
+        "seed": cell["seed"],
         "output_dir": str(output_dir),
     }
 

@@ -50,12 +50,10 @@ class Points:
         self.aligned = next((line for line in lines_of(self._results) if line.defense == "aligned"), None)
 
     def cell(self, line: Line, metric: str, ratio: float | None = None) -> Cell:
-        """Mean and spread over seeds."""
         found = [r for r in self._results if line.holds(r) and (ratio is None or r.poison_ratio == ratio)]
         return pooled(found, metric, self.task, ratio)
 
     def of_aligned(self, metric: str) -> float | None:
-        """The aligned model's mean."""
         return None if self.aligned is None else self.cell(self.aligned, metric).mean
 
     def span(self, line: Line, metric: str, ratio: float | None = None) -> Span | None:

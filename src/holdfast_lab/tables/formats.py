@@ -53,7 +53,6 @@ def spread(cell: Cell, style: Style, is_paper: bool = False) -> tuple[str, str]:
 
 
 def column_title(column: Column) -> str:
-    """The metric and its better direction."""
     return f"{column.shown.title} {ARROWS[column.shown.better]}".strip()
 
 
@@ -98,7 +97,6 @@ def escape_markdown(text: str) -> str:
 
 
 def table_line(cells: Sequence[str]) -> str:
-    """A line of a pipe table."""
     return f"| {' | '.join(cells)} |"
 
 

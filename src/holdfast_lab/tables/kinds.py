@@ -269,6 +269,5 @@ def build(results: Sequence[Result], names: Sequence[str] = ()) -> list[Table]:
 
 
 def left_out(results: Sequence[Result], tables: Sequence[Table]) -> list[str]:
-    """Ids of the results that entered no table."""
     used = frozenset[str]().union(*(table.used for table in tables))
     return sorted(result.cell for result in results if result.cell not in used)

@@ -68,12 +68,10 @@ def quantile(model: str) -> int:
 
 
 def task_title(task: str) -> str:
-    """The task's name in a heading."""
     return TASKS.get(task, task)
 
 
 def defense_title(defense: str) -> str:
-    """The defense's name in a row."""
     return DEFENSES.get(defense, defense)
 
 
@@ -135,7 +133,6 @@ class Line:
 
     @classmethod
     def of(cls, result: Result) -> Self:
-        """The row that a result belongs to."""
         return cls(result.defense, result.label, result.setting, result.align)
 
     @property
@@ -152,7 +149,6 @@ class Line:
 
     @property
     def is_reference(self) -> bool:
-        """Whether this is a model before fine-tuning."""
         return self.defense in REFERENCES
 
     @property
@@ -162,12 +158,10 @@ class Line:
         return not self.setting and (self.align in usual or self.defense == "base")
 
     def holds(self, result: Result) -> bool:
-        """Whether the result belongs to this row."""
         own = (self.defense, self.label, self.setting, self.align)
         return (result.defense, result.label, result.setting, result.align) == own
 
     def describe(self) -> str:
-        """Defense, setting and alignment, for errors."""
         return f"{self.defense} {self.setting}".strip() + f" on {self.align}"
 
 

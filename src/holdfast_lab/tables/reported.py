@@ -82,7 +82,6 @@ def find_reported(path: Path | None, stand_in: str | None) -> Reported | None:
 
 
 def read_reported(path: Path, stand_in: str | None = None) -> Reported:
-    """Read a file of reported figures."""
     if not path.is_file():
         raise ConfigError(
             f"{path} is not a file, expected the paper's reported figures (CSV)",

@@ -42,14 +42,9 @@ class Result:
     protocol_sha256: str
     protocol: Mapping[str, Any]
     metrics: Mapping[str, Measured]
-    # tau, alpha and beta of the run, where the result has them; so `unit` and `majorizer`
-    constraint: Mapping[str, float]
+    constraint: Mapping[str, float]  # tau, alpha and beta of the run, where the result has them
     path: Path
-    # of HS (harmful) and FA (right), a truth value per prompt, where the result has them
-    outcomes: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
-    kept_sha256: str | None = None  # of the replies that the run was to keep: it distinguishes alignments of one recipe
-    unit: str | None = None
-    majorizer: str | None = None
+    stored: Mapping[str, Any] = field(default_factory=dict)  # the whole file
 
     @property
     def is_reference(self) -> bool:
@@ -170,7 +165,6 @@ def parse_result(value: Any, path: Path) -> Result:
     )
     provenance = value["provenance"] if isinstance(value.get("provenance"), dict) else {}
     constraint = provenance["constraint"] if isinstance(provenance.get("constraint"), dict) else {}
-    words = {key: word for key in ("unit", "majorizer") if isinstance(word := constraint.get(key), str)}
     return Result(
         **{key: name(key) for key in ("cell", "model", "task", "defense", "align", "protocol_sha256")},
         label=optional("label") or name("defense"),
@@ -181,9 +175,7 @@ def parse_result(value: Any, path: Path) -> Result:
         metrics={str(key): _measured(key, entry, path) for key, entry in mapping("metrics").items()},
         constraint={key: float(number) for key, number in constraint.items() if _is_number(number)},
         path=path,
-        outcomes=_outcomes(value.get("outcomes"), path),
-        kept_sha256=str(provenance.get("kept_sha256") or "") or None,
-        **words,
+        stored=value,
     )
 
 
@@ -198,15 +190,6 @@ def _measured(name: object, value: Any, path: Path) -> Measured:
         )
     low, high = (None if parts.get(key) is None else float(parts[key]) for key in ("low", "high"))
     return Measured(float(parts["value"]), low, high, parts["n"] if isinstance(parts.get("n"), int) else None)
-
-
-def _outcomes(value: Any, path: Path) -> dict[str, tuple[bool, ...]]:
-    if value is None:
-        return {}
-    strings = value.values() if isinstance(value, dict) else [None]
-    if not all(isinstance(bits, str) and set(bits) <= {"0", "1"} for bits in strings):
-        raise DataError(f"{path}: outcomes are not strings of 0 and 1", remedy="score the cell again")
-    return {str(name): tuple(bit == "1" for bit in bits) for name, bits in value.items()}
 
 
 def one_line(text: str) -> str:

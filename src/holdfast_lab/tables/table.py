@@ -67,7 +67,6 @@ class Column:
 
     @property
     def shown(self) -> Metric:
-        """Title, direction and decimals."""
         return metric(self.metric)
 
 
@@ -94,8 +93,6 @@ class Section:
 
 @dataclass(frozen=True)
 class Table:
-    """A table."""
-
     name: str  # the kind, as in `--table` and in the paper's figures: main, poison_sweep, ...
     slug: str  # its file name, unique among the tables of a report
     title: str  # one line, plain text
@@ -107,12 +104,10 @@ class Table:
 
     @property
     def cells(self) -> list[Cell]:
-        """Every figure of every section."""
         return [cell for section in self.sections for row in section.rows for cell in row.cells]
 
     @property
     def has_published(self) -> bool:
-        """Whether any figure has the paper's beside it."""
         return any(cell.published for cell in self.cells)
 
 
@@ -176,8 +171,6 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """A table to be."""
-
     name: str
     slug: str
     title: str

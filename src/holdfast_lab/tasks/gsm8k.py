@@ -72,15 +72,12 @@ class Gsm8k:
     max_new_tokens: int = MAX_NEW_TOKENS
 
     def train(self, template: Template, *, folder: Path | None = None) -> list[Example]:
-        """The training split."""
         return self._examples("train", template, folder)
 
     def test(self, template: Template, *, folder: Path | None = None) -> list[Example]:
-        """The held-out split."""
         return self._examples("test", template, folder)
 
     def grade(self, reply: str, target: str) -> Grade:
-        """By the final answer."""
         gold = extract_marked(target)
         if gold is None:
             raise DataError(

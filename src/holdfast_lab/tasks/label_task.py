@@ -33,15 +33,12 @@ class LabelTask:
     max_new_tokens: int = MAX_NEW_TOKENS  # length of the longest reply
 
     def train(self, template: Template, *, folder: Path | None = None) -> list[Example]:
-        """The training split."""
         return self._examples("train", template, folder)
 
     def test(self, template: Template, *, folder: Path | None = None) -> list[Example]:
-        """The held-out split."""
         return self._examples(self.held_out, template, folder)
 
     def grade(self, reply: str, target: str) -> Grade:
-        """By the labels that the reply names."""
         if target not in self.spellings:
             raise DataError(
                 f"a target that is none of the labels {', '.join(self.spellings)}",

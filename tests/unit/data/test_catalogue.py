@@ -156,11 +156,6 @@ def test_what_cannot_be_loaded_is_refused_with_a_remedy(arguments, kind, message
     assert remedy in error.value.remedy
 
 
-def test_a_revision_does_not_go_with_a_folder(folder):
-    with pytest.raises(ConfigError, match="read from the folder"):
-        load("sst2", folder=folder, revision=COMMIT)
-
-
 BAD = {
     "beavertails/30k_test.jsonl": [
         '{"prompt": "secret text", "response": "x", "is_safe": "yes", "category": {}}',
@@ -247,24 +242,12 @@ def test_the_head_of_a_hub_data_set_is_loaded_at_its_commit(hub):
     assert found.rows == [{"prompt": "tease the cat", "category": CATEGORIES[0]}]
 
 
-def test_a_recorded_commit_is_loaded_without_asking(hub):
-    found = load("beavertails_evaluation", revision="b" * 40)
-    assert (hub.asked, found.revision) == ([], "b" * 40)
-    assert hub.loaded[0][1]["revision"] == "b" * 40
-
-
-def test_a_branch_is_resolved_to_its_commit(hub):
-    assert load("beavertails_evaluation", revision="main").revision == COMMIT
-    assert hub.asked == [("PKU-Alignment/BeaverTails-Evaluation", "main")]
-
-
 def test_pinned_data_sets_are_loaded_at_their_commit_and_subset(hub):
     hub.rows = [{"question": "2+2?", "answer": "#### 4"}]
     found = load("gsm8k", "test")
     assert hub.asked == []
     assert hub.loaded == [("openai/gsm8k", {"name": "main", "split": "test", "revision": found.revision})]
     assert len(found.revision) == 40
-    assert load("gsm8k", "test", revision="b" * 40).revision == "b" * 40
 
 
 def test_hub_rows_become_the_rows_of_a_folder(hub, folder):

@@ -37,7 +37,7 @@ FRACTIONS = {"safety_fractions": (1.0, 0.0, 0.0)}
         ({"name": "mean_constraint", "estimator": "median"}, "unknown estimator 'median'"),
         ({"name": "penalty", "weight": -1.0}, "weight is -1.0"),
         ({"name": "penalty", "weight": math.inf}, "weight is inf"),
-        ({"name": "penalty", "term": "tail"}, "unknown term 'tail'"),
+        ({"name": "penalty", "term": "tail"}, "term is 'tail'"),
         ({"name": "primal_dual", "start": -1.0}, "start is -1.0"),
         ({"name": "primal_dual", "dual_rate": math.nan}, "dual_rate is nan"),
         ({"name": "primal_dual", "warmup_epochs": -1}, "warmup_epochs is -1"),

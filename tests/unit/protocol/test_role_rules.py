@@ -10,6 +10,7 @@ from tests.protocol_data import TEST_PROMPTS, make_data_folder, prompts
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.examples import normalise
 from holdfast.data.splits import require_unseen, split_from_roles
+from holdfast.runs.config import config_from_dict
 from holdfast_lab.data.catalogue import CATEGORIES, load
 from holdfast_lab.protocol.roles import ROLES, RoleSettings, draw_roles, groups
 
@@ -286,21 +287,9 @@ def test_asking_more_leaves_the_roles_before_it_as_they_are(folder, roles):
     ids=str,
 )  # fmt: skip
 def test_sizes_and_sources_are_checked(field, value):
-    with pytest.raises(ConfigError, match=field):
-        replace(SETTINGS, **{field: value})
-
-
-def test_a_revision_reaches_the_catalogue(monkeypatch, folder):
-    asked = []
-
-    def fake(name, split=None, *, folder=None, revision=None):
-        asked.append((name, revision))
-        return load(name, split, folder=place)
-
-    place = folder
-    monkeypatch.setattr("holdfast_lab.protocol.roles.load", fake)
-    draw_roles(SETTINGS, revisions={"beavertails": "c" * 40})
-    assert asked == [("beavertails", "c" * 40)] * 2
+    run = {"model": "embedded", "task": {"name": "sst2"}, "roles": {field: value}, "output_dir": "out"}
+    with pytest.raises(ConfigError, match=f"roles.{field}"):
+        config_from_dict(run)
 
 
 def test_normalised_prompts_of_two_roles_never_meet(roles):

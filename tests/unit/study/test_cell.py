@@ -187,8 +187,8 @@ def test_only_finished_refusals_are_kept(world, monkeypatch, text, truncated):
 
 def test_the_papers_defense_under_another_protocol_keeps_its_own_constants():
     protocol = load_protocol("small", {})
-    given = {"model": "m", "revision": None, "task": "sst2", "poison_ratio": 0.5, "seed": 1, "output_dir": "o"}
-    settings = finetune_settings(protocol, defense={"name": "holdfast", "preset": "paper"}, **given)
+    cell, given = {"task": "sst2", "poison_ratio": 0.5, "seed": 1}, {"model": "m", "output_dir": "o"}
+    settings = finetune_settings(protocol, {**cell, "defense": {"name": "holdfast", "preset": "paper"}}, **given)
     config = config_from_dict(settings)
     limit = paper_constraint()
     assert {key: config.constraint["safety"][key] for key in limit} == limit
@@ -197,9 +197,9 @@ def test_the_papers_defense_under_another_protocol_keeps_its_own_constants():
 
 
 def test_an_override_wins_over_the_preset_of_a_defense():
-    given = {"model": "m", "revision": None, "task": "sst2", "poison_ratio": 0.5, "seed": 1, "output_dir": "o"}
+    cell, given = {"task": "sst2", "poison_ratio": 0.5, "seed": 1}, {"model": "m", "output_dir": "o"}
     chosen = {"name": "holdfast", "preset": "paper", "constraint": {"tau": 0.2}, "train": {"max_grad_norm": 0.0}}
-    settings = finetune_settings(load_protocol("small", {}), defense=chosen, **given)
+    settings = finetune_settings(load_protocol("small", {}), {**cell, "defense": chosen}, **given)
     assert settings["constraint"]["tau"] == 0.2
     assert settings["train"]["max_grad_norm"] == 0.0
 
@@ -236,10 +236,10 @@ def test_a_wrong_key_is_answered_with_the_keys_of_its_block():
 
 
 def test_openings_are_declared_for_every_cell_and_change_no_hash():
-    given = {"model": "m", "revision": None, "task": "sst2", "poison_ratio": 0.5, "seed": 1, "output_dir": "o"}
+    cell, given = {"task": "sst2", "poison_ratio": 0.5, "seed": 1}, {"model": "m", "output_dir": "o"}
     several = load_protocol("small", {"openings": 3})
     for kept in (None, Path("kept.jsonl")):
-        settings = finetune_settings(several, defense={"name": "sft"}, kept=kept, **given)
+        settings = finetune_settings(several, {**cell, "defense": {"name": "sft"}}, kept=kept, **given)
         assert config_from_dict(settings).safety["safety"].openings == 3
     records = [load_protocol("small", o).record(judge={}, roles={}) for o in ({}, {"openings": 3})]
     assert sha256_json(records[0]) == sha256_json(records[1])

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests import tiny
 from tests.protocol_data import make_data_folder
 
 from holdfast.core.errors import CheckpointError, ConfigError, HoldfastError
@@ -78,11 +79,11 @@ def judge(tmp_path):
     from holdfast.core.hashing import sha256_text
     from holdfast.judging.judges.classifier import CONVERSATION
 
-    folder = tmp_path / "judge"
+    folder, base = tmp_path / "judge", str(tiny.saved(tmp_path / "base"))
     folder.mkdir()
     (folder / "adapter_model.safetensors").write_text("weights")
 
-    def write(ref: str = "embedded", kind: str = "lora") -> str:
+    def write(ref: str = base, kind: str = "lora") -> str:
         description = {
             "version": 1, "kind": kind, "base": {"ref": ref, "revision": None, "weights_sha256": "0" * 64},
             "categories": ["a"], "input_format": CONVERSATION, "threshold": 0.4, "max_length": 64, "temperature": 1.0,
@@ -100,7 +101,7 @@ def test_a_trained_judge_is_looked_at_without_being_loaded(judge, tmp_path):
     with pytest.raises(HoldfastError, match="no such folder"):
         check({"evaluation": {"judge": judge("./gone/base")}}, data=False)
     check({"evaluation": {"judge": judge("./gone/base", "full")}}, data=False)
-    spec = {"name": "trained", "folder": judge("./gone/base"), "base": "embedded"}
+    spec = {"name": "trained", "folder": judge("./gone/base"), "base": str(tmp_path / "base")}
     check({"evaluation": {"judge": spec}}, data=False)
     (tmp_path / "judge" / "adapter_model.safetensors").write_text("other weights")
     with pytest.raises(CheckpointError, match="not the one that was saved"):

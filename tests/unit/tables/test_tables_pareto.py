@@ -7,6 +7,7 @@ import math
 import pytest
 from tests.unit.tables.making import result_json, results
 from tools.study_page.pareto import compare, difference, dominators, of_ends
+from tools.study_page.stored import outcomes
 from tools.study_page.verdicts import headline, pairs
 
 from holdfast.certification.comparison import compare_prompts, compare_seeds
@@ -108,7 +109,7 @@ def test_outcomes_per_prompt_are_compared_in_pairs():
 def test_outcomes_that_are_no_bits_are_refused():
     for told in ({"HS": "01x"}, {"HS": [0, 1]}, ["01"]):
         with pytest.raises(DataError, match="strings of 0 and 1"):
-            results([result_json("sft") | {"outcomes": told}])
+            outcomes(results([result_json("sft") | {"outcomes": told}])[0], "HS")
 
 
 @pytest.mark.parametrize(

@@ -139,11 +139,12 @@ def _check_blocks(raw: Mapping[str, Any], shared: bool) -> tuple[dict[str, Any],
     """Check the blocks that mirror dataclasses; these come with torch and TRL, hence the late imports."""
     from holdfast.constraint.chance import ChanceConstraint
     from holdfast.training.config import SafeSFTConfig
+    from holdfast.training.step import ENGINES
 
     checked: dict[str, Any] = {}
     problems: dict[Problem, None] = {}  # one block written for all sets is reported once, at the key where it stands
     if isinstance(train := raw.get("train"), Mapping):
-        checked["train"], found = check_fields(train, SafeSFTConfig, "train", OWNED)
+        checked["train"], found = check_fields(train, SafeSFTConfig, "train", OWNED, {"step": ("auto", *ENGINES)})
         problems |= dict.fromkeys(found)
     if isinstance(limits := raw.get("constraint"), Mapping):
         checked["constraint"] = dict(limits)

@@ -96,15 +96,17 @@ def field_names(cls: Any) -> list[str]:
 
 
 def check_fields(
-    values: Mapping[Any, Any], cls: Any, where: str, refused: Mapping[str, str] | None = None
-) -> tuple[dict[str, Any], list[Problem]]:
+    values: Mapping[Any, Any], cls: Any, where: str, refused: Mapping[str, str] | None = None,
+    choices: Mapping[str, tuple[str, ...]] | None = None,
+) -> tuple[dict[str, Any], list[Problem]]:  # fmt: skip
     """The good values as the dataclass wants them, and a `Problem` for each key that is unknown or of the wrong kind.
 
-    `refused` are fields that exist but are set elsewhere, each with the place.
+    `refused` are fields that exist but are set elsewhere, each with the place; `choices` are the names that a registry
+    knows for a field.
     """
     refused = refused or {}
     known = [name for name in field_names(cls) if name not in refused]
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls) | {name: typing.Literal[names] for name, names in (choices or {}).items()}
     checked: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, value in values.items():
