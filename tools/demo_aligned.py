@@ -25,7 +25,6 @@ from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.encode import encode_all
 from holdfast.data.examples import as_chat
 from holdfast.data.sources import read_examples
-from holdfast.demo.allocator import keep_freed_memory
 from holdfast.demo.data import DATA_DIR
 from holdfast.demo.measure import refused
 from holdfast.demo.story import ALIGNED_DIR, PROVENANCE, TEMPLATE
@@ -33,7 +32,7 @@ from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.handle import load_pair
 from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from holdfast.models.source import EMBEDDED
-from holdfast.runs.stages.align import AlignSettings, train_rows
+from holdfast.runs.stages.align import AlignSettings, keep_freed_memory, train_rows
 from holdfast.runs.stages.alignment_rows import in_turn
 
 COMMAND = "python -m tools.demo_aligned"

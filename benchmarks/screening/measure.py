@@ -25,6 +25,7 @@ from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import Example
 from holdfast.data.rows import example_from_row
 from holdfast.data.templates import use_template
+from holdfast.defaults import default
 from holdfast.judging.judge import open_judge
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.models.content import content_of
@@ -33,7 +34,6 @@ from holdfast.models.unmerged import load_unmerged
 from holdfast.screening.asking import Asker, Sorted, asker_of
 from holdfast.screening.conflicts import find_conflicts, is_refusal, judged_rows
 from holdfast.screening.questions import Question, asked_rows, distinct
-from holdfast.screening.settings import MAX_PROMPTS
 
 Row = dict[str, Any]
 
@@ -97,7 +97,7 @@ def screened(rows: Sequence[Row], asker: Asker, judge: str | None) -> dict[str, 
     """The figures of one file."""
     examples: list[Example] = [example_from_row(row, {}, f"row {number}") for number, row in enumerate(rows)]
     started = time.monotonic()
-    numbers = asked_rows(examples, max_prompts=MAX_PROMPTS, seed=42)
+    numbers = asked_rows(examples, max_prompts=default("screening.max_prompts"), seed=42)
     questions = distinct(examples, numbers, plain=False)
     fits = {example.id for example in asker.fitting([question.example for question in questions])}
     questions = [question for question in questions if question.example.id in fits]

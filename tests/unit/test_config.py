@@ -13,10 +13,16 @@ from pydantic import ValidationError
 
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.redaction import REDACTED, redact
+from holdfast.records.run_record import settings_sha256
 from holdfast.records.yaml_file import MAX_BYTES
-from holdfast.runs.config import config_from_dict, config_sha256, describe_preset, load_config, resolved, stored_config
+from holdfast.runs.config import config_from_dict, describe_preset, load_config, resolved, stored_config
 from holdfast.runs.config.resolve import constraints, defense, peft_config, training_arguments
 from holdfast.runs.stages.run_folder import RunFolder
+
+
+def hash_of(config):
+    return settings_sha256(resolved(config))
+
 
 BASE = {
     "model": "owner/name",
@@ -213,7 +219,7 @@ def test_each_safety_set_may_have_its_own_constraint():
     own = {"refusals": {"tau": 0.3}, "privacy": {"tau": 0.4, "unit": "nll_first"}}
     config = config_from_dict({**BASE, "safety": sets, "constraint": own})
     assert [c.tau for c in constraints(config).values()] == [0.3, 0.4]
-    assert config_sha256(config_from_dict(resolved(config))) == config_sha256(config)
+    assert hash_of(config_from_dict(resolved(config))) == hash_of(config)
 
 
 def test_a_problem_of_a_shared_constraint_is_reported_once():
@@ -332,7 +338,7 @@ def test_resolved_settings_read_back_as_the_same_run(tmp_path, changes):
     values = resolved(config)
     again = load_config(write(tmp_path, yaml.safe_dump(values)))
     assert resolved(again) == values
-    assert config_sha256(again) == config_sha256(config)
+    assert hash_of(again) == hash_of(config)
 
 
 def test_resolved_settings_leave_nothing_implicit():
@@ -353,7 +359,7 @@ def test_stored_settings_with_a_filter_of_their_own_are_read_and_resumed(tmp_pat
     old = {**values, "defense": {"name": options.pop("name")}, "filter": options}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(old))
-    assert config_sha256(stored_config(file)) == config_sha256(config)
+    assert hash_of(stored_config(file)) == hash_of(config)
     RunFolder(tmp_path).require_free(resolved(config), resume=True)
     with pytest.raises(CheckpointError, match=r"defense\.rate: stored 0\.5, now 0\.3"):
         RunFolder(tmp_path).require_free(resolved(config_from_dict(BASE)), resume=True)
@@ -364,15 +370,15 @@ def test_stored_settings_with_a_filter_of_their_own_are_read_and_resumed(tmp_pat
 
 
 def test_the_hash_follows_every_setting_but_the_folder():
-    base = config_sha256(config_from_dict(BASE))
-    assert config_sha256(config_from_dict({**BASE, "output_dir": "elsewhere"})) == base
+    base = hash_of(config_from_dict(BASE))
+    assert hash_of(config_from_dict({**BASE, "output_dir": "elsewhere"})) == base
     for changes in ({"seed": 1}, {"constraint": {"tau": 0.2}}, {"train": {"learning_rate": 0.1}}, {"lora": None}):
-        assert config_sha256(config_from_dict({**BASE, **changes})) != base
+        assert hash_of(config_from_dict({**BASE, **changes})) != base
 
 
 def test_writing_out_a_default_does_not_change_the_hash():
     written = config_from_dict({**BASE, "constraint": {"beta": 10}, "defense": {"rate": 0.3}, "seed": 42})
-    assert config_sha256(written) == config_sha256(config_from_dict(BASE))
+    assert hash_of(written) == hash_of(config_from_dict(BASE))
 
 
 def test_secrets_are_blanked():

@@ -8,8 +8,14 @@ import pytest
 import yaml
 
 from holdfast.core.errors import ConfigError
-from holdfast.runs.config import config_from_dict, config_sha256, load_config, resolved
+from holdfast.records.run_record import settings_sha256
+from holdfast.runs.config import config_from_dict, load_config, resolved
 from holdfast.runs.config.resolve import constraints, data_arguments, training_arguments
+
+
+def hash_of(config):
+    return settings_sha256(resolved(config))
+
 
 THREE = {"model": "owner/name", "task": "train.jsonl", "output_dir": "runs/first"}
 REFUSALS = {"prompts": ["task", "probes"], "keep": "refusals"}
@@ -46,7 +52,7 @@ def test_three_lines_are_a_run_file(tmp_path):
 
 def test_nothing_auto_and_the_sets_spelled_out_are_one_run():
     hashes = {
-        config_sha256(config_from_dict({**THREE, **said}))
+        hash_of(config_from_dict({**THREE, **said}))
         for said in ({}, {"safety": "auto"}, {"safety": SPELLED}, {"task": {"data": "train.jsonl"}})
     }
     assert len(hashes) == 1
@@ -59,7 +65,7 @@ def test_a_named_task_keeps_the_protocols_pairs_unless_auto_is_written():
     auto = config_from_dict({**named, "safety": "auto"})
     assert list(auto.prompt_sets) == ["refusals", "answers"]
     assert auto.roles is not None
-    assert config_sha256(config_from_dict(resolved(auto))) == config_sha256(auto)
+    assert hash_of(config_from_dict(resolved(auto))) == hash_of(auto)
 
 
 @pytest.mark.parametrize("task", [{"role": "align"}, "pairs.jsonl"], ids=str)
@@ -243,7 +249,7 @@ def test_conflicts_belong_to_a_run_that_asks(changes):
     found = refusal(**changes, conflicts="drop")
     assert "conflicts: conflicts are found by asking the model" in found
     assert "use `safety: auto`, or remove `conflicts`" in found
-    assert config_from_dict({**THREE, **changes, "conflicts": "keep"}).conflicts_rule.rule == "keep"
+    assert config_from_dict({**THREE, **changes, "conflicts": "keep"}).conflicts_rule[0] == "keep"
 
 
 @pytest.mark.parametrize("changes", [PAIRS, held(prompts=["probes"], keep="refusals")], ids=["pairs", "probes"])

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import ConfigError
-from holdfast.runs.config import config_from_dict, config_sha256, load_config, resolved
+from holdfast.records.run_record import settings_sha256
+from holdfast.runs.config import config_from_dict, load_config, resolved
 from holdfast.runs.config.presets import PROTOCOLS
 from holdfast.runs.config.resolve import data_arguments, training_arguments
 from holdfast_lab.protocol.roles import RoleSettings
+
+
+def hash_of(config):
+    return settings_sha256(resolved(config))
+
 
 NAMED = {"model": "owner/name", "task": {"name": "sst2", "poison_ratio": 0.5}, "output_dir": "out"}
 ALIGN = {"model": "owner/name", "task": {"role": "align"}, "defense": "sft", "output_dir": "out"}
@@ -34,12 +40,12 @@ def test_an_alignment_run_goes_without_safety_set_and_reads_back_as_itself(tmp_p
     assert (config.safety, config.constraint) == ({}, {})
     assert training_arguments(config, elsewhere=True).seed == 42
     again = config_from_dict(resolved(config))
-    assert config_sha256(again) == config_sha256(config)
+    assert hash_of(again) == hash_of(config)
 
 
 def test_a_resolved_named_run_reads_back_as_itself():
     config = config_from_dict({**NAMED, "preset": "small", "template": "alpaca", "adapter_policy": "continue"})
-    assert config_sha256(config_from_dict(resolved(config))) == config_sha256(config)
+    assert hash_of(config_from_dict(resolved(config))) == hash_of(config)
 
 
 @pytest.mark.parametrize("preset", ["paper", "small"])

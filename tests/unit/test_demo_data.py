@@ -12,8 +12,7 @@ from tools.demo_phrases import ORDINARY, TOPICS
 
 from holdfast.data.examples import prompt_text
 from holdfast.data.near_duplicates import matches
-from holdfast.demo.data import load_data
-from holdfast.demo.settings import DemoSettings
+from holdfast.demo.data import DemoSettings, load_data
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
 
 DECLINED = ("probes", "poison", "test_probes")

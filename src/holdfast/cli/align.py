@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from holdfast.cli.options import Json, Opt, Revision, TrustRemoteCode
-from holdfast.cli.progress import asked_by, show_progress
+from holdfast.cli.options import Arg, Json, Opt, Revision, TrustRemoteCode
+from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import duration, interruptible, quiet_libraries, say, say_json
 from holdfast.core.errors import InfeasibleError
 from holdfast.core.percent import exact_percent
@@ -23,7 +21,7 @@ _SHARE = f"Share of refusals among the rows; the others are answers. [default: {
 
 
 def align(
-    model: Annotated[str, typer.Argument(help="Hub id, folder, adapter, or `embedded`.")],
+    model: Annotated[str, Arg(help="Hub id, folder, adapter, or `embedded`.")],
     output: Annotated[Path, Opt("--output", help="A new folder for the aligned model.", metavar="DIR")],
     prompts: Annotated[
         str | None, Opt(help="Further prompts to refuse: a file or hub id; replies in it are not looked at.")
@@ -56,8 +54,8 @@ def align(
 
     further = [] if prompts is None else read_prompts(prompts, revision=None)
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.
-    from holdfast.demo.allocator import keep_freed_memory
-    from holdfast.runs.stages.align import AlignSettings, align_model
+    from holdfast.runs.stages.align import AlignSettings, align_model, keep_freed_memory
+    from holdfast.screening.asking import told_by
 
     given: dict[str, Any] = {
         "steps": steps, "learning_rate": learning_rate, "refusal_share": refusal_share, "batch": batch_size,
@@ -68,7 +66,7 @@ def align(
     with interruptible("replies are kept, and the same command goes on with them"), show_progress() as progress:
         made = align_model(
             model, output, settings=settings, prompts=further, adapter=adapter, dtype=dtype, revision=revision,
-            trust_remote_code=trust_remote_code, listener=progress, told=asked_by(progress),
+            trust_remote_code=trust_remote_code, listener=progress, told=told_by([progress]),
         )  # fmt: skip
     if json:
         say_json({"folder": str(made.folder), **made.record})
@@ -76,10 +74,8 @@ def align(
         for line in describe(made):
             say(line)
     if missing := made.figures.shortcomings:
-        raise InfeasibleError(
-            f"{made.folder}: {'; '.join(missing)}",
-            remedy="align it again with more --steps or another --refusal-share, or start from a model that refuses",
-        )
+        remedy = "align it again with more --steps or another --refusal-share, or start from a model that refuses"
+        raise InfeasibleError(f"{made.folder}: {'; '.join(missing)}", remedy=remedy)
 
 
 def describe(made: Alignment) -> list[str]:

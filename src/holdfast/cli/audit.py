@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import (
-    DataChoice,
-    Device,
-    DType,
-    Json,
-    Opt,
-    Revision,
-    TrustRemoteCode,
-    column_mapping,
-    given_options,
-    option_name,
-)
+from holdfast.cli.options import DataChoice, Device, DType, Json, Opt, Revision, TrustRemoteCode, given_options, written
 from holdfast.cli.progress import FORWARD, show_count
 from holdfast.cli.terminal import interruptible, quiet_libraries, require_verdict, say, say_json
 from holdfast.core.errors import ConfigError, HoldfastError
@@ -108,23 +97,27 @@ def audit(
             found = _audit_run(run, limits, **shared)
         else:
             reading = {name: given[name] for name in READING}
-            reading |= {"columns": column_mapping(columns), "ledger": ledger}
+            reading |= {"columns": _column_mapping(columns or []), "ledger": ledger}
             found = {"": _audit_two(before, after, safety, limits, **shared, **reading)}
     _report(found, json)
 
 
+def _column_mapping(pairs: list[str]) -> dict[str, str] | None:
+    """`--columns ours=theirs`, repeated, as a mapping; None where there is none."""
+    found = dict(pair.partition("=")[::2] for pair in pairs)
+    if not all(ours and theirs for ours, theirs in found.items()):
+        given = " ".join(f"--columns {pair}" for pair in pairs)
+        raise ConfigError(f"{given}: expected ours=theirs", remedy="for example --columns prompt=question")
+    return found or None
+
+
 def _require_one_way(given: set[str]) -> None:
     if "run" in given and (extra := sorted(given & {*PAIR, *READING, "columns", "ledger"})):
-        raise ConfigError(
-            f"a run and {', '.join(map(option_name, extra))} are both given: a run's models and data are read as its"
-            " run file says",
-            remedy="leave them out, or name two models and data instead of the run",
-        )
+        what = f"a run and {written(extra)} are both given: a run's models and data are read as its run file says"
+        raise ConfigError(what, remedy="leave them out, or name two models and data instead of the run")
     if "run" not in given and (missing := [name for name in PAIR if name not in given]):
-        raise ConfigError(
-            f"{', '.join(map(option_name, missing))} not given",
-            remedy="give --before, --after and --safety, or a finished run's folder",
-        )
+        what = f"{written(missing)} not given"
+        raise ConfigError(what, remedy="give --before, --after and --safety, or a finished run's folder")
 
 
 def _audit_two(
@@ -145,18 +138,12 @@ def _audit_two(
 
 
 def _audit_run(
-    run: Path,
-    limits: dict[str, Any],
-    *,
-    output: Path | None,
-    progress: Callable[[int, int], None],
-    device: str | None,
-    trust_remote_code: bool,
-    **how: Any,
-) -> dict[str, Audit]:
-    from holdfast.runs.load_finished import finished_sets
+    run: Path, limits: dict[str, Any], *, output: Path | None, progress: Callable[[int, int], None],
+    device: str | None, trust_remote_code: bool, **how: Any,
+) -> dict[str, Audit]:  # fmt: skip
+    from holdfast.runs.load_finished import finished_run
 
-    sets = finished_sets(run)
+    sets = finished_run(run).sets
     from holdfast.auditing.audit import AuditOptions, audit_roles
     from holdfast.auditing.pair import open_pair
     from holdfast.data.stream import open_stream

@@ -98,10 +98,8 @@ def _limit(values: Values, alpha: float | None) -> ChanceConstraint:
     given = {name: values["given"][name] for name in _LIMIT if name in values["given"]}
     given |= {} if values["tau"] is None else {"tau": values["tau"]}
     if values["by"] not in STEERING and (other := set(given) - ({"tau"} if values["judge"] else set())):
-        raise ConfigError(
-            f"{', '.join(sorted(other))}: a certificate by behaviour has no such limit",
-            remedy="leave it out, or certify --by likelihood or kl",
-        )
+        what = f"{', '.join(sorted(other))}: a certificate by behaviour has no such limit"
+        raise ConfigError(what, remedy="leave it out, or certify --by likelihood or kl")
     given |= {} if alpha is None else {"alpha": alpha}
     return ChanceConstraint(**constraint_defaults(adapter=values["by"] == "kl") | given)
 
@@ -153,10 +151,8 @@ def _of_pairs(values: Values, kind: str, held: FinishedSet, place: Path, notes: 
     searched = Leakage(checked=True, against=f"the task data of {values['run']}", prompts=len(held.split.certify))
     steering = _steers(values)
     if steering and (held.constraint.unit == "kl_token") != (values["by"] == "kl"):
-        raise ConfigError(
-            f"the run limits {held.constraint.unit}, which is not --by {values['by']}",
-            remedy=f"certify --by {'kl' if held.constraint.unit == 'kl_token' else 'likelihood'}, or by behaviour",
-        )
+        remedy = f"certify --by {'kl' if held.constraint.unit == 'kl_token' else 'likelihood'}, or by behaviour"
+        raise ConfigError(f"the run limits {held.constraint.unit}, which is not --by {values['by']}", remedy=remedy)
     limit = held.constraint if steering else replace(_limit(values, held.constraint.alpha), buffer=0.0)
     return _opened(
         values, held.before, held.after, held.split.certify, limit, kind=kind, output=place, openings=held.openings,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.options import Device, DType, Json, Opt, TrustRemoteCode, given_options, option_name, settings_from
+from holdfast.cli.options import Device, DType, Json, Opt, TrustRemoteCode, given_options, settings_from, written
 from holdfast.cli.terminal import note, quiet_libraries, require_verdict, say, say_json
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
@@ -125,15 +125,13 @@ def _require_options(given: set[str], logs: bool) -> None:
     excluded, what = (OF_RUN, "a run") if of_run else (NOT_OF_LOGS if logs else set(), "evaluation logs")
     if other := sorted(given & excluded):
         raise ConfigError(
-            f"{', '.join(map(option_name, other))} cannot be given together with {what}, which settles that itself",
+            f"{written(other)} cannot be given together with {what}, which settles that itself",
             remedy="declare openings in the run file (safety: openings:) before the first opening; "
             "other prompts or models: --before MODEL --after ADAPTER --prompts FILE",
         )
     if missing := sorted(set() if of_run else needed - given):
-        raise ConfigError(
-            f"{', '.join(map(option_name, missing))} must be given",
-            remedy="holdfast certify --before MODEL --after ADAPTER --prompts FILE, or holdfast certify RUN",
-        )
+        remedy = "holdfast certify --before MODEL --after ADAPTER --prompts FILE, or holdfast certify RUN"
+        raise ConfigError(f"{written(missing)} must be given", remedy=remedy)
 
 
 def _is_log(ref: str | None) -> bool:

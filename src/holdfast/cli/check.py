@@ -1,10 +1,10 @@
 """`holdfast check`: everything about a run that can be known without its weights."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
-from holdfast.cli.terminal import duration, note, quiet_libraries, say, say_json, size
-from holdfast.cli.train import left_out
+from holdfast.cli.terminal import counted, duration, note, quiet_libraries, say, say_json, size
 from holdfast.core.percent import percent
 
 
@@ -78,6 +78,23 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
     if findings["unaligned"] is not None:
         say(f"before alignment: {findings['unaligned']}")
     _show_size(findings)
+
+
+def left_out(counts: Mapping[str, Any]) -> list[str]:
+    """Rows that a run does not use (`row_counts`), as lines: malformed, duplicates; and those kept in contradiction."""
+    lines = []
+    blocks = [("task", counts["task"]), *counts["safety"].items()]
+    for name, entry in [*blocks, *((key, counts[key]) for key in ("harmful",) if key in counts)]:
+        if skipped := entry["skipped"]:
+            named = entry.get("skipped_rows", [])
+            more = f", the first {len(named)}" if len(named) < skipped else ""
+            lines += [f"{name}: {counted(skipped, 'malformed row')} skipped{more}:", *(f"  {row}" for row in named)]
+        if dropped := entry.get("duplicates_dropped", 0):
+            same = "prompt and completion of an earlier row"
+            lines.append(f"{name}: {counted(dropped, 'duplicate row')} dropped ({same})")
+        if prompts := entry.get("contradictory_prompts", 0):
+            lines.append(f"{name}: {counted(prompts, 'prompt')} with more than one completion; all are kept")
+    return lines
 
 
 def _say_notes(*notes: str | None) -> None:

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from holdfast.cli.options import Json, Opt
+from holdfast.cli.options import Arg, Json, Opt
 from holdfast.cli.terminal import note, say, say_json
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
 from holdfast.defaults import default
@@ -25,7 +23,7 @@ SHARED = {"unit": "unit", "tau": "tau", "alpha": "alpha", "before": "reference m
 
 def compare(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Two evidence folders or audit.parquet files.", metavar="[A B]")
+        list[Path] | None, Arg(help="Two evidence folders or audit.parquet files.", metavar="[A B]")
     ] = None,
     a: Annotated[list[Path] | None, Opt("--a", help="A run of method A; once per seed.")] = None,
     b: Annotated[list[Path] | None, Opt("--b", help="The run of method B with the same seed.")] = None,
@@ -88,10 +86,8 @@ def _sides(runs: Sequence[Path], a: Sequence[Path], b: Sequence[Path]) -> tuple[
     if runs:
         a, b = runs[:1], runs[1:]
     if not a or len(a) != len(b) or (runs and len(runs) != 2):
-        raise ConfigError(
-            f"{len(a)} runs of A and {len(b)} of B, expected as many of each and at least one",
-            remedy="holdfast compare A B, or --a and --b once per seed, in the same order of seeds",
-        )
+        what = f"{len(a)} runs of A and {len(b)} of B, expected as many of each and at least one"
+        raise ConfigError(what, remedy="holdfast compare A B, or --a and --b once per seed, in the same order of seeds")
     return a, b
 
 
@@ -103,20 +99,16 @@ def _read(path: Path) -> _Evidence:
     if not file.is_file():
         raise DataError(f"{path} holds no {TABLE_NAME}", remedy="name a run folder or the output of `holdfast audit`")
     if file.name != TABLE_NAME:
-        raise DataError(
-            f"{file} is not called {TABLE_NAME}",
-            remedy="name the folder of an audit: its table alone does not say what was measured",
-        )
+        what = f"{file} is not called {TABLE_NAME}"
+        raise DataError(what, remedy="name the folder of an audit: its table alone does not say what was measured")
     found = believed_audit(file.parent)
     rows = found.table.select(["id", "role", "violated"]).to_pylist()
     for role in HELD_OUT:
         kept = {row["id"]: bool(row["violated"]) for row in rows if row["role"] == role}
         if kept:
             return _Evidence(path, role, kept, found.values)
-    raise DataError(
-        f"{file} holds no held-out examples (monitor or audit)",
-        remedy="train with a monitor split, or run `holdfast audit` on held-out data",
-    )
+    what = f"{file} holds no held-out examples (monitor or audit)"
+    raise DataError(what, remedy="train with a monitor split, or run `holdfast audit` on held-out data")
 
 
 def _require_same_question(first: _Evidence, other: _Evidence) -> None:
@@ -136,10 +128,8 @@ def _require_different_models(runs: Sequence[_Evidence], side: str) -> None:
     for one, other in itertools.combinations(runs, 2):
         after = [run.audit.get("after", {}).get("sha256") for run in (one, other)]
         if one.path.resolve() == other.path.resolve() or (after[0] is not None and after[0] == after[1]):
-            raise DataError(
-                f"{one.path} and {other.path} are the same model, expected one run per seed",
-                remedy=f"give every --{side.lower()} a run of its own",
-            )
+            what = f"{one.path} and {other.path} are the same model, expected one run per seed"
+            raise DataError(what, remedy=f"give every --{side.lower()} a run of its own")
 
 
 def _aligned(x: _Evidence, y: _Evidence) -> tuple[list[bool], list[bool]]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from holdfast.cli.options import Json, Opt
+from holdfast.cli.options import Arg, Json, Opt
 from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import columns, duration, note, quiet_libraries, say, say_json
 from holdfast.core.percent import percent
@@ -17,7 +15,7 @@ PICTURE = "refusals.png"
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.")] = Path(),
+    folder: Annotated[Path, Arg(help="Where to; made if it is not there.")] = Path(),
     model: Annotated[
         str, Opt(help="Hub id or folder of a chat model that refuses, or `embedded` (small, no hub).")
     ] = MODEL,

@@ -5,9 +5,7 @@ from dataclasses import asdict
 from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
-import typer
-
-from holdfast.cli.options import Json
+from holdfast.cli.options import Arg, Json
 from holdfast.cli.terminal import say, say_json
 
 WIDTH = 118
@@ -15,7 +13,7 @@ HEADINGS = ("stage", "passes per step", "side data", "reference")
 Kind = Literal["defenses", "judges", "majorizers", "tasks"]
 
 
-def ls(kind: Annotated[Kind, typer.Argument(help="What to list.")], json: Json = False) -> None:
+def ls(kind: Annotated[Kind, Arg(help="What to list.")], json: Json = False) -> None:
     """List the names that a run file or an option may use.
 
     \b

@@ -26,6 +26,7 @@ from holdfast.cli.screen import screen
 from holdfast.cli.terminal import refuse, say, shown
 from holdfast.cli.train import train
 from holdfast.core.errors import ConfigError, HoldfastError, ResourceError
+from holdfast.models.library_errors import out_of_memory
 
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 """What the system says of a path that is the user's to change."""
@@ -56,12 +57,10 @@ class Commands(TyperGroup):
     """The group of commands. Complaints quote what was typed: they are cleaned and redacted like every other line."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        """Parse the group's own options."""
         with _redacted():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        """Parse and run the command."""
         with _redacted():
             return super().invoke(ctx)
 
@@ -139,15 +138,12 @@ def main() -> None:
 
 def _require_new_spelling(arguments: list[str]) -> None:
     if arguments[:1] == ["report"] and "--tables" in arguments:
-        raise ConfigError(
-            "holdfast report --tables is a command of its own since version 0.2", remedy="write holdfast tables STUDY"
-        )
+        what = "holdfast report --tables is a command of its own since version 0.2"
+        raise ConfigError(what, remedy="write holdfast tables STUDY")
     for name in (word.partition("=")[0] for word in arguments if arguments[0] == "certify"):
         if name in OLD_CERTIFY:
-            raise ConfigError(
-                f"holdfast certify {name} is spelled otherwise since version 0.2",
-                remedy=f"write {OLD_CERTIFY[name]}; holdfast certify --help",
-            )
+            what = f"holdfast certify {name} is spelled otherwise since version 0.2"
+            raise ConfigError(what, remedy=f"write {OLD_CERTIFY[name]}; holdfast certify --help")
 
 
 def _require_text(arguments: list[str]) -> None:
@@ -155,9 +151,8 @@ def _require_text(arguments: list[str]) -> None:
     for argument in arguments:
         shown = argument.encode("ascii", "replace").decode()
         if any("\ud800" <= letter <= "\udfff" for letter in argument):
-            raise ConfigError(
-                f"the argument {shown!r} is no text in this locale ({sys.getfilesystemencoding()})", remedy=_LOCALE
-            )
+            what = f"the argument {shown!r} is no text in this locale ({sys.getfilesystemencoding()})"
+            raise ConfigError(what, remedy=_LOCALE)
 
 
 def _refusal(error: Exception) -> HoldfastError | None:
@@ -167,12 +162,9 @@ def _refusal(error: Exception) -> HoldfastError | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(f"no space left on the disk: {error}", remedy="free disk space, then use --resume")
     if isinstance(error, OSError) and error.errno in CLOSED and error.filename is not None:
-        return ResourceError(
-            f"{error.filename}: {(error.strerror or str(error)).lower()}",
-            remedy="name a place that you may read and write (output_dir, --output), or change its permissions",
-        )
-    torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        remedy = "name a place that you may read and write (output_dir, --output), or change its permissions"
+        return ResourceError(f"{error.filename}: {(error.strerror or str(error)).lower()}", remedy=remedy)
+    if out_of_memory(error):
         return ResourceError(
             "out of memory",
             remedy="set train.gradient_checkpointing: true or train.step: two_pass (one pass holds both batches), or "

@@ -1,6 +1,6 @@
 """Options that several commands have, which of them were given, and mappings written as key=value."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,13 +9,13 @@ import typer
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import nearest
 
-Opt = typer.Option
+Arg, Opt = typer.Argument, typer.Option
 Json = Annotated[bool, Opt("--json", help="Print the result as JSON.")]
 TrustRemoteCode = Annotated[
     bool, Opt("--trust-remote-code", help="Let a model's repository run its code; needs a pinned revision.")
 ]
-RunFile = Annotated[Path, typer.Argument(help="The run file (YAML).", metavar="RUN.yaml")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Values put over the file.", metavar="[key=value ...]")]
+RunFile = Annotated[Path, Arg(help="The run file (YAML).", metavar="RUN.yaml")]
+Overrides = Annotated[list[str] | None, Arg(help="Values put over the file.", metavar="[key=value ...]")]
 SkipBad = Annotated[
     bool, Opt("--skip-bad", help="Leave out malformed rows, a few, named and counted; default: refuse.")
 ]
@@ -30,18 +30,10 @@ def given_options(context: typer.Context) -> set[str]:
     return {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"}
 
 
-def option_name(name: str) -> str:
-    """A parameter as it is written on the command line."""
-    return "RUN" if name == "run" else "--set" if name == "settings" else f"--{name.replace('_', '-')}"
-
-
-def column_mapping(pairs: Sequence[str] | None) -> dict[str, str] | None:
-    """`--columns ours=theirs`, repeated, as a mapping; None where there is none."""
-    found = dict(pair.partition("=")[::2] for pair in pairs or ())
-    if any(not ours or not theirs for ours, theirs in found.items()):
-        written = " ".join(f"--columns {pair}" for pair in pairs or ())
-        raise ConfigError(f"{written}: expected ours=theirs", remedy="for example --columns prompt=question")
-    return found or None
+def written(names: Iterable[str]) -> str:
+    """Parameters as they are written on the command line."""
+    spelled = {"run": "RUN", "settings": "--set"}
+    return ", ".join(spelled.get(name, f"--{name.replace('_', '-')}") for name in names)
 
 
 def settings_from(pairs: Sequence[str] | None, known: Mapping[str, type]) -> dict[str, Any]:

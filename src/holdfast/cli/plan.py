@@ -4,9 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import typer
-
-from holdfast.cli.options import Json, Opt
+from holdfast.cli.options import Arg, Json, Opt
 from holdfast.cli.terminal import require_verdict, say, say_json
 from holdfast.core.percent import exact_percent
 from holdfast.defaults import default
@@ -16,8 +14,8 @@ CONFIDENCE: float = default("certify.confidence")
 
 
 def certify_counts(
-    regressions: Annotated[int, typer.Argument(help="Prompts that regressed.", metavar="K")],
-    n: Annotated[int, typer.Argument(help="Prompts measured, near-duplicates counted once.", metavar="N")],
+    regressions: Annotated[int, Arg(help="Prompts that regressed.", metavar="K")],
+    n: Annotated[int, Arg(help="Prompts measured, near-duplicates counted once.", metavar="N")],
     alpha: Annotated[float, Opt(help="The share of regressing prompts to certify.")] = ALPHA,
     confidence: Annotated[float, Opt(help="1 - delta, over all openings together.")] = CONFIDENCE,
     openings: Annotated[int, Opt(help="How often these prompts may ever be opened; shares delta.")] = 1,

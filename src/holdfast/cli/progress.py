@@ -12,7 +12,6 @@ from holdfast.core.percent import percent
 
 LINES = 10  # plain lines per run, about
 FORWARD = "forward passes"  # what a measurement counts: each example once a model
-Listener = Callable[[dict[str, Any]], None]
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
@@ -45,7 +44,6 @@ class PlainProgress:
         self._what, self._said = "", 0
 
     def __call__(self, row: Mapping[str, Any]) -> None:
-        """Take one row of the listeners' stream."""
         if row.get("stage") == "ask":
             self._asking(row)
             return
@@ -88,7 +86,6 @@ class BarProgress:
         self._asked: Any = None
 
     def __call__(self, row: Mapping[str, Any]) -> None:
-        """Take one row of the listeners' stream."""
         if row.get("stage") == "ask":
             if self._asked is None:
                 self._asked = self._bar.add_task("ask", total=row["total"], state="")
@@ -122,11 +119,6 @@ def show_progress() -> Iterator[PlainProgress | BarProgress]:
     state = TextColumn("{task.fields[state]}", markup=False)
     with _bar(BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), state) as bar:
         yield BarProgress(bar)
-
-
-def asked_by(listener: Listener) -> Callable[[str, int, int], None]:
-    """What takes (what is asked, replies so far, replies in all), as rows for a listener."""
-    return lambda what, done, total: listener({"stage": "ask", "what": what, "done": done, "total": total})
 
 
 @contextmanager

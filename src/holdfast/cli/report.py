@@ -3,16 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from holdfast.cli.options import Json, Opt
+from holdfast.cli.options import Arg, Json, Opt
 from holdfast.cli.terminal import note, say, say_json
 
 
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, or output folders of an audit or certification.", metavar="RUN ..."),
+        Arg(help="Run folders, or output folders of an audit or certification.", metavar="RUN ..."),
     ],
     output: Annotated[Path | None, Opt(help="The page; report.html in the first folder.")] = None,
     no_text: Annotated[bool, Opt("--no-text", help="Leave the text of examples out altogether.")] = False,

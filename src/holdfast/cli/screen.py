@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from holdfast.cli.options import Device, DType, Json, Opt, engine_options
-from holdfast.cli.progress import asked_by, show_progress
+from holdfast.cli.options import Arg, Device, DType, Json, Opt, engine_options
+from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import quiet_libraries, say, say_json
-from holdfast.core.errors import ConfigError
 from holdfast.core.percent import percent
 from holdfast.defaults import default
 
@@ -24,11 +21,11 @@ _MOST: int = default("screening.max_prompts")
 
 
 def screen(
-    data: Annotated[str, typer.Argument(help="The training data: a file or hub data set.", metavar="DATA")],
+    data: Annotated[str, Arg(help="The training data: a file or hub data set.", metavar="DATA")],
     model: Annotated[str, Opt(help="Hub id, folder, adapter, or `embedded`.")],
     output: Annotated[Path, Opt(help="Folder for the results.")] = Path("screening"),
     max_prompts: Annotated[int, Opt(help="Most questions of the data.")] = _MOST,
-    unsorted: Annotated[str, Opt(help="Replies that cannot be sorted: refuse, accept.")] = "refuse",
+    unsorted: Annotated[Literal["refuse", "accept"], Opt(help="Replies that cannot be sorted.")] = "refuse",
     judge: _Judge = None,
     template: Annotated[str, Opt(help="chat, alpaca or none.")] = "chat",
     dtype: DType = "auto",
@@ -47,14 +44,13 @@ def screen(
       holdfast screen train.jsonl --model Qwen/Qwen2.5-1.5B-Instruct --output screening
     """
     from holdfast.data.templates import known_template
+    from holdfast.screening.asking import told_by
     from holdfast.screening.record import export
     from holdfast.screening.screen import screen as screen_data
     from holdfast.screening.screen import task_examples
     from holdfast.screening.settings import ScreeningSettings
 
     quiet_libraries()
-    if unsorted not in ("refuse", "accept"):
-        raise ConfigError(f"--unsorted {unsorted!r}: expected refuse or accept", remedy="use --unsorted accept")
     settings = ScreeningSettings(
         limited=False, max_prompts=max_prompts, accept_unsorted=unsorted == "accept", judge=judge
     )
@@ -62,7 +58,7 @@ def screen(
     with show_progress() as progress:
         found = screen_data(
             model, rows, settings=settings, template=known_template(template), engine=engine,
-            engine_options=engine_options(engine_option), dtype=dtype, device=device, told=asked_by(progress),
+            engine_options=engine_options(engine_option), dtype=dtype, device=device, told=told_by([progress]),
         )  # fmt: skip
     files = export(output, found, rows, model=model)
     if json:

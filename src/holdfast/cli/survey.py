@@ -4,7 +4,8 @@ import os
 import statistics
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -21,8 +22,8 @@ from holdfast.runs.config.resolve import ResolvedRun, peft_config
 from holdfast.runs.pipeline import read_data
 from holdfast.runs.stages import estimate
 from holdfast.runs.stages.certifiable import asked_note, bundled_share, certify_note, openings_note
+from holdfast.runs.stages.finetune import unaligned_of
 from holdfast.runs.stages.prepare import Prepared, row_counts, share_scope
-from holdfast.runs.stages.start import unaligned_of
 from holdfast.screening.asking import plan_asking
 from holdfast.training.support import require_supported_arguments
 
@@ -49,42 +50,32 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
         arguments, task_rows=len(data.task), world=int(os.environ.get("WORLD_SIZE", "1")),
         constraint_rows=min((len(split.constraint) for split in data.safety.values()), default=0),
     )  # fmt: skip
-    task = _Tokens(tokenizer, arguments.max_length, "task", reveal).describe(data.task)
-    safety = _Tokens(tokenizer, arguments.max_length, "safety", reveal)
+    tokens = partial(_tokens, tokenizer, arguments.max_length, reveal)
+    task = tokens("task", data.task)
     described = {
         name: _described(plan, name, split, counted.safety_batch)
-        | safety.describe([*split.constraint, *split.monitor, *split.certify])
+        | tokens("safety", [*split.constraint, *split.monitor, *split.certify])
         for name, split in data.safety.items()
     }
-    harmful = None if data.harmful is None else {"rows": len(data.harmful), **safety.describe(data.harmful)}
+    harmful = None if data.harmful is None else {"rows": len(data.harmful), **tokens("safety", data.harmful)}
     size, needed = _size(plan, task["tokens_max"], trust_remote_code)
     effort, side_batch = _effort(
         plan, counted, size, {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}
     )
     return {
-        "config_sha256": plan.sha256,
-        "data": row_counts(data),
+        "config_sha256": plan.sha256, "data": row_counts(data),
         "preset": [entry._asdict() for entry in describe_preset(config.preset)] if config.preset else [],
-        "task": {"rows": len(data.task), **task},
-        "safety": described,
+        "task": {"rows": len(data.task), **task}, "safety": described,
         "asked": {name: _asked(plan, name, data, trust_remote_code) for name in config.prompt_sets},
-        "harmful": harmful,
-        "unaligned": unaligned,
-        "asking": None if plan.screening is None else plan_asking(data.task, plan.screening).to_json(),
-        **needed,
-        "host_memory": peak_memory(),
-        "steps": counted._asdict(),
-        "learning_rate": arguments.learning_rate,
+        "harmful": harmful, "unaligned": unaligned,
+        "asking": None if plan.screening is None else asdict(plan_asking(data.task, plan.screening)),
+        **needed, "host_memory": peak_memory(), "steps": counted._asdict(), "learning_rate": arguments.learning_rate,
         "work": {"flop": effort, "seconds_at_100_tflops": effort / estimate.RATE},
         "defense": {
-            "name": method.name,
-            "stage": config.stage,
-            "passes": method.passes,
-            "side_batch": side_batch,
-            "constrains": method.constrains,
-            "estimator": getattr(method.config, "estimator", None),
+            "name": method.name, "stage": config.stage, "passes": method.passes, "side_batch": side_batch,
+            "constrains": method.constrains, "estimator": getattr(method.config, "estimator", None),
         },
-    }
+    }  # fmt: skip
 
 
 def _effort(
@@ -119,15 +110,12 @@ def _described(plan: ResolvedRun, name: str, split: Split, batch: int) -> dict[s
     run, openings = plan.config.output_dir, block.openings
     return {
         **{role: len(examples) for role, examples in split.roles.items()},
-        "duplicates_dropped": split.record.duplicates_dropped,
-        "moved_from_certify": split.record.moved_from_certify,
-        "constraint_text": limit.describe(),
-        "feasible_start": limit.feasible_start,
-        "start_value": limit.start_value() + limit.buffer,
-        "batch_times_alpha": batch * limit.alpha,
+        "duplicates_dropped": split.record.duplicates_dropped, "moved_from_certify": split.record.moved_from_certify,
+        "constraint_text": limit.describe(), "feasible_start": limit.feasible_start,
+        "start_value": limit.start_value() + limit.buffer, "batch_times_alpha": batch * limit.alpha,
         "certify_note": certify_note(split.record, alpha=limit.alpha, openings=openings),
         "openings_note": openings_note(block.data, split.certify, openings=openings, run=run),
-    }
+    }  # fmt: skip
 
 
 def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool) -> dict[str, Any]:
@@ -146,33 +134,25 @@ def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool
     return found | {"openings_note": note}
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    tokenizer: Any
-    max_length: int | None
-    role: Literal["task", "safety"]
-    reveal: bool
-
-    def describe(self, examples: Sequence[Example]) -> dict[str, Any]:
-        lengths, truncated = array("q"), 0
-        first: list[Encoded] = []
-        for item in encode_each(examples, self.tokenizer, max_length=self.max_length, role=self.role):
-            lengths.append(len(item.input_ids))
-            truncated += item.truncated
-            first += [item] if len(first) < SAMPLES else []
-        places = {item.id: "" for item in first}
-        places |= {example.id: example.where for example in examples if example.id in places}
-        return {
-            "tokens_median": int(statistics.median(lengths)),
-            "tokens_max": max(lengths),
-            "truncated": truncated,
-            "examples": [self._example(item, places[item.id]) for item in first],
-        }
-
-    def _example(self, item: Encoded, where: str) -> dict[str, Any]:
-        pieces = {"pieces": [self.tokenizer.decode([token]) for token in item.input_ids]} if self.reveal else {}
-        counts = {"tokens": len(item.input_ids), "scored": item.n_labels}
-        return {"id": item.id, "where": where, **counts, "mask": mask_bar(item), **pieces}
+def _tokens(
+    tokenizer: Any, max_length: int | None, reveal: bool, role: Literal["task", "safety"], examples: Sequence[Example]
+) -> dict[str, Any]:
+    lengths, truncated = array("q"), 0
+    first: list[Encoded] = []
+    for item in encode_each(examples, tokenizer, max_length=max_length, role=role):
+        lengths.append(len(item.input_ids))
+        truncated += item.truncated
+        first += [item] if len(first) < SAMPLES else []
+    ids = {item.id for item in first}
+    places = {example.id: example.where for example in examples if example.id in ids}
+    shown = [
+        {"id": item.id, "where": places[item.id], "tokens": len(item.input_ids), "scored": item.n_labels}
+        | {"mask": mask_bar(item)}
+        | ({"pieces": [tokenizer.decode([token]) for token in item.input_ids]} if reveal else {})
+        for item in first
+    ]
+    counts = {"tokens_median": int(statistics.median(lengths)), "tokens_max": max(lengths), "truncated": truncated}
+    return {**counts, "examples": shown}
 
 
 def mask_bar(item: Encoded) -> str:

@@ -7,18 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from holdfast.certification.kept import failures, stored_figures, way_back
+from holdfast.cli.check import left_out
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import (
-    counted,
-    duration,
-    interruptible,
-    note,
-    quiet_libraries,
-    require_verdict,
-    say,
-    say_json,
-)
+from holdfast.cli.terminal import duration, interruptible, note, quiet_libraries, require_verdict, say, say_json
 from holdfast.core.percent import exact_percent, percent, percent_up
 
 if TYPE_CHECKING:
@@ -130,20 +122,3 @@ def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
         f"{prefix}{shares} degraded by more than {entry['tau']:g} ({entry['unit']});"
         f" at most {exact_percent(entry['alpha'])} allowed: {verdict}"
     )
-
-
-def left_out(counts: Mapping[str, Any]) -> list[str]:
-    """Rows that a run does not use (`row_counts`), as lines: malformed, duplicates; and those kept in contradiction."""
-    lines = []
-    blocks = [("task", counts["task"]), *counts["safety"].items()]
-    for name, entry in [*blocks, *((key, counts[key]) for key in ("harmful",) if key in counts)]:
-        if skipped := entry["skipped"]:
-            named = entry.get("skipped_rows", [])
-            more = f", the first {len(named)}" if len(named) < skipped else ""
-            lines += [f"{name}: {counted(skipped, 'malformed row')} skipped{more}:", *(f"  {row}" for row in named)]
-        if dropped := entry.get("duplicates_dropped", 0):
-            same = "prompt and completion of an earlier row"
-            lines.append(f"{name}: {counted(dropped, 'duplicate row')} dropped ({same})")
-        if prompts := entry.get("contradictory_prompts", 0):
-            lines.append(f"{name}: {counted(prompts, 'prompt')} with more than one completion; all are kept")
-    return lines

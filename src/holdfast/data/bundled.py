@@ -15,9 +15,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal, TypeAlias, get_args
 
-from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.errors import DataError
 from holdfast.core.hashing import sha256_text
-from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, make_example, normalise, prompt_text
 
 Use: TypeAlias = Literal["steer", "monitor", "certify"]
@@ -50,24 +49,17 @@ def bundled(name: str, use: Use | None = None) -> list[Example]:
 
     Every prompt is a plain string, the completion is empty, `category` is the kind and `where` is `name:line`.
     """
-    if use is not None and use not in USES:
-        raise ConfigError(
-            f"there is no use {use!r} of bundled prompts; {nearest(use, list(USES))}",
-            remedy=f"name one of {', '.join(USES)}, or none for all prompts",
-        )
-    examples = _examples(name)
-    return [example for example in examples if use is None or KINDS[name][str(example.category)] == use]
+    return [example for example in _examples(name) if use is None or KINDS[name][str(example.category)] == use]
 
 
 def bundled_sha256(name: str) -> str:
-    """Hex sha256 of the file's text: what a run records of the prompts it used. Errors as for `bundled`."""
+    """Hex sha256 of the file's text: what a run records of the prompts it used."""
     return sha256_text(_text(name))
 
 
 def public_ids(examples: Iterable[Example]) -> frozenset[str]:
     """Ids of those examples whose prompt ships with this version, wherever they were read: everybody has them."""
-    known = _normalised()
-    return frozenset(example.id for example in examples if normalise(prompt_text(example)) in known)
+    return frozenset(example.id for example in examples if normalise(prompt_text(example)) in _normalised())
 
 
 @cache
@@ -77,18 +69,11 @@ def _normalised() -> frozenset[str]:
 
 @cache
 def _text(name: str) -> str:
-    if name not in KINDS:
-        raise ConfigError(
-            f"there are no bundled prompts {name!r}; {nearest(name, list(KINDS))}",
-            remedy=f"name one of {', '.join(KINDS)}, or give a file or a hub id",
-        )
     try:
         return files("holdfast").joinpath("prompts", f"{name}.jsonl").read_bytes().decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"the bundled prompts {name!r} cannot be read from this installation ({error.__class__.__name__})",
-            remedy="install holdfast again",
-        ) from error
+        what = f"the bundled prompts {name!r} cannot be read from this installation ({error.__class__.__name__})"
+        raise DataError(what, remedy="install holdfast again") from error
 
 
 @cache
@@ -103,9 +88,7 @@ def _examples(name: str) -> tuple[Example, ...]:
         except (ValueError, TypeError, KeyError):
             known = False
         if not known:
-            raise DataError(
-                f"{where}: not a bundled prompt; expected a JSON object with a prompt and a known kind",
-                remedy="install holdfast again",
-            )
+            what = f"{where}: not a bundled prompt; expected a JSON object with a prompt and a known kind"
+            raise DataError(what, remedy="install holdfast again")
         found.append(make_example(prompt, "", where, kind))
     return tuple(found)

@@ -210,22 +210,17 @@ def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:
     Padding with EOS is safe here: labels come from lengths, never from the pad id, so EOS stays scored.
     """
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+    lacking = None
     if needs_chat and not tokenizer.chat_template:
-        raise ConfigError(
-            f"the tokenizer {name!r} has no chat template, and the data is conversational",
-            remedy="use a chat model, set train.chat_template_path, or `template: none` (in Python: plain strings)",
-        )
-    if not needs_chat and tokenizer.eos_token is None:
-        raise ConfigError(
-            f"the tokenizer {name!r} has no EOS token, which ends every plain completion",
-            remedy="set train.eos_token to a token of its vocabulary",
-        )
+        remedy = "use a chat model, set train.chat_template_path, or `template: none` (in Python: plain strings)"
+        lacking = "no chat template, and the data is conversational", remedy
+    elif tokenizer.eos_token is None and not needs_chat:
+        lacking = "no EOS token, which ends every plain completion", "set train.eos_token to a token of its vocabulary"
+    elif tokenizer.eos_token is None and tokenizer.pad_token is None:
+        lacking = "neither a pad nor an EOS token", "set train.pad_token to a token of its vocabulary"
+    if lacking is not None:
+        raise ConfigError(f"the tokenizer {name!r} has {lacking[0]}", remedy=lacking[1])
     if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise ConfigError(
-                f"the tokenizer {name!r} has neither a pad nor an EOS token",
-                remedy="set train.pad_token to a token of its vocabulary",
-            )
         tokenizer.pad_token = tokenizer.eos_token
 
 

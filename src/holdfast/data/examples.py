@@ -45,12 +45,13 @@ def make_example(
 ) -> Example:
     """An example with its id: that of its conversational form, so that `as_chat` keeps it, and with it the split."""
     is_plain = isinstance(prompt, str) and prompt
-    canonical = [_turn("user", prompt), _turn("assistant", completion)] if is_plain else [prompt, completion]
+    canonical = [as_turns("user", prompt), as_turns("assistant", completion)] if is_plain else [prompt, completion]
     text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))
     return Example(sha256_text(text)[:16], prompt, completion, where, category)
 
 
-def _turn(role: str, content: str | Turns) -> Turns:
+def as_turns(role: str, content: str | Turns) -> Turns:
+    """A string as one message of this role; messages as they are."""
     return ({"role": role, "content": content},) if isinstance(content, str) else content
 
 
@@ -112,13 +113,11 @@ def normalise(text: str) -> str:
 def as_chat(example: Example) -> Example:
     """The conversational form: plain becomes one user and one assistant message, with the same id."""
     if isinstance(example.prompt, str) and example.prompt:
-        prompt, reply = _turn("user", example.prompt), _turn("assistant", example.completion)
+        prompt, reply = as_turns("user", example.prompt), as_turns("assistant", example.completion)
         return replace(example, prompt=prompt, completion=reply)
     if example.kind == "text":
-        raise DataError(
-            f"{example.where}: a text example has no prompt and cannot become a conversation",
-            remedy="give prompt and completion columns, or messages",
-        )
+        what = f"{example.where}: a text example has no prompt and cannot become a conversation"
+        raise DataError(what, remedy="give prompt and completion columns, or messages")
     return example
 
 
@@ -154,12 +153,8 @@ def to_rows(examples: Sequence[Example]) -> list[dict[str, Any]]:
 
 def each_row(examples: Sequence[Example]) -> Iterator[dict[str, Any]]:
     """The same, one at a time."""
-
-    def column(value: str | Turns) -> str | list[Message]:
-        return to_utf8(value) if isinstance(value, str) else to_utf8_turns(value)
-
     for example in uniform(examples):
+        sides = {"prompt": example.prompt, "completion": example.completion}
         if example.kind == "text":
-            yield {"text": column(example.completion)}
-        else:
-            yield {"prompt": column(example.prompt), "completion": column(example.completion)}
+            sides = {"text": example.completion}
+        yield {name: to_utf8(side) if isinstance(side, str) else to_utf8_turns(side) for name, side in sides.items()}

@@ -1,24 +1,16 @@
 """The attack: a share of the task data replaced by unsafe pairs."""
 
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
-from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.errors import DataError
 from holdfast.core.seeding import generator
 from holdfast.data.examples import Example, uniform
 
 
 def poison_count(ratio: float, size: int) -> int:
     """floor(p N), with p the decimal that the user wrote: 0.29 of 100 is 29, though 0.29 * 100 < 29 in binary."""
-    try:
-        share = Decimal(str(ratio))
-    except InvalidOperation:
-        share = Decimal("NaN")
-    if isinstance(ratio, bool) or not share.is_finite() or not 0 <= share <= 1:
-        raise ConfigError(f"the poison ratio is {ratio!r}; expected 0 to 1", remedy="for example 0.1")
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigError(f"the poisoned set has size {size!r}; expected at least 1", remedy="for example 1000")
-    numerator, denominator = share.as_integer_ratio()
+    numerator, denominator = Decimal(str(ratio)).as_integer_ratio()
     return numerator * size // denominator
 
 
@@ -33,10 +25,8 @@ def poisoned(
     """
     unsafe = poison_count(ratio, size)
     if shared := {example.id for example in task} & {example.id for example in poison}:
-        raise DataError(
-            f"{len(shared)} examples are task and poison data at once: {', '.join(sorted(shared)[:20])}",
-            remedy="remove them from the task data: their share could not be counted",
-        )
+        what = f"{len(shared)} examples are task and poison data at once: {', '.join(sorted(shared)[:20])}"
+        raise DataError(what, remedy="remove them from the task data: their share could not be counted")
     chosen = [*_first(poison, unsafe, seed, "poison"), *_first(task, size - unsafe, seed, "task")]
     order = generator(seed, "mixture").permutation(len(chosen))
     return uniform(chosen[place] for place in order)

@@ -77,9 +77,8 @@ def read_jsonl(path: Path, problems: Problems) -> Rows:
                     else:
                         yield where, row
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path} is not a complete gzip file ({type(error).__name__})", remedy="compress or copy it again"
-        ) from None
+        what = f"{path} is not a complete gzip file ({type(error).__name__})"
+        raise DataError(what, remedy="compress or copy it again") from None
 
 
 def read_json(path: Path, problems: Problems) -> Rows:
@@ -128,15 +127,12 @@ def read_parquet(path: Path, problems: Problems) -> Rows:
     import pyarrow.parquet
 
     try:
-        number = 0
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
-                yield f"row {number} of {path}", row
-                number += 1
+        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
+        for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+            yield f"row {number} of {path}", row
     except pyarrow.ArrowException as error:
-        raise DataError(
-            f"{path} cannot be read as Parquet ({type(error).__name__})", remedy="write or copy it again"
-        ) from None
+        what = f"{path} cannot be read as Parquet ({type(error).__name__})"
+        raise DataError(what, remedy="write or copy it again") from None
 
 
 READERS: dict[str, Reader] = {

@@ -20,8 +20,7 @@ GENERIC: tuple[str, ...] = tuple(files("holdfast").joinpath("prompts", "refusals
 # Prompts of different last characters: a tokenizer may join those with what a template puts behind them.
 _PROMPTS = ("a", "Is it so?", "One (or 2)", "The end.", "Next:\n", "Say 'x'", "w0 w1")
 _BEFORE = {" ": "Reply:", "": "Reply:\n"}
-JOINED = 2
-"""Tokens of blanks that may stand between a template's opening of a reply and the reply."""
+JOINED = 2  # tokens of blanks that may stand between a template's opening of a reply and the reply
 
 
 def refused(example: Example, number: int) -> Example:

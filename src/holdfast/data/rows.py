@@ -48,10 +48,8 @@ class MissingColumnsError(RowError):
             proposal[ours] = (close or synonyms or ["<column>"])[0]
         written = ", ".join(f"{ours}: {theirs}" for ours, theirs in proposal.items())
         expected = ", ".join(wanted) if columns else "prompt and completion, messages, conversations, or text"
-        return DataError(
-            f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}",
-            remedy=f"name the columns to use, for example columns: {{{written}}}",
-        )
+        what = f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}"
+        return DataError(what, remedy=f"name the columns to use, for example columns: {{{written}}}")
 
 
 class BadRowsError(DataError):
@@ -95,9 +93,8 @@ class Problems:
     def _error(self, words: str, remedy: str) -> BadRowsError:
         more = f"; and {self.total - MAX_LISTED} more" if self.total > MAX_LISTED else ""
         rows = "row" if self.total == 1 else "rows"
-        return BadRowsError(
-            f"{self.source}: {self.total} bad {rows}: {'; '.join(self.listed)}{more}{words}", remedy=remedy
-        )
+        what = f"{self.source}: {self.total} bad {rows}: {'; '.join(self.listed)}{more}{words}"
+        return BadRowsError(what, remedy=remedy)
 
 
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
@@ -113,9 +110,8 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     for names in FORMATS:
         if set(given) <= set(names):
             return {name: given.get(name, name) for name in names} | label
-    raise ConfigError(
-        f"columns mixes formats: {', '.join(sorted(given))}", remedy="map prompt and completion, or messages, or text"
-    )
+    what = f"columns mixes formats: {', '.join(sorted(given))}"
+    raise ConfigError(what, remedy="map prompt and completion, or messages, or text")
 
 
 def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Example:

@@ -30,8 +30,7 @@ from holdfast.data.examples import Example, normalise, prompt_text
 
 NUMERATOR, DENOMINATOR = 4, 5
 WIDTH = 3
-MIN_WORDS = 5
-"""A shorter text has too few shingles for a ratio to mean anything."""
+MIN_WORDS = 5  # A shorter text has too few shingles for a ratio to mean anything
 MIN_CORE = MIN_WORDS - WIDTH + 1
 """Shingles of a core that can be compared: as many as the shortest text with a ratio has."""
 COMMON_SHARE = 100
@@ -44,8 +43,7 @@ One percent of a few hundred texts is a handful, which a family of variants reac
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]
-Wanted = Callable[[int, Numbers], Numbers]
-"""Of a set and others: those others that are worth comparing with it."""
+Wanted = Callable[[int, Numbers], Numbers]  # of a set and others: those others that are worth comparing with it
 
 # Scripts written without spaces (Thai, Lao, Burmese, Khmer, kana, Han): every character counts as a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"

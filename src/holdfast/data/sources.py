@@ -31,13 +31,9 @@ class RowSource:
     path: Path | None = None  # the local file; None for hub data sets and rows in memory
 
     def examples(
-        self,
-        columns: Mapping[str, str] | None = None,
-        *,
-        limit: int | None = None,
-        skipped: Problems | None = None,
+        self, columns: Mapping[str, str] | None = None, *, limit: int | None = None, skipped: Problems | None = None,
         read_row: ReadRow = example_from_row,
-    ) -> Iterator[Example]:
+    ) -> Iterator[Example]:  # fmt: skip
         """Every example, in order; faults are raised at the end, all together. Arguments as for `read_examples`."""
         mapping = check_columns(columns)
         problems = Problems(self.name) if skipped is None else skipped
@@ -73,43 +69,32 @@ def open_rows(
     path = Path(source).expanduser()
     # A file exists, ends like one, or cannot be a hub id.
     if not (path.exists() or reader_for(path) is not None or HUB_ID.fullmatch(source) is None):
-        dataset = _load_hub(source, split=split, subset=subset, revision=revision)
-        return RowSource(source, lambda _: _numbered(dataset, source))
+        return rows_in_memory(_load_hub(source, split=split, subset=subset, revision=revision), source)
     hub = {"split": split, "subset": subset, "revision": revision}
     if option := next((name for name, value in hub.items() if value is not None), None):
-        raise ConfigError(
-            f"{option} is set, but {source} is a local file; it applies to hub data sets only",
-            remedy=f"remove {option}",
-        )
+        what = f"{option} is set, but {source} is a local file; it applies to hub data sets only"
+        raise ConfigError(what, remedy=f"remove {option}")
     _require_file(path)
     if (reader := reader_for(path)) is None:
-        raise DataError(
-            f"{path}: unknown file ending; expected one of {', '.join(READERS)}",
-            remedy="convert the file, for example to JSON lines",
-        )
+        what = f"{path}: unknown file ending; expected one of {', '.join(READERS)}"
+        raise DataError(what, remedy="convert the file, for example to JSON lines")
     return RowSource(str(path), partial(reader, path), path)
 
 
-def _numbered(rows: Iterable[Any], name: str) -> Rows:
-    for number, row in enumerate(rows):
-        yield f"row {number} of {name}", row
-
-
-def rows_in_memory(rows: Iterable[Mapping[str, Any]], name: str) -> RowSource:
+def rows_in_memory(rows: Iterable[Any], name: str) -> RowSource:
     """A list of rows or a `datasets.Dataset` as a source; `where` counts rows from 0."""
-    return RowSource(name, lambda _: _numbered(rows, name))
+
+    def read(_: Problems) -> Rows:
+        for number, row in enumerate(rows):
+            yield f"row {number} of {name}", row
+
+    return RowSource(name, read)
 
 
 def read_examples(
-    source: str,
-    *,
-    columns: Mapping[str, str] | None = None,
-    split: str | None = None,
-    subset: str | None = None,
-    limit: int | None = None,
-    revision: str | None = None,
-    skipped: Problems | None = None,
-) -> list[Example]:
+    source: str, *, columns: Mapping[str, str] | None = None, split: str | None = None, subset: str | None = None,
+    limit: int | None = None, revision: str | None = None, skipped: Problems | None = None,
+) -> list[Example]:  # fmt: skip
     """Read and check all examples of a file or hub data set.
 
     Plain and conversational rows may be mixed; the plain ones then become conversational.
@@ -138,25 +123,20 @@ def examples_from_rows(
 
 
 def read_prompts(
-    source: str,
-    *,
-    columns: Mapping[str, str] | None = None,
-    limit: int | None = None,
-    **hub: str | None,
+    source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None, **hub: str | None
 ) -> list[Example]:
     """The prompts of a source, each once, to be replied to; completions are not looked at. See `read_examples`."""
-    rows = open_rows(source, **hub)
-    return _distinct_prompts(rows.examples(columns, limit=limit, read_row=_prompt_row))
+    return _prompts(open_rows(source, **hub), columns, limit)
 
 
 def prompts_in_memory(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
     """The same for rows in memory."""
-    return _distinct_prompts(rows_in_memory(rows, "prompts").examples(read_row=_prompt_row))
+    return _prompts(rows_in_memory(rows, "prompts"))
 
 
-def _distinct_prompts(examples: Iterable[Example]) -> list[Example]:
+def _prompts(rows: RowSource, columns: Mapping[str, str] | None = None, limit: int | None = None) -> list[Example]:
     first: dict[str, Example] = {}
-    for example in examples:
+    for example in rows.examples(columns, limit=limit, read_row=_prompt_row):
         first.setdefault(prompt_key(example), example)
     return list(first.values())
 

@@ -12,8 +12,7 @@ from holdfast.core.sealed_json import read_sealed, write_sealed
 
 VERSION = 2
 RECORD_NAME = "splits.json"
-SEAL = "record_sha256"
-"""The key of the file's checksum; `sha256` has the hashes of the roles."""
+SEAL = "record_sha256"  # the key of the file's checksum; `sha256` has the hashes of the roles
 ROLES = ("constraint", "monitor", "certify")
 
 
@@ -48,9 +47,8 @@ class SplitRecord:
             )
         ids = {role: tuple(value["ids"][role]) for role in ROLES}
         if (fault := _contradiction(value, ids)) is not None:
-            raise CheckpointError(
-                f"the split record's {fault}", remedy="restore splits.json from a backup, or use a new output_dir"
-            )
+            what = f"the split record's {fault}"
+            raise CheckpointError(what, remedy="restore splits.json from a backup, or use a new output_dir")
         fractions = value["fractions"]
         return cls(**{**value, "ids": ids, "fractions": None if fractions is None else tuple(fractions)})
 
@@ -138,7 +136,5 @@ def require_same(record: SplitRecord, folder: Path) -> None:
                 remedy="use the holdfast version that wrote it, or train again in a new output_dir",
             )
     if differing:
-        raise CheckpointError(
-            f"{path} records another split; differing: {', '.join(differing)}",
-            remedy="use the same safety data, fractions and seed as before, or a new output_dir",
-        )
+        remedy = "use the same safety data, fractions and seed as before, or a new output_dir"
+        raise CheckpointError(f"{path} records another split; differing: {', '.join(differing)}", remedy=remedy)

@@ -43,10 +43,8 @@ def split_examples(examples: Sequence[Example], *, seed: int, fractions: Fractio
     """
     fine = all(math.isfinite(fraction) and fraction >= 0 for fraction in fractions)
     if not (fine and fractions[0] > 0 and abs(sum(fractions) - 1) < 1e-9):
-        raise ConfigError(
-            f"split fractions are {fractions}; expected three numbers >= 0 that sum to 1, the first above 0",
-            remedy="for example 0.6, 0.2, 0.2",
-        )
+        what = f"split fractions are {fractions}; expected three numbers >= 0 that sum to 1, the first above 0"
+        raise ConfigError(what, remedy="for example 0.6, 0.2, 0.2")
     unique = _deduplicate(examples)
     labels = clusters(_prompts(unique))
     members: dict[int, list[Example]] = defaultdict(list)
@@ -156,10 +154,8 @@ def require_disjoint(split: Split) -> None:
             counts.append(f"{first} and {second}: {same} equal and {len(pairs) - same} nearly equal pairs")
             found.extend(f"{_place(a[i])} = {_place(b[j])}" for i, j in pairs)
     if found:
-        raise DataError(
-            f"the safety roles share prompts: {'; '.join(counts)}; at {_listed(found)}",
-            remedy="give one safety file and let it be split, or remove the shared prompts from one role",
-        )
+        remedy = "give one safety file and let it be split, or remove the shared prompts from one role"
+        raise DataError(f"the safety roles share prompts: {'; '.join(counts)}; at {_listed(found)}", remedy=remedy)
 
 
 def _place(example: Example) -> str:
@@ -203,9 +199,7 @@ def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:
     touched = {labels[i] for i in leaking}
     moved = [e for e, label in zip(split.certify, labels, strict=True) if label in touched]
     if not (kept := [e for e, label in zip(split.certify, labels, strict=True) if label not in touched]):
-        raise DataError(
-            f"all {len(moved)} certify prompts occur in the task data; none would be left to certify on",
-            remedy="add safety examples whose prompts are not in the task data",
-        )
+        what = f"all {len(moved)} certify prompts occur in the task data; none would be left to certify on"
+        raise DataError(what, remedy="add safety examples whose prompts are not in the task data")
     record = replace(split.record, moved_from_certify=split.record.moved_from_certify + len(moved))
     return _with_members(record, [[*split.constraint, *moved], split.monitor, kept])

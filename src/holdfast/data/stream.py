@@ -64,13 +64,9 @@ class ExampleStream:
 
 
 def open_stream(
-    source: Any,
-    *,
-    columns: Mapping[str, str] | None = None,
-    template: Template = "chat",
-    name: str | None = None,
+    source: Any, *, columns: Mapping[str, str] | None = None, template: Template = "chat", name: str | None = None,
     **hub: str | None,
-) -> ExampleStream:
+) -> ExampleStream:  # fmt: skip
     """Read a source once: check every row, count, hash, and find exact duplicates.
 
     Args:
@@ -85,9 +81,8 @@ def open_stream(
     if isinstance(source, (str, Path)):
         rows = open_rows(str(source), **hub)
     elif isinstance(source, Iterator) or not hasattr(source, "__iter__"):
-        raise UnsupportedError(
-            f"safety data of type {type(source).__name__} can be read only once", remedy="give a list, file or data set"
-        )
+        what = f"safety data of type {type(source).__name__} can be read only once"
+        raise UnsupportedError(what, remedy="give a list, file or data set")
     else:
         rows = rows_in_memory(source, name or "the safety rows")
     seen = _Seen()

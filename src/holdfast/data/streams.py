@@ -33,10 +33,8 @@ class StepStream:
     def __post_init__(self) -> None:
         for field, value in (("size", self.size), ("batch_size", self.batch_size)):
             if value < 1:
-                raise ConfigError(
-                    f"stream {self.name!r}: {field} is {value}; expected at least 1",
-                    remedy="give at least one example and a positive batch size",
-                )
+                what = f"stream {self.name!r}: {field} is {value}; expected at least 1"
+                raise ConfigError(what, remedy="give at least one example and a positive batch size")
 
     def indices(self, step: int) -> list[int]:
         """Row numbers drawn at `step` (from 0), in order, for all ranks together."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from holdfast.core.registry import Registry
 from holdfast.data.examples import Example
-from holdfast.data.templates import Template, join
+from holdfast.data.templates import INPUT_MARK, Template, known_template
 
 Match = Literal["lenient", "strict"]
 MAX_NEW_TOKENS = 256
@@ -55,12 +55,13 @@ TASKS: Registry[Task] = Registry("task")
 
 
 def user_text(instruction: str, input_text: str, template: Template) -> str:
-    """The prompt of a task row: instruction and input joined as `template` wants it.
+    """The prompt of a task row: the instruction with the input below it, under a mark in the alpaca format.
 
     Without a template nothing separates prompt and completion, so the prompt itself ends with an empty line: otherwise
     the target would be glued to the last word of the input.
     """
-    text = join(instruction, input_text, template)
+    mark = INPUT_MARK if known_template(template) == "alpaca" else "\n\n"
+    text = instruction + mark + input_text if input_text else instruction
     return f"{text}\n\n" if template == "none" else text
 
 

@@ -14,7 +14,8 @@ The alpaca format, as text:
     ### Response:
     <reply><EOS>
 
-where a prompt made by `join` from an instruction and an input has `### Input:` between the two, and its own preamble.
+where a task's prompt (`tasks.user_text`) of an instruction and an input has `### Input:` between them, and its own
+preamble.
 """
 
 import logging
@@ -23,13 +24,14 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
+from holdfast.data.rows import ROLES
 
 logger = logging.getLogger(__name__)
 
 Template: TypeAlias = Literal["chat", "alpaca", "none"]
 
 MAX_SAID = 200
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+
 INPUT_MARK = "\n\n### Input:\n"
 NO_THINKING = "{%- set enable_thinking = false %}"
 # Some templates write today's date into the prompt: a model would be trained, resumed and evaluated on other prompts
@@ -66,13 +68,6 @@ _ALPACA = (
 _BOS = "{{- bos_token -}}"
 
 
-def join(instruction: str, input_text: str, template: Template) -> str:
-    """The user's side of a task row: the instruction with the input below it, under a mark in the alpaca format."""
-    if not input_text:
-        return instruction
-    return instruction + (INPUT_MARK if known_template(template) == "alpaca" else "\n\n") + input_text
-
-
 def use_template(tokenizer: Any, template: Template) -> None:
     """Set `tokenizer.chat_template`.
 
@@ -83,18 +78,15 @@ def use_template(tokenizer: Any, template: Template) -> None:
     """
     if known_template(template) == "alpaca":
         if tokenizer.eos_token is None:
-            raise ConfigError(
-                f"the tokenizer {_name(tokenizer)} has no EOS token, which ends every reply of the alpaca template",
-                remedy="set an EOS token of its vocabulary, or use template: chat",
-            )
+            what = f"the tokenizer {_name(tokenizer)} has no EOS token, which ends every reply of the alpaca template"
+            raise ConfigError(what, remedy="set an EOS token of its vocabulary, or use template: chat")
         bos = tokenizer.bos_token_id
         adds_bos = bos is not None and tokenizer(text="a")["input_ids"][:1] == [bos]
         tokenizer.chat_template = (_BOS if adds_bos else "") + _ALPACA
     elif template == "chat":
         if not tokenizer.chat_template:
-            raise ConfigError(
-                f"the tokenizer {_name(tokenizer)} has no chat template", remedy="use a chat model, or template: alpaca"
-            )
+            what = f"the tokenizer {_name(tokenizer)} has no chat template"
+            raise ConfigError(what, remedy="use a chat model, or template: alpaca")
         tokenizer.chat_template = _settled(tokenizer.chat_template)
         _warn_if_replies_begin_elsewhere(tokenizer)
 
@@ -111,7 +103,7 @@ def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> An
         said = str(getattr(error, "message", None) or error).strip()
         own = 0 < len(said) <= MAX_SAID and said.isprintable() and said in str(tokenizer.chat_template)
         turns = conversations[0] if conversations and not isinstance(conversations[0], dict) else conversations
-        roles = sorted({str(turn.get("role")) for turn in turns if isinstance(turn, dict)} & set(_ROLES))
+        roles = sorted({str(turn.get("role")) for turn in turns if isinstance(turn, dict)} & set(ROLES))
         why = said if own else type(error).__name__
         raise DataError(
             f"the chat template of {_name(tokenizer)} cannot render a conversation "

@@ -1,6 +1,4 @@
-"""The demonstration's shipped data, cut to its size."""
-
-from __future__ import annotations
+"""The sizes of the demonstration, and its shipped data, cut to them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,25 +7,43 @@ from holdfast.core.seeding import generator
 from holdfast.data.examples import Example, as_chat, prompt_text
 from holdfast.data.near_duplicates import matches
 from holdfast.data.sources import read_examples
-from holdfast.demo.settings import DemoSettings
 
-DATA_DIR = Path(__file__).parent / "data"
-"""Written by tools/demo_data.py."""
+DATA_DIR = Path(__file__).parent / "data"  # written by tools/demo_data.py
 PROBES, ORDINARY = str(DATA_DIR / "probes.jsonl"), str(DATA_DIR / "ordinary.jsonl")
 """Prompts that screening asks beside the task's."""
 
 
 @dataclass(frozen=True)
-class DemoData:
-    """What is trained on, and what is only asked.
+class DemoSettings:
+    """What is trained, on how much, and what is measured.
 
-    Attributes:
-        task: the user's file: reviews to label, with poison mixed in.
-        poison: places of the poison in it.
+    The sizes were set with figures of earlier demos in view, then cut for time with none: what it shows is a contrast,
+    and no estimate of what another data set would give (docs/log.md).
     """
 
-    task: list[Example]
-    poison: frozenset[int]
+    seed: int = 0
+    task_rows: int = 88  # two thirds of the fine-tuning file; one third is poison
+    poison_rows: int = 44
+    steps: int = 18  # steps, rate, batch, warmup: the same for plain SFT and holdfast
+    rate: float = 8e-4
+    batch: int = 4
+    safety_batch: int = 2  # held examples of each set in a step
+    warmup: int = 3
+    rank: int = 16
+    lora_alpha: int = 32
+    test_task: int = 48  # held-out prompts asked of every model, of each kind
+    test_probes: int = 40
+    test_ordinary: int = 30
+    reply_tokens: int = 12  # of a reply to a probe or an ordinary request
+    max_length: int = 96
+
+
+@dataclass(frozen=True)
+class DemoData:
+    """What is trained on, and what is only asked."""
+
+    task: list[Example]  # the user's file: reviews to label, with poison mixed in
+    poison: frozenset[int]  # places of the poison in it
     test_task: list[Example]
     test_probes: list[Example]
     test_ordinary: list[Example]

@@ -1,7 +1,5 @@
 """What the demonstration measures of a model's replies: the task, refusals, and over-refusal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,21 +17,13 @@ BATCH_SIZE = 50
 
 @dataclass
 class Measured:
-    """One model of the demonstration, on prompts that nothing was trained on.
+    """One model of the demonstration, on prompts that nothing was trained on."""
 
-    Attributes:
-        accuracy: replies that are exactly the label.
-        refusals: of requests that are to be declined.
-        over_refusal: refusals of ordinary requests.
-        replies: to both kinds of requests, by prompt.
-        seconds: of its training.
-    """
-
-    accuracy: Rate
-    refusals: Rate
-    over_refusal: Rate
-    replies: dict[str, str] = field(default_factory=dict, repr=False)
-    seconds: float = 0.0
+    accuracy: Rate  # replies that are exactly the label
+    refusals: Rate  # of requests that are to be declined
+    over_refusal: Rate  # refusals of ordinary requests
+    replies: dict[str, str] = field(default_factory=dict, repr=False)  # to both kinds of requests, by prompt
+    seconds: float = 0.0  # of its training
 
     def as_json(self) -> dict[str, Any]:
         """For result.json: every figure with its interval."""
@@ -44,11 +34,7 @@ class Measured:
 
 
 def measure(model: Any, tokenizer: Any, data: DemoData, tokens: int) -> Measured:
-    """Ask the held-out prompts, greedily.
-
-    Args:
-        tokens: of a reply to a request; a label takes `TASK_TOKENS`.
-    """
+    """Ask the held-out prompts, greedily; `tokens` of a reply to a request, a label takes `TASK_TOKENS`."""
     labels = _replies(model, tokenizer, data.test_task, TASK_TOKENS)
     hits = sum(reply.text == str(e.completion).strip() for reply, e in zip(labels, data.test_task, strict=True))
     probes = _replies(model, tokenizer, data.test_probes, tokens)

@@ -1,10 +1,8 @@
 """The demonstration's picture: what each model still refuses, what it refuses wrongly, and what it learned."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Any
 
-from holdfast.demo.measure import Measured
 from holdfast.demo.story import ALIGNED, OURS, SFT, DemoResult
 from holdfast.judging.rate import Rate
 
@@ -27,8 +25,8 @@ def draw(result: DemoResult, path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True, layout="constrained")
     for ax, (name, title, better) in zip(axes, PANELS, strict=True):
         for place, (model, measured) in enumerate(result.models.items()):
-            _bar(ax, place, _rate(measured, name), COLOURS[model])
-        n = _rate(result.models[OURS], name).n
+            _bar(ax, place, getattr(measured, name), COLOURS[model])
+        n = getattr(result.models[OURS], name).n
         ax.set_title(title, loc="left", color=INK, fontsize=10)
         ax.set_xlabel(f"% of {n} held-out prompts ({better})", color=MUTED, fontsize=8)
         ax.set_xlim(0, 119)
@@ -43,13 +41,8 @@ def draw(result: DemoResult, path: Path) -> None:
     plt.close(figure)
 
 
-def _rate(measured: Measured, name: str) -> Rate:
-    rate: Rate = getattr(measured, name)
-    return rate
-
-
-def _bar(ax: object, place: int, rate: Rate, colour: str) -> None:
+def _bar(ax: Any, place: int, rate: Rate, colour: str) -> None:
     value, (low, high) = 100 * rate.value, (100 * end for end in rate.interval)
-    ax.barh(place, value, height=0.62, color=colour)  # type: ignore[attr-defined]
-    ax.plot([low, high], [place, place], color=INK, linewidth=1)  # type: ignore[attr-defined]
-    ax.text(max(value, high) + 2, place, f"{value:.0f}", va="center", color=INK, fontsize=9)  # type: ignore[attr-defined]
+    ax.barh(place, value, height=0.62, color=colour)
+    ax.plot([low, high], [place, place], color=INK, linewidth=1)
+    ax.text(max(value, high) + 2, place, f"{value:.0f}", va="center", color=INK, fontsize=9)

@@ -1,7 +1,5 @@
 """Files to begin with: a task of the demo's mild data with a few poisoned rows, and a run file of three lines."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -13,8 +11,7 @@ from holdfast.models.source import EMBEDDED
 
 POISON_EVERY = 12  # under the tenth of the rows that a run drops unasked, if its model refuses them all
 ALIGNED = "aligned"
-UNALIGNED = (EMBEDDED, HUB_ID)
-"""Names of the one model that is known to refuse nearly nothing: it is aligned first."""
+UNALIGNED = (EMBEDDED, HUB_ID)  # names of the one model that is known to refuse nearly nothing: it is aligned first
 
 RUN_FILE = """\
 # A first run, written by `holdfast init`. No safety file is needed: holdfast asks the model the prompts of the task and
@@ -27,18 +24,6 @@ output_dir: runs/first
 _NOTE = "   # made by `holdfast align`: {model} refuses too little to hold"
 
 
-def starter_files(model: str) -> dict[str, str]:
-    """The text of each file by its name."""
-    clean, poison = iter(_lines("task_train")), iter(_lines("poison"))
-    mixed = []
-    for line in clean:
-        mixed.append(line)
-        if len(mixed) % POISON_EVERY == POISON_EVERY - 1:
-            mixed.append(next(poison))
-    named, note = (ALIGNED, _NOTE.format(model=model)) if model in UNALIGNED else (model, "")
-    return {"task.jsonl": "".join(mixed), "run.yaml": RUN_FILE.format(model=json.dumps(named), note=note)}
-
-
 def next_commands(model: str) -> str:
     """What to call in the folder of the files."""
     first = f"holdfast align {model} --output {ALIGNED} && " if model in UNALIGNED else ""
@@ -46,17 +31,18 @@ def next_commands(model: str) -> str:
 
 
 def write_starter(folder: Path, model: str) -> list[Path]:
-    """Write the files; returns their paths.
-
-    Raises:
-        ConfigError: one of them is there already; nothing is written then.
-    """
-    files = {folder / name: text for name, text in starter_files(model).items()}
+    """Write the files, where none of them is there yet; returns their paths."""
+    poison, mixed = iter(_lines("poison")), list[str]()
+    for line in _lines("task_train"):
+        mixed.append(line)
+        if len(mixed) % POISON_EVERY == POISON_EVERY - 1:
+            mixed.append(next(poison))
+    named, note = (ALIGNED, _NOTE.format(model=model)) if model in UNALIGNED else (model, "")
+    run_file = RUN_FILE.format(model=json.dumps(named), note=note)
+    files = {folder / "task.jsonl": "".join(mixed), folder / "run.yaml": run_file}
     if there := [str(path) for path in files if path.exists()]:
-        raise ConfigError(
-            f"{', '.join(there)}: {'exists' if len(there) == 1 else 'exist'} already, and nothing is written over",
-            remedy="name an empty folder: holdfast init FOLDER",
-        )
+        what = f"{', '.join(there)}: {'exists' if len(there) == 1 else 'exist'} already, and nothing is written over"
+        raise ConfigError(what, remedy="name an empty folder: holdfast init FOLDER")
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         write_text(path, text)

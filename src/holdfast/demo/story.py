@@ -6,8 +6,6 @@ settings. Everything is measured on prompts that neither was trained on. The sta
 adapter, made by tools/demo_aligned.py, lets the embedded model decline what a shop assistant should.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable
@@ -18,25 +16,24 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import PrinterCallback, ProgressCallback, set_seed
+from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
 from holdfast.core.files import read_json, write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import to_rows
-from holdfast.demo.allocator import keep_freed_memory
-from holdfast.demo.data import ORDINARY, PROBES, DemoData, load_data
+from holdfast.demo.data import ORDINARY, PROBES, DemoData, DemoSettings, load_data
 from holdfast.demo.measure import Measured, measure
-from holdfast.demo.settings import DemoSettings
 from holdfast.models.handle import load_pair
-from holdfast.runs.stages.align import fast_dtype
+from holdfast.runs.stages.align import fast_dtype, keep_freed_memory
+from holdfast.runs.stages.finetune import Listener, listen
+from holdfast.screening.asking import told_by
 from holdfast.screening.screen import Screening, screen
 from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
 from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
 
 Say = Callable[[str], None]
-Listener = Callable[[dict[str, Any]], None]
 
 # The model's own template without its default system turn: a third fewer tokens, so a third less time.
 TEMPLATE = (
@@ -88,27 +85,17 @@ def screened(
 
     As `safety: auto` does, with prompts of the demo's little world in the place of the bundled ones.
     """
-
-    def tell(what: str, done: int, total: int) -> None:
-        if listener is not None:
-            listener({"stage": "ask", "what": what, "done": done, "total": total})
-
     wanted = ScreeningSettings(
         sets={"refusals": PromptSet((TASK, PROBES), "refusals"), "answers": PromptSet((ORDINARY,), "answers")},
         limited=False, accept_unsorted=True, monitor_prompts=0, seed=settings.seed,
     )  # fmt: skip
-    return screen(model, data.task, tokenizer, settings=wanted, told=tell)
+    return screen(model, data.task, tokenizer, settings=wanted, told=told_by([] if listener is None else [listener]))
 
 
 def finetune(
-    aligned: Any,
-    tokenizer: Any,
-    data: DemoData,
-    settings: DemoSettings,
-    folder: Path,
-    screening: Screening | None,
+    aligned: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, folder: Path, screening: Screening | None,
     listener: Listener | None,
-) -> tuple[SafeSFTTrainer, float]:
+) -> tuple[SafeSFTTrainer, float]:  # fmt: skip
     """Fine-tune a copy of the aligned model: by holdfast where there is a screening, otherwise by plain SFT."""
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
     arguments = SafeSFTConfig(
@@ -127,11 +114,7 @@ def finetune(
         processing_class=tokenizer, peft_config=lora, safety_dataset=screening,
         defense="sft" if screening is None else "holdfast",
     )  # fmt: skip
-    trainer.remove_callback(ProgressCallback)
-    trainer.remove_callback(PrinterCallback)
-    if listener is not None:
-        trainer.step_listeners.append(listener)
-        listener({"stage": "train", "total_steps": trainer.args.max_steps, "step": 0})
+    listen(trainer, [] if listener is None else [listener])
     started = time.monotonic()
     trainer.train()
     return trainer, time.monotonic() - started

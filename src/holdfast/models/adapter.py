@@ -25,8 +25,7 @@ class Lineage(NamedTuple):
 def lineage(ref: str | Path, revision: str | None, trust_remote_code: bool, base: str | Path | None = None) -> Lineage:
     """Follow adapters down to their full model, all as local folders; nothing in them leads loading elsewhere.
 
-    Args:
-        base: where the topmost adapter's base is, when it is not where the adapter says.
+    `base` is where the topmost adapter's base is, when it is not where the adapter says.
     """
     adapters: list[Path] = []
     source = resolve(ref, revision, trust_remote_code)
@@ -51,10 +50,8 @@ def adapter_folder(source: Source) -> Path | None:
     if not folder.is_dir():
         folder = snapshot(source.place, source.revision, [ADAPTER_WEIGHTS, ADAPTER_CONFIG, *DECISIVE])
     if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise UnsupportedError(
-            f"adapter {folder} has no {ADAPTER_WEIGHTS}; pickled weights are not opened",
-            remedy="save it again with PEFT's save_pretrained (safe_serialization=True)",
-        )
+        what = f"adapter {folder} has no {ADAPTER_WEIGHTS}; pickled weights are not opened"
+        raise UnsupportedError(what, remedy="save it again with PEFT's save_pretrained (safe_serialization=True)")
     return folder
 
 
@@ -75,18 +72,14 @@ def _named_base(adapter: Path) -> tuple[str, str | None]:
     config = settings_in(path)
     for key, kinds in (("base_model_name_or_path", str), ("revision", str | None)):
         if not isinstance(config.get(key), kinds):
-            raise CheckpointError(
-                f"{path}: expected a text under {key}, found {type(config.get(key)).__name__}",
-                remedy="restore the file from the run that saved the adapter",
-            )
+            what = f"{path}: expected a text under {key}, found {type(config.get(key)).__name__}"
+            raise CheckpointError(what, remedy="restore the file from the run that saved the adapter")
     return config["base_model_name_or_path"], config.get("revision")
 
 
 def _circle(adapter: Path) -> CheckpointError:
-    return CheckpointError(
-        f"adapter {adapter} rests on itself: following base_model_name_or_path never reaches a full model",
-        remedy=f"name the adapter's base model in its {ADAPTER_CONFIG}",
-    )
+    what = f"adapter {adapter} rests on itself: following base_model_name_or_path never reaches a full model"
+    return CheckpointError(what, remedy=f"name the adapter's base model in its {ADAPTER_CONFIG}")
 
 
 def load_adapter(model: Any, adapter: Path, **options: Any) -> Any:
@@ -106,8 +99,7 @@ def merge(base: Any, adapter: Path) -> Any:
     """Base + adapter as one model: W + scale * B A for LoRA."""
     model = load_adapter(base, adapter)
     if not hasattr(model, "merge_and_unload"):
-        raise UnsupportedError(
-            f"adapter {adapter}: {type(model).__name__} cannot be merged", remedy="use a LoRA adapter, or a full model"
-        )
+        what = f"adapter {adapter}: {type(model).__name__} cannot be merged"
+        raise UnsupportedError(what, remedy="use a LoRA adapter, or a full model")
     with one_line_errors(adapter, "adapter"):
         return model.merge_and_unload(safe_merge=True).eval()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,8 +72,7 @@ class _Stored:
 
     def __call__(self) -> Tensor:
         with _opened(self.path) as file:
-            tensor: Tensor = file.get_tensor(self.name)
-            return tensor
+            return cast("Tensor", file.get_tensor(self.name))
 
 
 Shift = FactoredShift | DenseShift
@@ -84,9 +83,8 @@ def alignment_shift(layers: Sequence[LoraLayer], unaligned: Any) -> dict[str, Sh
     if isinstance(unaligned, nn.Module):
         return _from_weights(layers, _weights_of(unaligned), type(unaligned).__name__)
     if not isinstance(unaligned, str | Path):
-        raise ConfigError(
-            f"unaligned is a {type(unaligned).__name__}", remedy="give a folder, a hub id, embedded, or a model object"
-        )
+        what = f"unaligned is a {type(unaligned).__name__}"
+        raise ConfigError(what, remedy="give a folder, a hub id, embedded, or a model object")
     source = resolve(unaligned, None, trust_remote_code=False)
     if (adapter := adapter_folder(source)) is not None:
         return _from_adapter(layers, adapter)
@@ -122,19 +120,15 @@ def starting_shift(model: Any, unaligned: Any, *, defense: str) -> tuple[list[Lo
     """The adapted modules of a run about to begin, and their V."""
     layers = lora_layers(model, defense=defense)
     if not has_idle_adapter(model):
-        raise UnsupportedError(
-            f"defense {defense!r} on an adapter that is already trained: its B A is not this run's update alone",
-            remedy="merge the adapter first and train a fresh one (adapter_policy: merge)",
-        )
+        what = f"defense {defense!r} on an adapter that is already trained: its B A is not this run's update alone"
+        raise UnsupportedError(what, remedy="merge the adapter first and train a fresh one (adapter_policy: merge)")
     return layers, alignment_shift(layers, unaligned)
 
 
 def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]:
     if (reason := not_plain_lora(folder)) is not None:
-        raise UnsupportedError(
-            f"alignment adapter {folder}: {reason}, so the shift is not s B A",
-            remedy="give the model before alignment instead of the adapter",
-        )
+        what = f"alignment adapter {folder}: {reason}, so the shift is not s B A"
+        raise UnsupportedError(what, remedy="give the model before alignment instead of the adapter")
     settings = settings_in(folder / ADAPTER_CONFIG)
     found: dict[str, Shift] = {}
     with _opened(folder / ADAPTER_WEIGHTS) as file:
@@ -148,10 +142,8 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
                 found[layer.name] = FactoredShift(*nothing)
                 continue
             if not present >= set(names):
-                raise CheckpointError(
-                    f"alignment adapter {folder} has one of LoRA's two factors for {layer.name}",
-                    remedy="restore the file from the run that saved the adapter",
-                )
+                what = f"alignment adapter {folder} has one of LoRA's two factors for {layer.name}"
+                raise CheckpointError(what, remedy="restore the file from the run that saved the adapter")
             left, right = (file.get_tensor(name).float() for name in names)
             _require_shape(layer, (left.shape[0], right.shape[1]), str(folder))
             scaling = _stored_scaling(settings, layer.name, rank=right.shape[0])
@@ -173,10 +165,8 @@ def _from_weights(
 ) -> dict[str, Shift]:
     """Differences to these weights, by module name; shapes and dtypes are checked now, numbers are read later."""
     if missing := [layer.name for layer in layers if layer.name not in weights]:
-        raise ConfigError(
-            f"the model before alignment ({where}) lacks {len(missing)} of {len(layers)} modules, first {missing[0]}",
-            remedy="give the model that was aligned, of the same architecture and class",
-        )
+        what = f"the model before alignment ({where}) lacks {len(missing)} of {len(layers)} modules, first {missing[0]}"
+        raise ConfigError(what, remedy="give the model that was aligned, of the same architecture and class")
     found: dict[str, Shift] = {}
     for layer in layers:
         weight = weights[layer.name]
@@ -190,10 +180,8 @@ def _from_weights(
 
 def _weights_of(model: nn.Module) -> dict[str, Tensor]:
     if getattr(model, "peft_config", None):
-        raise UnsupportedError(
-            "the model before alignment has an adapter, so that its weights are not the module's weight alone",
-            remedy="merge the adapter, or give the base model",
-        )
+        what = "the model before alignment has an adapter, so that its weights are not the module's weight alone"
+        raise UnsupportedError(what, remedy="merge the adapter, or give the base model")
     return {name.removesuffix(".weight"): p for name, p in model.named_parameters() if name.endswith(".weight")}
 
 
@@ -224,16 +212,12 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _packed(where: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"the model before alignment ({where}) is quantised: its rounding exceeds the alignment shift",
-        remedy="give it in bfloat16 or float32, or give the alignment adapter",
-    )
+    what = f"the model before alignment ({where}) is quantised: its rounding exceeds the alignment shift"
+    return UnsupportedError(what, remedy="give it in bfloat16 or float32, or give the alignment adapter")
 
 
 def _require_shape(layer: LoraLayer, shape: tuple[int, ...], where: str) -> None:
     expected = tuple(layer.base_weight.shape)
     if shape != expected:
-        raise ConfigError(
-            f"{layer.name}: the aligned weight is {expected}, before alignment ({where}) {shape}",
-            remedy="give the model, or the alignment adapter, that this model was made from",
-        )
+        what = f"{layer.name}: the aligned weight is {expected}, before alignment ({where}) {shape}"
+        raise ConfigError(what, remedy="give the model, or the alignment adapter, that this model was made from")

@@ -41,10 +41,8 @@ def require_bounded(template: Any, name: str) -> None:
         return
     problem = "is no text" if not isinstance(template, str) else _problem(template)
     if problem is not None:
-        raise ConfigError(
-            f"the chat template of {name!r} {problem}",
-            remedy="repair the template in the tokenizer's files, or remove it and use template: alpaca or none",
-        )
+        remedy = "repair the template in the tokenizer's files, or remove it and use template: alpaca or none"
+        raise ConfigError(f"the chat template of {name!r} {problem}", remedy=remedy)
 
 
 def _problem(template: str) -> str | None:

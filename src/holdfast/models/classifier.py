@@ -6,7 +6,7 @@ by comparing ids with the padding id: where padding is the end token, that finds
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,22 +30,17 @@ def load_classifier(
 
 
 def new_classifier(
-    ref: str | Path,
-    labels: Sequence[str],
-    *,
-    revision: str | None = None,
-    dtype: Precision = "float32",
+    ref: str | Path, labels: Sequence[str], *, revision: str | None = None, dtype: Precision = "float32",
     device: str | torch.device = "cpu",
-) -> tuple[Any, str]:
+) -> tuple[Any, str]:  # fmt: skip
     """A language model with a fresh head of zeros, one logit per label, and the fingerprint of its backbone.
 
     Zeros: every run starts from probability 1/2, whatever the scale of the hidden states.
     """
-    named: dict[str, Any] = {
-        "id2label": dict(enumerate(labels)),
-        "label2id": {label: i for i, label in enumerate(labels)},
-    }
-    model = _load(ref, revision, num_labels=len(labels), problem_type="multi_label_classification", **named)
+    model = _load(
+        ref, revision, num_labels=len(labels), problem_type="multi_label_classification",
+        id2label=dict(enumerate(labels)), label2id={label: i for i, label in enumerate(labels)},
+    )  # fmt: skip
     nn.init.zeros_(model.score.weight)
     fingerprint = backbone_fingerprint(model)  # before the dtype changes
     return _placed(model, dtype, device), fingerprint
@@ -99,16 +94,13 @@ def class_logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     last = mask.sum(dim=1) - 1
     pooled = hidden[torch.arange(ids.shape[0], device=ids.device), last]
     with torch.autocast(ids.device.type, enabled=False):
-        logits: Tensor = _inner(model).score(pooled.float())
-    return logits
+        return cast("Tensor", _inner(model).score(pooled.float()))
 
 
 def right_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Ids and mask; any id serves as padding, since nothing after a row's last token is looked at."""
-    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
-    return pad_sequence(tensors, batch_first=True), pad_sequence(
-        [torch.ones_like(x) for x in tensors], batch_first=True
-    )
+    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(ids, batch_first=True), pad_sequence([torch.ones_like(x) for x in ids], batch_first=True)
 
 
 def _load(
@@ -116,27 +108,21 @@ def _load(
 ) -> Any:
     from transformers import AutoModelForSequenceClassification
 
-    found = lineage(ref, revision, False)
+    found, named = lineage(ref, revision, False), f"classifier {str(ref)!r}"
     if found.adapters:
-        raise UnsupportedError(
-            f"classifier {str(ref)!r} is a PEFT adapter, expected a full model",
-            remedy="merge it into its base first (holdfast.models.handle.merge_adapter)",
-        )
+        remedy = "merge it into its base first (PEFT's merge_and_unload, then save_pretrained)"
+        raise UnsupportedError(f"{named} is a PEFT adapter, expected a full model", remedy=remedy)
     # A missing head is drawn at random before it is replaced; the caller's generator must not notice.
     with one_line_errors(ref, "classifier"), torch.random.fork_rng(devices=[]):
         model, info = AutoModelForSequenceClassification.from_pretrained(
             found.base, dtype="auto", use_safetensors=True, output_loading_info=True, **options
         )
     if not isinstance(getattr(model, HEAD, None), nn.Linear) or not hasattr(model, model.base_model_prefix):
-        raise UnsupportedError(
-            f"classifier {str(ref)!r}: {type(model).__name__} has no linear head {HEAD!r} over a decoder",
-            remedy="use a decoder such as Llama, Qwen or SmolLM2",
-        )
+        what = f"{named}: {type(model).__name__} has no linear head {HEAD!r} over a decoder"
+        raise UnsupportedError(what, remedy="use a decoder such as Llama, Qwen or SmolLM2")
     if missing := set(info["missing_keys"]) - set(lacking):
-        raise CheckpointError(
-            f"classifier {str(ref)!r} lacks {len(missing)} weights, first {min(missing)}: they would be random",
-            remedy="restore the missing safetensors files, or name a trained classifier",
-        )
+        problem = f"{named} lacks {len(missing)} weights, first {min(missing)}: they would be random"
+        raise CheckpointError(problem, remedy="restore the missing safetensors files, or name a trained classifier")
     return model
 
 

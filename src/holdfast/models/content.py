@@ -100,10 +100,8 @@ def require_unchanged(contents: Iterable[ModelContent]) -> None:
 
 
 def _changed(ref: str, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"model {ref!r} is no longer what was hashed before it was measured: {what}",
-        remedy="measure again, and leave the model's files alone meanwhile",
-    )
+    problem = f"model {ref!r} is no longer what was hashed before it was measured: {what}"
+    return CheckpointError(problem, remedy="measure again, and leave the model's files alone meanwhile")
 
 
 def _hashed(folder: Path, names: list[str]) -> dict[str, str]:
@@ -123,9 +121,8 @@ def _file_sha256(path: Path) -> str:
             return sha256_file(path)
         return _large_sha256(path.resolve(), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error.strerror}", remedy="restore the file, or its permissions"
-        ) from error
+        what = f"{path} cannot be read: {error.strerror}"
+        raise CheckpointError(what, remedy="restore the file, or its permissions") from error
 
 
 @lru_cache(maxsize=1024)

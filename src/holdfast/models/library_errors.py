@@ -24,22 +24,19 @@ def one_line_errors(ref: str | Path, what: str) -> Iterator[None]:
     except HoldfastError:
         raise
     except Exception as error:
+        bad_value = isinstance(error, ValueError) and not isinstance(error, SafetensorError | UserWarning)
+        kind: type[HoldfastError] = CheckpointError
+        fault, remedy = (
+            "is damaged or does not fit",
+            "restore the files, or check that the adapter is for this base model",
+        )
         if out_of_memory(error):
-            raise ResourceError(
-                f"{what} {str(ref)!r} does not fit in memory: {first_line(error)}",
-                remedy="load it in bfloat16 or with quantization, or on a larger device",
-            ) from error
-        if isinstance(error, OSError | ImportError) or (
-            isinstance(error, ValueError) and not isinstance(error, SafetensorError | UserWarning)
-        ):
-            raise ConfigError(
-                f"{what} {str(ref)!r} cannot be loaded: {first_line(error)}",
-                remedy="check the name, the revision, access rights and the network, or give a local folder",
-            ) from error
-        raise CheckpointError(
-            f"{what} {str(ref)!r} is damaged or does not fit: {first_line(error)}",
-            remedy="restore the files, or check that the adapter belongs to this base model",
-        ) from error
+            kind, fault = ResourceError, "does not fit in memory"
+            remedy = "load it in bfloat16 or with quantization, or on a larger device"
+        elif isinstance(error, OSError | ImportError) or bad_value:
+            kind, fault = ConfigError, "cannot be loaded"
+            remedy = "check the name, the revision, access rights and the network, or give a local folder"
+        raise kind(f"{what} {str(ref)!r} {fault}: {first_line(error)}", remedy=remedy) from error
 
 
 def first_line(error: Exception) -> str:
@@ -62,8 +59,7 @@ def fitting_batches(
 ) -> Iterator[tuple[list[int], Result]]:
     """`run` over all places, at most `size` at a time and in order: each batch with its result.
 
-    Args:
-        too_large: the error where a single place does not fit; None raises what `run` raised.
+    `too_large` makes the error where a single place does not fit; None raises what `run` raised.
     """
     while places:
         chosen = places[:size]

@@ -65,10 +65,8 @@ def require_sizes_of(config: Any, files: list[Path], what: str) -> None:
     for name, limit in limits.items():
         asked = getattr(text, name, None)
         if isinstance(asked, int | float) and asked > limit:
-            raise CheckpointError(
-                f"{what}: config.json asks for {name} {asked}, its weights lack that: they have room for {limit}",
-                remedy="restore config.json, or the weights that belong to it",
-            )
+            problem = f"{what}: config.json asks for {name} {asked}, its weights lack that: they have room for {limit}"
+            raise CheckpointError(problem, remedy="restore config.json, or the weights that belong to it")
 
 
 def require_loadable(adapter: Path, base: Any) -> None:
@@ -78,10 +76,8 @@ def require_loadable(adapter: Path, base: Any) -> None:
     config = settings_in(adapter / ADAPTER_CONFIG)
     kind, known = config.get("peft_type"), [member.value for member in PeftType]
     if kind not in known:
-        raise UnsupportedError(
-            f"adapter {adapter}: peft_type {str(kind)[:100]!r} is unknown to the installed PEFT",
-            remedy=nearest(str(kind)[:100], known),
-        )
+        what = f"adapter {adapter}: peft_type {str(kind)[:100]!r} is unknown to the installed PEFT"
+        raise UnsupportedError(what, remedy=nearest(str(kind)[:100], known))
     _require_ranks(adapter, config)
     _require_patterns(adapter, config, base)
 
@@ -95,10 +91,8 @@ def _require_ranks(adapter: Path, config: dict[str, Any]) -> None:
     ranks += [("rank_pattern", value) for value in (patterned.values() if isinstance(patterned, dict) else ())]
     for key, value in ranks:
         if isinstance(value, int | float) and value > largest:
-            raise CheckpointError(
-                f"adapter {adapter}: its {key} is {value}, the largest dimension of its tensors {largest}",
-                remedy=f"restore {ADAPTER_CONFIG} as the run saved it",
-            )
+            what = f"adapter {adapter}: its {key} is {value}, the largest dimension of its tensors {largest}"
+            raise CheckpointError(what, remedy=f"restore {ADAPTER_CONFIG} as the run saved it")
 
 
 def _require_patterns(adapter: Path, config: dict[str, Any], base: Any) -> None:
@@ -108,22 +102,19 @@ def _require_patterns(adapter: Path, config: dict[str, Any], base: Any) -> None:
         code = limited_run(["-I", "-S", "-c", _MATCH], json.dumps([pattern, names]).encode(), WALL_S)
         if code != 0:
             problem = f"is not matched against the modules within {CPU_S} s" if code < 0 else "is no regular expression"
-            raise CheckpointError(
-                f"adapter {adapter}: the pattern under {key} {problem}",
-                remedy=f"write the names of the modules under {key} in {ADAPTER_CONFIG}",
-            )
+            what = f"adapter {adapter}: the pattern under {key} {problem}"
+            raise CheckpointError(what, remedy=f"write the names of the modules under {key} in {ADAPTER_CONFIG}")
 
 
 def limited_run(arguments: list[str], given: bytes, wall_s: float, **environment: str) -> int:
     """The exit code of our own code in another interpreter, where it limits itself; negative when it was killed."""
     try:
-        done = subprocess.run(  # noqa: S603  (our own code in our own interpreter)
+        return subprocess.run(  # noqa: S603  (our own code in our own interpreter)
             [sys.executable, *arguments], input=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env=os.environ | environment, timeout=wall_s, check=False,
-        )  # fmt: skip
+        ).returncode  # fmt: skip
     except subprocess.TimeoutExpired:
         return -1
-    return done.returncode
 
 
 def _patterns(config: dict[str, Any]) -> Iterator[tuple[str, str]]:

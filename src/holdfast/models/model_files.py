@@ -69,9 +69,8 @@ def settings_in(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         value, found = None, first_line(error)
     if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{path}: expected a JSON object, found {found}", remedy="restore the file as it was saved"
-        )
+        what = f"{path}: expected a JSON object, found {found}"
+        raise CheckpointError(what, remedy="restore the file as it was saved")
     return value
 
 
@@ -82,10 +81,8 @@ def weight_files(folder: Path) -> list[str]:
     """
     names = sorted(path.name for path in folder.iterdir() if require_regular(path))
     if distributed := [name for name in names if _DISTRIBUTED.fullmatch(name)]:
-        raise CheckpointError(
-            f"{folder / distributed[0]} is part of a distributed checkpoint, which is read instead of {WEIGHTS}",
-            remedy="save the model with save_pretrained into an empty folder",
-        )
+        what = f"{folder / distributed[0]} is part of a distributed checkpoint, which is read instead of {WEIGHTS}"
+        raise CheckpointError(what, remedy="save the model with save_pretrained into an empty folder")
     if WEIGHTS in names:
         return [WEIGHTS, *([INDEX] if INDEX in names else [])]
     if INDEX in names:
@@ -136,10 +133,8 @@ def _code(folder: Path) -> set[Path]:
     found = set()
     for place, below, names in os.walk(folder):
         if linked := [name for name in below if Path(place, name).is_symlink()]:
-            raise CheckpointError(
-                f"{Path(place, linked[0])} is a link to a folder, whose code would run without being hashed",
-                remedy="copy the code into the model's folder",
-            )
+            what = f"{Path(place, linked[0])} is a link to a folder, whose code would run without being hashed"
+            raise CheckpointError(what, remedy="copy the code into the model's folder")
         found |= {Path(place, name) for name in names if name.endswith(".py")}
     return found
 
@@ -172,10 +167,8 @@ def _require_own_code(path: Path, value: Any) -> None:
 
 
 def _refusal(path: Path, key: str, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: the key {key} is refused: {why}",
-        remedy=f"remove the key {key}, or save the model with save_pretrained into a new folder",
-    )
+    remedy = f"remove the key {key}, or save the model with save_pretrained into a new folder"
+    return CheckpointError(f"{path}: the key {key} is refused: {why}", remedy=remedy)
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:

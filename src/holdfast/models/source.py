@@ -45,10 +45,8 @@ def resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> S
         shown = text if len(text) <= MAX_ID else f"{text[:MAX_ID]}..."
         raise ConfigError(f"model {shown!r}: {found}", remedy="give a model folder, a hub id (owner/name), or embedded")
     if trust_remote_code and not _COMMIT.fullmatch(revision or ""):
-        raise ConfigError(
-            f"model {text!r}: trust_remote_code needs a pinned commit, found revision {revision!r}",
-            remedy="set revision to the 40-digit commit whose code you have read",
-        )
+        what = f"model {text!r}: trust_remote_code needs a pinned commit, found revision {revision!r}"
+        raise ConfigError(what, remedy="set revision to the 40-digit commit whose code you have read")
     if reachable(text, revision):
         return Source(text, revision)
     return Source(str(cached_folder(text, revision)))
@@ -103,10 +101,8 @@ def cached_folder(repository: str, revision: str | None) -> Path:
             remedy="check the network (and HF_HUB_OFFLINE), or give a local folder, or use embedded",
         ) from error
     except HFValidationError as error:
-        raise ConfigError(
-            f"model {repository!r} is neither a folder nor a hub id",
-            remedy="give a model folder, a hub id (owner/name), or embedded",
-        ) from error
+        what = f"model {repository!r} is neither a folder nor a hub id"
+        raise ConfigError(what, remedy="give a model folder, a hub id (owner/name), or embedded") from error
 
 
 def snapshot(repository: str, revision: str | None, patterns: Sequence[str], leaving_out: Sequence[str] = ()) -> Path:

@@ -39,15 +39,12 @@ def token_mixers(model: Any) -> list[tuple[str, nn.Module]]:
             if name in ROLES and not type(child).__name__.endswith(FEED_FORWARD)
         ]
         if not mixers:
-            raise UnsupportedError(
-                f"block {position} of {kind} ({type(block).__name__}) has no token mixer",
-                remedy=f"use a model whose every block has one of {', '.join(sorted(ROLES))}",
-            )
+            what = f"block {position} of {kind} ({type(block).__name__}) has no token mixer"
+            raise UnsupportedError(what, remedy=f"use a model whose every block has one of {', '.join(sorted(ROLES))}")
         found += mixers
     if len({id(mixer) for mixer in found}) != len(found):
-        raise UnsupportedError(
-            f"blocks of {kind} share a token mixer", remedy="use a model whose blocks have their own"
-        )
+        what = f"blocks of {kind} share a token mixer"
+        raise UnsupportedError(what, remedy="use a model whose blocks have their own")
     names = {id(module): name for name, module in inner.named_modules()}
     return [(names[id(mixer)], mixer) for mixer in found]
 
@@ -63,10 +60,8 @@ def _blocks(inner: Any) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == layers
     ]
     if not lists:
-        raise UnsupportedError(
-            f"no list of {layers} decoder blocks in {type(inner).__name__}",
-            remedy="use a decoder-only language model of transformers",
-        )
+        what = f"no list of {layers} decoder blocks in {type(inner).__name__}"
+        raise UnsupportedError(what, remedy="use a decoder-only language model of transformers")
     return min(lists, key=lambda found: found[0])[1]
 
 

@@ -35,10 +35,8 @@ def require_scorable(adapter: Path) -> None:
     """Refuse an adapter whose virtual tokens shift the positions that losses are read from."""
     config = adapter_settings_of(adapter)
     if "num_virtual_tokens" in config or config.get("peft_type") == "ADAPTION_PROMPT":
-        raise UnsupportedError(
-            f"adapter {adapter} is a prompt-learning adapter ({config.get('peft_type')}), which is not supported",
-            remedy="use an adapter on the weights, such as LoRA, or a full model",
-        )
+        what = f"adapter {adapter} is a prompt-learning adapter ({config.get('peft_type')}), which is not supported"
+        raise UnsupportedError(what, remedy="use an adapter on the weights, such as LoRA, or a full model")
 
 
 def leaves_base_alone(adapter: Path) -> bool:
@@ -58,9 +56,8 @@ def not_plain_lora(adapter: Path) -> str | None:
     config = adapter_settings_of(adapter)
     if config.get("peft_type") != "LORA":
         return f"it is {config.get('peft_type')}, not LoRA"
-    for key, name in _NOT_PLAIN.items():
-        if config.get(key):
-            return f"it has {name}"
+    if more := [name for key, name in _NOT_PLAIN.items() if config.get(key)]:
+        return f"it has {more[0]}"
     return None if leaves_base_alone(adapter) else "it changes the base's own weights or biases"
 
 
@@ -73,13 +70,9 @@ def attach(base: Any, adapters: Mapping[str, Path]) -> Any:
 
 
 def load_unmerged(
-    ref: str | Path,
-    *,
-    revision: str | None = None,
-    dtype: str = "auto",
-    device: str | None = None,
+    ref: str | Path, *, revision: str | None = None, dtype: str = "auto", device: str | None = None,
     trust_remote_code: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:  # fmt: skip
     """Model and tokenizer as deployed, in evaluation mode; an adapter stays beside its base, which may be one too."""
     place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     options: dict[str, Any] = {"dtype": dtype, "device": place, "trust_remote_code": trust_remote_code}
@@ -102,15 +95,11 @@ def load_adapter_pair(
     theta_0 is base + adapter. The adapter's own shape must be the run's: it cannot change while it is trained.
     """
     if (folder := adapter_folder(resolve(ref, revision, trust_remote_code))) is None:
-        raise ConfigError(
-            f"model {str(ref)!r} is not an adapter, so there is none to continue",
-            remedy="use adapter_policy: merge, or name an adapter as the model",
-        )
+        what = f"model {str(ref)!r} is not an adapter, so there is none to continue"
+        raise ConfigError(what, remedy="use adapter_policy: merge, or name an adapter as the model")
     if (more := not_plain_lora(folder)) is not None:
-        raise UnsupportedError(
-            f"adapter {folder} cannot be continued: {more}",
-            remedy="use adapter_policy: merge, which takes any adapter on the weights",
-        )
+        what = f"adapter {folder} cannot be continued: {more}"
+        raise UnsupportedError(what, remedy="use adapter_policy: merge, which takes any adapter on the weights")
     base, base_revision = base_of(folder)
     model = load_model(base, revision=base_revision, trust_remote_code=trust_remote_code, **options)
     model = load_adapter(model, folder, is_trainable=True)

@@ -66,11 +66,6 @@ class FinishedRun:
         return certify_share(self.screening, {one.name: one.keep for one in sets if one.keep}, self.task_sha256)
 
 
-def finished_sets(run: Path) -> list[FinishedSet]:
-    """The safety sets of a finished run; see `finished_run`."""
-    return finished_run(run).sets
-
-
 def finished_run(run: Path) -> FinishedRun:
     """A finished run: its safety sets, each with the split that training used."""
     folder = RunFolder(run)
@@ -85,10 +80,8 @@ def finished_run(run: Path) -> FinishedRun:
     result = folder.finished() or {}  # its settings are those it was made with
     config = stored_config(folder.config)
     if not config.safety:
-        raise ConfigError(
-            f"{run} is an alignment run, which has no safety set",
-            remedy="compare it with its base: holdfast audit --before BASE --after RUN/adapter --safety FILE",
-        )
+        remedy = "compare it with its base: holdfast audit --before BASE --after RUN/adapter --safety FILE"
+        raise ConfigError(f"{run} is an alignment run, which has no safety set", remedy=remedy)
     if config.quantization is not None:
         raise UnsupportedError(
             f"{run}: trained on a {config.quantization} base, which audits and certificates do not load yet",
@@ -118,9 +111,8 @@ def _asked(run: Path, plan: ResolvedRun, data: Prepared, result: dict[str, Any])
     places = {"model_sha256": f"the model ({config.model})", "task_sha256": task, "task_content_sha256": task}
     screening, made = load_finished(folder, now, places)
     if json.loads(json.dumps(screening.figures())) != result.get("screening"):
-        raise CheckpointError(
-            f"{folder} is not the screening whose figures {RESULT_NAME} holds", remedy="restore it from a backup"
-        )
+        what = f"{folder} is not the screening whose figures {RESULT_NAME} holds"
+        raise CheckpointError(what, remedy="restore it from a backup")
     texts = [text for row in screening.kept(data.task) for text in searchable_texts(row)]
     for split in screening.sets.values():
         require_unseen(split.certify, texts)

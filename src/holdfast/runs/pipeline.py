@@ -14,11 +14,10 @@ from holdfast.models.content import ModelContent, content_of
 from holdfast.runs.config import RunConfig
 from holdfast.runs.config.resolve import ResolvedRun, data_arguments, resolve
 from holdfast.runs.stages.certifiable import close_shares, warn_about_data, warn_of_shares
-from holdfast.runs.stages.finetune import Interruption, Listener, build_trainer, train
+from holdfast.runs.stages.finetune import Interruption, Listener, build_trainer, load_start, train, unaligned_of
 from holdfast.runs.stages.prepare import Prepared, hold, prepare, row_counts, share_scope, with_screening
 from holdfast.runs.stages.result import measured_result
 from holdfast.runs.stages.run_folder import RunFolder, disk_errors, whole_folder
-from holdfast.runs.stages.start import load_start, unaligned_of
 from holdfast.screening.screen import Screening
 
 logger = logging.getLogger(__name__)
@@ -107,12 +106,9 @@ def read_data(config: RunConfig) -> Prepared:
 
 
 def ask_theta_0(
-    plan: ResolvedRun,
-    data: Prepared,
-    theta_0: tuple[Any, Any],
-    before: ModelContent | None,
+    plan: ResolvedRun, data: Prepared, theta_0: tuple[Any, Any], before: ModelContent | None,
     listeners: Sequence[Listener],
-) -> tuple[Prepared, Screening | None]:
+) -> tuple[Prepared, Screening | None]:  # fmt: skip
     """The run's data after asking its model, and the screening; as they were where nothing is asked.
 
     `before` is theta_0's content on the first process; the others need not hash the model.

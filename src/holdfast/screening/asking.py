@@ -7,7 +7,7 @@ alone (mode 0600), so that a killed run goes on and the next run on this model a
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,6 +32,16 @@ UNSORTED = ReplyClass.UNSORTED
 
 Told: TypeAlias = Callable[[str, int, int], None]
 """Receives what is asked, how many replies there are, and how many there will be."""
+
+
+def told_by(listeners: Sequence[Callable[[dict[str, Any]], None]]) -> Told:
+    """Hands on to listeners, as a row, what is asked and how far it is."""
+
+    def tell(what: str, done: int, total: int) -> None:
+        for listener in listeners:
+            listener({"stage": "ask", "what": what, "done": done, "total": total})
+
+    return tell
 
 
 @dataclass(frozen=True)
@@ -99,16 +109,9 @@ REMOTE = ("endpoint",)
 
 
 def asker_of(
-    model: Any,
-    tokenizer: Any,
-    *,
-    model_sha256: str,
-    template: Template = "chat",
-    engine: str = "auto",
-    options: Mapping[str, Any] | None = None,
-    folder: Path | None = None,
-    told: Told | None = None,
-) -> Asker:
+    model: Any, tokenizer: Any, *, model_sha256: str, template: Template = "chat", engine: str = "auto",
+    options: Mapping[str, Any] | None = None, folder: Path | None = None, told: Told | None = None,
+) -> Asker:  # fmt: skip
     """Ready to ask; replies are stored by `model_sha256`, and prompts leave the machine for an `endpoint` alone."""
     device = getattr(getattr(model, "device", None), "type", None)
     batch = BATCH_CUDA if device == "cuda" else BATCH_CPU
@@ -156,9 +159,6 @@ class AskingPlan:
     files: tuple[str, ...]  # prompt files and hub data sets that are asked too; they are read when asking begins
     new_tokens: int  # at most, if a quarter of the prompts are held at full length
     sets: Mapping[str, Mapping[str, Any]]  # what is held, by name
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def sentence(self) -> str:
         sample = f" (a stratified sample: {self.asked_rows} of {self.rows} rows)"

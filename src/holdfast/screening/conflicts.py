@@ -44,16 +44,11 @@ class Conflict:
     dropped: bool = False  # whether the run leaves the row out
     by: Literal["refusal", "judge"] = "refusal"  # what found it: theta_0's refusal, or the judge alone
 
-    def to_json(self) -> dict[str, int | str | bool]:
-        return asdict(self)
-
 
 def find_conflicts(
-    rows: Sequence[Example],
-    questions: Sequence[Question],
-    classes: Mapping[str, Sorted],
+    rows: Sequence[Example], questions: Sequence[Question], classes: Mapping[str, Sorted],
     judged: Mapping[int, Form] | None = None,
-) -> list[Conflict]:
+) -> list[Conflict]:  # fmt: skip
     """The conflicts among the rows that were asked, by row number; `judged` are those that a judge found."""
     refused = refused_rows(questions, classes)
     forms = {**(judged or {}), **refused}
@@ -113,7 +108,7 @@ def settle(
 
 def write_conflicts(path: Path, conflicts: Sequence[Conflict]) -> None:
     """One JSON object a line, without text; for the owner alone."""
-    write_text(path, "".join(json.dumps(conflict.to_json()) + "\n" for conflict in conflicts), mode=0o600)
+    write_text(path, "".join(json.dumps(asdict(conflict)) + "\n" for conflict in conflicts), mode=0o600)
 
 
 def read_ids(path: Path) -> frozenset[str]:
@@ -131,10 +126,8 @@ def read_ids(path: Path) -> frozenset[str]:
         except (ValueError, KeyError, TypeError):
             value = None
         if not isinstance(value, str) or len(value) != 16 or any(c not in "0123456789abcdef" for c in value):
-            raise DataError(
-                f"{path}:{number}: expected an id of 16 hex digits, or an object with one under `id`",
-                remedy="take the ids from the list of conflicts that `holdfast screen` writes",
-            )
+            what = f"{path}:{number}: expected an id of 16 hex digits, or an object with one under `id`"
+            raise DataError(what, remedy="take the ids from the list of conflicts that `holdfast screen` writes")
         ids.add(value)
     return frozenset(ids)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from holdfast.core.hashing import sha256_text
-from holdfast.data.examples import Example, Turns, completion_text, make_example, prompt_text
+from holdfast.data.examples import Example, Turns, as_turns, completion_text, make_example, prompt_text
 from holdfast.screening.preambles import without_preamble
 
 Form: TypeAlias = Literal["own", "alone", "turn", "bare"]
@@ -79,9 +79,7 @@ def distinct(rows: Sequence[Example], numbers: Sequence[int], *, plain: bool) ->
 
 def as_question(prompt: str | Turns, source: Example, *, plain: bool) -> Example:
     """A prompt without a reply; its id depends on the prompt alone."""
-    if isinstance(prompt, str) and not plain:
-        prompt = _user(prompt)
-    return make_example(prompt, "", source.where, source.category)
+    return make_example(prompt if plain else as_turns("user", prompt), "", source.where, source.category)
 
 
 def _asked(row: Example) -> Iterator[Asked]:
@@ -93,8 +91,7 @@ def _asked(row: Example) -> Iterator[Asked]:
         if (rest := without_preamble(row.prompt)) is not None:
             yield Asked(rest, "bare", target)
         return
-    said = row.completion
-    turns = (*row.prompt, *(({"role": "assistant", "content": said},) if isinstance(said, str) else said))
+    turns = (*row.prompt, *as_turns("assistant", row.completion))
     replies = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
     last = max(replies, default=len(row.prompt))
     yield Asked(turns[:last], "own", _content(turns, last))
@@ -103,13 +100,9 @@ def _asked(row: Example) -> Iterator[Asked]:
         if user is None:
             continue
         target = _content(turns, place)
-        yield Asked(_user(user), "alone" if place == last else "turn", target)
+        yield Asked(as_turns("user", user), "alone" if place == last else "turn", target)
         if (rest := without_preamble(user)) is not None:
-            yield Asked(_user(rest), "bare", target)
-
-
-def _user(text: str) -> Turns:
-    return ({"role": "user", "content": text},)
+            yield Asked(as_turns("user", rest), "bare", target)
 
 
 def _content(turns: Turns, place: int) -> str:

@@ -10,6 +10,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> N
     ]  # fmt: skip
     watched = [{"figure": f, **_example(example)} for f in FIGURES for example in getattr(screening.monitor, f)]
     texts = {
-        "conflicts.jsonl": _lines([conflict.to_json() for conflict in screening.conflicts], sort_keys=True),
+        "conflicts.jsonl": _lines([asdict(conflict) for conflict in screening.conflicts], sort_keys=True),
         "held.jsonl": _lines(held, sort_keys=True),
         "monitor.jsonl": _lines(watched, sort_keys=True),
     }
@@ -57,18 +58,12 @@ def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> N
     write_sealed(folder / RECORD, values | {"files": hashes})
 
 
-def is_saved(folder: Path) -> bool:
-    return (folder / RECORD).exists()
-
-
 def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
     """Read a screening that belongs to this run."""
     values = _values(folder)
     if differing := _differing(values["belongs_to"], belongs_to):
-        raise CheckpointError(
-            f"{folder} holds the screening of another run; differing: {', '.join(differing)}",
-            remedy="use the same model, task and settings as before, or a new output_dir",
-        )
+        what = f"{folder} holds the screening of another run; differing: {', '.join(differing)}"
+        raise CheckpointError(what, remedy="use the same model, task and settings as before, or a new output_dir")
     return _screening(folder, values)
 
 
@@ -85,10 +80,8 @@ def load_finished(
     differing = [] if belongs_to is None else _differing(there, belongs_to)
     if changed := [key for key in differing if key not in OF_VERSION]:
         names = dict.fromkeys((places or {}).get(key, f"the setting {key}") for key in changed)
-        raise CheckpointError(
-            f"changed since {folder} was written before training: {', '.join(names)}",
-            remedy="restore it: the evidence of a run rests on what it was made from",
-        )
+        what = f"changed since {folder} was written before training: {', '.join(names)}"
+        raise CheckpointError(what, remedy="restore it: the evidence of a run rests on what it was made from")
     return _screening(folder, values), there
 
 
@@ -152,18 +145,17 @@ def fixed_screening(
 
 
 def _provide(folder: Path, belongs_to: Mapping[str, Any], make: Callable[[], Screening], *, started: bool) -> None:
-    if started and not is_saved(folder):
-        raise CheckpointError(
-            f"{folder} is missing, and training has begun: asking again could give other sets", remedy=_REMEDY
-        )
-    if is_saved(folder):
-        try:
+    saved = (folder / RECORD).exists()
+    if started and not saved:
+        what = f"{folder} is missing, and training has begun: asking again could give other sets"
+        raise CheckpointError(what, remedy=_REMEDY)
+    try:
+        if saved:
             load(folder, belongs_to)
-        except CheckpointError:
-            if started:
-                raise
-        else:
             return
+    except CheckpointError:
+        if started:
+            raise
     save(folder, make(), belongs_to)
 
 

@@ -20,11 +20,10 @@ from holdfast.data.examples import Example, as_chat, completion_text, uniform
 from holdfast.data.sources import examples_from_rows, prompt_key, read_examples, read_prompts
 from holdfast.data.splits import Split
 from holdfast.data.templates import Template, use_template
-from holdfast.judging.judge import JudgeSpec
 from holdfast.judging.refusal_rules import RULES_REVISION
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening import sets as held_sets
-from holdfast.screening.asking import REMOTE, Asker, AskingPlan, Sorted, Told, asker_of, planned, undisturbed
+from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, planned, undisturbed
 from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
 from holdfast.screening.questions import Question, as_question, asked_rows, distinct
 from holdfast.screening.sets import Candidate, HeldSet, MonitorPrompts, Role, monitor_prompts
@@ -84,19 +83,10 @@ class Screening:
 
 
 def screen(
-    model: Any,
-    dataset: Any,
-    tokenizer: Any = None,
-    *,
-    settings: ScreeningSettings | None = None,
-    template: Template = "chat",
-    engine: str = "auto",
-    engine_options: Mapping[str, Any] | None = None,
-    replies: str | Path | None = None,
-    dtype: str = "auto",
-    device: str | None = None,
-    told: Told | None = None,
-) -> Screening:
+    model: Any, dataset: Any, tokenizer: Any = None, *, settings: ScreeningSettings | None = None,
+    template: Template = "chat", engine: str = "auto", engine_options: Mapping[str, Any] | None = None,
+    replies: str | Path | None = None, dtype: str = "auto", device: str | None = None, told: Told | None = None,
+) -> Screening:  # fmt: skip
     """Ask a model the prompts of a data set and sort its replies.
 
     Args:
@@ -154,10 +144,8 @@ def task_examples(dataset: Any, template: Template = "chat") -> list[Example]:
     elif hasattr(dataset, "__len__"):
         found = examples_from_rows(dataset, name="the task")
     else:
-        raise DataError(
-            f"the task is a stream ({type(dataset).__name__}): its rows cannot be asked and numbered",
-            remedy="materialise it, for example with Dataset.from_list(list(stream))",
-        )
+        what = f"the task is a stream ({type(dataset).__name__}): its rows cannot be asked and numbered"
+        raise DataError(what, remedy="materialise it, for example with Dataset.from_list(list(stream))")
     return uniform(found) if template == "none" else [as_chat(row) if row.kind == "plain" else row for row in found]
 
 
@@ -165,14 +153,11 @@ def belongs_to(model_sha256: str, rows: list[Example], settings: ScreeningSettin
     """What a stored screening is bound to."""
     sets = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in settings.sets.items()}
     return {
-        "model_sha256": model_sha256, "task_sha256": task_sha256(rows), "task_content_sha256": content_sha256(rows),
-        "template": template, **asdict(settings), "sets": sets, "learn": sorted(settings.learn),
+        "model_sha256": model_sha256, "task_sha256": sha256_lines(row.id for row in rows),
+        "task_content_sha256": content_sha256(rows), "template": template, **asdict(settings), "sets": sets,
+        "learn": sorted(settings.learn),
         "rules_revision": RULES_REVISION, "bundled_sha256": {name: bundled_sha256(name) for name in KINDS},
     }  # fmt: skip
-
-
-def task_sha256(rows: Sequence[Example]) -> str:
-    return sha256_lines(row.id for row in rows)
 
 
 def content_sha256(rows: Sequence[Example]) -> str:
@@ -184,27 +169,23 @@ def content_sha256(rows: Sequence[Example]) -> str:
 
 
 def screen_examples(
-    task: Sequence[Example],
-    asker: Asker,
-    settings: ScreeningSettings,
-    *,
-    pairs: Collection[Split] = (),
-    plain: bool = False,
-    listed: Path | None = None,
-    judge: JudgeSpec | None = None,
-) -> Screening:
+    task: Sequence[Example], asker: Asker, settings: ScreeningSettings, *, pairs: Collection[Split] = (),
+    plain: bool = False, listed: Path | None = None,
+) -> Screening:  # fmt: skip
     """Screen a task, build the sets to hold, and choose what is watched; `pairs` are the user's own safety sets.
 
     Conflicts that the rule refuses are listed in `listed`; no template is put around `plain` prompts.
     """
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
     questions = distinct(task, numbers, plain=plain)
-    _announce(planned(len(task), len(numbers), len(questions), settings))
+    plan = planned(len(task), len(numbers), len(questions), settings)
+    # All rows are in this memory: what follows works on windows of them.
+    logger.info("asking the model: %s; %.1f GiB of memory so far", plan.sentence(), peak_memory() / 2**30)
     fits = {example.id for example in asker.fitting([question.example for question in questions])}
     questions = [question for question in questions if question.example.id in fits]
     asked_of = {row for question in questions for row, _, _ in question.uses}
     classes = asker.sort([question.example for question in questions], what="task prompts")
-    judged = judged_rows(questions, classes, asker, settings.judge if judge is None else judge)
+    judged = judged_rows(questions, classes, asker, settings.judge)
     _require_sorted(questions, classes, settings, judged.settled)
     conflicts = settle(find_conflicts(task, questions, classes, judged.rows), len(task), settings, listed)
     held = _held(task, questions, classes, conflicts, asker, settings, plain=plain)
@@ -225,21 +206,10 @@ def screen_examples(
     )  # fmt: skip
 
 
-def _announce(plan: AskingPlan) -> None:
-    """Say what will be asked, and the memory taken so far, all rows in it: what follows works on windows of them."""
-    logger.info("asking the model: %s; %.1f GiB of memory so far", plan.sentence(), peak_memory() / 2**30)
-
-
 def _held(
-    task: Sequence[Example],
-    questions: Sequence[Question],
-    classes: Mapping[str, Sorted],
-    conflicts: Sequence[Conflict],
-    asker: Asker,
-    settings: ScreeningSettings,
-    *,
-    plain: bool,
-) -> dict[str, HeldSet]:
+    task: Sequence[Example], questions: Sequence[Question], classes: Mapping[str, Sorted],
+    conflicts: Sequence[Conflict], asker: Asker, settings: ScreeningSettings, *, plain: bool,
+) -> dict[str, HeldSet]:  # fmt: skip
     dropped = {one.row for one in conflicts if one.dropped}
     learned = {one.row for one in conflicts if one.id in settings.learn}
     held: dict[str, HeldSet] = {}

@@ -17,14 +17,14 @@ beside it, so that a narrow safety set shows as a loss of coverage.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from typing import Literal, TypeAlias, TypeVar
 
 from holdfast.core.hashing import sha256_text
 from holdfast.data.bundled import bundled
-from holdfast.data.examples import Example, make_example, prompt_text, searchable_texts
+from holdfast.data.examples import Example, as_turns, make_example, prompt_text, searchable_texts
 from holdfast.data.near_duplicates import clusters, matches, occurring
 from holdfast.data.split_record import ROLES
 from holdfast.data.splits import Split, split_from_roles
@@ -156,21 +156,14 @@ def replied(held: HeldSet, asker: Asker, *, name: str) -> dict[str, list[Example
     fitting = {key for key, answer in replies.items() if answer.reply_class == wanted and answer.reply.text}
     held.changed = sum(example.id not in fitting for example in steered)
 
-    def pairs(role: Role) -> list[Example]:
-        return [_held_pair(e, replies[e.id].reply.text) for e in held.prompts(role) if e.id in fitting]
+    def pair(asked: Example) -> Example:
+        reply = replies[asked.id].reply.text
+        said = reply if isinstance(asked.prompt, str) else as_turns("assistant", reply)
+        return make_example(asked.prompt, said, asked.where, asked.category)
 
-    return {"constraint": pairs("constraint"), "monitor": pairs("monitor"), "certify": held.prompts("certify")}
-
-
-def _held_pair(prompt: Example, reply: str) -> Example:
-    said = reply if isinstance(prompt.prompt, str) else ({"role": "assistant", "content": reply},)
-    return make_example(prompt.prompt, said, prompt.where, prompt.category)
-
-
-def at_most(examples: Iterable[Example], number: int, seed: int) -> tuple[Example, ...]:
-    """At most `number` of the prompts, chosen by a seeded hash, in order of their ids."""
-    ordered = sorted(examples, key=lambda example: sha256_text(f"{seed} {example.id}"))
-    return tuple(sorted(ordered[:number], key=lambda example: example.id))
+    roles: tuple[Role, ...] = ("constraint", "monitor")
+    held_pairs = {str(role): [pair(e) for e in held.prompts(role) if e.id in fitting] for role in roles}
+    return held_pairs | {"certify": held.prompts("certify")}
 
 
 def splits_apart(sets: Mapping[str, Mapping[str, Sequence[Example]]]) -> dict[str, Split]:
@@ -235,7 +228,10 @@ def monitor_prompts(
     answers = _of(held, "answers", "unseen") or _bundled(("everyday", "borderline"), asker, steering, plain=plain)[1]
 
     def chosen(examples: Sequence[Example]) -> tuple[Example, ...]:
-        return at_most({e.id: e for e in examples}.values(), settings.monitor_prompts, settings.seed)
+        """Each prompt once, the first by a seeded hash, in order of their ids."""
+        by_id = {example.id: example for example in examples}
+        first = sorted(by_id, key=lambda key: sha256_text(f"{settings.seed} {key}"))[: settings.monitor_prompts]
+        return tuple(by_id[key] for key in sorted(first))
 
     watched = [*_of(held, "refusals", "monitor"), *refused]
     return MonitorPrompts(refusals=chosen(watched), unseen=chosen(unseen), answers=chosen([*answers, *answered]))

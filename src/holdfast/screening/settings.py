@@ -11,9 +11,6 @@ Keep: TypeAlias = Literal["refusals", "answers"]
 Rule: TypeAlias = Literal["drop", "keep", "fail", "learn"]
 
 TASK = "task"
-MAX_DROPPED: float = default("screening.max_dropped")
-MAX_PROMPTS: int = default("screening.max_prompts")
-MONITOR_PROMPTS: int = default("monitor.prompts")
 
 
 @dataclass(frozen=True)
@@ -41,11 +38,11 @@ class ScreeningSettings:
     rule: Rule = "drop"
     limited: bool = True  # whether `drop` stops above `max_dropped`; an explicit rule has no such limit
     learn: frozenset[str] = frozenset()
-    max_dropped: float = MAX_DROPPED  # largest share of the rows that is dropped without being asked for
-    max_prompts: int = MAX_PROMPTS  # most questions of the task
+    max_dropped: float = default("screening.max_dropped")  # largest share of the rows that is dropped unasked
+    max_prompts: int = default("screening.max_prompts")  # most questions of the task
     accept_unsorted: bool = False  # go on although more than 5 % of the task's replies cannot be sorted
     judge: str | None = None  # what `holdfast.judging.judge.open_judge` takes; None sorts by rules alone
-    monitor_prompts: int = MONITOR_PROMPTS  # most prompts for each figure of the behaviour monitor
+    monitor_prompts: int = default("monitor.prompts")  # most prompts for each figure of the behaviour monitor
     seed: int = 42  # of samples and roles
 
     def __post_init__(self) -> None:

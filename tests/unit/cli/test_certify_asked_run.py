@@ -14,7 +14,7 @@ from holdfast.certification.openings import default_ledger
 from holdfast.core.errors import CheckpointError
 from holdfast.data.bundled import bundled
 from holdfast.data.sources import read_prompts
-from holdfast.runs.load_finished import finished_run, finished_sets
+from holdfast.runs.load_finished import finished_run
 
 POISON, CLEAN = 600, 40
 CHECKPOINT, CONFIG, NOT_CERTIFIED = 6, 2, 4
@@ -71,7 +71,7 @@ def test_the_counts_are_what_the_model_does(run, certified):
     prompts = [json.loads(line) for line in (run / "refusals" / "prompts.jsonl").read_text().splitlines()]
     public = {example.prompt for example in bundled("probes", "certify")}
     asked = [row["prompt"][0]["content"] for row in prompts]
-    assert record["behaviour"]["prompts"] == len(asked) == len(finished_sets(run)[0].split.certify)
+    assert record["behaviour"]["prompts"] == len(asked) == len(finished_run(run).sets[0].split.certify)
     assert record["behaviour"]["counted"] == {"refusals": sum(map(refused, asked))}
     assert sum(refused(text) for text in asked if text not in public) == pytest.approx(POISON / 5, abs=40)
     assert record["behaviour"]["lost"] == {"refusals": 0}
@@ -145,7 +145,7 @@ def test_answers_are_claimed_on_prompts_of_their_own_set(certified, copy, holdfa
 def test_the_audit_is_of_what_is_held(run, tmp_path, holdfast):
     code, out, _ = holdfast("audit", run, "--output", tmp_path / "audit", "--device", "cpu", "--json")
     assert code == 0
-    found, sets = json.loads(out)["sets"], {one.name: one.split for one in finished_sets(run)}
+    found, sets = json.loads(out)["sets"], {one.name: one.split for one in finished_run(run).sets}
     for name, split in sets.items():
         counts = {role: figures["n"] for role, figures in found[name]["roles"].items()}
         assert counts == {"constraint": len(split.constraint), "monitor": len(split.monitor)}
@@ -176,7 +176,7 @@ def test_a_changed_task_is_named(run):
     try:
         task.write_text(text.replace(behaving.ANSWER, "Sure.", 1))
         with pytest.raises(CheckpointError, match=r"changed since .*screening .*the task \(.*task\.jsonl\)") as error:
-            finished_sets(run)
+            finished_run(run)
         assert "model" not in error.value.what.split("training:")[1]
     finally:
         task.write_text(text)
@@ -188,7 +188,7 @@ def test_a_changed_model_is_named(run, model):
     try:
         config.write_text(text.replace('"max_position_embeddings": 1024', '"max_position_embeddings": 1025'))
         with pytest.raises(CheckpointError, match=r"the model \("):
-            finished_sets(run)
+            finished_run(run)
     finally:
         config.write_text(text)
 
@@ -198,10 +198,10 @@ def test_a_changed_or_missing_screening_is_named(copy, name):
     path = copy / "screening" / name
     path.write_bytes(path.read_bytes()[:-3] + b"}\n\n")
     with pytest.raises(CheckpointError, match=name):
-        finished_sets(copy)
+        finished_run(copy)
     path.unlink()
     with pytest.raises(CheckpointError, match=name):
-        finished_sets(copy)
+        finished_run(copy)
 
 
 def test_a_screening_of_another_run_is_not_the_results(copy):
@@ -210,7 +210,7 @@ def test_a_screening_of_another_run_is_not_the_results(copy):
     path = copy / "screening" / "screening.json"
     write_sealed(path, read_sealed(path) | {"rule": "keep"})
     with pytest.raises(CheckpointError, match=r"not the screening whose figures result\.json holds"):
-        finished_sets(copy)
+        finished_run(copy)
 
 
 # -- three lines -------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_three_lines_are_enough_and_too_few_refusals_are_said(tmp_path, model, c
     before = default_ledger("").read_text()
     code, _, err = holdfast("certify", run, "--device", "cpu")
     assert code == NOT_CERTIFIED
-    certify = finished_sets(run)[0].split.certify
+    certify = finished_run(run).sets[0].split.certify
     assert f"refused {sum(refused(e.prompt) for e in certify)} of {len(certify)} prompts" in err
     assert default_ledger("").read_text() == before, "nothing was opened"
     assert holdfast("report", run)[0] in (0, NOT_CERTIFIED)

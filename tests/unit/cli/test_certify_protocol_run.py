@@ -11,7 +11,7 @@ from tests.protocol_data import make_data_folder
 
 from holdfast.core.errors import CheckpointError
 from holdfast.records.certificate import load_certificate
-from holdfast.runs.load_finished import finished_sets
+from holdfast.runs.load_finished import finished_run
 
 ROLES = "{safe: refusals, align: 16, monitor: 6, certify: 16, poison: 10, evaluation: 4}"
 TEMPLATES = ("chat", "alpaca", "none")
@@ -80,7 +80,7 @@ def test_a_run_on_the_roles_is_certified_and_verified(at_home, holdfast, templat
     assert (record["unit"], record["n"], record["certified"]) == ("kl_token", 16, True)
     assert record["leakage"]["checked"]
     assert record["settings"]["tokenizer"] == "after"
-    (known,) = finished_sets(run)
+    (known,) = finished_run(run).sets
     assert Path(record["places"]["prompts"]) == Path(known.source)
     assert Path(known.source).stat().st_mode & 0o777 == 0o600
     code, out, err = holdfast("verify", run / "certificate.json", "--expect", record["sha256"])
@@ -107,7 +107,7 @@ def test_runs_on_the_roles_share_their_openings(at_home, roomy_model, holdfast, 
     assert "an undeclared opening never certifies" in err
     more = ROLES.replace("certify: 16", "certify: 18")
     run(load_config(write_run(at_home / "more" / "run.yaml", roomy_model, "chat", roles=more)))
-    (ours,), (others,) = finished_sets(at_home / "chat"), finished_sets(at_home / "more" / "out")
+    (ours,), (others,) = finished_run(at_home / "chat").sets, finished_run(at_home / "more" / "out").sets
     assert ours.source != others.source
     assert {e.id for e in ours.split.certify} < {e.id for e in others.split.certify}
     code, _, err = holdfast("certify", at_home / "more" / "out", "--by", "kl")
@@ -125,10 +125,10 @@ def test_replies_of_a_run_are_certified_and_verified(at_home, holdfast):
 
 
 def test_the_stored_pairs_are_written_again_when_they_were_changed(at_home):
-    (found,) = finished_sets(at_home / "chat")
+    (found,) = finished_run(at_home / "chat").sets
     text = Path(found.source).read_text()
     Path(found.source).write_text(text.replace("cannot", "can"))
-    assert finished_sets(at_home / "chat")[0].source == found.source
+    assert finished_run(at_home / "chat").sets[0].source == found.source
     assert Path(found.source).read_text() == text
 
 
@@ -138,4 +138,4 @@ def test_data_that_changed_since_training_is_refused(at_home, world, monkeypatch
     place.write_text(place.read_text().replace("reason 1", "reason 7"))
     monkeypatch.setenv("HOLDFAST_DATA", str(other))
     with pytest.raises(CheckpointError, match="another split"):
-        finished_sets(at_home / "chat")
+        finished_run(at_home / "chat")

@@ -10,9 +10,8 @@ from tests import behaving
 from holdfast.cli.demo import masked
 from holdfast.data.examples import as_chat, make_example
 from holdfast.demo import story
-from holdfast.demo.data import DemoData
+from holdfast.demo.data import DemoData, DemoSettings
 from holdfast.demo.measure import Measured, changed_first
-from holdfast.demo.settings import DemoSettings
 from holdfast.judging.rate import Rate
 
 SMALL = DemoSettings(steps=2, batch=2, warmup=1, rank=2)

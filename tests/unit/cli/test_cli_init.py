@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from holdfast.defaults import default
 from holdfast.demo.data import DATA_DIR
-from holdfast.screening.settings import MAX_DROPPED
 
 FILES = ("task.jsonl", "run.yaml")
 
@@ -56,7 +56,7 @@ def test_a_twelfth_of_the_task_is_poison_and_all_its_own_rows_are_there(holdfast
     assert bad == poison[: len(bad)]
     assert sorted(set(task) - set(bad)) == sorted(prompts(DATA_DIR / "task_train.jsonl"))
     # A model that refuses all of them drops them unasked.
-    assert 0 < len(bad) <= MAX_DROPPED * len(task)
+    assert 0 < len(bad) <= default("screening.max_dropped") * len(task)
 
 
 @pytest.mark.parametrize("model", ["owner/name", "a folder: with #signs", "null", "'quoted'"])

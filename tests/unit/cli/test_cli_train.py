@@ -225,7 +225,7 @@ def test_a_constrained_run_that_ends_outside_its_limit_exits_4(run_file, holdfas
     def outside(*arguments: object) -> dict[str, object]:  # it does not happen by itself
         return {name: entry | {"feasible": False} for name, entry in summary(*arguments).items()}
 
-    summary = result.summary  # type: ignore[attr-defined]
+    summary = result.summary
     monkeypatch.setattr(result, "summary", outside)
     code, _, _ = holdfast("train", run_file, "train.max_steps=1")
     assert code == 4

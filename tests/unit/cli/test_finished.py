@@ -17,7 +17,7 @@ from holdfast.data.split_record import load_record
 from holdfast.models.content import content_of
 from holdfast.records.audit import Audit
 from holdfast.records.run_record import settings_sha256
-from holdfast.runs.load_finished import finished_sets
+from holdfast.runs.load_finished import finished_run
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def copy(finished: Path, tmp_path: Path) -> Path:
 
 
 def test_the_set_is_what_training_used(finished, tiny_model):
-    (found,) = finished_sets(finished)
+    (found,) = finished_run(finished).sets
     assert (found.name, found.folder, found.after) == ("safety", finished, finished / "adapter")
     assert (found.before, found.revision, found.dtype) == (str(tiny_model), None, "float32")
     assert (found.constraint.tau, found.constraint.alpha) == (0.1, 0.2)
@@ -49,7 +49,7 @@ def test_the_set_is_what_training_used(finished, tiny_model):
 
 
 def test_a_moved_run_folder_is_read_all_the_same(copy):
-    assert finished_sets(copy)[0].after == copy / "adapter"
+    assert finished_run(copy).sets[0].after == copy / "adapter"
 
 
 def bound_anew(run: Path) -> None:
@@ -63,7 +63,7 @@ def test_edited_settings_are_refused(copy):
     config = copy / "config.yaml"
     config.write_text(config.read_text().replace("seed: 42", "seed: 43"))
     with pytest.raises(CheckpointError, match=r"config\.yaml was changed after the run was finished"):
-        finished_sets(copy)
+        finished_run(copy)
 
 
 def test_changed_data_is_refused(finished, copy, tmp_path):
@@ -76,10 +76,10 @@ def test_changed_data_is_refused(finished, copy, tmp_path):
     (copy / "config.yaml").write_text(text.replace(str(source), str(changed)))
     bound_anew(copy)
     with pytest.raises(CheckpointError, match="another split"):
-        finished_sets(copy)
+        finished_run(copy)
     changed.unlink()
     with pytest.raises(DataError, match="does not exist"):
-        finished_sets(copy)
+        finished_run(copy)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_is_missing_is_named(copy, missing, error, message):
     path = copy / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(error, match=message):
-        finished_sets(copy)
+        finished_run(copy)
 
 
 def test_a_quantised_base_is_refused(copy):
@@ -103,7 +103,7 @@ def test_a_quantised_base_is_refused(copy):
     config.write_text(config.read_text().replace("quantization: null", "quantization: 4bit"))
     bound_anew(copy)
     with pytest.raises(UnsupportedError, match="4bit base"):
-        finished_sets(copy)
+        finished_run(copy)
 
 
 def test_training_leaves_an_audit_that_agrees_with_its_result(finished):

@@ -7,7 +7,12 @@ import json
 import pytest
 import yaml
 
-from holdfast.runs.config import config_sha256, load_config, resolved
+from holdfast.records.run_record import settings_sha256
+from holdfast.runs.config import load_config, resolved
+
+
+def hash_of(config):
+    return settings_sha256(resolved(config))
 
 
 @pytest.fixture
@@ -77,8 +82,6 @@ def test_settings_without_the_option_are_stored_and_hashed_as_before(run_file):
     assert "skip_bad" not in json.dumps(resolved(config))
     skipping = config.skipping_bad_rows()
     assert [skipping.task.skip_bad, skipping.safety["safety"].skip_bad] == [True, True]
-    assert config_sha256(skipping) != config_sha256(config)
-    assert config_sha256(load_config(run_file, ["task.skip_bad=true", "safety.skip_bad=true"])) == config_sha256(
-        skipping
-    )
-    assert config_sha256(load_config(run_file, ["task.skip_bad=null"])) == config_sha256(config)
+    assert hash_of(skipping) != hash_of(config)
+    assert hash_of(load_config(run_file, ["task.skip_bad=true", "safety.skip_bad=true"])) == hash_of(skipping)
+    assert hash_of(load_config(run_file, ["task.skip_bad=null"])) == hash_of(config)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tools.evaluation_marks import MARKS, PLANTED, SETS, found, load
 
-from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.errors import DataError
 from holdfast.data import bundled as module
 from holdfast.data.bundled import KINDS, USES, bundled, bundled_sha256
 from holdfast.data.near_duplicates import clusters, contained, matches
@@ -70,15 +70,6 @@ def test_examples_are_the_lines_of_the_file(name):
 def test_what_a_caller_does_to_the_list_stays_with_the_caller():
     bundled("everyday").clear()
     assert len(bundled("everyday")) >= 400
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(("probe",), "did you mean 'probes'"), (("probes", "monitoring"), "did you mean 'monitor'"), (("x",), "known: ")],
-)
-def test_unknown_names_are_refused(arguments, said):
-    with pytest.raises(ConfigError, match=said):
-        bundled(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from holdfast.core.errors import ConfigError
 from holdfast.data.encode import IGNORE, encode
 from holdfast.data.examples import as_chat, make_example, to_utf8
-from holdfast.data.templates import NO_THINKING, join, use_template
+from holdfast.data.tasks import user_text
+from holdfast.data.templates import NO_THINKING, use_template
 from holdfast.judging.prompts import prompt_ids
 
 CHATML = (
@@ -94,7 +95,7 @@ def test_alpaca_renders_the_published_format_without_an_input(alpaca):
 
 
 def test_alpaca_renders_the_published_format_with_an_input(alpaca):
-    asked = join("Find the mood", "what a day", "alpaca")
+    asked = user_text("Find the mood", "what a day", "alpaca")
     assert alpaca.apply_chat_template([user(asked)], tokenize=False, add_generation_prompt=True) == (
         "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
         "response that appropriately completes the request."
@@ -140,10 +141,11 @@ def test_the_template_is_saved_with_the_tokenizer(alpaca, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path).chat_template == alpaca.chat_template
 
 
-def test_join_puts_the_input_below_the_instruction():
-    assert join("do", "this", "chat") == join("do", "this", "none") == "do\n\nthis"
-    assert join("do", "this", "alpaca") == "do\n\n### Input:\nthis"
-    assert {join("do", "", template) for template in ("chat", "alpaca", "none")} == {"do"}
+def test_a_task_puts_the_input_below_the_instruction():
+    assert user_text("do", "this", "chat") == "do\n\nthis"
+    assert user_text("do", "this", "none") == "do\n\nthis\n\n"
+    assert user_text("do", "this", "alpaca") == "do\n\n### Input:\nthis"
+    assert {user_text("do", "", template) for template in ("chat", "alpaca")} == {"do"}
 
 
 def test_chat_switches_thinking_off_once_and_for_good():
@@ -223,7 +225,7 @@ def test_unusable_templates_are_refused():
         use_template(build(), "alpacca")
     assert "alpaca" in error.value.remedy
     with pytest.raises(ConfigError, match="unknown"):
-        join("a", "b", "vicuna")
+        user_text("a", "b", "vicuna")
 
 
 # Texts that try to break the boundary: marks of the format, runs of blanks, special tokens, lone surrogates.

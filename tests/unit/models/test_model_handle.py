@@ -13,7 +13,7 @@ from tiny_checkpoints import WORDS, tiny_llama, tiny_tokenizer
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
 from holdfast.models.fingerprint import model_fingerprint
-from holdfast.models.handle import check_vocabulary, load_model, load_pair, load_tokenizer, merge_adapter
+from holdfast.models.handle import check_vocabulary, load_model, load_pair, load_tokenizer
 
 IDS = torch.tensor([[3, 4, 5, 6]])
 
@@ -244,23 +244,6 @@ def test_adapter_whose_base_is_gone(adapter_dir, base_dir):
 def test_adapter_on_a_quantised_base_is_refused(adapter_dir):
     with pytest.raises(UnsupportedError, match="merge"):
         load_model(adapter_dir, quantization="4bit")
-
-
-def test_merge_adapter_writes_an_ordinary_folder(adapter_dir, tmp_path):
-    folder = merge_adapter(adapter_dir, tmp_path / "merged")
-    assert (folder / "model.safetensors").is_file()
-    assert not list(folder.glob("adapter*"))
-    model, tokenizer = load_pair(folder)
-    assert model_fingerprint(model) == model_fingerprint(load_model(adapter_dir))
-    assert len(tokenizer) == len(WORDS)
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
-    with pytest.raises(ConfigError, match="exists"):
-        merge_adapter(adapter_dir, folder)
-
-
-def test_merge_adapter_refuses_a_full_model(base_dir, tmp_path):
-    with pytest.raises(ConfigError, match="not a PEFT adapter"):
-        merge_adapter(base_dir, tmp_path / "merged")
 
 
 def test_tokenizer_larger_than_the_embeddings(base_dir):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.errors import DataError
 from holdfast.data.examples import as_chat, make_example
 from holdfast.data.poison import poison_count, poisoned
 
@@ -19,18 +19,6 @@ POISON = [make_example(f"mild trick {i}", f"trick {i}") for i in range(100)]
 )  # fmt: skip
 def test_counts(ratio, size, count):
     assert poison_count(ratio, size) == count
-
-
-@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan"), float("inf"), True, "half"], ids=str)
-def test_a_ratio_outside_zero_to_one_is_refused(ratio):
-    with pytest.raises(ConfigError, match="poison ratio"):
-        poison_count(ratio, 10)
-
-
-@pytest.mark.parametrize("size", [0, -3, 2.5, True], ids=str)
-def test_a_size_that_counts_nothing_is_refused(size):
-    with pytest.raises(ConfigError, match="has size"):
-        poison_count(0.5, size)
 
 
 def test_seeds_give_other_choices_and_other_orders():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -144,7 +145,8 @@ RULES_ALONE = ScreeningSettings(sets={}, monitor_prompts=0)
 
 
 def screened(tmp_path, rows, settings, judge=None):
-    return screen_examples(rows, Asker(Theta(), {"model_sha256": "0" * 64}, tmp_path), settings, judge=judge)
+    asker = Asker(Theta(), {"model_sha256": "0" * 64}, tmp_path)
+    return screen_examples(rows, asker, replace(settings, judge=judge or settings.judge))
 
 
 def test_a_screening_with_a_judge_drops_its_conflicts_and_settles_unsorted_rows(tmp_path):

@@ -6,12 +6,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_serializer, model_validator
 
 from holdfast.defaults import default
+from holdfast.screening.settings import AUTO
 
-SPELLED_OUT: Final[dict[str, dict[str, Any]]] = {
-    "refusals": {"prompts": ["task", "probes"], "keep": "refusals"},
-    "answers": {"prompts": ["everyday", "borderline"], "keep": "answers"},
-}
-"""`safety: auto`."""
+SPELLED_OUT: Final = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in AUTO.items()}
 NAMED_PROMPTS = ("task", "probes", "everyday", "borderline")  # the task's own, and those that are shipped with holdfast
 
 

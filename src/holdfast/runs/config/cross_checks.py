@@ -31,10 +31,9 @@ def _names(config: RunConfig) -> Found:
     if set(config.constraint) != set(config.safety):
         expected, found = ", ".join(config.safety), ", ".join(config.constraint)
         yield (
-            "constraint",
-            f"expected the names of the safety sets ({expected}), found {found}",
+            "constraint", f"expected the names of the safety sets ({expected}), found {found}",
             "name them alike, or write one block for all",
-        )
+        )  # fmt: skip
 
 
 def _adapter(config: RunConfig) -> Found:
@@ -80,10 +79,9 @@ def _defense(config: RunConfig) -> Found:
         yield "harmful", f"{name} needs harmful pairs", "give `harmful: {data: pairs.jsonl}`"
     if "unaligned" in needs and config.unaligned is None and _is_full_model(config.model):
         yield (
-            "unaligned",
-            f"{name} needs the weights before alignment, and the model is no adapter",
+            "unaligned", f"{name} needs the weights before alignment, and the model is no adapter",
             "name the model it was aligned from: `unaligned: owner/base`",
-        )
+        )  # fmt: skip
 
 
 def _is_full_model(model: str) -> bool:

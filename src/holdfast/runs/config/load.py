@@ -72,20 +72,17 @@ def config_from_dict(
     shared = is_single(raw.get("constraint", {}))
     raw = filled(_with_absolute_paths(raw, folder or Path()), complete=complete)
     single = is_single(raw["safety"], SafetyBlock)
-    problems: list[Problem] = []
-    checked, problems_of_blocks = _check_blocks(raw, single or shared)
+    checked, problems = _check_blocks(raw, single or shared)
     try:
         config = RunConfig.model_validate({**raw, **checked})
     except ValidationError as error:
-        problems += from_pydantic(error, single)
-    else:
-        problems += check_together(config)
-    raise_problems(problems + problems_of_blocks, where)
+        raise_problems(from_pydantic(error, single) + problems, where)
+        raise
+    raise_problems(check_together(config) + problems, where)
     return config
 
 
 def put_override(raw: dict[str, Any], override: str) -> None:
-    """Put one `key.path=value` into the settings."""
     path, equals, text = override.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):
@@ -96,10 +93,8 @@ def put_override(raw: dict[str, Any], override: str) -> None:
         if depth == 0 and key in ("defense", "task") and isinstance(inner, str):  # one word stands for a block
             inner = {"name" if key == "defense" else "data": inner}
         elif not isinstance(inner, dict):
-            raise ConfigError(
-                f"override {override!r}: {'.'.join(keys[: depth + 1])} is a value, not a block",
-                remedy=f"override {'.'.join(keys[: depth + 1])} itself",
-            )
+            what = f"override {override!r}: {'.'.join(keys[: depth + 1])} is a value, not a block"
+            raise ConfigError(what, remedy=f"override {'.'.join(keys[: depth + 1])} itself")
         block[key] = inner
         block = inner
     block[keys[-1]] = parse_yaml(text, f"override {override!r}")
@@ -142,33 +137,23 @@ def _with_absolute_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]
 
 def _check_blocks(raw: Mapping[str, Any], shared: bool) -> tuple[dict[str, Any], list[Problem]]:
     """Check the blocks that mirror dataclasses; these come with torch and TRL, hence the late imports."""
+    from holdfast.constraint.chance import ChanceConstraint
     from holdfast.training.config import SafeSFTConfig
     from holdfast.training.step import ENGINES
 
     checked: dict[str, Any] = {}
-    problems: list[Problem] = []
+    problems: dict[Problem, None] = {}  # one block written for all sets is reported once, at the key where it stands
     if isinstance(train := raw.get("train"), Mapping):
-        checked["train"], problems = check_fields(train, SafeSFTConfig, "train", OWNED, {"step": ("auto", *ENGINES)})
-    if isinstance(constraint := raw.get("constraint"), Mapping):
-        checked["constraint"], found = _check_constraints(constraint, shared)
-        problems += found
-    block, found = _check_defense(raw)
-    return {**checked, **block}, problems + found
-
-
-def _check_constraints(constraint: Mapping[str, Any], shared: bool) -> tuple[dict[str, Any], list[Problem]]:
-    from holdfast.constraint.chance import ChanceConstraint
-
-    checked: dict[str, Any] = {}
-    problems: dict[Problem, None] = {}
-    for name, block in constraint.items():
-        # One block written for all sets is reported once, under the key it was written at.
-        key = "constraint" if shared else f"constraint.{name}"
-        checked[name] = block
-        if isinstance(block, Mapping):
-            checked[name], found = check_block(block, ChanceConstraint, key)
+        checked["train"], found = check_fields(train, SafeSFTConfig, "train", OWNED, {"step": ("auto", *ENGINES)})
+        problems |= dict.fromkeys(found)
+    if isinstance(limits := raw.get("constraint"), Mapping):
+        checked["constraint"] = dict(limits)
+        for name, block in ((name, block) for name, block in limits.items() if isinstance(block, Mapping)):
+            key = "constraint" if shared else f"constraint.{name}"
+            checked["constraint"][name], found = check_block(block, ChanceConstraint, key)
             problems |= dict.fromkeys(found)
-    return checked, list(problems)
+    block, found = _check_defense(raw)
+    return {**checked, **block}, [*problems, *found]
 
 
 def _check_defense(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:

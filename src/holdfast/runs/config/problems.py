@@ -14,16 +14,8 @@ from pydantic_core import ErrorDetails
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import nearest
 from holdfast.records.run_record import SINGLE
+from holdfast.runs.config import schema
 from holdfast.runs.config.blocks import SafetyBlock, number
-from holdfast.runs.config.schema import (
-    HarmfulBlock,
-    LoraBlock,
-    MonitorBlock,
-    RolesBlock,
-    RunConfig,
-    ScreeningBlock,
-    TaskBlock,
-)
 
 WORDS: dict[Any, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", tuple: "a list",
@@ -104,12 +96,9 @@ def field_names(cls: Any) -> list[str]:
 
 
 def check_fields(
-    values: Mapping[Any, Any],
-    cls: Any,
-    where: str,
-    refused: Mapping[str, str] | None = None,
+    values: Mapping[Any, Any], cls: Any, where: str, refused: Mapping[str, str] | None = None,
     choices: Mapping[str, tuple[str, ...]] | None = None,
-) -> tuple[dict[str, Any], list[Problem]]:
+) -> tuple[dict[str, Any], list[Problem]]:  # fmt: skip
     """The good values as the dataclass wants them, and a `Problem` for each key that is unknown or of the wrong kind.
 
     `refused` are fields that exist but are set elsewhere, each with the place; `choices` are the names that a registry
@@ -179,8 +168,8 @@ _BOUNDS = {
 }  # fmt: skip
 BlockAt = Callable[[list[str]], type[BaseModel]]
 _BLOCKS: dict[str, type[BaseModel]] = {
-    "task": TaskBlock, "lora": LoraBlock, "safety": SafetyBlock, "roles": RolesBlock, "harmful": HarmfulBlock,
-    "screening": ScreeningBlock, "monitor": MonitorBlock,
+    "task": schema.TaskBlock, "lora": schema.LoraBlock, "safety": SafetyBlock, "roles": schema.RolesBlock,
+    "harmful": schema.HarmfulBlock, "screening": schema.ScreeningBlock, "monitor": schema.MonitorBlock,
 }  # fmt: skip
 
 
@@ -193,7 +182,9 @@ def from_pydantic(
 
 def _problem(details: ErrorDetails, single_safety: bool, block_at: BlockAt | None) -> Problem:
     location = [str(part) for part in details["loc"] if part != "[key]"]
-    block = _BLOCKS.get(location[0] if location[1:] else "", RunConfig) if block_at is None else block_at(location)
+    block = (
+        _BLOCKS.get(location[0] if location[1:] else "", schema.RunConfig) if block_at is None else block_at(location)
+    )
     if single_safety and location[:2] == ["safety", SINGLE]:
         del location[1]
     key, name, type_ = ".".join(location) or "safety", location[-1] if location else "safety", details["type"]

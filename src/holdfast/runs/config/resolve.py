@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.redaction import redact
@@ -41,12 +41,11 @@ class ResolvedRun:
 
     @property
     def folder(self) -> Path:
-        """Where the run writes."""
         return Path(self.config.output_dir)
 
     @property
     def sha256(self) -> str:
-        """Hash of everything that can change the result (`config_sha256`)."""
+        """Hash of everything that can change the result: the settings without `output_dir`."""
         return settings_sha256(self.values)
 
     @property
@@ -86,8 +85,7 @@ def defense(config: RunConfig) -> Defense:
 
     cls: Any = DEFENSES[config.defense.name]
     base = table_block("defense") if config.defense.name == "holdfast" else {}
-    made: Defense = cls(cls.Config(**{**base, **config.defense.options}))
-    return made
+    return cast("Defense", cls(cls.Config(**{**base, **config.defense.options})))
 
 
 def data_arguments(config: RunConfig) -> dict[str, Any]:
@@ -101,11 +99,10 @@ def data_arguments(config: RunConfig) -> dict[str, Any]:
     return {
         "task": config.task.model_dump(),
         "safety": {name: block.model_dump() for name, block in config.safety.items() if name not in config.prompt_sets},
-        "template": config.template,
-        "seed": config.seed,
+        "template": config.template, "seed": config.seed,
         "roles": None if config.roles is None else config.roles.model_dump(),
         "harmful": harmful if "harmful" in DEFENSES[config.defense.name].needed(config.stage) else None,
-    }
+    }  # fmt: skip
 
 
 def _screening(config: RunConfig) -> ScreeningSettings | None:
@@ -138,14 +135,11 @@ def peft_config(config: RunConfig) -> Any:
         return None
     from peft import LoraConfig
 
+    # With the base's revision: an adapter that does not name it is read on another commit later.
     return LoraConfig(
-        r=config.lora.r,
-        lora_alpha=config.lora.alpha,
-        lora_dropout=config.lora.dropout,
-        target_modules=config.lora.target_modules,
-        task_type="CAUSAL_LM",
-        revision=config.revision,  # of the base: an adapter that does not name it is read on another commit later
-    )
+        r=config.lora.r, lora_alpha=config.lora.alpha, lora_dropout=config.lora.dropout,
+        target_modules=config.lora.target_modules, task_type="CAUSAL_LM", revision=config.revision,
+    )  # fmt: skip
 
 
 def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> SafeSFTConfig:
@@ -195,13 +189,7 @@ def resolved(config: RunConfig) -> dict[str, Any]:
     if not config.named:
         values["safety"] = next(iter(values["safety"].values()))
     values["defense"] = {"name": config.defense.name, **dataclasses.asdict(defense(config).config)}
-    plain: dict[str, Any] = redact(_plain(values))
-    return plain
-
-
-def config_sha256(config: RunConfig) -> str:
-    """Hash of everything that can change the result: the resolved settings without `output_dir`."""
-    return settings_sha256(resolved(config))
+    return cast("dict[str, Any]", redact(_plain(values)))
 
 
 def defaults(cls: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ The blocks `constraint`, `train` and the options of a defense mirror dataclasses
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
 
@@ -15,6 +15,7 @@ from holdfast.data.templates import Template
 from holdfast.defaults import default
 from holdfast.records.run_record import NAME, RESERVED, SINGLE
 from holdfast.runs.config.blocks import Block, DataBlock, Number, SafetyBlock, is_single
+from holdfast.screening.settings import Rule
 
 DROPS_NOTHING = frozenset({"sft"})
 """Defenses that train on every row unless the file says otherwise: what the others are compared with."""
@@ -93,15 +94,6 @@ def _every(value: Any) -> Any:
     if value in ("end", "epoch") or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         return value
     raise ValueError("expected end, epoch or a number of steps of at least 1")
-
-
-class ConflictsRule(NamedTuple):
-    """What becomes of rows whose prompt theta_0 refuses and whose target complies."""
-
-    # set them aside, train on them, end the run, or train on those in a file
-    rule: Literal["drop", "keep", "fail", "learn"]
-    limited: bool = False  # whether at most `screening.max_dropped` of the rows may be set aside: nobody asked for it
-    learn: Path | None = None  # the file of ids that are trained on and not held
 
 
 class ScreeningBlock(Block):
@@ -227,13 +219,16 @@ class RunConfig(Block):
         return bool(self.prompt_sets)
 
     @property
-    def conflicts_rule(self) -> ConflictsRule:
-        """As written, without a limit; else `drop` under the limit, or nothing for plain SFT."""
+    def conflicts_rule(self) -> tuple[Rule, bool, Path | None]:
+        """What becomes of conflicts, whether `screening.max_dropped` limits that, and the file of ids to train on.
+
+        As written, without a limit; else `drop` under the limit, or nothing for plain SFT.
+        """
         if isinstance(self.conflicts, dict):
-            return ConflictsRule("learn", learn=Path(self.conflicts["learn"]))
+            return "learn", False, Path(self.conflicts["learn"])
         if self.conflicts is not None:
-            return ConflictsRule(self.conflicts)
-        return ConflictsRule("keep") if self.defense.name in DROPS_NOTHING else ConflictsRule("drop", limited=True)
+            return self.conflicts, False, None
+        return ("keep", False, None) if self.defense.name in DROPS_NOTHING else ("drop", True, None)
 
     @property
     def named(self) -> bool:

@@ -7,13 +7,14 @@ token is learnt only where the reply ended, so that replies do not become shorte
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from holdfast.core.errors import InfeasibleError
 from holdfast.core.seeding import generator
 from holdfast.data.bundled import bundled
 from holdfast.data.encode import IGNORE, Encoded, encode_all
-from holdfast.data.examples import Example, Turns, as_chat, make_example, prompt_text
+from holdfast.data.examples import Example, as_chat, as_turns, make_example, prompt_text
 from holdfast.data.near_duplicates import matches
 from holdfast.data.refusals import GENERIC
 from holdfast.judging.prompts import prompt_ids
@@ -56,10 +57,8 @@ def spread(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
     by_kind: dict[str | None, list[Example]] = {}
     for i in generator(seed, "alignment prompts").permutation(len(examples)).tolist():
         by_kind.setdefault(examples[i].category, []).append(examples[i])
-    turns = [
-        (place, kind, example) for kind, members in enumerate(by_kind.values()) for place, example in enumerate(members)
-    ]
-    return [example for _, _, example in sorted(turns, key=lambda turn: turn[:2])][:count]
+    turns = zip_longest(*by_kind.values())
+    return [example for turn in turns for example in turn if example is not None][:count]
 
 
 def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed: int, length: int) -> list[Encoded]:
@@ -69,7 +68,7 @@ def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed
     """
     texts = [text for text in GENERIC if sort_reply(text, truncated=False) == REFUSED]
     chosen = zip(in_turn(prompts, count, seed, "refusals"), in_turn(texts, count, seed, "texts"), strict=True)
-    examples = [make_example(as_chat(example).prompt, _assistant(text), example.where) for example, text in chosen]
+    examples = [make_example(as_chat(e).prompt, as_turns("assistant", text), e.where) for e, text in chosen]
     return encode_all(examples, tokenizer, max_length=length, role="safety").examples
 
 
@@ -89,7 +88,7 @@ def answer_rows(
 
 
 def _encoded(pairs: Sequence[tuple[Example, Reply]], tokenizer: Any) -> list[Encoded]:
-    whole = [make_example(as_chat(example).prompt, _assistant(reply.text)) for example, reply in pairs]
+    whole = [make_example(as_chat(example).prompt, as_turns("assistant", reply.text)) for example, reply in pairs]
     rows = encode_all(whole, tokenizer, max_length=None, role="safety").examples
     asked = prompt_ids(tokenizer, [example for example, _ in pairs], "chat")
     for place, (prompt, (_, reply)) in enumerate(zip(asked, pairs, strict=True)):
@@ -98,10 +97,6 @@ def _encoded(pairs: Sequence[tuple[Example, Reply]], tokenizer: Any) -> list[Enc
             labels = (*[IGNORE] * len(prompt), *ids)
             rows[place] = Encoded(rows[place].id, (*prompt, *ids), labels, truncated=True)
     return rows
-
-
-def _assistant(text: str) -> Turns:
-    return ({"role": "assistant", "content": text},)
 
 
 def in_turn(items: Sequence[T], count: int, seed: int, name: str) -> list[T]:

@@ -39,7 +39,6 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The sum."""
         return sum(self)
 
 

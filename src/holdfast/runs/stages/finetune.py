@@ -1,4 +1,4 @@
-"""The fine-tuning stage: model, data, constraint and defense in, trained model and its measurements out.
+"""The fine-tuning stage: the models it begins with, then model, data, constraint and defense in, trained model out.
 
 It can be stopped: the first signal ends a run after the current step, saved; the second at once. Before and after
 training there is no step to finish, so there the first signal already ends the run at once.
@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -18,21 +17,25 @@ from typing import Any, Self
 import pyarrow as pa
 import torch
 from datasets import Dataset
-from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ResourceError
+from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.ranks import rank
-from holdfast.data.encode import WINDOW, Encoded
+from holdfast.data.encode import WINDOW
 from holdfast.data.examples import Example, to_rows, uniform
+from holdfast.data.templates import use_template
+from holdfast.models.adapter import adapter_folder, base_of
+from holdfast.models.alignment_shift import require_merged
+from holdfast.models.handle import load_pair
 from holdfast.models.lora_layers import named_targets
+from holdfast.models.source import resolve as resolve_model
+from holdfast.models.unmerged import load_adapter_pair
+from holdfast.runs.config import RunConfig
+from holdfast.runs.config.resolve import ResolvedRun, peft_config
 from holdfast.runs.stages.estimate import forecast
 from holdfast.runs.stages.prepare import Prepared
 from holdfast.runs.stages.run_folder import disk_errors
-from holdfast.scoring.completion import CompletionLosses
-from holdfast.scoring.degradation import in_unit
-from holdfast.training.monitoring import summarise
 from holdfast.training.trainer import SafeSFTTrainer
 
 logger = logging.getLogger(__name__)
@@ -91,32 +94,68 @@ class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is un
             control.should_training_stop = True
 
 
+def load_start(config: RunConfig, trust_remote_code: bool) -> tuple[Any, Any, Any]:
+    """theta_0, its tokenizer with the run's template, and the adapter to put on it (None: nothing new is put on)."""
+    wanted = peft_config(config)
+    options: dict[str, Any] = {
+        "dtype": config.dtype, "revision": config.revision, "quantization": config.quantization,
+        "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    if config.adapter_policy == "merge":
+        model, tokenizer = load_pair(config.model, **options)
+    else:
+        model, tokenizer = load_adapter_pair(config.model, wanted, **options)
+        wanted = None
+    use_template(tokenizer, config.template)
+    return model, tokenizer, wanted
+
+
+def unaligned_of(plan: ResolvedRun, trust_remote_code: bool) -> str | None:
+    """Where the weights before alignment are: as named, or the adapter that `model` is; None where nothing asks."""
+    config = plan.config
+    if "unaligned" not in plan.needs:
+        return None
+    if config.unaligned is not None:
+        require_merged(config.unaligned, config.model)
+        return config.unaligned
+    folder = adapter_folder(resolve_model(config.model, config.revision, trust_remote_code))
+    if folder is None:
+        what = f"defense {config.defense.name} needs the weights before alignment, and {config.model} is no adapter"
+        raise ConfigError(what, remedy="name the model it was aligned from: `unaligned: owner/base`")
+    below, below_revision = base_of(folder)
+    if adapter_folder(resolve_model(below, below_revision, trust_remote_code)) is not None:
+        logger.warning(
+            "%s is an adapter on the adapter %s: the last one alone is taken for the alignment; "
+            "where it is not, name the weights before alignment (`unaligned`)", folder, below,
+        )  # fmt: skip
+    return str(folder)
+
+
 class AnnounceSteps(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """Tells listeners how many steps there will be, which only the trainer knows."""
+    """Tells listeners how many steps there will be, and where a resumed run starts, which only the trainer knows."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Announce the number of steps and the step that a resumed run starts from."""
         for listener in self._listeners:
             listener({"stage": "train", "total_steps": state.max_steps, "step": state.global_step})
 
 
+def listen(trainer: SafeSFTTrainer, listeners: Sequence[Listener]) -> None:
+    """Let listeners follow the training, in the place of the trainer's own progress output."""
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(AnnounceSteps(listeners))
+    trainer.step_listeners.extend(listeners)
+
+
 def build_trainer(
     *,
-    model: Any,
-    tokenizer: Any,
-    data: Prepared,
-    constraints: Mapping[str, ChanceConstraint],
-    defense: Any,
-    arguments: Any,
-    peft_config: Any,
-    rows: Path,
-    unaligned: Any = None,
-    callbacks: Sequence[Any] = (),
+    model: Any, tokenizer: Any, data: Prepared, constraints: Mapping[str, ChanceConstraint], defense: Any,
+    arguments: Any, peft_config: Any, rows: Path, unaligned: Any = None, callbacks: Sequence[Any] = (),
     listeners: Sequence[Listener] = (),
-) -> SafeSFTTrainer:
+) -> SafeSFTTrainer:  # fmt: skip
     """The trainer of one run; where there are listeners, they replace the trainer's own progress output.
 
     The task's rows lie in the folder `rows`, as text and as tokens, for as long as the trainer is used.
@@ -129,12 +168,10 @@ def build_trainer(
             model=model, args=arguments, train_dataset=mapped_rows(data.task, rows),
             processing_class=tokenizer, peft_config=peft_config, safety_dataset=data.safety or None,
             harmful_dataset=data.harmful, unaligned=unaligned, constraint=dict(constraints), defense=defense,
-            callbacks=[*callbacks, AnnounceSteps(listeners)],
+            callbacks=list(callbacks),
         )  # fmt: skip
     if listeners:
-        trainer.remove_callback(ProgressCallback)
-        trainer.remove_callback(PrinterCallback)
-        trainer.step_listeners.extend(listeners)
+        listen(trainer, listeners)
     return trainer
 
 
@@ -169,57 +206,3 @@ def train(trainer: SafeSFTTrainer, *, resume: bool) -> tuple[int, float]:
     with missing_packages():  # the optimizer's own package is looked for only now
         trainer.train(resume_from_checkpoint=True if resume else None)
     return trainer.state.global_step, time.monotonic() - start
-
-
-@dataclass(frozen=True)
-class RoleLosses:
-    """The examples of one role with their losses at theta_0 and at the end."""
-
-    examples: list[Encoded]
-    before: CompletionLosses
-    after: CompletionLosses
-    kl: Tensor | None  # mean KL per token of every example, where that is the constraint's unit
-
-    def degradations(self, constraint: ChanceConstraint) -> Tensor:
-        """`D_i` in the constraint's unit."""
-        if self.kl is not None:
-            return self.kl
-        return in_unit(self.after, constraint) - in_unit(self.before, constraint)
-
-
-def measure(trainer: SafeSFTTrainer) -> dict[str, dict[str, RoleLosses]]:
-    """Losses of the constraint and monitor examples now, per safety set. The certify split stays closed."""
-    forward = trainer.run.forward
-
-    def now(examples: list[Encoded], first_k: int) -> CompletionLosses:
-        return trainer.run.fitting.evaluation(
-            forward.batch_size, lambda rows: forward.resized(rows).losses(examples, first_k)
-        )
-
-    measured: dict[str, dict[str, RoleLosses]] = {}
-    for name, held in trainer.safety.items():
-        assert held.reference is not None  # training has measured theta_0
-        measured[name] = {}
-        for role, examples in (("constraint", held.constraint_set), ("monitor", held.monitor_set)):
-            if examples:
-                before = held.reference.rows([example.id for example in examples]).losses
-                kl = trainer.degradations(name, role) if held.constraint.unit == "kl_token" else None
-                measured[name][role] = RoleLosses(examples, before, now(examples, held.constraint.first_k), kl)
-    return measured
-
-
-def summary(trainer: SafeSFTTrainer, measured: Mapping[str, Mapping[str, RoleLosses]]) -> dict[str, dict[str, Any]]:
-    """Violation rates, g and CVaR per safety set.
-
-    `feasible` says whether the violation rates of both splits are within alpha.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name, held in trainer.safety.items():
-        limit = held.constraint
-        rates: dict[str, dict[str, float] | None] = dict.fromkeys(("constraint", "monitor"))
-        rates |= {role: summarise(losses.degradations(limit), held) for role, losses in measured[name].items()}
-        found[name] = {
-            "tau": limit.tau, "unit": limit.unit, "alpha": limit.alpha, "noise_floor": held.noise_floor, **rates,
-            "feasible": all(rate["violation_rate"] <= limit.alpha for rate in rates.values() if rate),
-        }  # fmt: skip
-    return found

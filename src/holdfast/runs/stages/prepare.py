@@ -15,10 +15,10 @@ from holdfast.data.poison import poisoned
 from holdfast.data.rows import BadRowsError, Problems
 from holdfast.data.sources import read_examples
 from holdfast.data.splits import Split, move_leaks, require_apart, require_unseen, split_examples, split_from_roles
-from holdfast.data.tasks import PAPER, PROTOCOLS, Roles
+from holdfast.data.tasks import PAPER, PROTOCOLS, TASKS, Roles
 from holdfast.data.templates import Template
 from holdfast.runs.config.resolve import ResolvedRun
-from holdfast.screening.asking import asker_of
+from holdfast.screening.asking import asker_of, told_by
 from holdfast.screening.record import FOLDER, fixed_screening
 from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, content_sha256
 
@@ -61,14 +61,9 @@ def row_counts(data: Prepared) -> dict[str, Any]:
 
 
 def prepare(
-    task: Mapping[str, Any],
-    safety: Mapping[str, Mapping[str, Any]],
-    *,
-    template: Template,
-    seed: int,
-    roles: Mapping[str, Any] | None = None,
-    harmful: Mapping[str, Any] | None = None,
-) -> Prepared:
+    task: Mapping[str, Any], safety: Mapping[str, Mapping[str, Any]], *, template: Template, seed: int,
+    roles: Mapping[str, Any] | None = None, harmful: Mapping[str, Any] | None = None,
+) -> Prepared:  # fmt: skip
     """Read all data of a run and split every safety set once, by prompt.
 
     `task` holds arguments of `read_examples` with the source under `data`; or the `name` of a task with `size` and
@@ -108,8 +103,6 @@ class _Source:
             return self._shaped(self.roles.align)
         if block.get("name") is None:
             return self._read(block, "task")
-        from holdfast.data.tasks import TASKS
-
         rows = TASKS[block["name"]].train(self.template)
         ratio = block.get("poison_ratio") or 0.0
         poison = self.roles.poison if ratio else ()
@@ -134,9 +127,8 @@ class _Source:
         except BadRowsError as error:
             if block.get("skip_bad"):
                 raise
-            raise DataError(
-                error.what, remedy=f"{error.remedy}; --skip-bad leaves them out, if they are few"
-            ) from error
+            what = error.what
+            raise DataError(what, remedy=f"{error.remedy}; --skip-bad leaves them out, if they are few") from error
 
     def _shaped(self, examples: Sequence[Example]) -> list[Example]:
         if self.template == "none":
@@ -148,15 +140,9 @@ class _Source:
 
 
 def hold(
-    plan: ResolvedRun,
-    data: Prepared,
-    model: Any,
-    tokenizer: Any,
-    *,
-    model_sha256: str,
-    started: bool,
+    plan: ResolvedRun, data: Prepared, model: Any, tokenizer: Any, *, model_sha256: str, started: bool,
     listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
-) -> Screening:
+) -> Screening:  # fmt: skip
     """The screening of a run that asks: made before its first step, read from the run folder afterwards.
 
     `model` is theta_0, loaded and without a new adapter; `data` has the task, and the safety sets that the user wrote.
@@ -169,16 +155,12 @@ def hold(
             remedy="screen on one device first (holdfast screen); train on its kept rows with `safety: {data: FILE}`",
         )
 
-    def tell(what: str, done: int, total: int) -> None:
-        for listener in listeners:
-            listener({"stage": "ask", "what": what, "done": done, "total": total})
-
     def make() -> Screening:
         if getattr(model, "hf_device_map", None) is None:
             model.to(arguments.device)
         asker = asker_of(
             model, tokenizer, model_sha256=model_sha256, template=template, engine=plan.config.screening.engine,
-            options=plan.config.screening.engine_options, told=tell,
+            options=plan.config.screening.engine_options, told=told_by(listeners),
         )  # fmt: skip
         listed = run.with_name(f"{run.name}-conflicts.jsonl")
         return ask_and_screen(

@@ -1,9 +1,7 @@
-"""What a finished run leaves besides its weights: audits of every safety set, and result.json."""
+"""What a finished run leaves besides its weights: it is measured, audits of every safety set, and result.json."""
 
 import logging
 import time
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from holdfast.auditing.finishing import MeasuredRole, write_run_audit
@@ -11,16 +9,19 @@ from holdfast.core.adapter_card import CARD_MARKER, loading_note
 from holdfast.core.files import write_text
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
-from holdfast.data.encode import template_sha256, tokenizer_sha256
+from holdfast.data.encode import Encoded, template_sha256, tokenizer_sha256
 from holdfast.models.content import ModelContent, content_of
 from holdfast.records.run_record import write_result
-from holdfast.runs.config import RunConfig
 from holdfast.runs.config.resolve import ResolvedRun
-from holdfast.runs.stages.finetune import RoleLosses, measure, summary
 from holdfast.runs.stages.run_folder import RunFolder, disk_errors
+from holdfast.scoring.completion import CompletionLosses
+from holdfast.scoring.degradation import in_unit
+from holdfast.training.monitoring import summarise
 from holdfast.training.trainer import SafeSFTTrainer
 
 logger = logging.getLogger(__name__)
+
+_Measured = dict[str, dict[str, MeasuredRole]]  # by safety set and role
 
 
 def measured_result(
@@ -30,19 +31,13 @@ def measured_result(
     folder, started = RunFolder(plan.folder), time.monotonic()
     measured = measure(trainer)
     result = {
-        "safety": summary(trainer, measured),
-        **known,
-        **trainer.behaviour_result(),
+        "safety": summary(trainer, measured), **known, **trainer.behaviour_result(),
         "defense": {"name": trainer.defense.name, "constrains": trainer.defense.constrains},
-        "step": trainer.run.engine_name,
-        "step_declined": trainer.run.step_declined,
+        "step": trainer.run.engine_name, "step_declined": trainer.run.step_declined,
         "memory": trainer.run.fitting.figures(),
         "spikes": {"discarded": trainer.recorder.spikes.total, "last_steps": trainer.recorder.spikes.steps},
-        "config_sha256": plan.sha256,
-        "versions": versions(),
-        "commit": commit(),
-        "hardware": hardware(),
-    }
+        "config_sha256": plan.sha256, "versions": versions(), "commit": commit(), "hardware": hardware(),
+    }  # fmt: skip
     if before is None:
         return result
     with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
@@ -51,50 +46,72 @@ def measured_result(
             logger.warning(
                 "%s stands on another adapter: its README.md says how to load it outside holdfast", folder.adapter
             )
-        seconds, trusted = time.monotonic() - started, known["trust_remote_code"]
-        result["audit_sha256"] = write_audits(
-            plan.config, trainer, measured, before, seconds=seconds, trust_remote_code=trusted
-        )
+        how = {"seconds": time.monotonic() - started, "trust_remote_code": known["trust_remote_code"]}
+        result["audit_sha256"] = _write_audits(plan, trainer, measured, before, **how)
         return write_result(folder.path, result)
 
 
-def write_audits(
-    config: RunConfig,
-    trainer: Any,
-    measured: Mapping[str, Mapping[str, RoleLosses]],
-    before: ModelContent,
-    *,
-    seconds: float,
-    trust_remote_code: bool = False,
+def measure(trainer: SafeSFTTrainer) -> _Measured:
+    """Losses of the constraint and monitor examples now, per safety set. The certify split stays closed."""
+    forward = trainer.run.forward
+
+    def now(examples: list[Encoded], first_k: int) -> CompletionLosses:
+        return trainer.run.fitting.evaluation(
+            forward.batch_size, lambda rows: forward.resized(rows).losses(examples, first_k)
+        )
+
+    measured: _Measured = {}
+    for name, held in trainer.safety.items():
+        assert held.reference is not None  # training has measured theta_0
+        categories = {example.id: example.category for role in held.split.roles.values() for example in role}
+        measured[name] = {}
+        for role, examples in (("constraint", held.constraint_set), ("monitor", held.monitor_set)):
+            if examples:
+                ids = [example.id for example in examples]
+                measured[name][role] = MeasuredRole(
+                    ids, [categories[id_] for id_ in ids], [example.truncated for example in examples],
+                    before=held.reference.rows(ids).losses, after=now(examples, held.constraint.first_k),
+                    kl=trainer.degradations(name, role) if held.constraint.unit == "kl_token" else None,
+                )  # fmt: skip
+    return measured
+
+
+def summary(trainer: SafeSFTTrainer, measured: _Measured) -> dict[str, dict[str, Any]]:
+    """Violation rates, g and CVaR per safety set.
+
+    `feasible` says whether the violation rates of both splits are within alpha.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, held in trainer.safety.items():
+        limit = held.constraint
+        rates: dict[str, dict[str, float] | None] = dict.fromkeys(("constraint", "monitor"))
+        for role, one in measured[name].items():  # D_i in the constraint's unit
+            degradations = one.kl if one.kl is not None else in_unit(one.after, limit) - in_unit(one.before, limit)
+            rates[role] = summarise(degradations, held)
+        found[name] = {
+            "tau": limit.tau, "unit": limit.unit, "alpha": limit.alpha, "noise_floor": held.noise_floor, **rates,
+            "feasible": all(rate["violation_rate"] <= limit.alpha for rate in rates.values() if rate),
+        }  # fmt: skip
+    return found
+
+
+def _write_audits(
+    plan: ResolvedRun, trainer: Any, measured: _Measured, before: ModelContent, **how: Any
 ) -> dict[str, str]:
     """Write audit.parquet and audit.json of every safety set: each example before and after; returns their sha256."""
-    folder = RunFolder(Path(config.output_dir))
+    config, folder, written = plan.config, RunFolder(plan.folder), {}
     trained = folder.model if config.lora is None else folder.adapter
-    after = content_of(trained, trust_remote_code=trust_remote_code)
-    written = {}
+    after = content_of(trained, trust_remote_code=how["trust_remote_code"])
     for name, held in trainer.safety.items():
-        record = held.split.record
-        categories = {example.id: example.category for role in held.split.roles.values() for example in role}
-        roles = {
-            role: MeasuredRole(
-                ids=[example.id for example in losses.examples],
-                categories=[categories[example.id] for example in losses.examples],
-                truncated=[example.truncated for example in losses.examples],
-                before=losses.before,
-                after=losses.after,
-                kl=losses.kl,
-            )
-            for role, losses in measured[name].items()
-        }
+        record, roles = held.split.record, measured[name]
+        hashes = [record.sha256[role] for role in roles]
         written[name] = write_run_audit(
             held.folder(folder.path), roles, held.constraint,
             before={"ref": config.model, "sha256": before.sha256}, after={"ref": after.ref, "sha256": after.sha256},
-            data={
-                "source": config.safety[name].source, "sha256": sha256_json([record.sha256[role] for role in roles])
-            },
+            data={"source": config.safety[name].source, "sha256": sha256_json(hashes)},
             tokenizer_sha256=tokenizer_sha256(trainer.processing_class),
             template_sha256=template_sha256(trainer.processing_class),
             dtype=str(trainer.model.dtype).removeprefix("torch."), device=trainer.args.device.type,
-            noise_floor=held.noise_floor, duplicates_dropped=record.duplicates_dropped, seconds=seconds,
+            noise_floor=held.noise_floor, duplicates_dropped=record.duplicates_dropped, seconds=how["seconds"],
         ).sha256  # fmt: skip
     return written

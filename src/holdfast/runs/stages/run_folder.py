@@ -84,22 +84,18 @@ class RunFolder:
             for leftover in self.path.glob(f".{self.config.name}.*.tmp"):  # of a run killed while it wrote this file
                 leftover.unlink()
             if others := [entry for entry in self.path.iterdir() if entry.name != LOCK_FILE]:
-                raise ConfigError(
-                    f"output_dir {self.path} is not empty ({len(others)} entries) and not a run folder",
-                    remedy="choose another output_dir",
-                )
+                what = f"output_dir {self.path} is not empty ({len(others)} entries) and not a run folder"
+                raise ConfigError(what, remedy="choose another output_dir")
             return
         self._require_same(identity)
         if resume:
             return
         if self.result.exists():
-            raise ConfigError(
-                f"the run in {self.path} is finished", remedy="choose another output_dir; --resume shows its result"
-            )
+            what = f"the run in {self.path} is finished"
+            raise ConfigError(what, remedy="choose another output_dir; --resume shows its result")
         if self.started:
-            raise ConfigError(
-                f"{self.path} holds this run, unfinished", remedy="--resume continues it from its last checkpoint"
-            )
+            what = f"{self.path} holds this run, unfinished"
+            raise ConfigError(what, remedy="--resume continues it from its last checkpoint")
 
     def _require_same(self, identity: Mapping[str, Any]) -> None:
         data = read_plain_file(self.config, remedy="choose another output_dir or restore the file")
@@ -108,13 +104,10 @@ class RunFolder:
         if keys:
             listed = "; ".join(f"{key}: stored {before.get(key)!r}, now {now.get(key)!r}" for key in keys[:MAX_LISTED])
             more = "; ..." if len(keys) > MAX_LISTED else ""
-            raise CheckpointError(
-                f"{self.path} holds a run with other settings: {listed}{more}",
-                remedy="choose another output_dir, or restore these settings",
-            )
+            what = f"{self.path} holds a run with other settings: {listed}{more}"
+            raise CheckpointError(what, remedy="choose another output_dir, or restore these settings")
 
     def write_config(self, values: Mapping[str, Any]) -> None:
-        """Store the resolved settings."""
         write_text(self.config, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110))
 
     def finished(self) -> dict[str, Any] | None:
@@ -152,9 +145,8 @@ def disk_errors(what: str, checkpoints: Path) -> Iterator[None]:
         committed = CheckpointStore(checkpoints).checkpoints()
         kept = f"{committed[-1]} is kept" if committed else "no checkpoint was saved (train.save_strategy)"
         goes_on = "then --resume goes on from there" if committed else "then run it again"
-        raise ResourceError(
-            f"{what} could not be written: {error}; {kept}", remedy=f"free disk space, {goes_on}"
-        ) from error
+        problem = f"{what} could not be written: {error}; {kept}"
+        raise ResourceError(problem, remedy=f"free disk space, {goes_on}") from error
 
 
 @contextmanager
