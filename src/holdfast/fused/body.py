@@ -1,7 +1,5 @@
 """The layers of a model between token ids and last hidden states, run over packed rows, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial

@@ -5,8 +5,6 @@ current one; the allocator goes on counting the capture, and so frees no cached 
 user that does not exist; and the generator may stay in a mode in which it draws for captures alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any

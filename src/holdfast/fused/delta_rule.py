@@ -15,12 +15,10 @@ memory and of the traffic (docs/log.md), and products in place of a triangular s
 the place of theirs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +117,7 @@ class _Chunks:
     ratio: Tensor
 
     @classmethod
-    def of(cls, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> _Chunks:
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Self:
         q, k, v, b, c = (_chunks(x) for x in (query, key, value, beta.unsqueeze(-1), g.unsqueeze(-1)))
         c = c.cumsum(-2)
         upper = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=c.device).triu(1)

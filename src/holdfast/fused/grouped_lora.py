@@ -12,8 +12,6 @@ Group 0 writes to the parameters themselves; group g > 0 to leaves that share th
 moves both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

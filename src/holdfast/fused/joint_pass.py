@@ -12,8 +12,6 @@ Skipping inactive rows: a constraint's term is flat where its majorizer is, and 
 step, cheaper when most rows are inactive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

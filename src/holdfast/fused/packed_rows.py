@@ -4,8 +4,6 @@ Where they meet (see `row_mixing`) rows may have to be padded after all. They ar
 equally many rows, each padded to its own longest, so that short rows are not padded to the longest of all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -83,7 +81,7 @@ class Layout:
         """Every tensor by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sizes"}
 
-    def to(self, device: torch.device) -> Layout:
+    def to(self, device: torch.device) -> "Layout":
         """The same on a device."""
         moved = {name: to_device(tensor, device) for name, tensor in self.tensors().items()}
         return Layout(**moved, sizes=self.sizes)

@@ -5,8 +5,6 @@ by group the adapter's gradients, no matrix of which may be far off; a row must 
 model must be the same function in training as in evaluation, since the fused step runs it in evaluation mode.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ of few sizes (at most an eighth more tokens, a quarter where rows are padded), s
 recordings; the head, which depends on how many tokens are scored, stays outside.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from typing import Any

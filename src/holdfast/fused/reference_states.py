@@ -5,10 +5,8 @@ the adapter off, spares every step a forward over its safety rows. All rows are 
 of their own, so that what is kept does not depend on when a run was interrupted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -30,7 +28,7 @@ class ReferenceStates:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, passes: Any, examples: Sequence[Encoded], device: torch.device) -> ReferenceStates:
+    def of(cls, passes: Any, examples: Sequence[Encoded], device: torch.device) -> Self:
         """Pass over all examples with the adapter off.
 
         Args:

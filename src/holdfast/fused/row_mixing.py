@@ -8,8 +8,6 @@
 Everything else of a model works on single tokens and never sees padding.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The completion tokens of packed rows: where their predictions are, and to which row each belongs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +37,7 @@ class Scored:
         table = cells.index_copy(0, self.cell, values.double()).view(len(self.counts), self.width)
         return table[:, :first].sum(1)
 
-    def to(self, device: torch.device) -> Scored:
+    def to(self, device: torch.device) -> "Scored":
         """The same on a device."""
         at, targets, cell, counts = (to_device(t, device) for t in (self.at, self.targets, self.cell, self.counts))
         return Scored(at, targets, cell, counts, self.width)

@@ -3,8 +3,6 @@
 What cannot be told from names is measured (`probe`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

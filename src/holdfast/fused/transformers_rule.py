@@ -5,8 +5,6 @@ leads to the kernel and is left alone. So is a call with states before or after,
 chunk size, or keys and queries that are normalised already; further arguments mean nothing to the rule, there as here.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

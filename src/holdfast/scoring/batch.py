@@ -4,11 +4,9 @@ Everything stays on the device until the caller asks for it, and which tokens co
 waits for the device. The sums are those of `holdfast.scoring.completion`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -45,7 +43,7 @@ class Batch:
         device: torch.device,
         masked: bool = True,
         width: int | None = None,
-    ) -> Batch:
+    ) -> Self:
         """Pad to the longest row (to a multiple of `width`), find the scored tokens, and send both to the device.
 
         A mask of ones is left out: no mask means the same, and a model waits for the device to find that out.
@@ -77,7 +75,7 @@ class States:
     head: Head
 
     @classmethod
-    def of(cls, model: Any, batch: Batch) -> States:
+    def of(cls, model: Any, batch: Batch) -> Self:
         """Run the model; its own head is left out."""
         hidden = hidden_states(model, batch.inputs)
         return cls(hidden.flatten(0, 1).index_select(0, batch.at), Head(model))

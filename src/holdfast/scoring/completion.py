@@ -4,8 +4,6 @@ Three rules keep `loss_now - loss_reference` free of artefacts: the head and the
 off, and each example's sum is taken in float64 so that padding and batch composition do not matter.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -8,8 +8,6 @@
 | `kl_token`  | mean token KL from the reference to the model; the reference's is zero  |
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 The device is asked for its results once, at the end: while it works on a batch the host pads and sends the next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -45,7 +43,7 @@ class Forward:
         self.model, self.pad_token_id, self.batch_size = model, pad_token_id, batch_size
         self.device, self.precision = device, precision
 
-    def resized(self, batch_size: int) -> Forward:
+    def resized(self, batch_size: int) -> "Forward":
         """The same with other batches."""
         return Forward(
             self.model,

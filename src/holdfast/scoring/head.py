@@ -9,8 +9,6 @@ respect to the hidden states are computed together; only the latter is kept, and
 incoming number of each token. A trained head needs its own gradient: its logits are computed again in the backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,6 +23,9 @@ from holdfast.core.errors import UnsupportedError
 
 TOKEN_CHUNK = 512  # completion tokens whose logits exist at one time
 VOCABULARY_BLOCK = 16_384  # rows of a head in another dtype that are converted to float32 at one time
+
+Value = Callable[[Tensor, Tensor], Tensor]
+ValueAndGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def causal_lm(model: Any) -> Any:
@@ -251,10 +252,6 @@ def over_pieces(fused: ValueAndGradient, hidden: Tensor, other: Tensor) -> tuple
     """Values (tokens) and gradients (tokens, width) of all tokens, `TOKEN_CHUNK` at a time."""
     values, gradients = zip(*(fused(*piece) for piece in _pieces(hidden, other)), strict=True)
     return torch.cat(values), torch.cat(gradients)
-
-
-Value = Callable[[Tensor, Tensor], Tensor]
-ValueAndGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _over_chunks(head: Head, value: Value, fused: ValueAndGradient, hidden: Tensor, other: Tensor) -> Tensor:

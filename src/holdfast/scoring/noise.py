@@ -4,8 +4,6 @@ A second pass with another batch composition (other neighbours, other padding, o
 more so in bfloat16. tau must stay well above that, or numerical noise alone would spend the budget alpha.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

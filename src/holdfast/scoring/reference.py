@@ -9,8 +9,6 @@ hand: n = ln(0.001) / ln(0.95) = 135 rows find, with probability > 0.999, any ch
 which is the least that moves its violation rate by 5 points.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +17,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from random import SystemRandom
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from safetensors.torch import load, save
@@ -75,7 +73,7 @@ class ReferenceTable:
             return torch.zeros(len(self.ids), dtype=torch.float64)
         return in_unit(self.losses, constraint)
 
-    def rows(self, ids: Sequence[str]) -> ReferenceTable:
+    def rows(self, ids: Sequence[str]) -> "ReferenceTable":
         """The part of the table for these examples, in this order."""
         at = {example_id: i for i, example_id in enumerate(self.ids)}
         picked = [at[example_id] for example_id in ids]
@@ -91,7 +89,7 @@ class ReferenceTable:
         write_sealed(stem.with_suffix(".json"), record | {"losses_sha256": sha256(losses).hexdigest()})
 
     @classmethod
-    def load(cls, stem: Path) -> ReferenceTable:
+    def load(cls, stem: Path) -> Self:
         """Read a table; damage of either file is a `CheckpointError`."""
         try:
             record = read_sealed(stem.with_suffix(".json"))

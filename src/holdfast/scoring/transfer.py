@@ -1,7 +1,5 @@
 """Copies between host and device that nobody waits for: the device works on while the host prepares what is next."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

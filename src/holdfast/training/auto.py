@@ -1,7 +1,5 @@
 """`safety_dataset="auto"` in Python: the trainer asks its own model before it is built."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path

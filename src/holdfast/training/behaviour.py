@@ -6,8 +6,6 @@ step are a row of `events.jsonl`, written before the checkpoint of that step, so
 and asks only for what is missing.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -14,8 +14,6 @@ checkpoint or the new one, never a mixture:
 One process at a time changes a root (`RunLock`); several ranks may write into the staged folder.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,6 @@ holds `trainable.safetensors`, the adapter as PEFT writes it, `optimizer.*`, `sc
 all others.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

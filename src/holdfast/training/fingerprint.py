@@ -1,7 +1,5 @@
 """What a checkpoint is bound to: settings, data, tokenizer, base weights, reference; a change of any is refused."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import fields
 from enum import Enum

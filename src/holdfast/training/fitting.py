@@ -12,8 +12,6 @@ Side rows (safety, harmful) and evaluation take half as many rows a pass. Severa
 the run ends with the remedy.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Callable, Iterator

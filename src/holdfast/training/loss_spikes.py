@@ -18,8 +18,6 @@ A discarded step leaves weights, moments and the defense's memory as they were. 
 rule only reads the loss. A loss that is not finite is not its business (`nonfinite`).
 """
 
-from __future__ import annotations
-
 import math
 from statistics import median
 from typing import Any

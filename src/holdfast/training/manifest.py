@@ -4,8 +4,6 @@ The manifest carries the sha256 of its own content and must be, byte for byte, t
 renders to; so a changed byte anywhere in the folder, the manifest included, is noticed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 `Run` is composed of small objects and handed to defenses, which know it by the protocol in `hooks`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

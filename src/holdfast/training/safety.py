@@ -1,7 +1,5 @@
 """A safety set inside a training run: split, encoded, with its reference losses and its constraint."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Several processes train one model only if all of them have the same data and settings: compared before the start."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """The data of a run beside the task's: safety sets, harmful pairs, and which rows of them a step uses."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ accumulation are left alone. Under FSDP2 the engine reduces, and the task gradie
 off, so that two passes over the same rows see the same function, and a term of weight zero changes no bit of the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The state of a training run as plain structures of tensors and numbers, whole (not sharded), and back again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ What JSON cannot say is tagged: an object with the key `"$"` is `{"$": kind, ...
 not all strings, or that has the key `"$"` itself, is written as a list of pairs.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

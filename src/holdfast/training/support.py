@@ -1,7 +1,5 @@
 """Combinations in which the guarantee would not be computed correctly: refused by name, before anything is trained."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The prompts of a task data set as text, to prove that no certify prompt is among them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ loaded. The rest is composed: `run` is what defenses and engines see, `recorder`
 each step is the defense's business (`hooks`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
