@@ -242,14 +242,12 @@ def reference_table(
     *,
     stem: Path,
     cache: Path,
-    writer: bool,
     roles: Sequence[int] | None = None,
 ) -> ReferenceTable:
     """The table from the run folder, else from the cache, else measured; stored in both.
 
     Args:
         stem: `<run folder>/reference`, without suffix.
-        writer: whether this process writes files (rank 0).
         roles: how many of the examples each role has, one after the other; one role unless given.
     """
     shared = cache / sha256_json(dict(provenance))
@@ -261,7 +259,7 @@ def reference_table(
             break
     else:
         table = measure_reference(forward, examples, provenance, int(provenance["first_k"]))
-    if writer:
+    if rank() == 0:
         for place in (stem, shared):
             if not place.with_suffix(".json").exists():
                 table.save(place)

@@ -69,7 +69,6 @@ class CheckpointStore:
     def disk_guard(self, step: int) -> Iterator[None]:
         """Turn a failed write (disk full, file-size limit) into `ResourceError` and remove the staged files.
 
-        Wrap everything between `stage` and `commit` in it; the committed checkpoints are not touched.
         safetensors reports a full disk as its own error type, which is not an `OSError`.
         """
         try:
@@ -85,13 +84,7 @@ class CheckpointStore:
         """Seal the staged folder of `step` with a manifest and give it its final name.
 
         Args:
-            step: the step given to `stage`.
             fingerprint: what the checkpoint is bound to (hashes, settings); JSON values only.
-
-        Raises:
-            ConfigError: the fingerprint is not JSON.
-            CheckpointError: nothing was staged, or the staged folder holds a link or a special file.
-            ResourceError: the disk refused the write.
         """
         staged, final = self.staging(step), self.root / f"checkpoint-{step}"
         self._require_inside(staged)
@@ -122,21 +115,14 @@ class CheckpointStore:
             shutil.rmtree(aside, ignore_errors=True)
 
     def verify(self, path: Path) -> None:
-        """Check every byte of a checkpoint against its manifest.
-
-        Raises:
-            CheckpointError: naming the damaged, missing or extra file.
-        """
+        """Check every byte of a checkpoint against its manifest; the damaged, missing or extra file is named."""
         verify_folder(path)
 
     def latest(self, *, log: Callable[[str], None]) -> Path | None:
         """The newest checkpoint that verifies; damaged newer ones are renamed `quarantine-*` and logged.
 
-        Returns:
-            Its folder, or None when the root holds no checkpoint at all.
-
-        Raises:
-            CheckpointError: there are checkpoints, now or quarantined before, and none verifies.
+        None when the root holds no checkpoint at all. Where there are some, now or quarantined before, and none
+        verifies, that is an error.
         """
         self._restore_orphans()
         for path in reversed(self.checkpoints()):
@@ -168,11 +154,7 @@ class CheckpointStore:
         return read_manifest(path).fingerprint
 
     def require_same_fingerprint(self, path: Path, current: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint that belongs to other data, settings or code.
-
-        Raises:
-            CheckpointError: listing every differing key with its stored and current value.
-        """
+        """Refuse a checkpoint that belongs to other data, settings or code, listing every differing key."""
         differing = fingerprint_differences(self.fingerprint(path), current)
         if differing:
             listed = "; ".join(f"{key}: stored {old}, current {new}" for key, (old, new) in differing.items())

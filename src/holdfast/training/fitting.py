@@ -24,16 +24,12 @@ from torch import Tensor
 from holdfast.core.errors import ResourceError
 from holdfast.core.ranks import world
 from holdfast.data.encode import IGNORE
+from holdfast.models.library_errors import free_memory, out_of_memory
 from holdfast.training.hooks import Defense, Inputs, Items
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether torch ran out of memory; on the CPU that is a plain RuntimeError, told apart by its text alone."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def loss_is_scaled(run: Any, items: Items) -> bool:
@@ -71,11 +67,7 @@ class Fitting:
         self._noted.append((inputs, items))
 
     def step(self) -> Tensor:
-        """Accumulate the gradient of the micro-batch noted last, in as many parts as fit.
-
-        Raises:
-            ResourceError: a single row does not fit, or there are several processes.
-        """
+        """Accumulate the gradient of the micro-batch noted last, in as many parts as fit."""
         todo = self._noted[-1:]
         while True:
             failure = ""
@@ -92,7 +84,7 @@ class Fitting:
             for p in self._trainer.model.parameters():
                 p.grad = None
             self._trainer._total_train_tokens = self._tokens
-            _release()
+            release()
             todo = self._noted
 
     def _in_parts(self, inputs: Inputs, items: Items) -> Tensor:
@@ -102,16 +94,13 @@ class Fitting:
             return whole
         losses = []
         for part, share in split(inputs, self.parts):
-            self.share = 1.0 if self._adds_up(items) else share
+            # Where losses are divided by the tokens of the whole step, they add up.
+            self.share = 1.0 if items is not None and loss_is_scaled(self._trainer, items) else share
             try:
                 losses.append(passing(part, items))
             finally:
                 self.share = 1.0
         return torch.stack(losses).sum()
-
-    def _adds_up(self, items: Items) -> bool:
-        """Whether losses are divided by the tokens of the whole step."""
-        return items is not None and loss_is_scaled(self._trainer, items)
 
     @property
     def _step(self) -> int:
@@ -161,7 +150,7 @@ class Fitting:
                     raise
             setattr(self, name, now // 2)
             logger.warning("out of memory: %d rows at a time instead of %d (%s)", now // 2, now, name)
-            _release()
+            release()
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
@@ -195,7 +184,7 @@ def split(inputs: Inputs, parts: int) -> Iterator[tuple[Inputs, float]]:
             yield piece, count / total if total else 1.0 / len(pieces)
 
 
-def in_several_processes(error: BaseException) -> ResourceError | None:
+def in_several_processes(error: Exception) -> ResourceError | None:
     """The refusal that stands for running out of memory beside other processes; None for anything else."""
     if world() == 1 or not out_of_memory(error):
         return None
@@ -206,7 +195,7 @@ def in_several_processes(error: BaseException) -> ResourceError | None:
     )
 
 
-def _release() -> None:
+def release() -> None:
+    """Free what only cycles of references still hold, and hand the device's memory back."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_memory()

@@ -6,7 +6,6 @@ does, the constraints' to the sum. The engine is built at the first step and tri
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from holdfast.data.encode import Encoded
 from holdfast.fused.joint_pass import Found, JointPass
 from holdfast.fused.joint_pass import Term as JointTerm
 from holdfast.fused.packed_rows import Row, padded_rows
+from holdfast.training.fitting import release
 from holdfast.training.fused_setup import joint_pass, why_not
 from holdfast.training.hooks import Inputs, Items
 from holdfast.training.side_pass import RowLoss, TokenMean
@@ -57,10 +57,7 @@ class FusedEngine:
         joint = joint_pass(run)
         return joint if isinstance(joint, str) else cls(run, joint)
 
-    @staticmethod
-    def why_not(run: Run) -> str | None:
-        """Why this run's task loss is not the plain mean over its scored tokens, padded batch by padded batch."""
-        return why_not(run)
+    why_not = staticmethod(why_not)
 
     # -- one micro-batch ---------------------------------------------------------------------------------------------
 
@@ -86,9 +83,7 @@ class FusedEngine:
         run.engine = self._two_pass
         del self.joint
         self._degradations, self._gradients = {}, []
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release()
 
     def _accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool) -> Tensor:
         run = self._run

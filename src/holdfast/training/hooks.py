@@ -22,7 +22,7 @@ untouched), so accumulation, data parallelism and exact resuming are not a defen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.constraint.chance import Unit
     from holdfast.constraint.gradients import ParameterSpace
     from holdfast.scoring.forward import Forward
+    from holdfast.training.run import Progress, Theta0
     from holdfast.training.side_data import SideData
     from holdfast.training.step import StepEngine
 
@@ -48,49 +49,6 @@ Stage = Literal["align", "finetune", "posthoc"]
 Need = Literal["safety", "harmful", "unaligned"]
 """safety: a safety set, of which the constraint share is used; harmful: harmful pairs; unaligned: the weights before
 alignment."""
-
-
-class Progress(Protocol):
-    """Where a run is."""
-
-    micro: int
-    """Micro-batches of the step in progress that are through."""
-    items: Items
-    """Scored tokens of the step in progress."""
-
-    @property
-    def stage(self) -> str:
-        """`align` or `finetune`: what this run is."""
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps completed."""
-
-    @property
-    def epoch(self) -> float:
-        """Passes over the task data completed, with fractions."""
-
-    @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches of this step; the last of an epoch may have fewer."""
-
-    @property
-    def last_micro_batch(self) -> bool:
-        """Whether the optimizer steps after the micro-batch in progress."""
-
-
-class Theta0(Protocol):
-    """The model as it entered training."""
-
-    def active(self) -> AbstractContextManager[None]:
-        """A context in which the model is theta_0: its fresh adapter off, or its first weights put back meanwhile."""
-
-    def keep(self) -> None:
-        """Make `active` possible without a fresh adapter too; to be called in `initialise`."""
 
 
 class TrainingRun(Protocol):

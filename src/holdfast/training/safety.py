@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from holdfast.scoring.reference import ReferenceTable, cache_folder, data_sha256
 logger = logging.getLogger(__name__)
 
 DEFAULT = "safety"
+ROLES = ("constraint", "monitor", "certify")
 KL_AT_START = 1e-2  # nats per token; rounding between batch compositions stays well below
 
 
@@ -96,7 +97,7 @@ def named(value: Any, constraint: Any) -> dict[str, tuple[Any, ChanceConstraint]
 
 def _is_roles(value: Any) -> bool:
     """Whether a mapping is one ready-made split (a DatasetDict with our role names) rather than several sets."""
-    return isinstance(value, Mapping) and "constraint" in value and set(value) <= {"constraint", "monitor", "certify"}
+    return isinstance(value, Mapping) and "constraint" in value and set(value) <= set(ROLES)
 
 
 def as_split(value: Any, *, name: str, fractions: tuple[float, float, float], seed: int) -> Split:
@@ -104,10 +105,7 @@ def as_split(value: Any, *, name: str, fractions: tuple[float, float, float], se
     if isinstance(value, Split):
         return value
     if _is_roles(value):
-        roles = {
-            role: as_examples(value.get(role, ()), f"{name}/{role}") for role in ("constraint", "monitor", "certify")
-        }
-        return split_from_roles(roles["constraint"], roles["monitor"], roles["certify"])
+        return split_from_roles(*(as_examples(value.get(role, ()), f"{name}/{role}") for role in ROLES))
     return split_examples(as_examples(value, name), fractions=fractions, seed=seed)
 
 
@@ -184,36 +182,23 @@ def measure_all(trainer: Any) -> None:
             warn_of_free_degradation(one.constraint, one.name)
             if adapter_layers(trainer.model) and (note := likelihood_note(one.constraint)) is not None:
                 _announce(f"{one.name}: {note}")
-        measure(
-            one, trainer.run.forward, trainer._theta_0, run_dir=trainer.run_dir,
-            cache=cache_folder(trainer.args.reference_cache), seed=trainer.args.stream_seed,
-            micro_batch=trainer.run.side_rows, log=_announce,
-        )  # fmt: skip
+        _measure(one, trainer)
     if trainer.safety and not trainer.defense.constrains:
         _announce(f"defense {trainer.defense.name!r} does not enforce these limits: the run is only measured by them")
 
 
-def measure(
-    safety: SafetySet,
-    forward: Forward,
-    provenance: Mapping[str, Any],
-    *,
-    run_dir: Path,
-    cache: Path,
-    seed: int,
-    micro_batch: int,
-    log: Callable[[str], None],
-) -> None:
+def _measure(safety: SafetySet, trainer: Any) -> None:
     """Fill in reference losses and noise floor at theta_0, and hold the constraint's refusals against them."""
-    constraint, model = safety.constraint, forward.model
+    forward: Forward = trainer.run.forward
+    constraint, model, args = safety.constraint, forward.model, trainer.args
     require_unit_supported(model, constraint)
     with deterministic(model), forward.precision():
         require_understood_head(model, forward.batch(safety.constraint_set[:1]))
-    own = {**provenance, "data": data_sha256(safety.all_encoded), "first_k": constraint.first_k}
-    folder = safety.folder(run_dir)
+    own = {**trainer._theta_0, "data": data_sha256(safety.all_encoded), "first_k": constraint.first_k}
+    folder = safety.folder(trainer.run_dir)
     require_same(safety.split.record, folder)
     safety.reference = reference_table(
-        forward, safety.all_encoded, own, stem=folder / "reference", cache=cache, writer=rank() == 0,
+        forward, safety.all_encoded, own, stem=folder / "reference", cache=cache_folder(args.reference_cache),
         roles=(len(safety.constraint_set), len(safety.monitor_set)),
     )  # fmt: skip
     if rank() == 0:
@@ -223,24 +208,23 @@ def measure(
     cut = len(safety.constraint_set)
     safety.constraint_reference, safety.monitor_reference = losses[:cut], losses[cut:]
     # In training's batch size: kernels differ between shapes, and with them the last bits.
-    training = forward.resized(micro_batch)
-    safety.noise_floor = noise_floor(training, safety.constraint_set, safety.constraint_reference, constraint, seed)
+    training = forward.resized(trainer.run.side_rows)
+    safety.noise_floor = noise_floor(
+        training, safety.constraint_set, safety.constraint_reference, constraint, args.stream_seed
+    )
     if constraint.unit == "kl_token" and safety.noise_floor > KL_AT_START:
         raise UnsupportedError(
             f"unit 'kl_token' at the start is {safety.noise_floor:.2g} instead of 0: switching the adapter off does "
             "not give the model that enters training (it starts from a trained adapter)",
             remedy="merge that adapter first (the trainer then starts a fresh one), or use unit nll_token",
         )
-    log(f"{safety.name}: {constraint.describe()}")
-    log(
+    _announce(f"{safety.name}: {constraint.describe()}")
+    _announce(
         f"{safety.name}: {cut} constraint, {len(safety.monitor_set)} monitor, {len(safety.split.certify)} certify "
         f"examples; noise floor at theta_0 {safety.noise_floor:.2g} (unit {constraint.unit}, 99% quantile of |D|)"
     )
-    if safety.n_truncated:
-        log(
-            f"{safety.name}: {safety.n_truncated} examples are cut at max_length; their degradation covers the kept "
-            "part"
-        )
+    if cut_short := safety.n_truncated:
+        _announce(f"{safety.name}: {cut_short} examples are cut at max_length; their degradation covers the kept part")
     require_tau_above_noise(constraint, safety.noise_floor)
 
 

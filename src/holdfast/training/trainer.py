@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from trl import SFTConfig
 from trl.trainer.utils import create_model_from_path
@@ -23,15 +22,14 @@ from holdfast.training.auto import AUTO, constraints_of, screened, watch_screene
 from holdfast.training.behaviour import require_monitor
 from holdfast.training.checkpointing import CheckpointMixin
 from holdfast.training.config import SafeSFTConfig
-from holdfast.training.fingerprint import theta_0_provenance
+from holdfast.training.fingerprint import require_same_inputs, theta_0_provenance
 from holdfast.training.fitting import Fitting, in_several_processes, loss_is_scaled
 from holdfast.training.fused_setup import BATCH
 from holdfast.training.hooks import Defense, Items, make_defense
 from holdfast.training.monitored import MonitoredTrainer
 from holdfast.training.monitoring import SafetyMonitor, StepRecorder
-from holdfast.training.run import Run
+from holdfast.training.run import Run, torch_optimizer
 from holdfast.training.safety import SafetySet
-from holdfast.training.same_inputs import require_same_inputs
 from holdfast.training.side_data import SideData, require_side_data, require_stage
 from holdfast.training.task_prompts import require_task_tokenizer, trained_texts
 
@@ -156,7 +154,7 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Let the defense attach to the optimizer as soon as it exists."""
         optimizer = super().create_optimizer(*args, **kwargs)
-        raw = _raw(optimizer)
+        raw = torch_optimizer(optimizer)
         if self._attached_to is not raw:
             self._attached_to = raw
             self.defense.attach(self.run)
@@ -172,12 +170,12 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         self._step_model, run.progress.items = model, items
         run.fitting.begin(inputs, items, run.progress.micro)
         loss = defense.micro_step(run, inputs, items)
-        self.recorder.add_loss(loss, float(_raw(self.optimizer).param_groups[0]["lr"]))
+        self.recorder.add_loss(loss, float(torch_optimizer(self.optimizer).param_groups[0]["lr"]))
         run.progress.micro += 1
         if self.accelerator.sync_gradients:
             run.progress.micro = 0
             if self.recorder.spikes_now():
-                _raw(self.optimizer).zero_grad(set_to_none=True)  # then it touches neither weights nor moments
+                torch_optimizer(self.optimizer).zero_grad(set_to_none=True)  # then it moves neither weights nor moments
                 defense.skip_step(run)
             else:
                 defense.on_gradient(run)
@@ -213,9 +211,3 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
     def loss_divisor(self, items: Items) -> int:
         """What `Trainer.training_step` divides a micro-batch's loss by; a defense's own term is scaled already."""
         return 1 if loss_is_scaled(self, items) else int(self.current_gradient_accumulation_steps)
-
-
-def _raw(optimizer: Any) -> torch.optim.Optimizer:
-    """The torch optimizer inside accelerate's wrapper."""
-    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-    return inner
