@@ -6,14 +6,14 @@ of their own, so that what is kept does not depend on when a run was interrupted
 """
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from holdfast.data.encode import Encoded
-from holdfast.fused.packed_rows import encoded_rows
-from holdfast.fused.scored_tokens import scored
+from holdfast.fused.body import EagerPasses
+from holdfast.fused.packed_rows import encoded_rows, scored
 from holdfast.scoring.transfer import to_device
 
 LIMIT = 2 * 2**30  # bytes of host memory
@@ -28,12 +28,8 @@ class ReferenceStates:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, passes: Any, examples: Sequence[Encoded], device: torch.device) -> Self:
-        """Pass over all examples with the adapter off.
-
-        Args:
-            passes: `EagerPasses` over the model.
-        """
+    def of(cls, passes: EagerPasses, examples: Sequence[Encoded], device: torch.device) -> Self:
+        """Pass over all examples with the adapter off."""
         unique = {example.id: example for example in examples}
         ordered = sorted(unique.values(), key=lambda e: (len(e.input_ids), e.id))
         parts, places, start = [], {}, 0

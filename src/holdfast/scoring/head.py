@@ -36,14 +36,7 @@ def causal_lm(model: Any) -> Any:
 
 
 class Head:
-    """The language-model head in float32, with the model's logit scaling and soft cap.
-
-    Attributes:
-        weight: (vocabulary, width), whole also where the model is sharded.
-        bias: (vocabulary), or None.
-        scale: factor on the logits.
-        cap: `cap tanh(logits / cap)` is what the model returns; None without.
-    """
+    """The language-model head in float32, with the model's logit scaling and soft cap."""
 
     def __init__(self, model: Any) -> None:
         inner = causal_lm(model)
@@ -60,10 +53,10 @@ class Head:
                 remedy="take the head (lm_head) out of target_modules",
             )
         bias = getattr(layer, "bias", None)
-        self.weight: Tensor = _whole(layer.weight)
-        self.bias: Tensor | None = None if bias is None else _whole(bias)
+        self.weight: Tensor = _whole(layer.weight)  # (vocabulary, width)
+        self.bias: Tensor | None = None if bias is None else _whole(bias)  # (vocabulary)
         text = inner.config.get_text_config()
-        self.cap: float | None = getattr(text, "final_logit_softcapping", None)
+        self.cap: float | None = getattr(text, "final_logit_softcapping", None)  # logits: `cap tanh(logits / cap)`
         self.scale = _logit_scale(text)
 
     @property
@@ -99,9 +92,6 @@ class Head:
             d_log_softmax.mul_(slope)
         with torch.autocast(d_log_softmax.device.type, enabled=False):  # which would round both factors to bfloat16
             return float32_product(d_log_softmax, self.weight)
-
-
-# -- products with the weight in float32 -------------------------------------------------------------------------------
 
 
 def float32_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -169,9 +159,6 @@ def _logit_scale(text_config: Any) -> float:
     if scaling is None:
         return 1.0
     return float(scaling) if text_config.model_type == "hyperclovax" else 1.0 / float(scaling)
-
-
-# -- token losses ------------------------------------------------------------------------------------------------------
 
 
 def token_nll(head: Head, hidden: Tensor, targets: Tensor) -> Tensor:

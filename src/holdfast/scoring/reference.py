@@ -1,4 +1,4 @@
-"""Reference losses: every safety example at theta_0, measured once, bound to what they were measured on.
+"""Reference losses: every safety example at theta_0, measured once, bound to what they were measured on; their noise.
 
 A table is stored as `reference.safetensors` (losses) and `reference.json` (example ids and provenance). It is reused
 only where every provenance key agrees; a table that claims to match is measured again on rows drawn at random.
@@ -10,7 +10,6 @@ which is the least that moves its violation rate by 5 points.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +28,9 @@ from holdfast.core.files import read_plain_file, write_bytes
 from holdfast.core.hashing import sha256_json, sha256_lines
 from holdfast.core.ranks import barrier, gather_objects, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
+from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
+from holdfast.models.embedded import cache_root
 from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit
 from holdfast.scoring.forward import Forward
@@ -39,6 +40,7 @@ FORGED_SHARE, MISSED = 0.05, 0.001
 SPOT_CHECK = math.ceil(math.log(MISSED) / math.log(1 - FORGED_SHARE))
 """Rows of a role that are measured again: a share of 5 % that was changed is missed with probability < 0.001."""
 VERSION = 2
+NOISE_QUANTILE, NOISE_SAMPLE = 0.99, 256
 
 
 class Gaps(NamedTuple):
@@ -202,14 +204,8 @@ def _require_rows(table: ReferenceTable, examples: Sequence[Encoded], where: Pat
 
 
 def cache_folder(configured: str | None) -> Path:
-    """Where tables are shared between runs: `reference` in `cache_root`."""
-    return cache_root(configured) / "reference"
-
-
-def cache_root(configured: str | None) -> Path:
-    """What runs share: the setting, else `HOLDFAST_CACHE`, else ~/.cache/holdfast."""
-    root = configured or os.environ.get("HOLDFAST_CACHE") or str(Path.home() / ".cache" / "holdfast")
-    return Path(root).expanduser()
+    """Where tables are shared between runs: `reference` in the setting, or in holdfast's cache."""
+    return (Path(configured) if configured else cache_root()).expanduser() / "reference"
 
 
 def _stored(place: Path, provenance: Mapping[str, Any], examples: Sequence[Encoded]) -> ReferenceTable | None:
@@ -265,3 +261,17 @@ def reference_table(
                 table.save(place)
     barrier()
     return table
+
+
+def noise_floor(
+    forward: Forward, examples: Sequence[Encoded], reference: Tensor, constraint: ChanceConstraint, seed: int
+) -> float:
+    """The 99 % quantile of |D_i| at theta_0, where each is zero by definition, in the constraint's unit.
+
+    A second pass over at most 256 examples in another batch composition (other neighbours, other padding, other
+    kernels) moves each loss a little, more so in bfloat16. tau must stay well above that, or numerical noise alone
+    would spend the budget alpha.
+    """
+    chosen = sorted(generator(seed, "noise floor").permutation(len(examples))[:NOISE_SAMPLE].tolist())
+    found = forward.degradations([examples[i] for i in chosen], reference[chosen], constraint, shuffle=seed)
+    return float(torch.quantile(found.abs(), NOISE_QUANTILE))

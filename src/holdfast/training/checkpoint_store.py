@@ -25,23 +25,15 @@ from safetensors import SafetensorError
 
 from holdfast.core.errors import CheckpointError, ResourceError
 from holdfast.core.files import fsync_path
-from holdfast.training.manifest import (
-    fingerprint_differences,
-    plain_fingerprint,
-    read_manifest,
-    verify_folder,
-    write_manifest,
-)
+from holdfast.training import manifest
 
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in `root`.
+    """The checkpoints of one run, in `root`, which the first `stage` creates.
 
-    Args:
-        root: the folder that holds them; created by the first `stage`. It may itself be a symbolic link
-            (a run on a larger disk); below it no link that leads outside is written through.
+    It may itself be a symbolic link (a run on a larger disk); below it no link that leads outside is written through.
     """
 
     def __init__(self, root: Path) -> None:
@@ -81,18 +73,14 @@ class CheckpointStore:
             ) from error
 
     def commit(self, step: int, *, fingerprint: Mapping[str, Any]) -> Path:
-        """Seal the staged folder of `step` with a manifest and give it its final name.
-
-        Args:
-            fingerprint: what the checkpoint is bound to (hashes, settings); JSON values only.
-        """
+        """Seal the staged folder with a manifest, bind it to `fingerprint` (JSON) and give it its final name."""
         staged, final = self.staging(step), self.root / f"checkpoint-{step}"
         self._require_inside(staged)
-        plain = plain_fingerprint(fingerprint)
+        plain = manifest.plain_fingerprint(fingerprint)
         with self.disk_guard(step):
             if not staged.is_dir():
                 raise CheckpointError(f"{staged} does not exist", remedy="call stage(step) before commit")
-            write_manifest(staged, step=step, fingerprint=plain)
+            manifest.write_manifest(staged, step=step, fingerprint=plain)
             self._publish(staged, final)
         return final
 
@@ -116,7 +104,7 @@ class CheckpointStore:
 
     def verify(self, path: Path) -> None:
         """Check every byte of a checkpoint against its manifest; the damaged, missing or extra file is named."""
-        verify_folder(path)
+        manifest.verify_folder(path)
 
     def latest(self, *, log: Callable[[str], None]) -> Path | None:
         """The newest checkpoint that verifies; damaged newer ones are renamed `quarantine-*` and logged.
@@ -150,12 +138,11 @@ class CheckpointStore:
         return target
 
     def fingerprint(self, path: Path) -> dict[str, Any]:
-        """The fingerprint given to `commit`."""
-        return read_manifest(path).fingerprint
+        return manifest.read_manifest(path).fingerprint
 
     def require_same_fingerprint(self, path: Path, current: Mapping[str, Any]) -> None:
         """Refuse a checkpoint that belongs to other data, settings or code, listing every differing key."""
-        differing = fingerprint_differences(self.fingerprint(path), current)
+        differing = manifest.fingerprint_differences(self.fingerprint(path), current)
         if differing:
             listed = "; ".join(f"{key}: stored {old}, current {new}" for key, (old, new) in differing.items())
             raise CheckpointError(
@@ -164,12 +151,7 @@ class CheckpointStore:
             )
 
     def rotate(self, keep: int | None, protect: set[Path]) -> None:
-        """Delete the oldest checkpoints until `keep` are left, never the newest nor a protected one.
-
-        Args:
-            keep: how many to leave, protected ones counted; None leaves all.
-            protect: folders to leave in any case (the best so far).
-        """
+        """Delete the oldest checkpoints until `keep` are left (None: all), never the newest nor a protected one."""
         if keep is None:
             return
         committed = self.checkpoints()

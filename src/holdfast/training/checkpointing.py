@@ -19,18 +19,11 @@ from holdfast.core.errors import CheckpointError
 from holdfast.core.files import write_json
 from holdfast.core.ranks import barrier, gather_objects, rank, world
 from holdfast.models.fingerprint import adapter_settings
+from holdfast.training import snapshot
 from holdfast.training.checkpoint_store import CheckpointStore
 from holdfast.training.fingerprint import argument_fingerprint, dataset_sha256
 from holdfast.training.hooks import Defense
 from holdfast.training.run import Run, torch_optimizer
-from holdfast.training.snapshot import (
-    all_weights,
-    load_optimizer_state,
-    load_trainable,
-    optimizer_state,
-    save_trainable,
-    trainable_weights,
-)
 from holdfast.training.state_files import capture_rng, load_state, restore_rng, save_state
 
 logger = logging.getLogger(__name__)
@@ -48,7 +41,6 @@ class CheckpointMixin(Trainer):
 
     @property
     def store(self) -> CheckpointStore:
-        """The checkpoints of this run."""
         return CheckpointStore(Path(self.args.output_dir))
 
     def fingerprint(self) -> dict[str, Any]:
@@ -68,8 +60,6 @@ class CheckpointMixin(Trainer):
             **self.run.data.fingerprint(),
         }
 
-    # -- writing ---------------------------------------------------------------------------------------------------
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Stage, seal and publish `checkpoint-<step>`."""
         step, store = int(self.state.global_step), self.store
@@ -84,7 +74,9 @@ class CheckpointMixin(Trainer):
         if rank() == 0:
             self._locate_best()
             with store.disk_guard(step):
-                self._write_trainer_state(folder)
+                states = {name: [c.state() for c in group] for name, group in self._stateful_callbacks().items()}
+                self.state.stateful_callbacks = {**states, "TrainerControl": self.control.state()}
+                self.state.save_to_json(str(folder / "trainer_state.json"))
                 self._write_readable(folder, weights)
             self.recorder.log_file().sync()
             store.commit(step, fingerprint=self.fingerprint())
@@ -103,24 +95,18 @@ class CheckpointMixin(Trainer):
 
     def _write_state(self, folder: Path) -> dict[str, Any]:
         """Write what a resumed run reads back and return the trained weights; gathering shards needs every rank."""
-        weights = trainable_weights(self.model)
-        optimizer = optimizer_state(torch_optimizer(self.optimizer))
+        weights = snapshot.trainable_weights(self.model)
+        optimizer = snapshot.optimizer_state(torch_optimizer(self.optimizer))
         defense = self.defense.state_dict()
         save_state(folder / f"rng-{rank()}", capture_rng())
         if rank() == 0:
-            save_trainable(weights, folder)
+            snapshot.save_trainable(weights, folder)
             save_state(folder / "optimizer", optimizer)
             save_state(folder / "scheduler", self.lr_scheduler.state_dict())
             save_state(folder / "defense", defense)
-            save_state(
-                folder / "course", {"spikes": self.recorder.spikes.state_dict(), "memory": self.run.fitting.figures()}
-            )
+            course = {"spikes": self.recorder.spikes.state_dict(), "memory": self.run.fitting.figures()}
+            save_state(folder / "course", course)
         return weights
-
-    def _write_trainer_state(self, folder: Path) -> None:
-        states = {name: [c.state() for c in group] for name, group in self._stateful_callbacks().items()}
-        self.state.stateful_callbacks = {**states, "TrainerControl": self.control.state()}
-        self.state.save_to_json(str(folder / "trainer_state.json"))
 
     def _locate_best(self) -> None:
         """Point at the best checkpoint in this folder, where it is or is about to be: the run may have been moved."""
@@ -155,7 +141,8 @@ class CheckpointMixin(Trainer):
             with self.defense.saved_form(self.run):
                 super().save_model(output_dir, _internal_call)
             return
-        state = trainable_weights(self.model) if hasattr(self.model, "peft_config") else all_weights(self.model)
+        gathered = snapshot.trainable_weights if hasattr(self.model, "peft_config") else snapshot.all_weights
+        state = gathered(self.model)
         if self.args.should_save:
             self._save(output_dir, state_dict=state)
         barrier()
@@ -169,8 +156,6 @@ class CheckpointMixin(Trainer):
         if (folder / PICKLED_ARGUMENTS).exists():
             (folder / PICKLED_ARGUMENTS).unlink()
             write_json(folder / "training_args.json", argument_fingerprint(self.args))
-
-    # -- reading ---------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's; a checkpoint is verified and compared with this run before anything is loaded."""
@@ -202,18 +187,18 @@ class CheckpointMixin(Trainer):
         if not self._measured:
             self.measure_reference()
             self.store.require_same_fingerprint(Path(resume_from_checkpoint), self.fingerprint())
-        load_trainable(self.model if model is None else model, Path(resume_from_checkpoint))
+        snapshot.load_trainable(self.model if model is None else model, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         folder = Path(self.state.best_model_checkpoint)
         CheckpointStore(folder.parent).verify(folder)
-        load_trainable(self.model, folder)
+        snapshot.load_trainable(self.model, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
         folder = Path(checkpoint)
-        load_optimizer_state(torch_optimizer(self.optimizer), load_state(folder / "optimizer"))
+        snapshot.load_optimizer_state(torch_optimizer(self.optimizer), load_state(folder / "optimizer"))
         self.lr_scheduler.load_state_dict(load_state(folder / "scheduler"))
         self.defense.load_state_dict(load_state(folder / "defense"))
         if (folder / "course.json").exists():  # not in checkpoints of earlier versions

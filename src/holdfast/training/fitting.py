@@ -58,8 +58,6 @@ class Fitting:
         self._noted: list[tuple[Inputs, Items]] = []
         self._tokens = 0
 
-    # -- the task's micro-batches ------------------------------------------------------------------------------------
-
     def begin(self, inputs: Inputs, items: Items, micro: int) -> None:
         """Note the micro-batch that comes next, the first of a step being number 0."""
         if micro == 0:
@@ -74,7 +72,7 @@ class Fitting:
             try:
                 losses = [self._in_parts(inputs, items) for inputs, items in todo]
             except RuntimeError as error:
-                if not out_of_memory(error) or self._reason_against():
+                if not out_of_memory(error) or not self._divisible():
                     raise
                 failure = str(error)
             if not failure:
@@ -106,14 +104,11 @@ class Fitting:
     def _step(self) -> int:
         return int(self._trainer.state.global_step) + 1
 
-    def _reason_against(self) -> str:
-        """Why micro-batches cannot be divided; empty where they can."""
+    def _divisible(self) -> bool:
+        """Whether micro-batches can be divided: one process, and losses that are sums over rows (no router's)."""
         trainer, defense = self._trainer, self._trainer.defense
-        if world() > 1:
-            return "several processes"
-        if not defense.linear or type(defense).extra_loss is not Defense.extra_loss:
-            return f"defense {defense.name!r}"
-        return "the router's loss, which is no sum over rows" if getattr(trainer, "aux_loss_enabled", False) else ""
+        summed = defense.linear and type(defense).extra_loss is Defense.extra_loss
+        return world() == 1 and summed and not getattr(trainer, "aux_loss_enabled", False)
 
     def _halve_task(self, inputs: Inputs, failure: str) -> None:
         rows = len(inputs["input_ids"])
@@ -129,8 +124,6 @@ class Fitting:
             "out of memory: from step %d on, micro-batches are passed over in %d parts; the batch stays %d rows",
             self._step, self.parts, self._trainer.run.data.task_batch,
         )  # fmt: skip
-
-    # -- side rows and evaluation --------------------------------------------------------------------------------------
 
     def side(self, rows: int, passing: Callable[[int], T]) -> T:
         """A pass over side rows, with at most so many rows at a time that it fits; to be repeatable as a whole."""
@@ -151,8 +144,6 @@ class Fitting:
             setattr(self, name, now // 2)
             logger.warning("out of memory: %d rows at a time instead of %d (%s)", now // 2, now, name)
             release()
-
-    # -- what is kept --------------------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, int]:
         """What was made smaller; empty where everything fitted."""

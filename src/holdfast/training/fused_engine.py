@@ -49,8 +49,6 @@ class FusedEngine:
     def name(self) -> str:
         return "fused, recorded" if getattr(self.joint.passes, "recording", False) else "fused"
 
-    # -- whether it can be used --------------------------------------------------------------------------------------
-
     @classmethod
     def make(cls, run: Run) -> FusedEngine | str:
         """The engine, tried on a few rows; or why there is none, on any process."""
@@ -58,8 +56,6 @@ class FusedEngine:
         return joint if isinstance(joint, str) else cls(run, joint)
 
     why_not = staticmethod(why_not)
-
-    # -- one micro-batch ---------------------------------------------------------------------------------------------
 
     def accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool = False) -> Tensor:
         """Both batches in one pass. Where it runs out of memory under `step: auto`, all later steps take two passes.
@@ -165,8 +161,6 @@ class FusedEngine:
         sum_in_place([*own, *(g for vector in self._gradients for g in vector)])
         torch._foreach_div_(own, float(world()))
 
-    # -- what it measured --------------------------------------------------------------------------------------------
-
     def measure(self, terms: Mapping[str, Term]) -> StepMeasurement:
         """As accumulated; a constraint that no micro-batch was told of is passed over by itself."""
         missing = {name: term for name, term in terms.items() if name not in self._degradations}
@@ -184,8 +178,6 @@ class FusedEngine:
         """A gradient in the order of the trainable parameters."""
         by_id = {id(p): g for p, g in zip(self._adapted(), gradient, strict=True)}
         return [by_id[id(p)] for p in self._run.space().params]
-
-    # -- rows beside the task ----------------------------------------------------------------------------------------
 
     def side_gradient(self, rows: Sequence[Encoded], loss: RowLoss) -> tuple[Tensor, Vector]:
         """Over packed rows where the loss has that form."""

@@ -55,40 +55,31 @@ class TrainingRun(Protocol):
     """The run as a defense sees it; `holdfast.training.run.Run` is one."""
 
     @property
-    def model(self) -> Any:
-        """Unwrapped, with its adapter."""
+    def model(self) -> Any: ...  # unwrapped, with its adapter
 
     @property
-    def args(self) -> Any:
-        """`SafeSFTConfig`."""
+    def args(self) -> Any: ...  # `SafeSFTConfig`
 
     @property
-    def optimizer(self) -> Any:
-        """Made before `attach`."""
+    def optimizer(self) -> Any: ...  # made before `attach`
 
     @property
-    def progress(self) -> Progress:
-        """Where the run is."""
+    def progress(self) -> Progress: ...  # where the run is
 
     @property
-    def data(self) -> SideData:
-        """Safety sets, harmful pairs, and which rows of them a step uses."""
+    def data(self) -> SideData: ...  # safety sets, harmful pairs, and which rows of them a step uses
 
     @property
-    def theta_0(self) -> Theta0:
-        """The reference."""
+    def theta_0(self) -> Theta0: ...  # the reference
 
     @property
-    def engine(self) -> StepEngine:
-        """Computes gradients: of the task, the constraints, and rows beside them."""
+    def engine(self) -> StepEngine: ...  # computes gradients: of the task, the constraints, and rows beside them
 
     @property
-    def forward(self) -> Forward:
-        """How this run passes over rows without a gradient: padding, batch size, device, precision."""
+    def forward(self) -> Forward: ...  # passes over rows without a gradient: padding, batch size, device, precision
 
     @property
-    def folder(self) -> Path:
-        """Of the run's files."""
+    def folder(self) -> Path: ...  # of the run's files
 
     def other_loss(self) -> str | None:
         """What makes the task loss another than the mean NLL over the scored tokens of a batch; None where it is that.
@@ -181,11 +172,9 @@ class Defense:
     def task_loss(
         self, run: TrainingRun, model: Any, inputs: Inputs, items: Items, default: Callable[[], Tensor]
     ) -> Tensor:
-        """The loss of this micro-batch, scaled as its part of the step (see `SideData.token_share`).
+        """The loss of this micro-batch, scaled as its part of the step (see `SideData.token_share`); `default`: TRL's.
 
-        Args:
-            model: as wrapped for data parallelism.
-            default: TRL's loss.
+        `model` is wrapped for data parallelism.
         """
         return default()
 

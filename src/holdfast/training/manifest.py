@@ -22,19 +22,12 @@ ANOTHER = "resume from another checkpoint, or start again in a new output_dir"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says.
+    """What a manifest says."""
 
-    Attributes:
-        schema: layout version of the checkpoint folder.
-        step: the optimizer step the checkpoint was taken after.
-        files: relative POSIX name -> `{"sha256": hex, "size": bytes}`, for every other file.
-        fingerprint: hashes and settings the checkpoint is bound to.
-    """
-
-    schema: int
-    step: int
-    files: dict[str, dict[str, Any]]
-    fingerprint: dict[str, Any]
+    schema: int  # layout version of the checkpoint folder
+    step: int  # the optimizer step the checkpoint was taken after
+    files: dict[str, dict[str, Any]]  # relative POSIX name -> `{"sha256": hex, "size": bytes}`, of every other file
+    fingerprint: dict[str, Any]  # hashes and settings the checkpoint is bound to
 
 
 def write_manifest(folder: Path, *, step: int, fingerprint: dict[str, Any]) -> None:

@@ -23,17 +23,12 @@ from holdfast.training.step import StepEngine, choose_engine
 
 
 class Progress:
-    """Where a run is.
-
-    Attributes:
-        micro: micro-batches of the step in progress that are through.
-        items: scored tokens of the step in progress.
-    """
+    """Where a run is."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.micro = 0
-        self.items: Items = None
+        self.micro = 0  # micro-batches of the step in progress that are through
+        self.items: Items = None  # scored tokens of the step in progress
 
     @property
     def stage(self) -> str:
@@ -109,9 +104,7 @@ class Run:
     """A training run, as engines see it and, by the protocol `hooks.TrainingRun`, defenses.
 
     Attributes:
-        fitting: how large passes may be, after what memory has allowed so far.
-        step_declined: why this model or these settings do not allow fused steps; None where they do, or none were
-            asked for.
+        step_declined: why fused steps are not possible; None where they are, or none were asked for.
     """
 
     def __init__(self, trainer: Any, data: SideData, fitting: Fitting) -> None:

@@ -29,9 +29,8 @@ from holdfast.training.hooks import Defense, Items, make_defense
 from holdfast.training.monitored import MonitoredTrainer
 from holdfast.training.monitoring import SafetyMonitor, StepRecorder
 from holdfast.training.run import Run, torch_optimizer
-from holdfast.training.safety import SafetySet
+from holdfast.training.safety import SafetySet, trained_texts
 from holdfast.training.side_data import SideData, require_side_data, require_stage
-from holdfast.training.task_prompts import require_task_tokenizer, trained_texts
 
 
 class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
@@ -86,7 +85,7 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         self._measured = False
         # The task's texts get no name here: it would keep them in memory while TRL prepares the task.
         splits = safety_sets.splits_of(safety_dataset, constraint, args, trained_texts(kwargs, args, harmful_dataset))
-        require_task_tokenizer(args, kwargs)
+        safety_sets.require_task_tokenizer(args, kwargs)
         strategy, self._safety_only_evaluation = args.eval_strategy, kwargs.get("eval_dataset") is None and bool(splits)
         if self._safety_only_evaluation:  # the Trainer demands an evaluation set; the monitor split is one
             args.eval_strategy = "no"
@@ -122,7 +121,6 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
 
     @property
     def safety(self) -> dict[str, SafetySet]:
-        """Safety sets by name."""
         return self.run.data.safety
 
     def measure_reference(self) -> None:
@@ -130,8 +128,6 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         if not self._measured:
             self._measured = True
             safety_sets.measure_all(self)
-
-    # -- training ----------------------------------------------------------------------------------------------------
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's; then behaviour is measured, and the defense may change the trained model."""
