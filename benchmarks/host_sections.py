@@ -12,7 +12,7 @@ from unittest import mock
 from holdfast.auditing.pair import Pair
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.windows import Windows
-from holdfast.scoring.batch import Batch
+from holdfast.scoring.completion import Batch
 from holdfast.scoring.transfer import OnHost
 
 

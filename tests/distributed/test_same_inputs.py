@@ -7,7 +7,7 @@ import json
 import pytest
 
 from holdfast.core.errors import DataError
-from holdfast.training.same_inputs import require_equal
+from holdfast.training.fingerprint import require_equal
 from tests import forkserver
 from tests.distributed import other_inputs
 from tests.distributed.other_inputs import CASES

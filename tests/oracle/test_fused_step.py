@@ -9,7 +9,7 @@ import torch
 from peft import get_peft_model
 
 import holdfast as hf
-from holdfast.fused import transformers_rule
+from holdfast.fused import delta_rule
 from holdfast.training.fused_engine import FusedEngine
 from tests import hybrid, rounding, tiny
 from tests.unit.trainers.building import build, weights
@@ -128,8 +128,8 @@ def test_it_is_the_same_with_more_micro_batches_than_safety_rows(tmp_path):
 
 def test_it_is_the_same_on_a_hybrid_model(tmp_path, monkeypatch):
     calls: list[Any] = []
-    rule = transformers_rule.gated_delta_rule  # type: ignore[attr-defined]
-    monkeypatch.setattr(transformers_rule, "gated_delta_rule", lambda *args: calls.append(len(args)) or rule(*args))
+    rule = delta_rule.gated_delta_rule
+    monkeypatch.setattr(delta_rule, "gated_delta_rule", lambda *args: calls.append(len(args)) or rule(*args))
 
     def make() -> dict[str, Any]:
         return {"model": hybrid.model(), "peft_config": hybrid.lora()}

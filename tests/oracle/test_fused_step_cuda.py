@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.fused import transformers_rule
+from holdfast.fused import delta_rule
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.packed_rows import encoded_rows
@@ -68,8 +68,8 @@ def test_float32_gradients_are_those_of_two_passes(tmp_path, graphs, checkpointi
 @pytest.mark.parametrize("graphs", ["off", "on"])
 def test_bfloat16_gradients_are_within_the_noise_of_two_passes(tmp_path, monkeypatch, graphs, checkpointing, kind):
     calls: list[Any] = []
-    rule = transformers_rule.gated_delta_rule  # type: ignore[attr-defined]
-    monkeypatch.setattr(transformers_rule, "gated_delta_rule", lambda *args: calls.append(len(args)) or rule(*args))
+    rule = delta_rule.gated_delta_rule
+    monkeypatch.setattr(delta_rule, "gated_delta_rule", lambda *args: calls.append(len(args)) or rule(*args))
     common = {"dtype": torch.bfloat16, "gradient_checkpointing": checkpointing}
     if kind == "hybrid":
         common |= {"model": hybrid.model, "lora": hybrid.lora}

@@ -7,9 +7,8 @@ import torch
 import transformers.models.qwen3_5.modeling_qwen3_5 as qwen
 from torch import nn
 
-from holdfast.fused import transformers_rule
-from holdfast.fused.delta_rule import gated_delta_rule
-from holdfast.fused.transformers_rule import computed_here
+from holdfast.fused import delta_rule
+from holdfast.fused.delta_rule import computed_here, gated_delta_rule
 from tests import hybrid
 
 
@@ -32,9 +31,7 @@ def named(q, k, v, g, beta, **more):
 @pytest.fixture
 def calls(monkeypatch):
     found = []
-    monkeypatch.setattr(
-        transformers_rule, "gated_delta_rule", lambda *args: found.append(args) or gated_delta_rule(*args)
-    )
+    monkeypatch.setattr(delta_rule, "gated_delta_rule", lambda *args: found.append(args) or gated_delta_rule(*args))
     return found
 
 
@@ -101,7 +98,7 @@ def test_a_mixer_of_no_known_module_is_passed_over():
 
 
 def test_an_installed_kernel_is_left_in_place(monkeypatch):
-    monkeypatch.setattr(transformers_rule, "_has_kernels", lambda: True)
+    monkeypatch.setattr(delta_rule, "_has_kernels", lambda: True)
     before = qwen.torch_chunk_gated_delta_rule
     with computed_here([Mixer()]):
         assert qwen.torch_chunk_gated_delta_rule is before
@@ -110,6 +107,6 @@ def test_an_installed_kernel_is_left_in_place(monkeypatch):
 def test_a_folder_with_a_kernel_package_name_is_no_kernel(monkeypatch, tmp_path):
     (tmp_path / "kernels_of_a_user").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    assert not transformers_rule._is_installed("kernels_of_a_user")
-    assert not transformers_rule._is_installed("no_such_package_at_all")
-    assert transformers_rule._is_installed("torch")
+    assert not delta_rule._is_installed("kernels_of_a_user")
+    assert not delta_rule._is_installed("no_such_package_at_all")
+    assert delta_rule._is_installed("torch")

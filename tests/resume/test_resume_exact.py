@@ -159,7 +159,7 @@ def test_two_runs_are_equal_whatever_the_state_of_the_process(tmp_path, plain):
 def test_the_comparison_can_fail(tmp_path, plain, monkeypatch):
     """A resumed run that forgets the optimizer's moments is another run."""
     die_at(tmp_path / "cut", 5)
-    monkeypatch.setattr("holdfast.training.checkpointing.load_optimizer_state", lambda optimizer, state: None)
+    monkeypatch.setattr("holdfast.training.snapshot.load_optimizer_state", lambda optimizer, state: None)
     with pytest.raises(AssertionError):
         assert_same(resumed(tmp_path / "cut"), plain)
 

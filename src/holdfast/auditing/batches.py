@@ -10,7 +10,7 @@ import torch
 from holdfast.core.errors import ResourceError
 from holdfast.core.seeding import generator
 from holdfast.models.library_errors import out_of_memory
-from holdfast.scoring.completion import TOKEN_CHUNK, causal_lm
+from holdfast.scoring.head import TOKEN_CHUNK, causal_lm
 
 CPU_TOKENS = 4096
 FEWEST_TOKENS, MOST_TOKENS = 512, 131072  # at most: fewer batches are fewer launches, which a small model waits for

@@ -21,8 +21,8 @@ from holdfast.constraint.chance import UNITS
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.registry import nearest
 from holdfast.data.encode import Encoded
-from holdfast.scoring.batch import Batch, States, losses_of
-from holdfast.scoring.completion import Head, causal_lm, deterministic
+from holdfast.scoring.completion import Batch, States, deterministic, losses_of
+from holdfast.scoring.head import Head, causal_lm
 from holdfast.scoring.transfer import OnHost
 
 QUANTILE, SAMPLE, SEED = 0.99, 64, 0  # of the noise floor

@@ -20,7 +20,7 @@ from holdfast.models.fingerprint import adapter_fingerprint, model_fingerprint
 from holdfast.models.handle import load_tokenizer
 from holdfast.models.source import resolve
 from holdfast.models.unmerged import leaves_base_alone, require_scorable
-from holdfast.scoring.completion import causal_lm
+from holdfast.scoring.head import causal_lm
 
 Mode = Literal["one model", "adapter", "two adapters", "two models"]
 Choice = Literal["same", "before", "after", "own"]

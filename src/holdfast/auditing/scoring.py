@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from holdfast.data.encode import Encoded, collate
-from holdfast.scoring.batch import Batch, States, losses_of
-from holdfast.scoring.completion import TOKEN_CHUNK, require_understood_head
+from holdfast.scoring.completion import Batch, States, losses_of, require_understood_head
+from holdfast.scoring.head import TOKEN_CHUNK
 from holdfast.scoring.transfer import to_device
 
 EXTRA_PADDING = 8

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
-from holdfast.core.host import peak_memory
+from holdfast.core.provenance import peak_memory
 from holdfast.data.encode import IGNORE, Encoded, encode_each, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.splits import Split

@@ -1,14 +1,4 @@
-"""The exception tree: every refusal says what happened and what to do, and carries the exit code of the command line.
-
-| code | class             | meaning                                    |
-|------|-------------------|--------------------------------------------|
-| 2    | `ConfigError`     | usage or configuration                     |
-| 3    | `DataError`       | data: malformed, empty, leaking            |
-| 4    | `InfeasibleError` | the constraint cannot be met or certified  |
-| 5    | `NumericalError`  | non-finite numbers                         |
-| 6    | `CheckpointError` | a checkpoint or fingerprint does not match |
-| 7    | `ResourceError`   | memory, disk, a missing optional package   |
-"""
+"""The exception tree: every refusal says what happened and what to do, and carries the command's exit code."""
 
 import functools
 from typing import Any, ClassVar
@@ -17,11 +7,9 @@ from holdfast.core.redaction import redact_text
 
 
 class HoldfastError(Exception):
-    """Base of all refusals; secrets in them are blanked, whatever setting they quote.
+    """Base of all refusals: what is wrong, where, what was expected (one line); what to do about it (one line).
 
-    Args:
-        what: what is wrong, where, and what was expected; one line.
-        remedy: what to do about it; one line.
+    Secrets in them are blanked, whatever setting they quote.
     """
 
     exit_code: ClassVar[int] = 1

@@ -1,9 +1,10 @@
-"""Which code, packages and hardware produced something."""
+"""Which code, packages and hardware produced something, and how much memory that took."""
 
 import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 
 PACKAGES = ("holdfast", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors")
@@ -44,3 +45,15 @@ def hardware() -> str:
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     return f"CPU, {os.cpu_count()} cores ({platform.machine()})"
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held in memory so far."""
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 2**10  # in bytes there, elsewhere in KiB

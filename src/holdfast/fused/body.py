@@ -1,9 +1,7 @@
 """The layers of a model between token ids and last hidden states, run over packed rows, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.packed_rows import CURRENT, Groups, Layout, lay_out
 from holdfast.fused.row_mixing import has_varlen, mixing_rows
-from holdfast.scoring.completion import adapter_layers, adapters_off, causal_lm, evaluating, hidden_states
+from holdfast.scoring.completion import adapter_layers, adapters_off, evaluating, hidden_states
+from holdfast.scoring.head import causal_lm
 
 GradientOf = Callable[[Tensor], Tensor]
 """From hidden states (tokens, width) to the gradient of a loss by them."""
@@ -65,7 +64,6 @@ class Body:
 
     @property
     def width(self) -> int:
-        """Of the hidden states."""
         return int(self._config.hidden_size)
 
     @cached_property
@@ -81,11 +79,8 @@ class Body:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Everything that makes the model's forward keep to packed rows; must enclose forward and backward."""
-        with ExitStack() as stack:
-            stack.enter_context(evaluating(self.model, self.modules))
-            stack.enter_context(mixing_rows(self._config, self._mixers))
-            stack.enter_context(self.adapter.installed())
-            stack.enter_context(self.without_reentry())
+        layers = mixing_rows(self._config, self._mixers)
+        with evaluating(self.model, self.modules), layers, self.adapter.installed(), self.without_reentry():
             try:
                 yield
             finally:
@@ -94,8 +89,7 @@ class Body:
     def forward(self, layout: Layout, *, adapters: bool = True, dropout: bool = False) -> Tensor:
         """Hidden states (tokens, width).
 
-        Args:
-            dropout: of the adapter, on the tokens of group 0; constraints and references are measured without.
+        The adapter's dropout is for the tokens of group 0; constraints and references are measured without.
         """
         CURRENT.layout, CURRENT.dropout = layout, dropout
         batch = {"input_ids": layout.input_ids, "position_ids": layout.position_ids}
@@ -105,10 +99,9 @@ class Body:
 
     def backward(self, hidden: Tensor, gradient: Tensor) -> list[list[Tensor]]:
         """For every group the gradients of the adapter's parameters, in their order."""
-        counts = [len(self.adapter.parameters)] * self.adapter.count
-        leaves = [leaf for g in range(self.adapter.count) for leaf in self.adapter.leaves(g)]
-        found = torch.autograd.grad(hidden, leaves, gradient)
-        return [list(part) for part in _split(found, counts)]
+        groups, each = self.adapter.count, len(self.adapter.parameters)
+        found = torch.autograd.grad(hidden, [leaf for g in range(groups) for leaf in self.adapter.leaves(g)], gradient)
+        return [list(found[g * each : (g + 1) * each]) for g in range(groups)]
 
     @contextmanager
     def without_reentry(self) -> Iterator[None]:
@@ -117,23 +110,15 @@ class Body:
         The random state is kept for the second run only where there is dropout, since reading it cannot be recorded.
         """
         function = partial(checkpoint, use_reentrant=False, preserve_rng_state=self.adapter.dropout > 0)
-        before = [(m, m.__dict__.get("_gradient_checkpointing_func")) for m in self._checkpointed]
+        name = "_gradient_checkpointing_func"
+        before = [(module, vars(module)[name]) for module in self._checkpointed if vars(module).get(name) is not None]
         try:
-            for module, given in before:
-                if given is not None:
-                    module._gradient_checkpointing_func = function
+            for module, _ in before:
+                setattr(module, name, function)
             yield
         finally:
             for module, given in before:
-                if given is not None:
-                    module._gradient_checkpointing_func = given
-
-
-def _split(tensors: Sequence[Tensor], counts: Sequence[int]) -> Iterator[Sequence[Tensor]]:
-    start = 0
-    for count in counts:
-        yield tensors[start : start + count]
-        start += count
+                setattr(module, name, given)
 
 
 class EagerPasses:

@@ -11,22 +11,29 @@ in chunks of `CHUNK` tokens, inside which c_t is the sum of the decays so far an
 
 transformers computes the same where flash-linear-attention is not installed, and autograd then keeps what each of its
 operations needs and passes over it once more for each. Here the backward is written out: little more than half of the
-memory and of the traffic (docs/log.md), and products in place of a triangular solver. `transformers_rule` puts it in
-the place of theirs.
+memory and of the traffic (docs/log.md), and products in place of a triangular solver.
+
+`computed_here` puts it in the place of theirs. Their modules call a function of their own file by its name. Where a GPU
+kernel for the rule is installed, that function leads to the kernel and is left alone. So is a call with states before
+or after, boundaries of packed rows, another chunk size, or keys and queries that are normalised already; further
+arguments mean nothing to the rule, there as here.
 """
 
-from __future__ import annotations
-
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 CHUNK = 64
+RULE = "torch_chunk_gated_delta_rule"  # what transformers calls it
+BOUNDARIES = ("cu_seqlens", "seq_idx")  # of packed rows; whatever else a model hands down means nothing to the rule
 EPSILON = 1e-6  # under the root of the norms, as in transformers
 
 
@@ -119,7 +126,7 @@ class _Chunks:
     ratio: Tensor
 
     @classmethod
-    def of(cls, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> _Chunks:
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Self:
         q, k, v, b, c = (_chunks(x) for x in (query, key, value, beta.unsqueeze(-1), g.unsqueeze(-1)))
         c = c.cumsum(-2)
         upper = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=c.device).triu(1)
@@ -286,3 +293,47 @@ def _as_chunks(x: Tensor) -> Tensor:
 def _rows(x: Tensor, rows: int) -> Tensor:
     """(chunks, rows x heads, CHUNK, width) to (rows, tokens, heads, width)."""
     return x.reshape(len(x), rows, -1, *x.shape[2:]).permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+
+@contextmanager
+def computed_here(mixers: Sequence[nn.Module]) -> Iterator[None]:
+    """A context in which mixers that would use transformers' own torch code for the rule use this one."""
+    names = set() if _has_kernels() else {type(mixer).__module__ for mixer in mixers} & sys.modules.keys()
+    homes = {name: sys.modules[name] for name in names}
+    before = {name: vars(home)[RULE] for name, home in homes.items() if RULE in vars(home)}
+    try:
+        for name, own in before.items():
+            setattr(homes[name], RULE, _in_place_of(own))
+        yield
+    finally:
+        for name, own in before.items():
+            setattr(homes[name], RULE, own)
+
+
+@cache
+def _has_kernels() -> bool:
+    """Whether transformers may find a GPU kernel for the rule, which is faster still."""
+    return any(_is_installed(name) for name in ("fla", "kernels"))
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a package can be imported; a folder of that name beside a user's script is none."""
+    spec = find_spec(name)
+    return spec is not None and spec.loader is not None and spec.origin is not None
+
+
+def _in_place_of(own: Any) -> Any:
+    def rule(
+        query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, chunk_size: int = CHUNK,
+        initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        whole = initial_state is None and not output_final_state and all(kwargs.get(b) is None for b in BOUNDARIES)
+        if whole and use_qk_l2norm_in_kernel and chunk_size == CHUNK:
+            return gated_delta_rule(query, key, value, g, beta), None
+        return own(  # type: ignore[no-any-return]
+            query, key, value, g=g, beta=beta, chunk_size=chunk_size, initial_state=initial_state,
+            output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **kwargs,
+        )  # fmt: skip
+
+    return rule

@@ -12,8 +12,6 @@ Group 0 writes to the parameters themselves; group g > 0 to leaves that share th
 moves both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -77,19 +75,11 @@ def _product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
 
 
 class GroupedAdapter:
-    """The LoRA layers of a model, with a leaf for every further group.
-
-    Args:
-        layers: every adapted layer.
-        count: groups; 1 is ordinary training.
-
-    Attributes:
-        parameters: A and B of every layer, as of the last `refresh`.
-    """
+    """The LoRA layers of a model, with a leaf for every further of `count` groups; one is ordinary training."""
 
     def __init__(self, layers: Sequence[LoraLayer], count: int) -> None:
         self.layers, self.count = list(layers), count
-        self.parameters: list[nn.Parameter] = []
+        self.parameters: list[nn.Parameter] = []  # A and B of every layer, as of the last `refresh`
         self._leaves: list[tuple[Tensor, ...]] = []
         self._forwards: list[Any] = []
         self._made_for: list[tuple[int, int]] = []
@@ -97,7 +87,6 @@ class GroupedAdapter:
 
     @property
     def dropout(self) -> float:
-        """The largest rate among the layers."""
         return max(rate(layer) for layer in self.layers)
 
     def leaves(self, group: int) -> list[Tensor]:

@@ -12,99 +12,59 @@ Skipping inactive rows: a constraint's term is flat where its majorizer is, and 
 step, cheaper when most rows are inactive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.encode import Encoded
-from holdfast.fused.body import Body, GradientOf
-from holdfast.fused.packed_rows import Groups, Row, encoded_rows
+from holdfast.fused.body import EagerPasses
+from holdfast.fused.packed_rows import Row, Scored, encoded_rows, scored
 from holdfast.fused.reference_states import ReferenceStates
-from holdfast.fused.scored_tokens import Scored, scored
-from holdfast.scoring.completion import CompletionLosses, Head
+from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit, slope
-from holdfast.scoring.head import kl_and_gradient, nll_and_gradient, nll_with_statistics, over_pieces
+from holdfast.scoring.head import Head, kl_and_gradient, nll_and_gradient, nll_with_statistics, over_pieces
 from holdfast.scoring.transfer import to_device
-
-
-class Passes(Protocol):
-    """How the layers are run: kernel by kernel, or recorded."""
-
-    body: Body
-
-    def states(self, groups: Groups, *, adapters: bool = True) -> Tensor: ...
-
-    def gradients(self, groups: Groups, gradient_of: GradientOf, *, dropout: bool = True) -> list[list[Tensor]]: ...
 
 
 @dataclass(frozen=True)
 class Term:
-    """One constraint's part of a pass.
+    """One constraint's part of a pass."""
 
-    Attributes:
-        rows: this process's rows of this micro-batch.
-        reference: their losses at theta_0, in the constraint's unit.
-        weight: from degradations to the terms whose mean is constrained.
-        total: rows of the whole step, over all processes.
-    """
-
-    rows: Sequence[Encoded]
-    reference: Tensor
+    rows: Sequence[Encoded]  # this process's rows of this micro-batch
+    reference: Tensor  # their losses at theta_0, in the constraint's unit
     constraint: ChanceConstraint
-    weight: Callable[[Tensor], Tensor]
-    total: int
+    weight: Callable[[Tensor], Tensor]  # from degradations to the terms whose mean is constrained
+    total: int  # rows of the whole step, over all processes
 
 
 @dataclass
 class Found:
-    """What a pass measured; tensors on the device.
+    """What a pass measured; tensors on the device."""
 
-    Attributes:
-        loss: the task's, scaled as given.
-        entropy, correct: sums over the task's scored tokens.
-        degradations: of every term's rows, float64.
-        gradients: the task's and then every term's, each in the order of the adapter's parameters.
-    """
-
-    loss: Tensor
-    entropy: Tensor
+    loss: Tensor  # the task's, scaled as given
+    entropy: Tensor  # summed over the task's scored tokens, as is `correct`
     correct: Tensor
-    degradations: dict[str, Tensor]
-    gradients: list[list[Tensor]]
-
-
-@dataclass
-class _Measured:
-    """A term's tokens in a pass: values, their gradients by the hidden states, degradations, slope by each value."""
-
-    degradations: Tensor
-    slope: Tensor
-    gradients: Tensor
+    degradations: dict[str, Tensor]  # of every term's rows, float64
+    gradients: list[list[Tensor]]  # the task's and then every term's, each in the order of the adapter's parameters
 
 
 class JointPass:
     """One pass over the rows of the task and of all constraints.
 
     Args:
+        passes: how the layers are run: kernel by kernel, or recorded.
         kept: the reference's states of all rows of kl_token sets; None passes over them at every step.
     """
 
-    def __init__(self, model: Any, passes: Passes, device: torch.device, kept: ReferenceStates | None = None) -> None:
-        self.model, self.passes, self.device, self.kept = model, passes, device, kept
+    def __init__(self, passes: EagerPasses, kept: ReferenceStates | None = None) -> None:
+        self.passes, self.kept = passes, kept
+        self.model, self.device = passes.body.model, passes.body.device
 
     def run(self, task: Sequence[Row], scale: Tensor, terms: Mapping[str, Term], *, skip: bool = False) -> Found:
-        """Degradations, loss and gradients.
-
-        Args:
-            task: the micro-batch's rows.
-            scale: what the sum of the task's token losses is multiplied by.
-        """
+        """Degradations, loss and gradients; the sum of the task's token losses is multiplied by `scale`."""
         places = {name: scored([encoded_rows(term.rows)])[0] for name, term in terms.items()}
         references = {name: self._reference(term) for name, term in terms.items()}
         known: dict[str, Tensor] = {}
@@ -122,9 +82,8 @@ class JointPass:
             self._task(found, head, hidden, gradient, parts[0], scale)
             for (name, term), part in zip(terms.items(), parts[1:], strict=True):
                 if term.rows:
-                    one = self._term(term, head, hidden, part, references[name])
-                    found.degradations[name] = one.degradations
-                    gradient.index_copy_(0, part.at, (one.gradients * one.slope.unsqueeze(1)).to(gradient.dtype))
+                    found.degradations[name], own = self._term(term, head, hidden, part, references[name])
+                    gradient.index_copy_(0, part.at, own.to(gradient.dtype))
             return gradient
 
         found.gradients = self.passes.gradients(rows, gradient_of)
@@ -143,18 +102,24 @@ class JointPass:
         found.entropy, found.correct = one.entropy.sum(), one.top1.sum()
         gradient.index_copy_(0, part.at, (one.gradients * scale).to(gradient.dtype))
 
-    def _term(self, term: Term, head: Head, hidden: Tensor, part: Scored, reference: Tensor | None) -> _Measured:
-        """Degradations of a term's rows, and d (its part of the constraint) / d (loss of each token)."""
+    @staticmethod
+    def _token_losses(head: Head, hidden: Tensor, part: Scored, reference: Tensor | None) -> tuple[Tensor, Tensor]:
+        """NLL of the scored tokens, or KL from the reference's states, and their gradients by the hidden states."""
         states = hidden.index_select(0, part.at)
         if reference is None:
-            values, gradients = over_pieces(nll_and_gradient(head), states, part.targets)
-        else:
-            values, gradients = over_pieces(kl_and_gradient(head, head), states, reference)
+            return over_pieces(nll_and_gradient(head), states, part.targets)
+        return over_pieces(kl_and_gradient(head, head), states, reference)
+
+    def _term(
+        self, term: Term, head: Head, hidden: Tensor, part: Scored, reference: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Degradations of a term's rows, and the gradient of its part of the constraint by the hidden states."""
+        values, gradients = self._token_losses(head, hidden, part, reference)
         with torch.enable_grad():
             values.requires_grad_()
             degradations = self._degradations(term, part, values)
             (slope,) = torch.autograd.grad((term.weight(degradations) / term.total).sum(), values)
-        return _Measured(degradations.detach(), slope, gradients)
+        return degradations.detach(), gradients * slope.unsqueeze(1)
 
     def _degradations(self, term: Term, part: Scored, values: Tensor) -> Tensor:
         c, counts = term.constraint, part.counts
@@ -163,8 +128,6 @@ class JointPass:
             return total / counts
         losses = CompletionLosses(total, counts, part.per_row(values, c.first_k), counts.clamp(max=c.first_k))
         return in_unit(losses, c) - to_device(term.reference, self.device).to(total)
-
-    # -- the reference's distribution (kl_token) ---------------------------------------------------------------------
 
     def _reference(self, term: Term) -> Tensor | None:
         """Hidden states of the scored tokens with the adapter off; None where the unit does not look at them.
@@ -183,8 +146,6 @@ class JointPass:
         hidden = self.passes.states(group, adapters=adapters)
         return hidden.index_select(0, scored(group)[0].to(self.device).at)
 
-    # -- rows beside the task ----------------------------------------------------------------------------------------
-
     def side(
         self, rows: Sequence[Encoded], coefficient: float, reference: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
@@ -195,18 +156,12 @@ class JointPass:
 
         @torch.no_grad()
         def gradient_of(hidden: Tensor) -> Tensor:
-            head, states = Head(self.model), hidden.index_select(0, part.at)
-            if reference is None:
-                values, gradients = over_pieces(nll_and_gradient(head), states, part.targets)
-            else:
-                values, gradients = over_pieces(kl_and_gradient(head, head), states, reference)
+            values, gradients = self._token_losses(Head(self.model), hidden, part, reference)
             sums.append(part.per_row(values) * coefficient)
             return torch.zeros_like(hidden).index_copy_(0, part.at, (gradients * coefficient).to(hidden.dtype))
 
         gradient = self.passes.gradients(groups, gradient_of, dropout=False)[0]
         return sums[0], gradient
-
-    # -- skipping inactive rows --------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _looked_at(self, terms: Mapping[str, Term], references: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
@@ -216,7 +171,7 @@ class JointPass:
         found = {}
         for (name, term), part in zip(terms.items(), scored(rows), strict=True):
             if term.rows:
-                found[name] = self._term(term, head, hidden, part.to(self.device), references[name]).degradations
+                found[name], _ = self._term(term, head, hidden, part.to(self.device), references[name])
         return found
 
     def _active(
@@ -233,10 +188,10 @@ class JointPass:
         for name, term in terms.items():
             on = (slopes[name] != 0).tolist() if name in slopes else []
             at = [i for i, active in enumerate(on) if active]
-            kept[name] = Term([term.rows[i] for i in at], term.reference[at], term.constraint, term.weight, term.total)
-            states[name] = references[name]
-            if references[name] is not None:
+            kept[name] = replace(term, rows=[term.rows[i] for i in at], reference=term.reference[at])
+            states[name] = reference = references[name]
+            if reference is not None:
                 part = places[name]
                 mine = torch.tensor(on)[part.cell // part.width].nonzero().squeeze(1)
-                states[name] = references[name].index_select(0, mine.to(self.device))  # type: ignore[union-attr]
+                states[name] = reference.index_select(0, mine.to(self.device))
         return kept, states

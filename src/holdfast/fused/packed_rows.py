@@ -2,9 +2,9 @@
 
 Where they meet (see `row_mixing`) rows may have to be padded after all. They are then sorted by length into segments of
 equally many rows, each padded to its own longest, so that short rows are not padded to the longest of all.
-"""
 
-from __future__ import annotations
+`scored` finds the completion tokens: where their predictions are, and to which row each belongs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.data.encode import Encoded
+from holdfast.data.encode import IGNORE, Encoded
 from holdfast.scoring.transfer import to_device
 
 Row = tuple[Any, Any]
@@ -25,21 +25,15 @@ SEGMENTS = 2
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a layout is; a recorded pass is made for one size, and batches are filled up to it.
-
-    Attributes:
-        widths: of the segments, each the length of its longest row or more.
-        filling: a bound on the row that fills a layout up, which lies in no segment.
-    """
+    """How large a layout is; a recorded pass is made for one size, and batches are filled up to it."""
 
     rows: int
     tokens: int
-    widths: tuple[int, ...]
-    filling: int = 0
+    widths: tuple[int, ...]  # of the segments, each the length of its longest row or more
+    filling: int = 0  # a bound on the row that fills a layout up, which lies in no segment
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Rows of every segment."""
         n = len(self.widths)
         return tuple(self.rows * (i + 1) // n - self.rows * i // n for i in range(n))
 
@@ -48,26 +42,18 @@ class Sizes:
 class Layout:
     """What the layers of a model need to keep packed rows apart.
 
-    Attributes:
-        input_ids: (1, tokens).
-        position_ids: (1, tokens); each row counts from zero, a filling row stays there.
-        boundaries: (rows + 1), int32: where rows begin, and the end; a filling row comes last.
-        spread: (places): the token at each place of the padded segments, one after the other; beyond a row's end its
-            own last one, so that no number of another row, finite or not, is ever near.
-        gather: (tokens): each token's place.
-        membership: (tokens, groups), float32: one where a token belongs to a group, zero elsewhere.
-        padded_membership: (places, groups): the same in the padded segments.
-        sizes: rows and width of every segment.
+    `spread` is the token at each place of the padded segments, one after the other; beyond a row's end its own last
+    one, so that no number of another row, finite or not, is ever near.
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
-    boundaries: Tensor
-    spread: Tensor
-    gather: Tensor
-    membership: Tensor
-    padded_membership: Tensor
-    sizes: Sizes
+    input_ids: Tensor  # (1, tokens)
+    position_ids: Tensor  # (1, tokens); each row counts from zero, a filling row stays there
+    boundaries: Tensor  # (rows + 1), int32: where rows begin, and the end; a filling row comes last
+    spread: Tensor  # (places)
+    gather: Tensor  # (tokens): each token's place
+    membership: Tensor  # (tokens, groups), float32: one where a token belongs to a group, zero elsewhere
+    padded_membership: Tensor  # (places, groups): the same in the padded segments
+    sizes: Sizes  # rows and width of every segment
 
     @property
     def longest(self) -> int:
@@ -76,31 +62,22 @@ class Layout:
 
     @property
     def segments(self) -> list[tuple[int, int]]:
-        """Rows and width of every segment."""
         return list(zip(self.sizes.counts, self.sizes.widths, strict=True))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sizes"}
 
-    def to(self, device: torch.device) -> Layout:
-        """The same on a device."""
+    def to(self, device: torch.device) -> "Layout":
         moved = {name: to_device(tensor, device) for name, tensor in self.tensors().items()}
         return Layout(**moved, sizes=self.sizes)
 
 
 class Current:
-    """The layout of the pass in progress, where layers find it.
+    """The layout of the pass in progress, where layers find it."""
 
-    Attributes:
-        layout: None outside a pass.
-        segment: the segment that the layer in progress sees; None where it sees all tokens.
-        dropout: whether the adapter drops inputs of group 0.
-    """
-
-    layout: Layout | None = None
-    segment: int | None = None
-    dropout: bool = False
+    layout: Layout | None = None  # outside a pass
+    segment: int | None = None  # that the layer in progress sees; None where it sees all tokens
+    dropout: bool = False  # whether the adapter drops inputs of group 0
 
     @property
     def rows(self) -> Layout:
@@ -121,7 +98,6 @@ CURRENT = Current()
 
 
 def encoded_rows(rows: Sequence[Encoded]) -> list[Row]:
-    """Ids and labels of encoded examples."""
     return [(row.input_ids, row.labels) for row in rows]
 
 
@@ -132,11 +108,7 @@ def padded_rows(batch: dict[str, Tensor]) -> list[Row]:
 
 
 def sizes(groups: Groups, *, rows: int | None = None, segments: int = SEGMENTS) -> Sizes:
-    """What the rows need.
-
-    Args:
-        rows: at least as many as there are; empty ones are added.
-    """
+    """What the groups' rows need; `rows`, where there are fewer, are filled up with empty ones."""
     lengths = [len(ids) for group in groups for ids, _ in group]
     count = len(lengths) if rows is None else rows
     ordered = sorted([0] * (count - len(lengths)) + lengths)
@@ -147,8 +119,7 @@ def sizes(groups: Groups, *, rows: int | None = None, segments: int = SEGMENTS) 
 def lay_out(groups: Groups, fill: Sizes | None = None) -> Layout:
     """Lay the rows of all groups end to end, group by group.
 
-    Args:
-        fill: at least what the rows need; empty rows, and tokens of a last row that belongs to no group, fill it up.
+    `fill` is at least what they need; empty rows, and tokens of a last row that belongs to no group, fill it up.
     """
     rows = [ids for group in groups for ids, _ in group]
     group_of = [g for g, group in enumerate(groups) for _ in group]
@@ -198,3 +169,47 @@ def _first_places(lengths: Any, size: Sizes) -> tuple[Any, Any]:
     order = np.argsort(lengths, kind="stable")
     first[order] = np.concatenate(begins)
     return first, order
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The completion tokens of one group of rows."""
+
+    at: Tensor  # (scored): the packed positions that predict them
+    targets: Tensor  # (scored): the tokens
+    cell: Tensor  # (scored): row * width + place in the completion
+    counts: Tensor  # (rows): scored tokens of every row
+    width: int  # of the longest completion
+
+    def per_row(self, values: Tensor, first: int | None = None) -> Tensor:
+        """Sum one value per token to one per row, in float64; over the `first` tokens of each row where given."""
+        cells = torch.zeros(len(self.counts) * self.width, dtype=torch.float64, device=values.device)
+        table = cells.index_copy(0, self.cell, values.double()).view(len(self.counts), self.width)
+        return table[:, :first].sum(1)
+
+    def to(self, device: torch.device) -> "Scored":
+        at, targets, cell, counts = (to_device(t, device) for t in (self.at, self.targets, self.cell, self.counts))
+        return Scored(at, targets, cell, counts, self.width)
+
+
+def scored(groups: Groups) -> list[Scored]:
+    """The completion tokens of every group, at their places in the layout of all of them."""
+    found, start = [], 0
+    for group in groups:
+        at: list[Any] = []
+        targets: list[Any] = []
+        counts: list[int] = []
+        for ids, labels in group:
+            following = np.asarray(labels)[1:]
+            here = np.flatnonzero(following != IGNORE)
+            at.append(start + here)
+            targets.append(following[here])
+            counts.append(len(here))
+            start += len(ids)
+        width = max(counts, default=1) or 1
+        cells = [r * width + np.arange(count) for r, count in enumerate(counts)]
+        where, tokens, cell = (
+            torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts])) for parts in (at, targets, cells)
+        )
+        found.append(Scored(where, tokens, cell, torch.tensor(counts, dtype=torch.float64), width))
+    return found

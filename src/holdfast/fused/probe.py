@@ -5,8 +5,6 @@ by group the adapter's gradients, no matrix of which may be far off; a row must 
 model must be the same function in training as in evaluation, since the fused step runs it in evaluation mode.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +18,8 @@ from holdfast.core.errors import UnsupportedError
 from holdfast.data.encode import Encoded, collate
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.packed_rows import encoded_rows, lay_out
-from holdfast.scoring.completion import causal_lm, deterministic, hidden_states
+from holdfast.scoring.completion import deterministic, hidden_states
+from holdfast.scoring.head import causal_lm
 
 # Relative differences, by whether all is computed in float32: of a token's hidden state, of a group's gradient as one
 # vector, of one matrix of it, and of numbers that should not change. All but the last are rounding.
@@ -41,7 +40,8 @@ def packing_problem(passes: EagerPasses, rows: Sequence[Encoded], pad_token_id: 
     groups = [list(rows[g :: passes.body.adapter.count]) for g in range(passes.body.adapter.count)]
     probe = _Probe(passes.body, groups, pad_token_id)
     try:
-        with torch.random.fork_rng(devices=_devices(passes.body)):
+        devices = [torch.cuda.current_device()] if passes.body.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
             return probe.problem()
     except UnsupportedError as error:
         return str(error.what)
@@ -51,20 +51,15 @@ def packing_problem(passes: EagerPasses, rows: Sequence[Encoded], pad_token_id: 
         return f"packed rows fail: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
 
 
-def _devices(body: Body) -> list[int]:
-    return [torch.cuda.current_device()] if body.device.type == "cuda" else []
-
-
 class _Probe:
     """The passes over one choice of rows, dealt to the adapter's groups."""
 
     def __init__(self, body: Body, groups: Sequence[Sequence[Encoded]], pad_token_id: int) -> None:
         self.body, self.groups, self.pad_token_id = body, groups, pad_token_id
         self.rows = [row for group in groups for row in group]
-        kind = body.device.type
         with body.precision():
-            exact = causal_lm(body.model).dtype == torch.float32 and not torch.is_autocast_enabled(kind)
-        self.exact = exact
+            mixed = torch.is_autocast_enabled(body.device.type)
+        self.exact = causal_lm(body.model).dtype == torch.float32 and not mixed
 
     def problem(self) -> str | None:
         packed = self._packed()
@@ -72,11 +67,12 @@ class _Probe:
             return "a row's hidden states change with those packed beside it"
         seed = _seed(packed[0])
         alone, padded = self._own(seed, [[row] for row in self.rows]), self._own(seed, [self.rows])
-        hidden, gradient = _worst(packed[0], alone[0]), _whole(packed[1], alone[1])
+        gradient, matrix = _gradient_gaps(packed[1], alone[1])
+        noise, _ = _gradient_gaps(padded[1], alone[1])
         for what, gap, most in (
-            ("hidden states", hidden, self._rounding(HIDDEN, _worst(padded[0], alone[0]))),
-            ("gradients", gradient, self._rounding(GRADIENT, _whole(padded[1], alone[1]))),
-            ("gradients in one matrix", _farthest(packed[1], alone[1]), MATRIX[self.exact]),
+            ("hidden states", _worst(packed[0], alone[0]), self._rounding(HIDDEN, _worst(padded[0], alone[0]))),
+            ("gradients", gradient, self._rounding(GRADIENT, noise)),
+            ("gradients in one matrix", matrix, MATRIX[self.exact]),
         ):
             if not gap <= most:
                 return f"packed rows give other {what} (by {gap:.2g} relative)"
@@ -181,30 +177,20 @@ def _worst(found: Tensor, expected: Tensor) -> float:
     return float(gaps.max())
 
 
-def _whole(found: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]]) -> float:
-    """The largest difference of a group's gradient as one vector, relative to its size; infinite where one is NaN.
+def _gradient_gaps(found: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]]) -> tuple[float, float]:
+    """The largest relative differences of a group's gradient as one vector, and of one matrix of it; NaN: infinite.
 
     A single matrix is too small a sample of rounding to be held to the same bound: in bfloat16, with four refusals in
-    two groups and a model of 135M parameters, one was 11 % off where the group's gradient was 5 %.
+    two groups and a model of 135M parameters, one was 11 % off where the group's gradient was 5 %. Matrices far smaller
+    than the largest of their group are rounding and count by that.
     """
-    gaps = []
+    groups, matrices = [], []
     for xs, ys in zip(found, expected, strict=True):
-        apart = math.hypot(*(float((x - y).norm()) for x, y in zip(xs, ys, strict=True)))
-        gaps.append(apart / max(math.hypot(*(float(y.norm()) for y in ys)), 1e-12))
-    return _largest(gaps)
-
-
-def _farthest(found: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]]) -> float:
-    """The largest difference of a parameter's gradient in any group, relative to its size; infinite where one is NaN.
-
-    Gradients far smaller than the largest of their group are rounding and count by that.
-    """
-    gaps = []
-    for xs, ys in zip(found, expected, strict=True):
-        largest = max(float(y.norm()) for y in ys)
-        for x, y in zip(xs, ys, strict=True):
-            gaps.append(float((x - y).norm()) / max(float(y.norm()), 0.05 * largest, 1e-12))
-    return _largest(gaps)
+        apart = [float((x - y).norm()) for x, y in zip(xs, ys, strict=True)]
+        sizes = [float(y.norm()) for y in ys]
+        groups.append(math.hypot(*apart) / max(math.hypot(*sizes), 1e-12))
+        matrices += [gap / max(size, 0.05 * max(sizes), 1e-12) for gap, size in zip(apart, sizes, strict=True)]
+    return _largest(groups), _largest(matrices)
 
 
 def _largest(gaps: Sequence[float]) -> float:
@@ -212,10 +198,7 @@ def _largest(gaps: Sequence[float]) -> float:
     return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps)
 
 
-# -- which rows --------------------------------------------------------------------------------------------------------
-
-
-def probe_rows(examples: Sequence[Encoded], config: Any, longest: int | None, count: int = 4) -> list[Encoded]:
+def probe_rows(examples: Sequence[Encoded], config: Any, longest: int | None) -> list[Encoded]:
     """A few rows of different lengths, on which packing is tried, and one beyond the model's windows.
 
     Args:
@@ -223,8 +206,7 @@ def probe_rows(examples: Sequence[Encoded], config: Any, longest: int | None, co
         longest: the longest row the run may have; None where nothing bounds it.
     """
     ordered = sorted(examples, key=lambda e: len(e.input_ids))
-    at = sorted({round(i * (len(ordered) - 1) / max(count - 1, 1)) for i in range(count)})
-    found = [ordered[i] for i in at]
+    found = [ordered[i] for i in sorted({round(i * (len(ordered) - 1) / 3) for i in range(4)})]
     while len(found) < 3:  # of a very small set; rows only differ in their lengths
         found.append(_stretched(found, max(2, len(found[-1].input_ids) // 2)))
     bound = min(n for n in (longest, getattr(config, "max_position_embeddings", None), 1 << 30) if n)

@@ -5,9 +5,9 @@ of few sizes (at most an eighth more tokens, a quarter where rows are padded), s
 recordings; the head, which depends on how many tokens are scored, stays outside.
 """
 
-from __future__ import annotations
-
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from holdfast.fused.body import Body, EagerPasses, GradientOf
-from holdfast.fused.capture import recoverable
 from holdfast.fused.packed_rows import SEGMENTS, Groups, Layout, Sizes, lay_out, sizes
 
 logger = logging.getLogger(__name__)
@@ -67,11 +66,11 @@ class Recording:
             tensor.copy_(new[name].pin_memory(), non_blocking=True)
 
 
-class RecordedPasses:
+class RecordedPasses(EagerPasses):
     """Passes that are recorded the first time a size is met; where that fails, they run kernel by kernel."""
 
     def __init__(self, body: Body) -> None:
-        self.body, self.eager = body, EagerPasses(body)
+        super().__init__(body)
         self._recordings: dict[tuple[Sizes, str], Recording] = {}
         self._pool: Any = None
         self._gradients: list[list[Tensor]] = []
@@ -83,7 +82,7 @@ class RecordedPasses:
         """Hidden states of all rows, laid end to end; overwritten by the next pass."""
         recording = self._loaded(groups, "states" if adapters else "reference")
         if recording is None:
-            return self.eager.states(groups, adapters=adapters)
+            return super().states(groups, adapters=adapters)
         recording.forward.replay()
         return recording.hidden
 
@@ -92,7 +91,7 @@ class RecordedPasses:
         drops = dropout and self.body.adapter.dropout > 0
         recording = self._loaded(groups, "gradients with dropout" if drops else "gradients")
         if recording is None:
-            return self.eager.gradients(groups, gradient_of, dropout=dropout)
+            return super().gradients(groups, gradient_of, dropout=dropout)
         assert recording.seed is not None
         recording.forward.replay()
         recording.seed.copy_(gradient_of(recording.hidden))
@@ -117,7 +116,6 @@ class RecordedPasses:
         return recording
 
     def forget(self) -> None:
-        """Drop all recordings."""
         self._recordings.clear()
         self._gradients, self._expected = [], None
         self._pool = None  # torch does not take up a pool again that nothing uses
@@ -146,8 +144,6 @@ class RecordedPasses:
         torch.cuda.empty_cache()
         return None
 
-    # -- recording ---------------------------------------------------------------------------------------------------
-
     def _record(self, layout: Layout, kind: str) -> Recording:
         body, trains, adapters = self.body, kind.startswith("gradients"), kind != "reference"
         drops = kind == "gradients with dropout"
@@ -161,9 +157,8 @@ class RecordedPasses:
                 del hidden
         torch.cuda.current_stream().wait_stream(stream)
         if trains and not self._gradients:
-            groups, each = body.adapter.count, len(body.adapter.parameters)
-            flat = [torch.zeros_like(leaf.detach()) for _ in range(groups) for leaf in body.adapter.parameters]
-            self._gradients = [flat[k * each : (k + 1) * each] for k in range(groups)]
+            own = body.adapter.parameters
+            self._gradients = [[torch.zeros_like(p.detach()) for p in own] for _ in range(body.adapter.count)]
         if kind not in self._rehearsed:
             torch.cuda.empty_cache()  # the rehearsal's memory, before the recording asks for as much
         forward, backward = torch.cuda.CUDAGraph(), None
@@ -200,6 +195,28 @@ class RecordedPasses:
             far.append(_apart([g for group in self._gradients for g in group], gradients))
         same = all(gap <= TOLERANCE for gap in far)  # not max(far), which may pass over a NaN
         return None if same else "a recording gives other numbers than the pass it was made of"
+
+
+@contextmanager
+def recoverable(pool: Any) -> Iterator[None]:
+    """A context for recordings into a memory pool; where one fails, stream, allocator and generator are put back.
+
+    torch ends a capture that the driver has given up half-way (`torch.cuda.graph.__exit__` raises): its stream stays
+    the current one; the allocator goes on counting the capture, and so frees no cached memory or refuses to; the pool
+    keeps a user that does not exist; and the generator may stay in a mode in which it draws for captures alone.
+    """
+    device = torch.cuda.current_device()
+    generator = torch.cuda.default_generators[device]
+    state = generator.clone_state()
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()):
+            yield
+    except Exception:
+        generator.graphsafe_set_state(state)
+        with suppress(RuntimeError, AttributeError):  # the capture was ended or had not begun, or torch renamed these
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
 
 
 def _seed(hidden: Tensor) -> Tensor:

@@ -5,17 +5,15 @@ the adapter off, spares every step a forward over its safety rows. All rows are 
 of their own, so that what is kept does not depend on when a run was interrupted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from holdfast.data.encode import Encoded
-from holdfast.fused.packed_rows import encoded_rows
-from holdfast.fused.scored_tokens import scored
+from holdfast.fused.body import EagerPasses
+from holdfast.fused.packed_rows import encoded_rows, scored
 from holdfast.scoring.transfer import to_device
 
 LIMIT = 2 * 2**30  # bytes of host memory
@@ -30,12 +28,8 @@ class ReferenceStates:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, passes: Any, examples: Sequence[Encoded], device: torch.device) -> ReferenceStates:
-        """Pass over all examples with the adapter off.
-
-        Args:
-            passes: `EagerPasses` over the model.
-        """
+    def of(cls, passes: EagerPasses, examples: Sequence[Encoded], device: torch.device) -> Self:
+        """Pass over all examples with the adapter off."""
         unique = {example.id: example for example in examples}
         ordered = sorted(unique.values(), key=lambda e: (len(e.input_ids), e.id))
         parts, places, start = [], {}, 0

@@ -8,8 +8,6 @@
 Everything else of a model works on single tokens and never sees padding.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.fused.delta_rule import computed_here
 from holdfast.fused.packed_rows import CURRENT, Layout
-from holdfast.fused.transformers_rule import computed_here
 
 NAME = "holdfast_rows"
 VARLEN_DTYPES = (torch.bfloat16, torch.float16)
@@ -122,11 +120,8 @@ def flat(segments: Sequence[Tensor], rows: Layout) -> Tensor:
 def mixing_rows(config: Any, mixers: Sequence[nn.Module]) -> Iterator[None]:
     """A context in which a model's attention keeps to the rows of `CURRENT`, and so do its other mixers.
 
-    It must enclose the backward too: gradient checkpointing runs the layers again there.
-
-    Args:
-        config: the text model's, which names its attention.
-        mixers: the token mixers that are not attention.
+    It must enclose the backward too: gradient checkpointing runs the layers again there. `config`, the text model's,
+    names its attention; `mixers` are the token mixers that are not attention.
     """
     from transformers import AttentionInterface
 

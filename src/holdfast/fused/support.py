@@ -3,9 +3,7 @@
 What cannot be told from names is measured (`probe`).
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -14,9 +12,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from holdfast.core.errors import UnsupportedError
 from holdfast.models.lora_layers import LoraLayer, lora_layers
 from holdfast.models.token_mixers import token_mixers
-from holdfast.scoring.completion import causal_lm
+from holdfast.scoring.head import causal_lm
 
 ATTENTION_ROLES = ("self_attn", "self_attention", "attention", "attn")
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -50,8 +50,7 @@ def _foreign(layers: Sequence[LoraLayer]) -> str | None:
             return f"the adapter is merged into {layer.name}"
         if module.disable_adapters or list(module.active_adapters) != [name]:
             return f"the adapter of {layer.name} is not the active one"
-        inside = _foreign_parts(layer)
-        if inside is not None:
+        if (inside := _foreign_parts(layer)) is not None:
             return inside
     return None
 
@@ -64,47 +63,29 @@ def _foreign_parts(layer: LoraLayer) -> str | None:
             return f"the LoRA factors of {layer.name} are not plain linear maps ({type(part).__name__})"
     if type(dropout) not in (nn.Dropout, nn.Identity):
         return f"the LoRA layer of {layer.name} has a dropout of another kind ({type(dropout).__name__})"
-    if any(_hooked(part) for part in (module, *factors, dropout)):
+    if any(getattr(part, hooks, None) for part in (module, *factors, dropout) for hooks in MODULE_HOOKS):
         return f"the LoRA layer of {layer.name} has hooks"
-    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    if any(getattr(p, name, None) for p in (layer.A, layer.B) for name in hooks):
+    if any(getattr(p, hooks, None) for p in (layer.A, layer.B) for hooks in TENSOR_HOOKS):
         return f"the LoRA factors of {layer.name} have gradient hooks"
     return None
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or getattr(module, "_backward_pre_hooks", None)
-    )
 
 
 def _of_model(model: Any, layers: Sequence[LoraLayer]) -> str | None:
     inner = causal_lm(model)
     kind, config = type(inner).__name__, inner.config.get_text_config()
-    if any(getattr(config, name, None) for name in EXPERTS) or _has_experts(inner):
+    named = any(name.rpartition(".")[2] == "experts" for name, _ in inner.named_modules())
+    if named or any(getattr(config, name, None) for name in EXPERTS):
         return f"{kind} has experts, whose tokens are reordered"
     if any(hasattr(module, "apply_qkv") for module in inner.modules()):
         return "attention with its own LoRA kernels"
-    rates = {id(layer.module.lora_dropout) for layer in layers}
+    of_lora = {id(module) for layer in layers for module in layer.module.lora_dropout.children()}
     for name, module in inner.named_modules():
-        if isinstance(module, _DropoutNd) and module.p > 0 and not _inside(name, inner, rates):
+        if isinstance(module, _DropoutNd) and module.p > 0 and id(module) not in of_lora:
             return f"dropout inside the model ({name})"
         own = [n for n, rate in vars(module).items() if "drop" in n and isinstance(rate, float) and rate > 0]
         if own:
             return f"dropout inside the model ({name}.{own[0]})"
     return None
-
-
-def _has_experts(inner: nn.Module) -> bool:
-    return any(name.rpartition(".")[2] == "experts" for name, _ in inner.named_modules())
-
-
-def _inside(name: str, inner: nn.Module, containers: set[int]) -> bool:
-    """Whether a module lies in one of LoRA's own dropout containers."""
-    return id(inner.get_submodule(name.rpartition(".")[0])) in containers
 
 
 def other_mixers(model: Any) -> list[nn.Module] | str:
@@ -117,25 +98,13 @@ def other_mixers(model: Any) -> list[nn.Module] | str:
 
 
 def batch_dependent(config: Any, longest: int | None) -> str | None:
-    """Rotary embeddings that change for a whole batch when one of its rows is long.
-
-    Args:
-        longest: the longest row the run may have; None where nothing bounds it.
-    """
-    for rope in _rope(config):
-        kind = rope.get("rope_type")
-        held = rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )  # fmt: skip
+    """Rotary embeddings that change for a whole batch when one of its rows is long (of at most `longest` tokens)."""
+    found = getattr(config, "rope_parameters", None) or {}
+    own = "original_max_position_embeddings"
+    for rope in [value for value in found.values() if isinstance(value, dict)] or [found]:  # one per kind of layer
+        kind, held = rope.get("rope_type"), rope.get(own) or getattr(config, own, None)
         if kind == "dynamic":
             held = held or getattr(config, "max_position_embeddings", None)
         if kind in ("dynamic", "longrope") and (longest is None or held is None or longest > held):
             return f"{kind} rotary embeddings change all rows of a batch when one is longer than {held} tokens"
     return None
-
-
-def _rope(config: Any) -> Iterator[dict[str, Any]]:
-    """The settings of a model's rotary embeddings, of which there may be one per kind of layer."""
-    found = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in found.values() if isinstance(value, dict)]
-    yield from nested or [found]

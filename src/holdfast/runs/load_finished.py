@@ -18,13 +18,13 @@ from holdfast.data.examples import searchable_texts, to_rows
 from holdfast.data.split_record import load_record, require_same
 from holdfast.data.splits import Split, require_unseen
 from holdfast.models.content import content_of
+from holdfast.models.embedded import cache_root
 from holdfast.records.run_record import RESULT_NAME, no_link, set_folder
 from holdfast.runs.config import stored_config
 from holdfast.runs.config.resolve import ResolvedRun, resolve
 from holdfast.runs.pipeline import read_data
 from holdfast.runs.stages.prepare import Prepared
 from holdfast.runs.stages.run_folder import RunFolder
-from holdfast.scoring.reference import cache_root
 from holdfast.screening.certify_share import CertifyShare, certify_share
 from holdfast.screening.record import FOLDER, RECORD, load_finished
 from holdfast.screening.screen import Screening, belongs_to
@@ -144,7 +144,7 @@ def _stored(split: Split) -> Path:
     ]
     text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
     digest = sha256_text(text)
-    file = cache_root(None) / "roles" / digest[:32] / "safety.jsonl"
+    file = cache_root() / "roles" / digest[:32] / "safety.jsonl"
     if not file.is_file() or sha256_file(file) != digest:
         write_text(file, text, mode=0o600)
     return file

@@ -1,16 +1,14 @@
-"""Per-example losses of the completion tokens, the same in the reference pass and in training.
+"""Per-example losses of the completion tokens, the same in the reference pass, in training and in audits.
 
 Three rules keep `loss_now - loss_reference` free of artefacts: the head and the log-softmax run in float32, dropout is
 off, and each example's sum is taken in float64 so that padding and batch composition do not matter.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,23 +16,9 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from holdfast.core.errors import UnsupportedError
-from holdfast.scoring.head import TOKEN_CHUNK, Head, causal_lm, token_kl, token_nll
-
-__all__ = [
-    "IGNORE",
-    "TOKEN_CHUNK",
-    "CompletionLosses",
-    "Head",
-    "adapter_layers",
-    "adapters_off",
-    "causal_lm",
-    "completion_kl",
-    "completion_losses",
-    "deterministic",
-    "evaluating",
-    "hidden_states",
-    "require_understood_head",
-]
+from holdfast.data.encode import Encoded, collate
+from holdfast.scoring.head import Head, causal_lm, token_kl, token_nll
+from holdfast.scoring.transfer import to_device
 
 IGNORE = -100
 HEAD_TOLERANCE = 2e-3  # nats per token between our head and the model's own, both in float32
@@ -42,26 +26,17 @@ HEAD_TOLERANCE = 2e-3  # nats per token between our head and the model's own, bo
 
 @dataclass(frozen=True)
 class CompletionLosses:
-    """Negative log-likelihood of each row's completion: over all its tokens and over its first k.
+    """Negative log-likelihood of each row's completion: over all its tokens and over its first k."""
 
-    Attributes:
-        total: sum over the completion's tokens.
-        tokens: how many.
-        first: sum over the first k tokens.
-        first_tokens: how many (k, or fewer for a shorter completion).
-    """
-
-    total: Tensor
-    tokens: Tensor
-    first: Tensor
-    first_tokens: Tensor
+    total: Tensor  # sum over the completion's tokens
+    tokens: Tensor  # how many
+    first: Tensor  # sum over the first k tokens
+    first_tokens: Tensor  # how many (k, or fewer for a shorter completion)
 
     def per_token(self) -> Tensor:
-        """Mean over the completion."""
         return self.total / self.tokens
 
     def per_first_token(self) -> Tensor:
-        """Mean over the first k tokens."""
         return self.first / self.first_tokens
 
 
@@ -79,10 +54,8 @@ def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> 
 
     `model.eval()` would also switch off checkpointing, which transformers ties to the layer's own `training` flag; so
     checkpointed layers keep that flag until their forward begins, where some (XGLM, BioGPT) read it for a dropout of
-    their own; everything inside them is in eval mode.
-
-    Args:
-        modules: the model's, for callers that come often; walking through it takes milliseconds.
+    their own; everything inside them is in eval mode. `modules` are the model's, for callers that come often: walking
+    through it takes milliseconds.
     """
     training = [module for module in (model.modules() if modules is None else modules) if module.training]
     checkpointed = [m for m in training if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
@@ -121,8 +94,7 @@ def adapter_layers(model: nn.Module) -> list[Any]:
 def adapters_off(model: nn.Module, layers: list[Any] | None = None) -> Iterator[None]:
     """Run the base model without its adapters, touching neither `requires_grad` nor the active adapter.
 
-    Args:
-        layers: the model's `adapter_layers`, for callers that switch often; looking them up takes milliseconds.
+    `layers` are the model's `adapter_layers`, for callers that switch often: looking them up takes milliseconds.
     """
     layers = adapter_layers(model) if layers is None else layers
     before = [layer._disable_adapters for layer in layers]
@@ -166,41 +138,107 @@ def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     return caught[-1]
 
 
-def _scored(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Next-token labels (rows, positions - 1) and the mask of those that count."""
-    labels = batch["labels"][:, 1:]
-    return labels, labels != IGNORE
+@dataclass(frozen=True)
+class Batch:
+    """A right-padded batch and its scored tokens."""
+
+    inputs: dict[str, Tensor]  # `input_ids` and, where it says anything, `attention_mask`, of shape (rows, width)
+    at: Tensor  # for every scored token, the flat position (row * width + position) that predicts it
+    targets: Tensor  # the scored tokens
+    early: Tensor  # 1.0 where the token is among its completion's first k, else 0.0
+
+    @classmethod
+    def located(cls, tensors: Mapping[str, Tensor], first_k: int) -> Self:
+        """From padded tensors, `labels` among them."""
+        following = tensors["labels"].roll(-1, dims=1)
+        following[:, -1] = IGNORE
+        scored = following != IGNORE
+        at = scored.flatten().nonzero().squeeze(1)
+        early = (scored.cumsum(1) <= first_k).flatten()[at].double()
+        inputs = {name: tensor for name, tensor in tensors.items() if name != "labels"}
+        return cls(inputs, at, following.flatten()[at], early)
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Encoded],
+        *,
+        pad_token_id: int,
+        first_k: int,
+        device: torch.device,
+        masked: bool = True,
+        width: int | None = None,
+    ) -> Self:
+        """Pad to the longest row (to a multiple of `width`), find the scored tokens, and send both to the device.
+
+        Which tokens count is worked out on the host: no step waits for the device. A mask of ones is left out: no mask
+        means the same, and a model waits for the device to find that out.
+        """
+        tensors = collate(rows, pad_token_id, width)
+        if not masked or bool(tensors["attention_mask"].all()):
+            del tensors["attention_mask"]
+        host = cls.located(tensors, first_k)
+        inputs = {name: to_device(tensor, device) for name, tensor in host.inputs.items()}
+        return cls(inputs, *(to_device(tensor, device) for tensor in (host.at, host.targets, host.early)))
+
+    def per_example(self, values: Tensor) -> Tensor:
+        """Sum (..., scored tokens) to (..., rows), in float64 so that padding does not matter."""
+        rows, width = self.inputs["input_ids"].shape
+        cells = torch.zeros(*values.shape[:-1], rows * width, dtype=torch.float64, device=values.device)
+        return cells.index_copy_(-1, self.at, values.double()).view(*values.shape[:-1], rows, width).sum(-1)
 
 
-def _per_row(values: Tensor, mask: Tensor) -> Tensor:
-    """Scatter one value per scored token back to (rows, positions - 1) in float64; zero elsewhere."""
-    return torch.zeros(mask.shape, dtype=torch.float64, device=mask.device).masked_scatter(mask, values.double())
+@dataclass(frozen=True)
+class States:
+    """The hidden states that predict a batch's scored tokens, and the head that reads them."""
+
+    hidden: Tensor
+    head: Head
+
+    @classmethod
+    def of(cls, model: Any, batch: Batch) -> Self:
+        """Run the model; its own head is left out."""
+        hidden = hidden_states(model, batch.inputs)
+        return cls(hidden.flatten(0, 1).index_select(0, batch.at), Head(model))
+
+    def log_probabilities(self, piece: slice) -> Tensor:
+        """Of a piece of the tokens, float32."""
+        return self.head.log_probabilities(self.hidden[piece])
+
+
+def losses_of(model: Any, batch: Batch) -> Tensor:
+    """Rows `total` and `first` (summed NLL of the completion and of its first k tokens), one column an example."""
+    states = States.of(model, batch)
+    nll = token_nll(states.head, states.hidden, batch.targets)
+    return batch.per_example(torch.stack([nll, nll * batch.early]))
+
+
+def kl_of(model: Any, batch: Batch, reference_model: Callable[[], AbstractContextManager[Any]] | None = None) -> Tensor:
+    """Summed `KL(pi_0 || pi_theta)` of every example's completion.
+
+    `reference_model` makes a context in which the model is pi_0; None switches its adapters off.
+    """
+    with torch.no_grad(), adapters_off(model) if reference_model is None else reference_model():
+        reference = States.of(model, batch)  # a trained copy of the head (modules_to_save) is part of the adapter
+        reference.head.keep()
+    states = States.of(model, batch)
+    return batch.per_example(token_kl(states.head, states.hidden, reference.head, reference.hidden))
 
 
 def completion_losses(model: Any, batch: Mapping[str, Tensor], first_k: int) -> CompletionLosses:
-    """Losses of every row of a right-padded batch (`input_ids`, `attention_mask`, `labels`)."""
-    labels, mask = _scored(batch)
-    hidden = hidden_states(model, batch)[:, :-1]
-    nll = _per_row(token_nll(Head(model), hidden[mask], labels[mask]), mask)
-    early = mask & (mask.cumsum(1) <= first_k)
-    return CompletionLosses(nll.sum(1), mask.sum(1), (nll * early).sum(1), early.sum(1))
+    """Losses of every row of right-padded tensors (`input_ids`, `attention_mask`, `labels`)."""
+    located = Batch.located(batch, first_k)
+    total, first = losses_of(model, located)
+    tokens = located.per_example(torch.ones_like(located.early))
+    return CompletionLosses(total, tokens, first, tokens.clamp(max=first_k))
 
 
 def completion_kl(
     model: Any, batch: Mapping[str, Tensor], reference_model: Callable[[], AbstractContextManager[Any]] | None = None
 ) -> Tensor:
-    """Mean over the completion of `KL(pi_0 || pi_theta)` per token.
-
-    Args:
-        reference_model: makes a context in which the model is pi_0; None switches its adapters off.
-    """
-    _, mask = _scored(batch)
-    with torch.no_grad(), adapters_off(model) if reference_model is None else reference_model():
-        reference = hidden_states(model, batch)[:, :-1][mask]
-        head_0 = Head(model)  # a trained copy of the head (modules_to_save) is part of the adapter
-        head_0.keep()
-    hidden = hidden_states(model, batch)[:, :-1][mask]
-    return _per_row(token_kl(Head(model), hidden, head_0, reference), mask).sum(1) / mask.sum(1)
+    """Mean over the completion of `KL(pi_0 || pi_theta)` per token; see `kl_of`."""
+    located = Batch.located(batch, first_k=1)
+    return kl_of(model, located, reference_model) / located.per_example(torch.ones_like(located.early))
 
 
 @torch.no_grad()
@@ -210,7 +248,8 @@ def require_understood_head(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     Compares one row with the logits that the model itself returns, and returns that row's mean loss.
     """
     row = {name: tensor[:1] for name, tensor in batch.items()}
-    labels, mask = _scored(row)
+    labels = row["labels"][:, 1:]
+    mask = labels != IGNORE
     inner = causal_lm(model)
     ours = completion_losses(model, row, first_k=1).per_token()
     logits = model(input_ids=row["input_ids"], attention_mask=row["attention_mask"], use_cache=False).logits

@@ -8,8 +8,6 @@
 | `kl_token`  | mean token KL from the reference to the model; the reference's is zero  |
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import UnsupportedError
-from holdfast.scoring.completion import CompletionLosses, completion_kl, completion_losses
+from holdfast.scoring.completion import CompletionLosses, adapter_layers, completion_kl, completion_losses
 
 
 def in_unit(losses: CompletionLosses, constraint: ChanceConstraint) -> Tensor:
@@ -29,11 +27,7 @@ def in_unit(losses: CompletionLosses, constraint: ChanceConstraint) -> Tensor:
 
 
 def degradation(model: Any, batch: Mapping[str, Tensor], reference: Tensor, constraint: ChanceConstraint) -> Tensor:
-    """`D_i` of every row, differentiable.
-
-    Args:
-        reference: the rows' losses at theta_0 in the constraint's unit (zeros for `kl_token`).
-    """
+    """`D_i` of every row, differentiable; `reference` are their losses at theta_0 (zeros for `kl_token`)."""
     if constraint.unit == "kl_token":
         return completion_kl(model, batch)
     losses = completion_losses(model, batch, constraint.first_k)
@@ -50,7 +44,7 @@ def slope(weight: Callable[[Tensor], Tensor], degradations: Tensor) -> Tensor:
 
 def require_unit_supported(model: Any, constraint: ChanceConstraint) -> None:
     """`kl_token` reads the reference off the same model with its adapters switched off, so it needs adapters."""
-    if constraint.unit == "kl_token" and not any(hasattr(m, "_disable_adapters") for m in model.modules()):
+    if constraint.unit == "kl_token" and not adapter_layers(model):
         raise UnsupportedError(
             "unit 'kl_token' needs an adapter: the reference is the same model with its adapter switched off, and this "
             "run trains all weights",

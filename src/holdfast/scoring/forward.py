@@ -3,10 +3,9 @@
 The device is asked for its results once, at the end: while it works on a batch the host pads and sends the next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,42 +17,27 @@ from holdfast.constraint.gradients import reshard
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded, collate
-from holdfast.scoring.batch import Batch, kl_of, losses_of
-from holdfast.scoring.completion import CompletionLosses, deterministic
+from holdfast.scoring.completion import Batch, CompletionLosses, deterministic, kl_of, losses_of
 from holdfast.scoring.degradation import in_unit
 from holdfast.scoring.transfer import to_device
 
-BatchFunction = Callable[[Batch], Tensor]
 
-
+@dataclass(frozen=True)
 class Forward:
     """How to run a model over encoded examples: device, padding, batch size and precision in one place.
 
-    Args:
-        precision: the autocast context of training, so that reference and training passes agree.
+    `precision` is the autocast context of training, so that reference and training passes agree.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        pad_token_id: int,
-        batch_size: int,
-        device: torch.device,
-        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
-        self.model, self.pad_token_id, self.batch_size = model, pad_token_id, batch_size
-        self.device, self.precision = device, precision
+    model: Any
+    _: KW_ONLY
+    pad_token_id: int
+    batch_size: int
+    device: torch.device
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    def resized(self, batch_size: int) -> Forward:
-        """The same with other batches."""
-        return Forward(
-            self.model,
-            pad_token_id=self.pad_token_id,
-            batch_size=batch_size,
-            device=self.device,
-            precision=self.precision,
-        )
+    def resized(self, batch_size: int) -> "Forward":
+        return replace(self, batch_size=batch_size)
 
     def batch(self, rows: Sequence[Encoded]) -> dict[str, Tensor]:
         """Right-padded tensors on the model's device."""
@@ -68,16 +52,13 @@ class Forward:
 
     @torch.no_grad()
     def over(
-        self, examples: Sequence[Encoded], function: BatchFunction, *, first_k: int, shuffle: int | None = None
+        self, examples: Sequence[Encoded], function: Callable[[Batch], Tensor], *, first_k: int, shuffle: int | None
     ) -> Tensor:
         """Apply `function(batch) -> (columns, rows)` to all examples; float64 on the CPU, rows in the order given.
 
         Batches do not depend on the number of ranks: rank r takes every world-th batch, and ranks that have fewer
-        repeat their last one (sharded models need every rank in every forward).
-
-        Args:
-            first_k: tokens of a completion that count as its first.
-            shuffle: a seed for an arbitrary batch composition instead of the one sorted by length.
+        repeat their last one (sharded models need every rank in every forward). `shuffle` is a seed for an arbitrary
+        batch composition instead of the one sorted by length.
         """
         batches = self.batches(examples, shuffle=shuffle)
         rounds = -(-len(batches) // world())
@@ -87,13 +68,8 @@ class Forward:
             for i in range(rounds):
                 at = i * world() + rank()
                 positions = batches[min(at, len(batches) - 1)]
-                batch = Batch.of(
-                    [examples[j] for j in positions],
-                    pad_token_id=self.pad_token_id,
-                    first_k=first_k,
-                    device=self.device,
-                )
-                values = function(batch)
+                rows = [examples[j] for j in positions]
+                values = function(Batch.of(rows, pad_token_id=self.pad_token_id, first_k=first_k, device=self.device))
                 if at < len(batches):
                     mine += positions
                     found.append(values.double())
@@ -105,35 +81,22 @@ class Forward:
             columns[:, places] = part
         return columns
 
-    def losses(self, examples: Sequence[Encoded], first_k: int) -> CompletionLosses:
-        """Completion losses of every example."""
-        return self._losses(examples, first_k, None)
-
-    def _losses(self, examples: Sequence[Encoded], first_k: int, shuffle: int | None) -> CompletionLosses:
+    def losses(self, examples: Sequence[Encoded], first_k: int, shuffle: int | None = None) -> CompletionLosses:
         total, first = self.over(examples, lambda batch: losses_of(self.model, batch), first_k=first_k, shuffle=shuffle)
         tokens = _scored_tokens(examples)
         return CompletionLosses(total, tokens, first, tokens.clamp(max=first_k))
 
     def degradations(
-        self,
-        examples: Sequence[Encoded],
-        reference: Tensor,
-        constraint: ChanceConstraint,
-        *,
-        shuffle: int | None = None,
+        self, examples: Sequence[Encoded], reference: Tensor, constraint: ChanceConstraint, shuffle: int | None = None
     ) -> Tensor:
-        """`D_i` of every example at the current parameters.
-
-        Args:
-            reference: losses at theta_0 in the constraint's unit, one per example.
-        """
+        """`D_i` of every example at the current parameters; `reference` are its losses at theta_0, in the unit."""
         if not examples:  # a run may keep no monitor split
             return torch.empty(0, dtype=torch.float64)
         k = constraint.first_k
         if constraint.unit == "kl_token":
-            found = self.over(examples, lambda batch: kl_of(self.model, batch), first_k=k, shuffle=shuffle)
+            found = self.over(examples, lambda batch: kl_of(self.model, batch)[None], first_k=k, shuffle=shuffle)
             return found[0] / _scored_tokens(examples)
-        return in_unit(self._losses(examples, k, shuffle), constraint) - reference.double().cpu()
+        return in_unit(self.losses(examples, k, shuffle), constraint) - reference.double().cpu()
 
 
 def _scored_tokens(examples: Sequence[Encoded]) -> Tensor:

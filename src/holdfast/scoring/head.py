@@ -9,8 +9,6 @@ respect to the hidden states are computed together; only the latter is kept, and
 incoming number of each token. A trained head needs its own gradient: its logits are computed again in the backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -26,6 +24,9 @@ from holdfast.core.errors import UnsupportedError
 TOKEN_CHUNK = 512  # completion tokens whose logits exist at one time
 VOCABULARY_BLOCK = 16_384  # rows of a head in another dtype that are converted to float32 at one time
 
+Value = Callable[[Tensor, Tensor], Tensor]
+ValueAndGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
 
 def causal_lm(model: Any) -> Any:
     """The transformers model inside PEFT's and DDP's wrappers, where there are any."""
@@ -35,14 +36,7 @@ def causal_lm(model: Any) -> Any:
 
 
 class Head:
-    """The language-model head in float32, with the model's logit scaling and soft cap.
-
-    Attributes:
-        weight: (vocabulary, width), whole also where the model is sharded.
-        bias: (vocabulary), or None.
-        scale: factor on the logits.
-        cap: `cap tanh(logits / cap)` is what the model returns; None without.
-    """
+    """The language-model head in float32, with the model's logit scaling and soft cap."""
 
     def __init__(self, model: Any) -> None:
         inner = causal_lm(model)
@@ -59,10 +53,10 @@ class Head:
                 remedy="take the head (lm_head) out of target_modules",
             )
         bias = getattr(layer, "bias", None)
-        self.weight: Tensor = _whole(layer.weight)
-        self.bias: Tensor | None = None if bias is None else _whole(bias)
+        self.weight: Tensor = _whole(layer.weight)  # (vocabulary, width)
+        self.bias: Tensor | None = None if bias is None else _whole(bias)  # (vocabulary)
         text = inner.config.get_text_config()
-        self.cap: float | None = getattr(text, "final_logit_softcapping", None)
+        self.cap: float | None = getattr(text, "final_logit_softcapping", None)  # logits: `cap tanh(logits / cap)`
         self.scale = _logit_scale(text)
 
     @property
@@ -98,9 +92,6 @@ class Head:
             d_log_softmax.mul_(slope)
         with torch.autocast(d_log_softmax.device.type, enabled=False):  # which would round both factors to bfloat16
             return float32_product(d_log_softmax, self.weight)
-
-
-# -- products with the weight in float32 -------------------------------------------------------------------------------
 
 
 def float32_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -168,9 +159,6 @@ def _logit_scale(text_config: Any) -> float:
     if scaling is None:
         return 1.0
     return float(scaling) if text_config.model_type == "hyperclovax" else 1.0 / float(scaling)
-
-
-# -- token losses ------------------------------------------------------------------------------------------------------
 
 
 def token_nll(head: Head, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -251,10 +239,6 @@ def over_pieces(fused: ValueAndGradient, hidden: Tensor, other: Tensor) -> tuple
     """Values (tokens) and gradients (tokens, width) of all tokens, `TOKEN_CHUNK` at a time."""
     values, gradients = zip(*(fused(*piece) for piece in _pieces(hidden, other)), strict=True)
     return torch.cat(values), torch.cat(gradients)
-
-
-Value = Callable[[Tensor, Tensor], Tensor]
-ValueAndGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _over_chunks(head: Head, value: Value, fused: ValueAndGradient, hidden: Tensor, other: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reference losses: every safety example at theta_0, measured once, bound to what they were measured on.
+"""Reference losses: every safety example at theta_0, measured once, bound to what they were measured on; their noise.
 
 A table is stored as `reference.safetensors` (losses) and `reference.json` (example ids and provenance). It is reused
 only where every provenance key agrees; a table that claims to match is measured again on rows drawn at random.
@@ -9,17 +9,14 @@ hand: n = ln(0.001) / ln(0.95) = 135 rows find, with probability > 0.999, any ch
 which is the least that moves its violation rate by 5 points.
 """
 
-from __future__ import annotations
-
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from random import SystemRandom
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from safetensors.torch import load, save
@@ -31,7 +28,9 @@ from holdfast.core.files import read_plain_file, write_bytes
 from holdfast.core.hashing import sha256_json, sha256_lines
 from holdfast.core.ranks import barrier, gather_objects, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
+from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
+from holdfast.models.embedded import cache_root
 from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit
 from holdfast.scoring.forward import Forward
@@ -41,6 +40,7 @@ FORGED_SHARE, MISSED = 0.05, 0.001
 SPOT_CHECK = math.ceil(math.log(MISSED) / math.log(1 - FORGED_SHARE))
 """Rows of a role that are measured again: a share of 5 % that was changed is missed with probability < 0.001."""
 VERSION = 2
+NOISE_QUANTILE, NOISE_SAMPLE = 0.99, 256
 
 
 class Gaps(NamedTuple):
@@ -75,7 +75,7 @@ class ReferenceTable:
             return torch.zeros(len(self.ids), dtype=torch.float64)
         return in_unit(self.losses, constraint)
 
-    def rows(self, ids: Sequence[str]) -> ReferenceTable:
+    def rows(self, ids: Sequence[str]) -> "ReferenceTable":
         """The part of the table for these examples, in this order."""
         at = {example_id: i for i, example_id in enumerate(self.ids)}
         picked = [at[example_id] for example_id in ids]
@@ -91,7 +91,7 @@ class ReferenceTable:
         write_sealed(stem.with_suffix(".json"), record | {"losses_sha256": sha256(losses).hexdigest()})
 
     @classmethod
-    def load(cls, stem: Path) -> ReferenceTable:
+    def load(cls, stem: Path) -> Self:
         """Read a table; damage of either file is a `CheckpointError`."""
         try:
             record = read_sealed(stem.with_suffix(".json"))
@@ -204,14 +204,8 @@ def _require_rows(table: ReferenceTable, examples: Sequence[Encoded], where: Pat
 
 
 def cache_folder(configured: str | None) -> Path:
-    """Where tables are shared between runs: `reference` in `cache_root`."""
-    return cache_root(configured) / "reference"
-
-
-def cache_root(configured: str | None) -> Path:
-    """What runs share: the setting, else `HOLDFAST_CACHE`, else ~/.cache/holdfast."""
-    root = configured or os.environ.get("HOLDFAST_CACHE") or str(Path.home() / ".cache" / "holdfast")
-    return Path(root).expanduser()
+    """Where tables are shared between runs: `reference` in the setting, or in holdfast's cache."""
+    return (Path(configured) if configured else cache_root()).expanduser() / "reference"
 
 
 def _stored(place: Path, provenance: Mapping[str, Any], examples: Sequence[Encoded]) -> ReferenceTable | None:
@@ -244,14 +238,12 @@ def reference_table(
     *,
     stem: Path,
     cache: Path,
-    writer: bool,
     roles: Sequence[int] | None = None,
 ) -> ReferenceTable:
     """The table from the run folder, else from the cache, else measured; stored in both.
 
     Args:
         stem: `<run folder>/reference`, without suffix.
-        writer: whether this process writes files (rank 0).
         roles: how many of the examples each role has, one after the other; one role unless given.
     """
     shared = cache / sha256_json(dict(provenance))
@@ -263,9 +255,23 @@ def reference_table(
             break
     else:
         table = measure_reference(forward, examples, provenance, int(provenance["first_k"]))
-    if writer:
+    if rank() == 0:
         for place in (stem, shared):
             if not place.with_suffix(".json").exists():
                 table.save(place)
     barrier()
     return table
+
+
+def noise_floor(
+    forward: Forward, examples: Sequence[Encoded], reference: Tensor, constraint: ChanceConstraint, seed: int
+) -> float:
+    """The 99 % quantile of |D_i| at theta_0, where each is zero by definition, in the constraint's unit.
+
+    A second pass over at most 256 examples in another batch composition (other neighbours, other padding, other
+    kernels) moves each loss a little, more so in bfloat16. tau must stay well above that, or numerical noise alone
+    would spend the budget alpha.
+    """
+    chosen = sorted(generator(seed, "noise floor").permutation(len(examples))[:NOISE_SAMPLE].tolist())
+    found = forward.degradations([examples[i] for i in chosen], reference[chosen], constraint, shuffle=seed)
+    return float(torch.quantile(found.abs(), NOISE_QUANTILE))

@@ -1,7 +1,5 @@
 """Copies between host and device that nobody waits for: the device works on while the host prepares what is next."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -21,7 +19,6 @@ class OnHost:
         self._done = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
     def get(self) -> Tensor:
-        """The copy, once it has arrived."""
         if self._done is not None:
             self._done.synchronize()
         return self._copy

@@ -13,8 +13,8 @@ from typing import Any, cast
 from holdfast.certification.binomial import interval
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError
 from holdfast.core.hashing import sha256_json, sha256_lines
-from holdfast.core.host import peak_memory
 from holdfast.core.percent import exact_percent, percent
+from holdfast.core.provenance import peak_memory
 from holdfast.data.bundled import KINDS, bundled, bundled_sha256
 from holdfast.data.examples import Example, as_chat, completion_text, uniform
 from holdfast.data.sources import examples_from_rows, prompt_key, read_examples, read_prompts

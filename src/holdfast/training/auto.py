@@ -1,7 +1,5 @@
 """`safety_dataset="auto"` in Python: the trainer asks its own model before it is built."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +15,6 @@ from holdfast.screening.record import FOLDER, fixed_screening
 from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, task_examples
 from holdfast.screening.settings import ScreeningSettings
 from holdfast.training.hooks import Defense
-from holdfast.training.safety import SafetySet
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +31,8 @@ def screened(
 ) -> tuple[Any, Screening | None]:
     """The model, loaded where it had to be asked, and the screening; its conflicts are taken out of `train_dataset`.
 
-    Args:
-        model: loaded, or its reference.
-        dataset: `safety_dataset` as given: `auto`, a `Screening`, or pairs, with which nothing is done.
-        args: `SafeSFTConfig`.
-        given: the trainer's other arguments.
-        create: loads a model as TRL would.
+    `dataset` is `safety_dataset` as given: `auto`, a `Screening`, or pairs, with which nothing is done; `given` are the
+    trainer's other arguments; `create` loads a model as TRL would.
     """
     screening = dataset if isinstance(dataset, Screening) else None
     if is_auto(dataset):
@@ -67,17 +60,17 @@ def _loaded(model: Any, args: Any, given: Mapping[str, Any], create: Callable[..
 
 
 def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
-    """Screen the trainer's own data with its own model; the sets lie in `run_dir` and are read by a resumed run.
-
-    Args:
-        model: loaded, as the trainer will train it.
-        args: `SafeSFTConfig`.
-        given: the trainer's other arguments, the tokenizer among them.
-
-    Raises:
-        UnsupportedError: data or a model that cannot be asked, by name.
-    """
-    _require_askable(args, given)
+    """Screen the trainer's own data with its own model; the sets lie in `run_dir` and are read by a resumed run."""
+    if given.get("formatting_func") is not None:
+        raise UnsupportedError(
+            "safety_dataset='auto' with a formatting_func: its text has no prompt to ask",
+            remedy="give prompt/completion or messages rows, or pass safety_dataset=...",
+        )
+    if args.distributed_state.distributed_type in ("FSDP", "DEEPSPEED"):
+        raise UnsupportedError(
+            "safety_dataset='auto' under FSDP or DeepSpeed: a sharded model cannot be asked",
+            remedy="screen first on one device: safety_dataset=holdfast.screen(model, dataset)",
+        )
     tokenizer = given["processing_class"]
     rows = task_examples(given["train_dataset"])
     settings = ScreeningSettings(seed=args.stream_seed)
@@ -95,11 +88,7 @@ def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
 
 
 def without_conflicts(dataset: Any, screening: Screening) -> Any:
-    """The data set without the rows that screening drops; the caller's own object is not changed.
-
-    Raises:
-        ConfigError: the screening is of a data set with another number of rows.
-    """
+    """The data set without the rows that screening drops; the caller's own object is not changed."""
     if len(dataset) != screening.rows:
         raise ConfigError(
             f"the screening is of {screening.rows} rows, train_dataset has {len(dataset)}",
@@ -135,26 +124,10 @@ def watch_screened(trainer: Any) -> None:
     """Have the trainer watch the prompts of its screening, where it has any."""
     screening: Screening | None = trainer.screening
     if screening is not None and screening.monitor.any:
-        trainer.watch_behaviour(screening.monitor, limits_of(screening, trainer.safety))
-
-
-def limits_of(screening: Screening, safety: Mapping[str, SafetySet]) -> Limits:
-    """The shares of kept behaviour that may be lost: of refusals the constraint's alpha."""
-    kept = [name for name in screening.sets if screening.counts[name]["keep"] == "refusals"]
-    return Limits(refusals=max((safety[name].constraint.alpha for name in kept), default=Limits().refusals))
-
-
-def _require_askable(args: Any, given: Mapping[str, Any]) -> None:
-    if given.get("formatting_func") is not None:
-        raise UnsupportedError(
-            "safety_dataset='auto' with a formatting_func: its text has no prompt to ask",
-            remedy="give prompt/completion or messages rows, or pass safety_dataset=...",
-        )
-    if args.distributed_state.distributed_type in ("FSDP", "DEEPSPEED"):
-        raise UnsupportedError(
-            "safety_dataset='auto' under FSDP or DeepSpeed: a sharded model cannot be asked",
-            remedy="screen first on one device: safety_dataset=holdfast.screen(model, dataset)",
-        )
+        # Of refusals the constraint's alpha may be lost.
+        kept = [name for name in screening.sets if screening.counts[name]["keep"] == "refusals"]
+        lost = max((trainer.safety[name].constraint.alpha for name in kept), default=Limits().refusals)
+        trainer.watch_behaviour(screening.monitor, Limits(refusals=lost))
 
 
 def _said(what: str, done: int, total: int) -> None:

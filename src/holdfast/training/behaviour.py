@@ -6,8 +6,6 @@ step are a row of `events.jsonl`, written before the checkpoint of that step, so
 and asks only for what is missing.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,12 +19,11 @@ from holdfast.core.errors import CheckpointError, ConfigError, DataError, Unsupp
 from holdfast.core.event_log import read
 from holdfast.core.hashing import sha256_json
 from holdfast.core.ranks import gather_objects, rank, world
-from holdfast.data.examples import Example, prompt_text
+from holdfast.data.examples import prompt_text
 from holdfast.data.near_duplicates import clusters
 from holdfast.data.templates import Template
 from holdfast.judging.engines import AUTO, open_engine
 from holdfast.judging.prompts import prompt_ids, require_room
-from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.checkpoint_store import CheckpointStore, step_of
@@ -44,19 +41,10 @@ class BehaviourMonitor(TrainerCallback):
     """Asks the model in training, at the end and at every `every`; with `train.rollback` before each save too.
 
     Args:
-        trainer: whose model and tokenizer reply.
         prompts: with what theta_0 did: refuse or answer.
         limits: the shares that may be lost.
         every: `end`, `epoch`, or a number of steps.
         template: what becomes of plain prompts.
-
-    Attributes:
-        known: the figures of each step that was measured.
-
-    Raises:
-        ConfigError: `every` is none of these.
-        DataError: no prompts, or prompts that leave no room for a reply.
-        UnsupportedError: a model that is sharded over processes.
     """
 
     def __init__(
@@ -84,9 +72,9 @@ class BehaviourMonitor(TrainerCallback):
         self._identity = sha256_json(
             [[[e.id for e in examples], limit] for examples, _, limit in sets.values()] + [template, NEW_TOKENS]
         )
-        self.known: dict[int, dict[str, Kept]] = {}
-        self.rolled_back: dict[str, int | None] = {}
-        self._held: int | None = None
+        self.known: dict[int, dict[str, Kept]] = {}  # the figures of each step that was measured
+        self.rolled_back: dict[str, int | None] = {}  # where a rollback led, if one was called for
+        self._held: int | None = None  # the step whose weights were loaded, where it is not the last
 
     def _require_askable(self) -> None:
         """Refuse what every process would meet, so that none waits for another that has stopped."""
@@ -106,15 +94,10 @@ class BehaviourMonitor(TrainerCallback):
         """The step after which the model's weights were taken."""
         return int(self.trainer.state.global_step) if self._held is None else self._held
 
-    def hold(self, step: int) -> None:
-        """Note that the model now has the weights of an earlier step."""
-        self._held = step
-
     def measure(self, *, log: bool = True) -> dict[str, Kept]:
         """The figures of the model as it is; measured, stored and told unless this step's are known.
 
-        Args:
-            log: to the trainer's log too; an evaluation logs its metrics itself.
+        `log` tells the trainer's log too; an evaluation logs its metrics itself.
         """
         if self.step not in self.known:
             self.known[self.step] = found = self.ask()
@@ -138,12 +121,14 @@ class BehaviourMonitor(TrainerCallback):
         return found
 
     def _classes(self) -> dict[str, ReplyClass]:
-        """The class of every reply, by the prompt's id; each process asks its share."""
+        """The class of every reply, by the prompt's id; each process asks its share, of few prompts maybe none."""
         share = self._asked[rank() :: world()]
         found: dict[str, ReplyClass] = {}
         self._show(0, len(share))
+        model, tokenizer = self.trainer.model, self.trainer.processing_class
         with self._undisturbed():
-            for batch in self._replies(share):
+            engine = open_engine(AUTO, model=model, tokenizer=tokenizer, template=self._template)
+            for batch in engine.generate(share, max_new_tokens=NEW_TOKENS) if share else ():
                 found |= {r.id: sort_reply(r.text, truncated=r.truncated).reply_class for r in batch}
                 self._show(len(found), len(share))
         return {key: value for part in gather_objects(found) for key, value in part.items()}
@@ -152,13 +137,6 @@ class BehaviourMonitor(TrainerCallback):
         """Tell the listeners of a run how far the asking is."""
         for listener in self.trainer.recorder.listeners if self.trainer.is_in_train else ():
             listener({"step": int(self.trainer.state.global_step), "asked": done, "of": of})
-
-    def _replies(self, share: list[Example]) -> Iterator[list[Reply]]:
-        if not share:  # more processes than prompts
-            return
-        trainer = self.trainer
-        engine = open_engine(AUTO, model=trainer.model, tokenizer=trainer.processing_class, template=self._template)
-        yield from engine.generate(share, max_new_tokens=NEW_TOKENS)
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -212,8 +190,6 @@ class BehaviourMonitor(TrainerCallback):
         """Whether a step was measured and no figure failed."""
         return step in self.known and all(one.passed for one in self.known[step].values())
 
-    # -- when -------------------------------------------------------------------------------------------------------
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Take over the figures of the steps that a resumed run does not repeat."""
         self._held, self.rolled_back = None, {}
@@ -244,13 +220,11 @@ class BehaviourMonitor(TrainerCallback):
         # A run that was asked to stop does so at once; a resumed one does not save there.
         return bool(getattr(args, "rollback", False) and control.should_save and not control.should_training_stop)
 
-    # -- the end of a run -------------------------------------------------------------------------------------------
-
     def conclude(self) -> None:
         """Measure the model that training ended with; with `rollback`, return to the last checkpoint that passed."""
         args, state = self.trainer.args, self.trainer.state
         if args.load_best_model_at_end and state.best_global_step:
-            self.hold(int(state.best_global_step))
+            self._held = int(state.best_global_step)
         self.measure()
         if args.rollback and not self.passed(self.step):
             self.roll_back()
@@ -266,7 +240,7 @@ class BehaviourMonitor(TrainerCallback):
             logger.warning("rollback: no checkpoint kept its behaviour; the weights of the last step stay")
             return
         load_trainable(self.trainer.model, store.root / f"checkpoint-{chosen}")
-        self.hold(chosen)
+        self._held = chosen
         logger.warning("rolled back to step %d, the last whose behaviour was within its limits", chosen)
 
     def result(self) -> dict[str, Any]:

@@ -14,8 +14,6 @@ checkpoint or the new one, never a mixture:
 One process at a time changes a root (`RunLock`); several ranks may write into the staged folder.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -27,23 +25,15 @@ from safetensors import SafetensorError
 
 from holdfast.core.errors import CheckpointError, ResourceError
 from holdfast.core.files import fsync_path
-from holdfast.training.manifest import (
-    fingerprint_differences,
-    plain_fingerprint,
-    read_manifest,
-    verify_folder,
-    write_manifest,
-)
+from holdfast.training import manifest
 
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in `root`.
+    """The checkpoints of one run, in `root`, which the first `stage` creates.
 
-    Args:
-        root: the folder that holds them; created by the first `stage`. It may itself be a symbolic link
-            (a run on a larger disk); below it no link that leads outside is written through.
+    It may itself be a symbolic link (a run on a larger disk); below it no link that leads outside is written through.
     """
 
     def __init__(self, root: Path) -> None:
@@ -71,7 +61,6 @@ class CheckpointStore:
     def disk_guard(self, step: int) -> Iterator[None]:
         """Turn a failed write (disk full, file-size limit) into `ResourceError` and remove the staged files.
 
-        Wrap everything between `stage` and `commit` in it; the committed checkpoints are not touched.
         safetensors reports a full disk as its own error type, which is not an `OSError`.
         """
         try:
@@ -84,24 +73,14 @@ class CheckpointStore:
             ) from error
 
     def commit(self, step: int, *, fingerprint: Mapping[str, Any]) -> Path:
-        """Seal the staged folder of `step` with a manifest and give it its final name.
-
-        Args:
-            step: the step given to `stage`.
-            fingerprint: what the checkpoint is bound to (hashes, settings); JSON values only.
-
-        Raises:
-            ConfigError: the fingerprint is not JSON.
-            CheckpointError: nothing was staged, or the staged folder holds a link or a special file.
-            ResourceError: the disk refused the write.
-        """
+        """Seal the staged folder with a manifest, bind it to `fingerprint` (JSON) and give it its final name."""
         staged, final = self.staging(step), self.root / f"checkpoint-{step}"
         self._require_inside(staged)
-        plain = plain_fingerprint(fingerprint)
+        plain = manifest.plain_fingerprint(fingerprint)
         with self.disk_guard(step):
             if not staged.is_dir():
                 raise CheckpointError(f"{staged} does not exist", remedy="call stage(step) before commit")
-            write_manifest(staged, step=step, fingerprint=plain)
+            manifest.write_manifest(staged, step=step, fingerprint=plain)
             self._publish(staged, final)
         return final
 
@@ -124,21 +103,14 @@ class CheckpointStore:
             shutil.rmtree(aside, ignore_errors=True)
 
     def verify(self, path: Path) -> None:
-        """Check every byte of a checkpoint against its manifest.
-
-        Raises:
-            CheckpointError: naming the damaged, missing or extra file.
-        """
-        verify_folder(path)
+        """Check every byte of a checkpoint against its manifest; the damaged, missing or extra file is named."""
+        manifest.verify_folder(path)
 
     def latest(self, *, log: Callable[[str], None]) -> Path | None:
         """The newest checkpoint that verifies; damaged newer ones are renamed `quarantine-*` and logged.
 
-        Returns:
-            Its folder, or None when the root holds no checkpoint at all.
-
-        Raises:
-            CheckpointError: there are checkpoints, now or quarantined before, and none verifies.
+        None when the root holds no checkpoint at all. Where there are some, now or quarantined before, and none
+        verifies, that is an error.
         """
         self._restore_orphans()
         for path in reversed(self.checkpoints()):
@@ -166,16 +138,11 @@ class CheckpointStore:
         return target
 
     def fingerprint(self, path: Path) -> dict[str, Any]:
-        """The fingerprint given to `commit`."""
-        return read_manifest(path).fingerprint
+        return manifest.read_manifest(path).fingerprint
 
     def require_same_fingerprint(self, path: Path, current: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint that belongs to other data, settings or code.
-
-        Raises:
-            CheckpointError: listing every differing key with its stored and current value.
-        """
-        differing = fingerprint_differences(self.fingerprint(path), current)
+        """Refuse a checkpoint that belongs to other data, settings or code, listing every differing key."""
+        differing = manifest.fingerprint_differences(self.fingerprint(path), current)
         if differing:
             listed = "; ".join(f"{key}: stored {old}, current {new}" for key, (old, new) in differing.items())
             raise CheckpointError(
@@ -184,12 +151,7 @@ class CheckpointStore:
             )
 
     def rotate(self, keep: int | None, protect: set[Path]) -> None:
-        """Delete the oldest checkpoints until `keep` are left, never the newest nor a protected one.
-
-        Args:
-            keep: how many to leave, protected ones counted; None leaves all.
-            protect: folders to leave in any case (the best so far).
-        """
+        """Delete the oldest checkpoints until `keep` are left (None: all), never the newest nor a protected one."""
         if keep is None:
             return
         committed = self.checkpoints()

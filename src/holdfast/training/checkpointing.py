@@ -6,54 +6,34 @@ holds `trainable.safetensors`, the adapter as PEFT writes it, `optimizer.*`, `sc
 all others.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from transformers import Trainer
 from transformers.trainer_callback import EarlyStoppingCallback, ExportableState
 
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import write_json
 from holdfast.core.ranks import barrier, gather_objects, rank, world
 from holdfast.models.fingerprint import adapter_settings
+from holdfast.training import snapshot
 from holdfast.training.checkpoint_store import CheckpointStore
 from holdfast.training.fingerprint import argument_fingerprint, dataset_sha256
 from holdfast.training.hooks import Defense
-from holdfast.training.run import Run
-from holdfast.training.snapshot import (
-    all_weights,
-    load_optimizer_state,
-    load_trainable,
-    optimizer_state,
-    save_trainable,
-    trainable_weights,
-)
+from holdfast.training.run import Run, torch_optimizer
 from holdfast.training.state_files import capture_rng, load_state, restore_rng, save_state
 
 logger = logging.getLogger(__name__)
 PICKLED_ARGUMENTS = "training_args.bin"
 
 
-class CheckpointMixin:
+class CheckpointMixin(Trainer):
     """Overrides every place where the Trainer writes or reads a checkpoint."""
 
-    # Provided by the trainer this is mixed into.
-    args: Any
-    state: Any
-    control: Any
-    model: Any
-    optimizer: Any
-    lr_scheduler: Any
-    train_dataset: Any
-    callback_handler: Any
     defense: Defense
-    recorder: Any
-    behaviour_monitor: Any
-    safety: Any
-    is_fsdp_enabled: bool
     run: Run
     _theta_0: dict[str, Any]
     _measured: bool
@@ -61,7 +41,6 @@ class CheckpointMixin:
 
     @property
     def store(self) -> CheckpointStore:
-        """The checkpoints of this run."""
         return CheckpointStore(Path(self.args.output_dir))
 
     def fingerprint(self) -> dict[str, Any]:
@@ -71,7 +50,7 @@ class CheckpointMixin:
         return {
             "arguments": argument_fingerprint(self.args),
             "defense": self.defense.describe(),
-            "constraints": {name: vars_of(s.constraint) for name, s in self.safety.items()},
+            "constraints": {name: asdict(s.constraint) for name, s in self.safety.items()},
             "theta_0": self._theta_0,
             "adapter": adapter_settings(self.model),
             "task_data": self._task_sha256,
@@ -81,12 +60,10 @@ class CheckpointMixin:
             **self.run.data.fingerprint(),
         }
 
-    # -- writing ---------------------------------------------------------------------------------------------------
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Stage, seal and publish `checkpoint-<step>`."""
         step, store = int(self.state.global_step), self.store
-        self.store_flos()  # type: ignore[attr-defined]
+        self.store_flos()
         if rank() == 0:
             store.stage(step)
         barrier()
@@ -97,7 +74,9 @@ class CheckpointMixin:
         if rank() == 0:
             self._locate_best()
             with store.disk_guard(step):
-                self._write_trainer_state(folder)
+                states = {name: [c.state() for c in group] for name, group in self._stateful_callbacks().items()}
+                self.state.stateful_callbacks = {**states, "TrainerControl": self.control.state()}
+                self.state.save_to_json(str(folder / "trainer_state.json"))
                 self._write_readable(folder, weights)
             self.recorder.log_file().sync()
             store.commit(step, fingerprint=self.fingerprint())
@@ -106,7 +85,7 @@ class CheckpointMixin:
         barrier()
         self.state.best_model_checkpoint = gather_objects(self.state.best_model_checkpoint)[0]
         if self.args.push_to_hub:
-            self._push_from_checkpoint(str(store.root / f"checkpoint-{step}"))  # type: ignore[attr-defined]
+            self._push_from_checkpoint(str(store.root / f"checkpoint-{step}"))
 
     def protected_checkpoints(self) -> set[Path]:
         """Checkpoints that rotation must leave: the best so far, and the one that a rollback would return to."""
@@ -116,24 +95,18 @@ class CheckpointMixin:
 
     def _write_state(self, folder: Path) -> dict[str, Any]:
         """Write what a resumed run reads back and return the trained weights; gathering shards needs every rank."""
-        weights = trainable_weights(self.model)
-        optimizer = optimizer_state(_unwrapped(self.optimizer))
+        weights = snapshot.trainable_weights(self.model)
+        optimizer = snapshot.optimizer_state(torch_optimizer(self.optimizer))
         defense = self.defense.state_dict()
         save_state(folder / f"rng-{rank()}", capture_rng())
         if rank() == 0:
-            save_trainable(weights, folder)
+            snapshot.save_trainable(weights, folder)
             save_state(folder / "optimizer", optimizer)
             save_state(folder / "scheduler", self.lr_scheduler.state_dict())
             save_state(folder / "defense", defense)
-            save_state(
-                folder / "course", {"spikes": self.recorder.spikes.state_dict(), "memory": self.run.fitting.figures()}
-            )
+            course = {"spikes": self.recorder.spikes.state_dict(), "memory": self.run.fitting.figures()}
+            save_state(folder / "course", course)
         return weights
-
-    def _write_trainer_state(self, folder: Path) -> None:
-        states = {name: [c.state() for c in group] for name, group in self._stateful_callbacks().items()}
-        self.state.stateful_callbacks = {**states, "TrainerControl": self.control.state()}
-        self.state.save_to_json(str(folder / "trainer_state.json"))
 
     def _locate_best(self) -> None:
         """Point at the best checkpoint in this folder, where it is or is about to be: the run may have been moved."""
@@ -156,7 +129,7 @@ class CheckpointMixin:
             with self.defense.saved_form(self.run):
                 # Only rank 0 is here, and it cannot read a sharded model alone.
                 self.model.save_pretrained(str(folder), state_dict=weights if self.is_fsdp_enabled else None)
-        self.processing_class.save_pretrained(str(folder))  # type: ignore[attr-defined]
+        self.processing_class.save_pretrained(str(folder))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As the Trainer's, except under FSDP2.
@@ -166,29 +139,28 @@ class CheckpointMixin:
         """
         if not self.is_fsdp_enabled:
             with self.defense.saved_form(self.run):
-                super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+                super().save_model(output_dir, _internal_call)
             return
-        state = trainable_weights(self.model) if hasattr(self.model, "peft_config") else all_weights(self.model)
+        gathered = snapshot.trainable_weights if hasattr(self.model, "peft_config") else snapshot.all_weights
+        state = gathered(self.model)
         if self.args.should_save:
             self._save(output_dir, state_dict=state)
         barrier()
         if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)  # type: ignore[attr-defined]
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """As the Trainer's, with the arguments as JSON instead of a pickle."""
-        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
         if (folder / PICKLED_ARGUMENTS).exists():
             (folder / PICKLED_ARGUMENTS).unlink()
             write_json(folder / "training_args.json", argument_fingerprint(self.args))
 
-    # -- reading ---------------------------------------------------------------------------------------------------
-
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's; a checkpoint is verified and compared with this run before anything is loaded."""
         chosen = self._choose_checkpoint(resume_from_checkpoint)
-        return super().train(chosen, *args, **kwargs)  # type: ignore[misc]
+        return super().train(chosen, *args, **kwargs)
 
     def _choose_checkpoint(self, wanted: str | bool | None) -> str | None:
         if not wanted:
@@ -215,18 +187,18 @@ class CheckpointMixin:
         if not self._measured:
             self.measure_reference()
             self.store.require_same_fingerprint(Path(resume_from_checkpoint), self.fingerprint())
-        load_trainable(self.model if model is None else model, Path(resume_from_checkpoint))
+        snapshot.load_trainable(self.model if model is None else model, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         folder = Path(self.state.best_model_checkpoint)
         CheckpointStore(folder.parent).verify(folder)
-        load_trainable(self.model, folder)
+        snapshot.load_trainable(self.model, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
         folder = Path(checkpoint)
-        load_optimizer_state(_unwrapped(self.optimizer), load_state(folder / "optimizer"))
+        snapshot.load_optimizer_state(torch_optimizer(self.optimizer), load_state(folder / "optimizer"))
         self.lr_scheduler.load_state_dict(load_state(folder / "scheduler"))
         self.defense.load_state_dict(load_state(folder / "defense"))
         if (folder / "course.json").exists():  # not in checkpoints of earlier versions
@@ -240,7 +212,7 @@ class CheckpointMixin:
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, which forgets a best checkpoint that is no longer at its stored path."""
-        found = super()._init_training_state(*args, **kwargs)  # type: ignore[misc]
+        found = super()._init_training_state(*args, **kwargs)
         self._locate_best()
         return found
 
@@ -256,7 +228,7 @@ class CheckpointMixin:
         if kwargs["resume_from_checkpoint"] is not None and self._finished():
             self.control.should_training_stop = True
         else:
-            super()._run_epoch(**kwargs)  # type: ignore[misc]
+            super()._run_epoch(**kwargs)
 
     def _finished(self) -> bool:
         """Whether the run has no step left. A request to stop (a signal) does not count: a resumed run goes on."""
@@ -269,14 +241,3 @@ class CheckpointMixin:
 
     def _save_scaler(self, output_dir: str) -> None:
         """Only fp16 has a scaler, and fp16 is refused."""
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    return getattr(optimizer, "optimizer", optimizer)
-
-
-def vars_of(record: Any) -> dict[str, Any]:
-    """A frozen dataclass as a plain mapping."""
-    from dataclasses import asdict
-
-    return asdict(record)

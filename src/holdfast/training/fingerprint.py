@@ -1,15 +1,19 @@
-"""What a checkpoint is bound to: settings, data, tokenizer, base weights, reference; a change of any is refused."""
+"""What a run is bound to: settings, data, tokenizer, base weights, reference.
 
-from __future__ import annotations
+A checkpoint in which any of these was another is refused, and so are processes that do not share them.
+"""
 
 import hashlib
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from enum import Enum
 from typing import Any
 
 from torch import nn
 
+from holdfast.core.errors import DataError
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
+from holdfast.core.ranks import gather_objects, world
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.models.adapter import adapter_folder
 from holdfast.models.content import content_of
@@ -17,6 +21,7 @@ from holdfast.models.fingerprint import adapter_fingerprint, frozen_fingerprint,
 from holdfast.models.model_files import ADAPTER_WEIGHTS
 from holdfast.models.source import resolve
 from holdfast.models.unmerged import adapter_settings_of
+from holdfast.scoring.reference import data_sha256
 
 # Settings that change neither the trajectory nor what is stored: logging, saving, evaluation, transport. Batches of
 # safety examples per pass, the path that computes a step (step, step_graphs, skip_inactive_rows), and evaluation on a
@@ -112,3 +117,35 @@ def theta_0_provenance(trainer: Any) -> dict[str, Any]:
         "attention": str(getattr(inner.config, "_attn_implementation", None)),
         "quantized": getattr(inner.config, "quantization_config", None) is not None,
     }
+
+
+def _input_hashes(trainer: Any) -> dict[str, str]:
+    """What this process trains on, and how: name to sha256."""
+    found = {"task data": dataset_sha256(trainer.train_dataset)}
+    for name, one in trainer.safety.items():
+        content = [data_sha256(one.all_encoded), one.split.record.to_json(), asdict(one.constraint)]
+        found[f"safety set {name}"] = sha256_json(content)
+    if trainer.run.data.harmful:
+        found["harmful pairs"] = data_sha256(trainer.run.data.harmful)
+    found["settings"] = sha256_json([argument_fingerprint(trainer.args), trainer.defense.describe()])
+    return found
+
+
+def require_same_inputs(trainer: Any) -> None:
+    """Refuse processes that read other data or settings than the first one; a collective call."""
+    if world() > 1:
+        require_equal(gather_objects(_input_hashes(trainer)))
+
+
+def require_equal(every: Sequence[Mapping[str, str]]) -> None:
+    """Refuse hashes (of each rank: what it is of, and its sha256) that differ from rank 0's, naming the ranks."""
+    names = dict.fromkeys(name for one in every for name in one)
+    different = {
+        name: [rank for rank, one in enumerate(every) if one.get(name) != every[0].get(name)] for name in names
+    }
+    listed = [f"{name} on rank {', '.join(map(str, ranks))}" for name, ranks in different.items() if ranks]
+    if listed:
+        raise DataError(
+            f"the processes do not train on the same: {'; '.join(listed)} differs from rank 0",
+            remedy="give every process the same files, versions and settings (on every machine), then start again",
+        )

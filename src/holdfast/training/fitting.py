@@ -12,8 +12,6 @@ Side rows (safety, harmful) and evaluation take half as many rows a pass. Severa
 the run ends with the remedy.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Callable, Iterator
@@ -26,16 +24,12 @@ from torch import Tensor
 from holdfast.core.errors import ResourceError
 from holdfast.core.ranks import world
 from holdfast.data.encode import IGNORE
+from holdfast.models.library_errors import free_memory, out_of_memory
 from holdfast.training.hooks import Defense, Inputs, Items
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether torch ran out of memory; on the CPU that is a plain RuntimeError, told apart by its text alone."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def loss_is_scaled(run: Any, items: Items) -> bool:
@@ -64,8 +58,6 @@ class Fitting:
         self._noted: list[tuple[Inputs, Items]] = []
         self._tokens = 0
 
-    # -- the task's micro-batches ------------------------------------------------------------------------------------
-
     def begin(self, inputs: Inputs, items: Items, micro: int) -> None:
         """Note the micro-batch that comes next, the first of a step being number 0."""
         if micro == 0:
@@ -73,18 +65,14 @@ class Fitting:
         self._noted.append((inputs, items))
 
     def step(self) -> Tensor:
-        """Accumulate the gradient of the micro-batch noted last, in as many parts as fit.
-
-        Raises:
-            ResourceError: a single row does not fit, or there are several processes.
-        """
+        """Accumulate the gradient of the micro-batch noted last, in as many parts as fit."""
         todo = self._noted[-1:]
         while True:
             failure = ""
             try:
                 losses = [self._in_parts(inputs, items) for inputs, items in todo]
             except RuntimeError as error:
-                if not out_of_memory(error) or self._reason_against():
+                if not out_of_memory(error) or not self._divisible():
                     raise
                 failure = str(error)
             if not failure:
@@ -94,7 +82,7 @@ class Fitting:
             for p in self._trainer.model.parameters():
                 p.grad = None
             self._trainer._total_train_tokens = self._tokens
-            _release()
+            release()
             todo = self._noted
 
     def _in_parts(self, inputs: Inputs, items: Items) -> Tensor:
@@ -104,29 +92,23 @@ class Fitting:
             return whole
         losses = []
         for part, share in split(inputs, self.parts):
-            self.share = 1.0 if self._adds_up(items) else share
+            # Where losses are divided by the tokens of the whole step, they add up.
+            self.share = 1.0 if items is not None and loss_is_scaled(self._trainer, items) else share
             try:
                 losses.append(passing(part, items))
             finally:
                 self.share = 1.0
         return torch.stack(losses).sum()
 
-    def _adds_up(self, items: Items) -> bool:
-        """Whether losses are divided by the tokens of the whole step."""
-        return items is not None and loss_is_scaled(self._trainer, items)
-
     @property
     def _step(self) -> int:
         return int(self._trainer.state.global_step) + 1
 
-    def _reason_against(self) -> str:
-        """Why micro-batches cannot be divided; empty where they can."""
+    def _divisible(self) -> bool:
+        """Whether micro-batches can be divided: one process, and losses that are sums over rows (no router's)."""
         trainer, defense = self._trainer, self._trainer.defense
-        if world() > 1:
-            return "several processes"
-        if not defense.linear or type(defense).extra_loss is not Defense.extra_loss:
-            return f"defense {defense.name!r}"
-        return "the router's loss, which is no sum over rows" if getattr(trainer, "aux_loss_enabled", False) else ""
+        summed = defense.linear and type(defense).extra_loss is Defense.extra_loss
+        return world() == 1 and summed and not getattr(trainer, "aux_loss_enabled", False)
 
     def _halve_task(self, inputs: Inputs, failure: str) -> None:
         rows = len(inputs["input_ids"])
@@ -142,8 +124,6 @@ class Fitting:
             "out of memory: from step %d on, micro-batches are passed over in %d parts; the batch stays %d rows",
             self._step, self.parts, self._trainer.run.data.task_batch,
         )  # fmt: skip
-
-    # -- side rows and evaluation --------------------------------------------------------------------------------------
 
     def side(self, rows: int, passing: Callable[[int], T]) -> T:
         """A pass over side rows, with at most so many rows at a time that it fits; to be repeatable as a whole."""
@@ -163,9 +143,7 @@ class Fitting:
                     raise
             setattr(self, name, now // 2)
             logger.warning("out of memory: %d rows at a time instead of %d (%s)", now // 2, now, name)
-            _release()
-
-    # -- what is kept --------------------------------------------------------------------------------------------------
+            release()
 
     def figures(self) -> dict[str, int]:
         """What was made smaller; empty where everything fitted."""
@@ -197,7 +175,7 @@ def split(inputs: Inputs, parts: int) -> Iterator[tuple[Inputs, float]]:
             yield piece, count / total if total else 1.0 / len(pieces)
 
 
-def in_several_processes(error: BaseException) -> ResourceError | None:
+def in_several_processes(error: Exception) -> ResourceError | None:
     """The refusal that stands for running out of memory beside other processes; None for anything else."""
     if world() == 1 or not out_of_memory(error):
         return None
@@ -208,7 +186,7 @@ def in_several_processes(error: BaseException) -> ResourceError | None:
     )
 
 
-def _release() -> None:
+def release() -> None:
+    """Free what only cycles of references still hold, and hand the device's memory back."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_memory()

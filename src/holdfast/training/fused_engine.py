@@ -6,7 +6,6 @@ does, the constraints' to the sum. The engine is built at the first step and tri
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from holdfast.data.encode import Encoded
 from holdfast.fused.joint_pass import Found, JointPass
 from holdfast.fused.joint_pass import Term as JointTerm
 from holdfast.fused.packed_rows import Row, padded_rows
+from holdfast.training.fitting import release
 from holdfast.training.fused_setup import joint_pass, why_not
 from holdfast.training.hooks import Inputs, Items
 from holdfast.training.side_pass import RowLoss, TokenMean
@@ -49,20 +49,13 @@ class FusedEngine:
     def name(self) -> str:
         return "fused, recorded" if getattr(self.joint.passes, "recording", False) else "fused"
 
-    # -- whether it can be used --------------------------------------------------------------------------------------
-
     @classmethod
     def make(cls, run: Run) -> FusedEngine | str:
         """The engine, tried on a few rows; or why there is none, on any process."""
         joint = joint_pass(run)
         return joint if isinstance(joint, str) else cls(run, joint)
 
-    @staticmethod
-    def why_not(run: Run) -> str | None:
-        """Why this run's task loss is not the plain mean over its scored tokens, padded batch by padded batch."""
-        return why_not(run)
-
-    # -- one micro-batch ---------------------------------------------------------------------------------------------
+    why_not = staticmethod(why_not)
 
     def accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool = False) -> Tensor:
         """Both batches in one pass. Where it runs out of memory under `step: auto`, all later steps take two passes.
@@ -86,9 +79,7 @@ class FusedEngine:
         run.engine = self._two_pass
         del self.joint
         self._degradations, self._gradients = {}, []
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release()
 
     def _accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool) -> Tensor:
         run = self._run
@@ -170,8 +161,6 @@ class FusedEngine:
         sum_in_place([*own, *(g for vector in self._gradients for g in vector)])
         torch._foreach_div_(own, float(world()))
 
-    # -- what it measured --------------------------------------------------------------------------------------------
-
     def measure(self, terms: Mapping[str, Term]) -> StepMeasurement:
         """As accumulated; a constraint that no micro-batch was told of is passed over by itself."""
         missing = {name: term for name, term in terms.items() if name not in self._degradations}
@@ -189,8 +178,6 @@ class FusedEngine:
         """A gradient in the order of the trainable parameters."""
         by_id = {id(p): g for p, g in zip(self._adapted(), gradient, strict=True)}
         return [by_id[id(p)] for p in self._run.space().params]
-
-    # -- rows beside the task ----------------------------------------------------------------------------------------
 
     def side_gradient(self, rows: Sequence[Encoded], loss: RowLoss) -> tuple[Tensor, Vector]:
         """Over packed rows where the loss has that form."""

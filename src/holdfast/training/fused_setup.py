@@ -13,12 +13,12 @@ from holdfast.core.ranks import gather_objects
 from holdfast.data.encode import Encoded
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.grouped_lora import GroupedAdapter
-from holdfast.fused.joint_pass import JointPass, Passes
+from holdfast.fused.joint_pass import JointPass
 from holdfast.fused.probe import packing_problem, probe_rows
 from holdfast.fused.recorded import RecordedPasses
 from holdfast.fused.reference_states import ReferenceStates, fits
 from holdfast.fused.support import batch_dependent, other_mixers, plain_layers
-from holdfast.scoring.completion import causal_lm
+from holdfast.scoring.head import causal_lm
 from holdfast.training.hooks import Defense
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def joint_pass(run: Run) -> JointPass | str:
     recorded = _records(run, body)
     what = "one pass a step for both gradients" if run.defense.joint_terms else "packed task rows"
     logger.info("%s%s", what, ", recorded as CUDA graphs" if recorded else "")
-    passes: Passes = RecordedPasses(body) if recorded else EagerPasses(body)
-    return JointPass(run.model, passes, run.args.device, _kept_states(run, body))
+    passes = RecordedPasses(body) if recorded else EagerPasses(body)
+    return JointPass(passes, _kept_states(run, body))
 
 
 def why_not(run: Run) -> str | None:

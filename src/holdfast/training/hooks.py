@@ -22,7 +22,7 @@ untouched), so accumulation, data parallelism and exact resuming are not a defen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.constraint.chance import Unit
     from holdfast.constraint.gradients import ParameterSpace
     from holdfast.scoring.forward import Forward
+    from holdfast.training.run import Progress, Theta0
     from holdfast.training.side_data import SideData
     from holdfast.training.step import StepEngine
 
@@ -50,87 +51,35 @@ Need = Literal["safety", "harmful", "unaligned"]
 alignment."""
 
 
-class Progress(Protocol):
-    """Where a run is."""
-
-    micro: int
-    """Micro-batches of the step in progress that are through."""
-    items: Items
-    """Scored tokens of the step in progress."""
-
-    @property
-    def stage(self) -> str:
-        """`align` or `finetune`: what this run is."""
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps completed."""
-
-    @property
-    def epoch(self) -> float:
-        """Passes over the task data completed, with fractions."""
-
-    @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches of this step; the last of an epoch may have fewer."""
-
-    @property
-    def last_micro_batch(self) -> bool:
-        """Whether the optimizer steps after the micro-batch in progress."""
-
-
-class Theta0(Protocol):
-    """The model as it entered training."""
-
-    def active(self) -> AbstractContextManager[None]:
-        """A context in which the model is theta_0: its fresh adapter off, or its first weights put back meanwhile."""
-
-    def keep(self) -> None:
-        """Make `active` possible without a fresh adapter too; to be called in `initialise`."""
-
-
 class TrainingRun(Protocol):
     """The run as a defense sees it; `holdfast.training.run.Run` is one."""
 
     @property
-    def model(self) -> Any:
-        """Unwrapped, with its adapter."""
+    def model(self) -> Any: ...  # unwrapped, with its adapter
 
     @property
-    def args(self) -> Any:
-        """`SafeSFTConfig`."""
+    def args(self) -> Any: ...  # `SafeSFTConfig`
 
     @property
-    def optimizer(self) -> Any:
-        """Made before `attach`."""
+    def optimizer(self) -> Any: ...  # made before `attach`
 
     @property
-    def progress(self) -> Progress:
-        """Where the run is."""
+    def progress(self) -> Progress: ...  # where the run is
 
     @property
-    def data(self) -> SideData:
-        """Safety sets, harmful pairs, and which rows of them a step uses."""
+    def data(self) -> SideData: ...  # safety sets, harmful pairs, and which rows of them a step uses
 
     @property
-    def theta_0(self) -> Theta0:
-        """The reference."""
+    def theta_0(self) -> Theta0: ...  # the reference
 
     @property
-    def engine(self) -> StepEngine:
-        """Computes gradients: of the task, the constraints, and rows beside them."""
+    def engine(self) -> StepEngine: ...  # computes gradients: of the task, the constraints, and rows beside them
 
     @property
-    def forward(self) -> Forward:
-        """How this run passes over rows without a gradient: padding, batch size, device, precision."""
+    def forward(self) -> Forward: ...  # passes over rows without a gradient: padding, batch size, device, precision
 
     @property
-    def folder(self) -> Path:
-        """Of the run's files."""
+    def folder(self) -> Path: ...  # of the run's files
 
     def other_loss(self) -> str | None:
         """What makes the task loss another than the mean NLL over the scored tokens of a batch; None where it is that.
@@ -223,11 +172,9 @@ class Defense:
     def task_loss(
         self, run: TrainingRun, model: Any, inputs: Inputs, items: Items, default: Callable[[], Tensor]
     ) -> Tensor:
-        """The loss of this micro-batch, scaled as its part of the step (see `SideData.token_share`).
+        """The loss of this micro-batch, scaled as its part of the step (see `SideData.token_share`); `default`: TRL's.
 
-        Args:
-            model: as wrapped for data parallelism.
-            default: TRL's loss.
+        `model` is wrapped for data parallelism.
         """
         return default()
 

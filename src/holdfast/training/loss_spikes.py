@@ -18,8 +18,6 @@ A discarded step leaves weights, moments and the defense's memory as they were. 
 rule only reads the loss. A loss that is not finite is not its business (`nonfinite`).
 """
 
-from __future__ import annotations
-
 import math
 from statistics import median
 from typing import Any
@@ -35,16 +33,11 @@ NAMED = 20
 
 
 class SpikeWatch:
-    """The losses of recent steps, and the spikes among them.
-
-    Attributes:
-        steps: those that were discarded, the last 20 of them; counted from 1, as in events.jsonl.
-        total: how many there were.
-    """
+    """The losses of recent steps, and the spikes among them."""
 
     def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.total = 0
+        self.steps: list[int] = []  # the last 20 that were discarded, counted from 1 as in events.jsonl
+        self.total = 0  # how many there were
         self._losses: list[float] = []
         self._outliers: list[tuple[int, float]] = []
         self._row: list[float] = []
@@ -62,12 +55,7 @@ class SpikeWatch:
         return max(self._ordinary(), largest + ABOVE_LARGEST)
 
     def is_spike(self, step: int, loss: float) -> bool:
-        """Take in one step's loss, that of all processes; whether its step is to be discarded.
-
-        Args:
-            step: its number, counted from 1.
-            loss: mean over the step's tokens.
-        """
+        """Take in the mean loss over a step's tokens, of all processes; whether the step is to be discarded."""
         if not math.isfinite(loss):
             return False
         if loss > self.limit():
@@ -94,11 +82,7 @@ class SpikeWatch:
         return [step for step in self.steps if step > self.steps[-1] - WITHIN]
 
     def require_passing(self, last_good: str | None) -> None:
-        """Refuse to go on where the spikes do not pass.
-
-        Args:
-            last_good: the newest checkpoint from before the first of `recent`; None where there is none.
-        """
+        """Refuse to go on where spikes do not pass; `last_good`: the newest checkpoint from before `recent`'s first."""
         if len(self.recent) < LIMIT:
             return
         kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint is older than they are"
@@ -111,14 +95,12 @@ class SpikeWatch:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs."""
         return {
             "losses": list(self._losses), "outliers": [list(pair) for pair in self._outliers],
             "row": list(self._row), "steps": list(self.steps), "total": self.total,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._losses, self._row = list(state["losses"]), list(state["row"])
         self._outliers = [(int(step), float(loss)) for step, loss in state["outliers"]]
         self.steps, self.total = list(state["steps"]), int(state["total"])

@@ -1,10 +1,7 @@
 """`manifest.json`: the sha256 and size of every file in a checkpoint, and what the checkpoint is bound to.
 
-The manifest carries the sha256 of its own content and must be, byte for byte, the text that this content
-renders to; so a changed byte anywhere in the folder, the manifest included, is noticed.
+It is sealed (`core.sealed_json`), so a changed byte anywhere in the folder, the manifest included, is noticed.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -14,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import CheckpointError, ConfigError
-from holdfast.core.files import fsync_path, write_text
-from holdfast.core.hashing import sha256_file, sha256_json
+from holdfast.core.files import fsync_path
+from holdfast.core.hashing import sha256_file
+from holdfast.core.sealed_json import SEAL, read_sealed, write_sealed
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -24,24 +22,12 @@ ANOTHER = "resume from another checkpoint, or start again in a new output_dir"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says.
+    """What a manifest says."""
 
-    Attributes:
-        schema: layout version of the checkpoint folder.
-        step: the optimizer step the checkpoint was taken after.
-        files: relative POSIX name -> `{"sha256": hex, "size": bytes}`, for every other file.
-        fingerprint: hashes and settings the checkpoint is bound to.
-    """
-
-    schema: int
-    step: int
-    files: dict[str, dict[str, Any]]
-    fingerprint: dict[str, Any]
-
-    def render(self) -> str:
-        """The text of the file: canonical JSON of the fields and the sha256 of these fields."""
-        body = asdict(self)
-        return json.dumps({**body, "sha256": sha256_json(body)}, indent=2, sort_keys=True) + "\n"
+    schema: int  # layout version of the checkpoint folder
+    step: int  # the optimizer step the checkpoint was taken after
+    files: dict[str, dict[str, Any]]  # relative POSIX name -> `{"sha256": hex, "size": bytes}`, of every other file
+    fingerprint: dict[str, Any]  # hashes and settings the checkpoint is bound to
 
 
 def write_manifest(folder: Path, *, step: int, fingerprint: dict[str, Any]) -> None:
@@ -52,30 +38,21 @@ def write_manifest(folder: Path, *, step: int, fingerprint: dict[str, Any]) -> N
     for inner, _, _ in os.walk(folder):
         fsync_path(Path(inner))
     files = {name: _describe(folder / name) for name in names}
-    write_text(folder / MANIFEST, Manifest(SCHEMA, step, files, fingerprint).render())
+    write_sealed(folder / MANIFEST, asdict(Manifest(SCHEMA, step, files, fingerprint)))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, after checking that not one byte of it was changed.
-
-    Raises:
-        CheckpointError: it is missing, damaged, of another schema, or for another step than the folder.
-    """
+    """The manifest of a checkpoint: not one byte of it changed, of this schema, for the step in the folder's name."""
     if folder.is_symlink():
         raise CheckpointError(f"{folder} is a symbolic link", remedy=ANOTHER)
+    if not (folder / MANIFEST).exists():
+        raise CheckpointError(f"{folder}: {MANIFEST} is missing", remedy=ANOTHER)
+    body = read_sealed(folder / MANIFEST, remedy=ANOTHER)
+    del body[SEAL]
     try:
-        text = (folder / MANIFEST).read_bytes().decode("utf-8")
-        body = json.loads(text)
-        body.pop("sha256")
         manifest = Manifest(**body)
-        whole = text == manifest.render()
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{folder}: {MANIFEST} is missing", remedy=ANOTHER) from error
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        cause = type(error).__name__
-        raise CheckpointError(f"{folder}: {MANIFEST} is damaged ({cause})", remedy=ANOTHER) from error
-    if not whole:
-        raise CheckpointError(f"{folder}: {MANIFEST} is damaged (its sha256 differs)", remedy=ANOTHER)
+    except TypeError as error:
+        raise CheckpointError(f"{folder}: {MANIFEST} has other fields than a manifest", remedy=ANOTHER) from error
     if manifest.schema != SCHEMA or not folder.name.endswith(f"checkpoint-{manifest.step}"):
         raise CheckpointError(
             f"{folder}: {MANIFEST} is for step {manifest.step} in schema {manifest.schema}, "
@@ -86,11 +63,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_folder(folder: Path) -> None:
-    """Check every byte of a checkpoint against its manifest.
-
-    Raises:
-        CheckpointError: naming the damaged, missing or extra file.
-    """
+    """Check every byte of a checkpoint against its manifest; the damaged, missing or extra file is named."""
     recorded = read_manifest(folder).files
     present = set(_files(folder)) - {MANIFEST}
     for name in sorted(recorded.keys() | present):
@@ -114,8 +87,7 @@ def plain_fingerprint(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
         plain: dict[str, Any] = json.loads(json.dumps(dict(fingerprint), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"a checkpoint fingerprint must be JSON: {error}",
-            remedy="use strings, finite numbers, lists and dicts",
+            f"a checkpoint fingerprint must be JSON: {error}", remedy="use strings, finite numbers, lists and dicts"
         ) from error
     return plain
 
@@ -150,8 +122,7 @@ def _files(folder: Path) -> list[str]:
     for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             raise CheckpointError(
-                f"{folder}: {path.relative_to(folder)} is a link or special file",
-                remedy="store regular files only",
+                f"{folder}: {path.relative_to(folder)} is a link or special file", remedy="store regular files only"
             )
         if path.is_file():
             names.append(path.relative_to(folder).as_posix())

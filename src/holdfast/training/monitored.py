@@ -4,8 +4,6 @@ Metrics of an evaluation must be in the dictionary that early stopping reads, wh
 evaluation is overridden here, and what is measured is composed (`monitoring`, `behaviour`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -3,13 +3,12 @@
 `Run` is composed of small objects and handed to defenses, which know it by the protocol in `hooks`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from holdfast.constraint.gradients import ParameterSpace, trainable
@@ -24,17 +23,12 @@ from holdfast.training.step import StepEngine, choose_engine
 
 
 class Progress:
-    """Where a run is.
-
-    Attributes:
-        micro: micro-batches of the step in progress that are through.
-        items: scored tokens of the step in progress.
-    """
+    """Where a run is."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.micro = 0
-        self.items: Items = None
+        self.micro = 0  # micro-batches of the step in progress that are through
+        self.items: Items = None  # scored tokens of the step in progress
 
     @property
     def stage(self) -> str:
@@ -107,12 +101,10 @@ class Theta0:
 
 
 class Run:
-    """A training run, as defenses and engines see it.
+    """A training run, as engines see it and, by the protocol `hooks.TrainingRun`, defenses.
 
     Attributes:
-        fitting: how large passes may be, after what memory has allowed so far.
-        step_declined: why this model or these settings do not allow fused steps; None where they do, or none were
-            asked for.
+        step_declined: why fused steps are not possible; None where they are, or none were asked for.
     """
 
     def __init__(self, trainer: Any, data: SideData, fitting: Fitting) -> None:
@@ -124,22 +116,18 @@ class Run:
 
     @property
     def model(self) -> Any:
-        """Unwrapped, with its adapter."""
         return self.trainer.model
 
     @property
     def args(self) -> Any:
-        """The trainer's `SafeSFTConfig`."""
         return self.trainer.args
 
     @property
     def optimizer(self) -> Any:
-        """Made before `attach`."""
         return self.trainer.optimizer
 
     @property
     def defense(self) -> Defense:
-        """What acts on every step."""
         defense: Defense = self.trainer.defense
         return defense
 
@@ -166,7 +154,6 @@ class Run:
 
     @property
     def forward(self) -> Forward:
-        """How this run passes over rows without a gradient: padding, batch size, device, precision."""
         args, trainer = self.args, self.trainer
         return Forward(
             self.model, pad_token_id=trainer.processing_class.pad_token_id,
@@ -176,15 +163,10 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Of the run's files."""
         folder: Path = self.trainer.run_dir
         return folder
 
     def other_loss(self) -> str | None:
-        """What makes the task loss another than the mean NLL over the scored tokens of a batch; None where it is that.
-
-        Named as the user sets it.
-        """
         args, trainer = self.args, self.trainer
         cases = {
             f"loss_type {args.loss_type!r} is not nll": args.loss_type not in (None, "nll"),
@@ -195,5 +177,10 @@ class Run:
         return next((what for what, present in cases.items() if present), None)
 
     def space(self) -> ParameterSpace:
-        """The trainable parameters as one vector."""
-        return ParameterSpace(trainable(getattr(self.optimizer, "optimizer", self.optimizer)))
+        return ParameterSpace(trainable(torch_optimizer(self.optimizer)))
+
+
+def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer inside accelerate's wrapper."""
+    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inner

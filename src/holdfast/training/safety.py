@@ -1,7 +1,5 @@
 """A safety set inside a training run: split, encoded, with its reference losses and its constraint."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,62 +10,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.constraint import feasibility
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.constraint.feasibility import (
-    likelihood_note,
-    require_feasible_start,
-    require_tau_above_noise,
-    warn_of_free_degradation,
-)
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.ranks import barrier, rank
+from holdfast.data import splits
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
-from holdfast.data.examples import Example
+from holdfast.data.examples import Example, searchable_texts
 from holdfast.data.sources import examples_from_rows
 from holdfast.data.split_record import require_same, save_record
-from holdfast.data.splits import (
-    Split,
-    move_leaks,
-    require_apart,
-    require_disjoint,
-    require_unseen,
-    split_examples,
-    split_from_roles,
-)
+from holdfast.data.splits import Split
 from holdfast.defaults import constraint_defaults
 from holdfast.scoring.completion import adapter_layers, deterministic, require_understood_head
 from holdfast.scoring.degradation import require_unit_supported
 from holdfast.scoring.forward import Forward
-from holdfast.scoring.noise import noise_floor
-from holdfast.scoring.reference import ReferenceTable, cache_folder, data_sha256, reference_table
+from holdfast.scoring.reference import ReferenceTable, cache_folder, data_sha256, noise_floor, reference_table
 
 logger = logging.getLogger(__name__)
 
 DEFAULT = "safety"
+CONVERSATIONS = ("messages", "conversations")
+ROLES = ("constraint", "monitor", "certify")
 KL_AT_START = 1e-2  # nats per token; rounding between batch compositions stays well below
 
 
 @dataclass
 class SafetySet:
-    """One constraint and the examples it speaks of.
-
-    Attributes:
-        constraint_set: encoded examples that steer training.
-        monitor_set: encoded examples that are only looked at.
-        constraint_reference, monitor_reference: their losses at theta_0 in the constraint's unit; None until measured.
-        noise_floor: 99 % quantile of |D| at theta_0.
-    """
+    """One constraint and the examples it speaks of; what is measured at theta_0 is empty until then."""
 
     name: str
     constraint: ChanceConstraint
     split: Split
-    constraint_set: list[Encoded]
-    monitor_set: list[Encoded]
+    constraint_set: list[Encoded]  # examples that steer training
+    monitor_set: list[Encoded]  # examples that are only looked at
     n_truncated: int
     reference: ReferenceTable | None = None
+    # Losses at theta_0 in the constraint's unit.
     constraint_reference: Tensor = field(default_factory=lambda: torch.empty(0))
     monitor_reference: Tensor = field(default_factory=lambda: torch.empty(0))
-    noise_floor: float | None = None
+    noise_floor: float | None = None  # 99 % quantile of |D| at theta_0
 
     @property
     def all_encoded(self) -> list[Encoded]:
@@ -98,7 +79,7 @@ def named(value: Any, constraint: Any) -> dict[str, tuple[Any, ChanceConstraint]
 
 def _is_roles(value: Any) -> bool:
     """Whether a mapping is one ready-made split (a DatasetDict with our role names) rather than several sets."""
-    return isinstance(value, Mapping) and "constraint" in value and set(value) <= {"constraint", "monitor", "certify"}
+    return isinstance(value, Mapping) and "constraint" in value and set(value) <= set(ROLES)
 
 
 def as_split(value: Any, *, name: str, fractions: tuple[float, float, float], seed: int) -> Split:
@@ -106,11 +87,8 @@ def as_split(value: Any, *, name: str, fractions: tuple[float, float, float], se
     if isinstance(value, Split):
         return value
     if _is_roles(value):
-        roles = {
-            role: as_examples(value.get(role, ()), f"{name}/{role}") for role in ("constraint", "monitor", "certify")
-        }
-        return split_from_roles(roles["constraint"], roles["monitor"], roles["certify"])
-    return split_examples(as_examples(value, name), fractions=fractions, seed=seed)
+        return splits.split_from_roles(*(as_examples(value.get(role, ()), f"{name}/{role}") for role in ROLES))
+    return splits.split_examples(as_examples(value, name), fractions=fractions, seed=seed)
 
 
 def splits_of(
@@ -118,16 +96,13 @@ def splits_of(
 ) -> dict[str, tuple[Split, ChanceConstraint]]:
     """Every safety set with its constraint, split and proven to share nothing with the task or another set.
 
-    Args:
-        dataset: as `SafeSFTTrainer` takes it; None where there is no safety set.
-        args: `SafeSFTConfig`, which has the shares, the seed and what becomes of leaks.
-        task_prompts: see `prove_separation`.
+    `dataset` is as `SafeSFTTrainer` takes it; None where there is no safety set.
     """
     found = {}
     for name, (value, c) in ({} if dataset is None else named(dataset, constraint)).items():
         split = as_split(value, name=name, fractions=args.safety_fractions, seed=args.stream_seed)
         found[name] = (prove_separation(split, task_prompts, on_leak=args.on_leak), c)
-    require_apart({name: split for name, (split, _) in found.items()})
+    splits.require_apart({name: split for name, (split, _) in found.items()})
     return found
 
 
@@ -143,13 +118,67 @@ def as_examples(value: Any, name: str) -> list[Example]:
     return examples_from_rows(value, name=name)
 
 
+def task_prompts(dataset: Any, formatting: Callable[[Any], str] | None, text_field: str) -> list[str] | None:
+    """One or several strings per row: where a certify prompt could be.
+
+    Of a conversation these are all turns that are not the assistant's, joined, and each of them alone (as
+    `searchable_texts` does for examples); otherwise the prompt, or the whole text where there is no prompt.
+
+    Lenient where the safety set is strict: a task row may hold anything that TRL accepts (tools, a last turn that is
+    not the assistant's), and only its prompt's text matters here. None when rows cannot be read as text: a stream, or
+    tokens.
+    """
+    if dataset is None or not hasattr(dataset, "__len__") or not hasattr(dataset, "column_names"):
+        return None
+    if formatting is not None:
+        return [str(formatting(row)) for row in dataset]
+    column = next((name for name in ("prompt", *CONVERSATIONS, text_field) if name in dataset.column_names), None)
+    if column is None:
+        return None
+    found = [text for value in dataset[column] for text in _texts(value)]
+    if column == "prompt" and "completion" in dataset.column_names:
+        found += [turn for value in dataset["completion"] for turn in _asked(value)]
+    return found
+
+
+def trained_texts(given: Mapping[str, Any], args: Any, harmful: Any) -> list[str] | None:
+    """What a run trains on, as `task_prompts` gives it; with harmful pairs, which some defenses train against."""
+    found = task_prompts(given.get("train_dataset"), given.get("formatting_func"), args.dataset_text_field)
+    if found is None or harmful is None:
+        return found
+    return found + [text for example in as_examples(harmful, "harmful") for text in searchable_texts(example)]
+
+
+def _texts(value: Any) -> list[str]:
+    """A string as it is; of a conversation, what was not said by the assistant, one turn a line, and turn by turn."""
+    if not isinstance(value, list | tuple):
+        return [str(value)]
+    asked = _asked(value)
+    return list(dict.fromkeys(["\n".join(asked), *asked]))
+
+
+def _asked(value: Any) -> list[str]:
+    """The turns of a conversation that are not the assistant's; none of a string."""
+    turns = [turn for turn in value if isinstance(turn, Mapping)] if isinstance(value, list | tuple) else []
+    asked = [turn for turn in turns if turn.get("role", turn.get("from")) not in ("assistant", "gpt")]
+    return [str(turn.get("content", turn.get("value", ""))) for turn in asked]
+
+
+def require_task_tokenizer(args: Any, given: Mapping[str, Any]) -> None:
+    """Refuse a tokenizer that cannot encode the task data, in our words and before TRL meets it."""
+    tokenizer = given.get("processing_class")
+    if tokenizer is not None and not (args.chat_template_path or args.eos_token or args.pad_token):
+        first = next(iter(given["train_dataset"]))
+        chat = "messages" in first or "conversations" in first or isinstance(first.get("prompt"), list)
+        require_usable_tokenizer(tokenizer, needs_chat=chat)
+
+
 def prove_separation(split: Split, task_prompts: Sequence[str] | None, *, on_leak: str) -> Split:
     """Prove that the roles share no prompt and that no certify prompt occurs in the task data.
 
-    Args:
-        task_prompts: None when the task data cannot be searched (a stream, or tokenised rows).
+    `task_prompts` is None when the task data cannot be searched (a stream, or tokenised rows).
     """
-    require_disjoint(split)
+    splits.require_disjoint(split)
     if not split.certify:
         return split
     if task_prompts is None:
@@ -158,8 +187,8 @@ def prove_separation(split: Split, task_prompts: Sequence[str] | None, *, on_lea
             remedy="pass rows with text, or keep no certify split: safety_fractions=(0.75, 0.25, 0.0)",
         )
     if on_leak == "move":
-        split = move_leaks(split, task_prompts)
-    require_unseen(split.certify, task_prompts)
+        split = splits.move_leaks(split, task_prompts)
+    splits.require_unseen(split.certify, task_prompts)
     return split
 
 
@@ -182,40 +211,27 @@ def measure_all(trainer: Any) -> None:
     """Measure every safety set of a run at theta_0; a defense that promises the constraints must be able to start."""
     for one in trainer.safety.values():
         if trainer.defense.constrains:
-            require_feasible_start(one.constraint)
-            warn_of_free_degradation(one.constraint, one.name)
-            if adapter_layers(trainer.model) and (note := likelihood_note(one.constraint)) is not None:
+            feasibility.require_feasible_start(one.constraint)
+            feasibility.warn_of_free_degradation(one.constraint, one.name)
+            if adapter_layers(trainer.model) and (note := feasibility.likelihood_note(one.constraint)) is not None:
                 _announce(f"{one.name}: {note}")
-        measure(
-            one, trainer.run.forward, trainer._theta_0, run_dir=trainer.run_dir,
-            cache=cache_folder(trainer.args.reference_cache), seed=trainer.args.stream_seed,
-            micro_batch=trainer.run.side_rows, log=_announce,
-        )  # fmt: skip
+        _measure(one, trainer)
     if trainer.safety and not trainer.defense.constrains:
         _announce(f"defense {trainer.defense.name!r} does not enforce these limits: the run is only measured by them")
 
 
-def measure(
-    safety: SafetySet,
-    forward: Forward,
-    provenance: Mapping[str, Any],
-    *,
-    run_dir: Path,
-    cache: Path,
-    seed: int,
-    micro_batch: int,
-    log: Callable[[str], None],
-) -> None:
+def _measure(safety: SafetySet, trainer: Any) -> None:
     """Fill in reference losses and noise floor at theta_0, and hold the constraint's refusals against them."""
-    constraint, model = safety.constraint, forward.model
+    forward: Forward = trainer.run.forward
+    constraint, model, args = safety.constraint, forward.model, trainer.args
     require_unit_supported(model, constraint)
     with deterministic(model), forward.precision():
         require_understood_head(model, forward.batch(safety.constraint_set[:1]))
-    own = {**provenance, "data": data_sha256(safety.all_encoded), "first_k": constraint.first_k}
-    folder = safety.folder(run_dir)
+    own = {**trainer._theta_0, "data": data_sha256(safety.all_encoded), "first_k": constraint.first_k}
+    folder = safety.folder(trainer.run_dir)
     require_same(safety.split.record, folder)
     safety.reference = reference_table(
-        forward, safety.all_encoded, own, stem=folder / "reference", cache=cache, writer=rank() == 0,
+        forward, safety.all_encoded, own, stem=folder / "reference", cache=cache_folder(args.reference_cache),
         roles=(len(safety.constraint_set), len(safety.monitor_set)),
     )  # fmt: skip
     if rank() == 0:
@@ -225,25 +241,24 @@ def measure(
     cut = len(safety.constraint_set)
     safety.constraint_reference, safety.monitor_reference = losses[:cut], losses[cut:]
     # In training's batch size: kernels differ between shapes, and with them the last bits.
-    training = forward.resized(micro_batch)
-    safety.noise_floor = noise_floor(training, safety.constraint_set, safety.constraint_reference, constraint, seed)
+    training = forward.resized(trainer.run.side_rows)
+    safety.noise_floor = noise_floor(
+        training, safety.constraint_set, safety.constraint_reference, constraint, args.stream_seed
+    )
     if constraint.unit == "kl_token" and safety.noise_floor > KL_AT_START:
         raise UnsupportedError(
             f"unit 'kl_token' at the start is {safety.noise_floor:.2g} instead of 0: switching the adapter off does "
             "not give the model that enters training (it starts from a trained adapter)",
             remedy="merge that adapter first (the trainer then starts a fresh one), or use unit nll_token",
         )
-    log(f"{safety.name}: {constraint.describe()}")
-    log(
+    _announce(f"{safety.name}: {constraint.describe()}")
+    _announce(
         f"{safety.name}: {cut} constraint, {len(safety.monitor_set)} monitor, {len(safety.split.certify)} certify "
         f"examples; noise floor at theta_0 {safety.noise_floor:.2g} (unit {constraint.unit}, 99% quantile of |D|)"
     )
-    if safety.n_truncated:
-        log(
-            f"{safety.name}: {safety.n_truncated} examples are cut at max_length; their degradation covers the kept "
-            "part"
-        )
-    require_tau_above_noise(constraint, safety.noise_floor)
+    if cut_short := safety.n_truncated:
+        _announce(f"{safety.name}: {cut_short} examples are cut at max_length; their degradation covers the kept part")
+    feasibility.require_tau_above_noise(constraint, safety.noise_floor)
 
 
 def _announce(text: str) -> None:

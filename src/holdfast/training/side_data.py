@@ -1,7 +1,5 @@
 """The data of a run beside the task's: safety sets, harmful pairs, and which rows of them a step uses."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,11 +35,7 @@ def require_stage(defense: Defense, stage: str) -> None:
 
 
 def require_side_data(defense: Defense, stage: str, given: Mapping[str, Any]) -> None:
-    """Refuse a defense whose side data are missing.
-
-    Args:
-        given: need -> what the user passed for it, or None.
-    """
+    """Refuse a defense whose side data are missing; `given`: need -> what the user passed for it, or None."""
     words = {
         "safety": ("a safety set", "pass safety_dataset=..., or defense='sft'"),
         "harmful": ("harmful pairs", "pass harmful_dataset=... (prompts with the replies to be unlearned)"),
@@ -113,7 +107,6 @@ class SideData:
 
     @property
     def tokenizer(self) -> Any:
-        """The run's tokenizer."""
         return self._trainer.processing_class
 
     @property

@@ -5,8 +5,6 @@ accumulation are left alone. Under FSDP2 the engine reduces, and the task gradie
 off, so that two passes over the same rows see the same function, and a term of weight zero changes no bit of the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,29 +58,21 @@ def side_gradient(
 
 
 def scored_tokens(rows: Sequence[Encoded]) -> int:
-    """Completion tokens of all rows."""
     return sum(row.n_labels for row in rows)
 
 
 @dataclass(frozen=True)
 class TokenMean:
-    """Terms of a mean over all completion tokens of a batch: of their NLL, or of the KL from a reference.
+    """Terms of a mean over all completion tokens of a batch: of their NLL, or of the KL from a reference."""
 
-    Attributes:
-        tokens: completion tokens of every row.
-        reference: makes the context in which the model is pi_0; None for the NLL.
-    """
-
-    tokens: Tensor
-    reference: Callable[[], Any] | None = None
+    tokens: Tensor  # completion tokens of every row
+    reference: Callable[[], Any] | None = None  # makes the context in which the model is pi_0; None for the NLL
 
     @property
     def total(self) -> int:
-        """Completion tokens of all rows."""
         return int(self.tokens.sum())
 
     def __call__(self, model: Any, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
-        """One number per row."""
         if self.reference is None:
             return completion_losses(model, batch, first_k=1).total / self.total
         per_row = completion_kl(model, batch, self.reference)
@@ -95,11 +85,7 @@ def token_mean_nll(rows: Sequence[Encoded]) -> TokenMean:
 
 
 def token_mean_kl(rows: Sequence[Encoded], reference: Callable[[], Any]) -> TokenMean:
-    """The mean over all completion tokens of `KL(pi_0 || pi_theta)`, in nats.
-
-    Args:
-        reference: makes the context in which the model is pi_0 (`run.theta_0.active`).
-    """
+    """The mean over all completion tokens of `KL(pi_0 || pi_theta)`, in nats; `reference`: `run.theta_0.active`."""
     return TokenMean(_tokens(rows), reference)
 
 

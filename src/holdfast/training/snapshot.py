@@ -1,7 +1,5 @@
 """The state of a training run as plain structures of tensors and numbers, whole (not sharded), and back again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,9 +53,8 @@ def load_trainable(model: nn.Module, folder: Path) -> None:
     reshard(model)
     stored = load_file(folder / TRAINABLE)
     params = _trainable(model)
-    differing = sorted({*stored} ^ {*params}) + [
-        n for n in stored if n in params and stored[n].shape != params[n].shape
-    ]
+    shapes = {name: (p.shape, stored[name].shape) for name, p in params.items() if name in stored}
+    differing = sorted({*stored} ^ {*params}) + [name for name, (own, kept) in shapes.items() if own != kept]
     if differing:
         raise CheckpointError(
             f"{folder / TRAINABLE} holds other trainable parameters than this model ({len(differing)} differ, "

@@ -5,15 +5,11 @@ What JSON cannot say is tagged: an object with the key `"$"` is `{"$": kind, ...
 not all strings, or that has the key `"$"` itself, is written as a list of pairs.
 """
 
-from __future__ import annotations
-
 import json
 import math
-import os
 import random
-import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from holdfast.core.errors import CheckpointError, ConfigError
-from holdfast.core.files import fsync_path, read_json, write_text
+from holdfast.core.files import read_json, write_text
 
 SCHEMA = 1
 TAG = "$"
@@ -42,22 +38,14 @@ def save_state(stem: Path, state: Any) -> None:
     """Write any nesting of containers, scalars, tensors and numpy values to `<stem>.json` and `.safetensors`.
 
     Tensors keep dtype, shape and bits (NaN payloads included); device, strides, `requires_grad` and sharing
-    of storage are not kept. Each file is written atomically; that the two belong together is what the
-    manifest of a checkpoint vouches for.
-
-    Args:
-        stem: path without suffix.
-        state: dict (str or int keys), list, tuple, str, int, float, bool, None, `torch.Tensor`, numpy
-            array or scalar, nested to any depth.
-
-    Raises:
-        ConfigError: a value of another type, named by its path inside `state`.
+    of storage are not kept. That both files are whole and belong together is what the manifest of a checkpoint
+    vouches for. A value of another type is refused by its path inside `state`; keys are str or int.
     """
     tensors: dict[str, torch.Tensor] = {}
     tree = _encode(state, "state", tensors)
     tensor_file = stem.with_name(f"{stem.name}.safetensors")
     if tensors:
-        _write_tensors(tensor_file, tensors)
+        save_file(tensors, tensor_file)
     else:
         tensor_file.unlink(missing_ok=True)
     text = json.dumps({"schema": SCHEMA, "tensors": len(tensors), "state": tree}, allow_nan=False)
@@ -65,11 +53,7 @@ def save_state(stem: Path, state: Any) -> None:
 
 
 def load_state(stem: Path) -> Any:
-    """Read what `save_state` wrote; tensors come back on the CPU, each with its own memory.
-
-    Raises:
-        CheckpointError: a file is missing, damaged, of another schema, or the two do not belong together.
-    """
+    """Read what `save_state` wrote; tensors come back on the CPU, each with its own memory."""
     path = stem.with_name(f"{stem.name}.json")
     document = read_json(path)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
@@ -99,11 +83,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
-    """Put the global random generators where `capture_rng` found them.
-
-    Raises:
-        CheckpointError: the number of visible CUDA devices differs, so the streams cannot continue.
-    """
+    """Put the global random generators where `capture_rng` found them."""
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if len(state["cuda"]) != devices:
         raise CheckpointError(
@@ -116,17 +96,6 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     for device, generator in enumerate(state["cuda"]):
         torch.cuda.set_rng_state(generator, device)
-
-
-def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        save_file(tensors, temporary)
-        fsync_path(temporary)
-        os.replace(temporary, path)  # noqa: PTH105  (atomic on every platform)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -194,17 +163,10 @@ def _encode_numpy(
         _refuse(where, type(value).__qualname__)
     if value.dtype.kind not in "biufc":
         _refuse(where, f"numpy dtype {value.dtype}")
-    name = f"t{len(tensors)}"
+    name, scalar = f"t{len(tensors)}", isinstance(value, np.generic)
     # Through bytes: numpy has dtypes and byte orders that torch has not.
     tensors[name] = torch.from_numpy(np.frombuffer(value.tobytes(), dtype=np.uint8).copy())
-    scalar = isinstance(value, np.generic)
-    return {
-        TAG: "numpy",
-        "name": name,
-        "dtype": value.dtype.str,
-        "shape": list(value.shape),
-        "scalar": scalar,
-    }
+    return {TAG: "numpy", "name": name, "dtype": value.dtype.str, "shape": list(value.shape), "scalar": scalar}
 
 
 def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -214,30 +176,21 @@ def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return node
     if TAG not in node:
         return {key: _decode(item, tensors) for key, item in node.items()}
-    return _DECODERS[node[TAG]](node, tensors)
+    return _decode_tagged(node, tensors)
 
 
-def _decode_mapping(node: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[Any, Any]:
-    return MAPPINGS[node[TAG]]({key: _decode(item, tensors) for key, item in node["items"]})
-
-
-def _decode_tensor(node: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _decode_tagged(node: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
+    kind = node[TAG]
+    if kind == "float":
+        return _NON_FINITE[node["value"]]
+    if kind == "tuple":
+        return tuple(_decode(item, tensors) for item in node["items"])
+    if kind in MAPPINGS:
+        return MAPPINGS[kind]({key: _decode(item, tensors) for key, item in node["items"]})
     stored = tensors[node["name"]]
-    if "dtype" not in node:
-        return stored
-    return stored.view(getattr(torch, node["dtype"])).reshape(node["shape"])
-
-
-def _decode_numpy(node: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-    flat = np.frombuffer(tensors[node["name"]].numpy().tobytes(), dtype=np.dtype(node["dtype"]))
-    array = flat.reshape(node["shape"]).copy()
+    if kind == "tensor":
+        return stored.view(getattr(torch, node["dtype"])).reshape(node["shape"]) if "dtype" in node else stored
+    if kind != "numpy":
+        raise KeyError(kind)
+    array = np.frombuffer(stored.numpy().tobytes(), dtype=np.dtype(node["dtype"])).reshape(node["shape"]).copy()
     return array[()] if node["scalar"] else array
-
-
-_DECODERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, torch.Tensor]], Any]] = {
-    "float": lambda node, _: _NON_FINITE[node["value"]],
-    "tuple": lambda node, tensors: tuple(_decode(item, tensors) for item in node["items"]),
-    "tensor": _decode_tensor,
-    "numpy": _decode_numpy,
-    **dict.fromkeys(MAPPINGS, _decode_mapping),
-}

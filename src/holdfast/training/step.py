@@ -37,17 +37,11 @@ Term = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Measured:
-    """One constraint at the current parameters.
+    """One constraint at the current parameters."""
 
-    Attributes:
-        index: positions of the global safety batch in the constraint split.
-        degradations: D_i of those rows, of all processes; float64 on the CPU.
-        gradient: of `mean_i term(D)_i`, reduced over the processes.
-    """
-
-    index: Tensor
-    degradations: Tensor
-    gradient: Vector
+    index: Tensor  # positions of the global safety batch in the constraint split
+    degradations: Tensor  # D_i of those rows, of all processes; float64 on the CPU
+    gradient: Vector  # of `mean_i term(D)_i`, reduced over the processes
 
 
 StepMeasurement = dict[str, Measured]

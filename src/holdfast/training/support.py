@@ -1,7 +1,5 @@
 """Combinations in which the guarantee would not be computed correctly: refused by name, before anything is trained."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,11 +97,7 @@ def require_device(args: Any) -> None:
 
 
 def require_supported_engine(accelerator: Any, *, adapter: bool = False) -> None:
-    """Refuse engines known only once accelerate is set up.
-
-    Args:
-        adapter: whether a PEFT adapter is trained.
-    """
+    """Refuse engines known only once accelerate is set up; `adapter`: whether a PEFT adapter is trained."""
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper()
     _refuse("DEEPSPEED" in kind, "DeepSpeed", "use DDP or FSDP2 (accelerate launch)")
     _refuse("MEGATRON" in kind or "XLA" in kind, f"the {kind} engine", "use DDP or FSDP2 (accelerate launch)")
@@ -145,21 +139,20 @@ def require_float32(model: Any) -> None:
     ParameterSpace([p for p in model.parameters() if p.requires_grad])
 
 
-def keep_adapters_in_float32(model: Any) -> int:
-    """Cast trainable adapters of a quantised base back to float32 and return how many.
+def keep_adapters_in_float32(model: Any) -> None:
+    """Cast trainable adapters of a quantised base back to float32.
 
     TRL stores them in bfloat16 there, in which `theta_after - theta_before` is mostly rounding. A full-precision base
     is left alone: its trainable weights in bfloat16 are refused when the filter is attached.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not (getattr(model, "is_quantized", False) or getattr(inner, "is_quantized", False)):
-        return 0
+        return
     cast = [p for p in model.parameters() if p.requires_grad and p.dtype == torch.bfloat16]
     for p in cast:
         p.data = p.data.float()
     if cast:
         logger.info("adapters of the quantised base are kept in float32: bfloat16 cannot hold the filter's corrections")
-    return len(cast)
 
 
 def require_supported_defense(trainer: Any) -> None:

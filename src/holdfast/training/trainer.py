@@ -5,13 +5,10 @@ loaded. The rest is composed: `run` is what defenses and engines see, `recorder`
 each step is the defense's business (`hooks`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from trl import SFTConfig
 from trl.trainer.utils import create_model_from_path
@@ -25,17 +22,15 @@ from holdfast.training.auto import AUTO, constraints_of, screened, watch_screene
 from holdfast.training.behaviour import require_monitor
 from holdfast.training.checkpointing import CheckpointMixin
 from holdfast.training.config import SafeSFTConfig
-from holdfast.training.fingerprint import theta_0_provenance
+from holdfast.training.fingerprint import require_same_inputs, theta_0_provenance
 from holdfast.training.fitting import Fitting, in_several_processes, loss_is_scaled
 from holdfast.training.fused_setup import BATCH
 from holdfast.training.hooks import Defense, Items, make_defense
 from holdfast.training.monitored import MonitoredTrainer
 from holdfast.training.monitoring import SafetyMonitor, StepRecorder
-from holdfast.training.run import Run
-from holdfast.training.safety import SafetySet
-from holdfast.training.same_inputs import require_same_inputs
+from holdfast.training.run import Run, torch_optimizer
+from holdfast.training.safety import SafetySet, trained_texts
 from holdfast.training.side_data import SideData, require_side_data, require_stage
-from holdfast.training.task_prompts import require_task_tokenizer, trained_texts
 
 
 class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
@@ -90,7 +85,7 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         self._measured = False
         # The task's texts get no name here: it would keep them in memory while TRL prepares the task.
         splits = safety_sets.splits_of(safety_dataset, constraint, args, trained_texts(kwargs, args, harmful_dataset))
-        require_task_tokenizer(args, kwargs)
+        safety_sets.require_task_tokenizer(args, kwargs)
         strategy, self._safety_only_evaluation = args.eval_strategy, kwargs.get("eval_dataset") is None and bool(splits)
         if self._safety_only_evaluation:  # the Trainer demands an evaluation set; the monitor split is one
             args.eval_strategy = "no"
@@ -126,7 +121,6 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
 
     @property
     def safety(self) -> dict[str, SafetySet]:
-        """Safety sets by name."""
         return self.run.data.safety
 
     def measure_reference(self) -> None:
@@ -134,8 +128,6 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         if not self._measured:
             self._measured = True
             safety_sets.measure_all(self)
-
-    # -- training ----------------------------------------------------------------------------------------------------
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's; then behaviour is measured, and the defense may change the trained model."""
@@ -158,7 +150,7 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Let the defense attach to the optimizer as soon as it exists."""
         optimizer = super().create_optimizer(*args, **kwargs)
-        raw = _raw(optimizer)
+        raw = torch_optimizer(optimizer)
         if self._attached_to is not raw:
             self._attached_to = raw
             self.defense.attach(self.run)
@@ -174,12 +166,12 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         self._step_model, run.progress.items = model, items
         run.fitting.begin(inputs, items, run.progress.micro)
         loss = defense.micro_step(run, inputs, items)
-        self.recorder.add_loss(loss, float(_raw(self.optimizer).param_groups[0]["lr"]))
+        self.recorder.add_loss(loss, float(torch_optimizer(self.optimizer).param_groups[0]["lr"]))
         run.progress.micro += 1
         if self.accelerator.sync_gradients:
             run.progress.micro = 0
             if self.recorder.spikes_now():
-                _raw(self.optimizer).zero_grad(set_to_none=True)  # then it touches neither weights nor moments
+                torch_optimizer(self.optimizer).zero_grad(set_to_none=True)  # then it moves neither weights nor moments
                 defense.skip_step(run)
             else:
                 defense.on_gradient(run)
@@ -215,9 +207,3 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
     def loss_divisor(self, items: Items) -> int:
         """What `Trainer.training_step` divides a micro-batch's loss by; a defense's own term is scaled already."""
         return 1 if loss_is_scaled(self, items) else int(self.current_gradient_accumulation_steps)
-
-
-def _raw(optimizer: Any) -> torch.optim.Optimizer:
-    """The torch optimizer inside accelerate's wrapper."""
-    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-    return inner

@@ -14,7 +14,7 @@ from holdfast.auditing.batches import CPU_TOKENS, batches, shuffled_batches, tok
 from holdfast.auditing.measure import Measurer, measure_pair, noise_floor
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.scoring import padding_is_inert
-from holdfast.scoring.batch import Batch, losses_of
+from holdfast.scoring.completion import Batch, losses_of
 from holdfast.scoring.head import float32_linear
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=50)

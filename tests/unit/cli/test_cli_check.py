@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from holdfast.cli.survey import MASK_WIDTH, mask_bar
-from holdfast.core.host import peak_memory
+from holdfast.core.provenance import peak_memory
 from holdfast.data.encode import Encoded
 from holdfast.training.hooks import DEFENSES
 

@@ -21,7 +21,8 @@ from transformers import (
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.encode import collate
 from holdfast.scoring import completion
-from holdfast.scoring.completion import Head, completion_losses, hidden_states, require_understood_head
+from holdfast.scoring.completion import completion_losses, hidden_states, require_understood_head
+from holdfast.scoring.head import Head
 
 
 def test_a_float32_head_is_at_least_five_times_less_noisy_than_a_bfloat16_head():

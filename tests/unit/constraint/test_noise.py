@@ -10,7 +10,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.encode import Encoded
 from holdfast.scoring.degradation import in_unit
 from holdfast.scoring.forward import Forward
-from holdfast.scoring.noise import SAMPLE, noise_floor
+from holdfast.scoring.reference import NOISE_SAMPLE, noise_floor
 
 
 class FakeForward:
@@ -47,7 +47,7 @@ def test_at_most_256_examples_drawn_by_the_seed():
         fake = FakeForward(values)
         noise_floor(fake, examples(1000), torch.zeros(1000), ChanceConstraint(unit="nll_token"), seed=seed)
         asked.append(fake.asked)
-    assert len(asked[0]) == SAMPLE == 256
+    assert len(asked[0]) == NOISE_SAMPLE == 256
     assert asked[0] == asked[1] != asked[2]
 
 

@@ -8,10 +8,9 @@ from tests.unit.constraint.literal import ROWS, adapted, encoded, forward, liter
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.encode import collate
-from holdfast.scoring import batch as scoring
+from holdfast.scoring import completion as scoring
 from holdfast.scoring import forward as passes
-from holdfast.scoring.batch import Batch
-from holdfast.scoring.completion import completion_kl, completion_losses
+from holdfast.scoring.completion import Batch, completion_kl, completion_losses
 from holdfast.scoring.transfer import OnHost, to_device
 
 UNITS = ("nll_token", "nll_sum", "nll_first", "kl_token")
@@ -54,7 +53,7 @@ def test_a_mask_is_given_exactly_where_there_is_padding():
 
 def test_padding_in_a_batch_is_masked_from_a_model_that_would_see_it(monkeypatch):
     masks = []
-    inner = scoring.hidden_states  # type: ignore[attr-defined]
+    inner = scoring.hidden_states
 
     def spy(model, inputs):
         masks.append(inputs.get("attention_mask"))

@@ -116,7 +116,7 @@ def test_losses_that_are_not_finite_are_refused_by_id():
 def get(tmp_path, *, seed: int = 0, rows=ROWS, provenance=PROVENANCE, run: str = "run"):
     stem = tmp_path / run / "reference"
     stem.parent.mkdir(exist_ok=True)
-    return reference_table(forward(seed), rows, provenance, stem=stem, cache=tmp_path / "cache", writer=True)
+    return reference_table(forward(seed), rows, provenance, stem=stem, cache=tmp_path / "cache")
 
 
 def test_run_folder_first_then_cache(tmp_path):

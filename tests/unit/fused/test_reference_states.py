@@ -8,9 +8,8 @@ from tests.oracle.test_fused_step import SOME_ACTIVE, close, trained
 
 from holdfast.fused import reference_states
 from holdfast.fused.body import EagerPasses
-from holdfast.fused.packed_rows import encoded_rows
+from holdfast.fused.packed_rows import encoded_rows, scored
 from holdfast.fused.reference_states import ReferenceStates, fits
-from holdfast.fused.scored_tokens import scored
 
 KL = {"unit": "kl_token", "limit": SOME_ACTIVE, "optim": "sgd", "learning_rate": 0.05, "safety_batch_size": 4}
 

@@ -10,7 +10,7 @@ from tests.unit.trainers.building import build, safety, task
 from holdfast.core.errors import DataError, UnsupportedError
 from holdfast.data.examples import make_example, prompt_text
 from holdfast.data.splits import require_unseen, split_examples, split_from_roles
-from holdfast.training.task_prompts import task_prompts
+from holdfast.training.safety import task_prompts
 
 NO_CERTIFY = {"safety_fractions": (0.75, 0.25, 0.0)}
 

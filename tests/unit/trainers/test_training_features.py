@@ -13,7 +13,7 @@ from tests.unit.trainers.building import TIGHT, build, same, weights
 import holdfast as hf
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.event_log import read
-from holdfast.scoring.completion import Head
+from holdfast.scoring.head import Head
 
 NOISY = hf.ChanceConstraint(tau=0.01, beta=100.0, allow_tau_below_noise=True, unit="nll_token")
 
