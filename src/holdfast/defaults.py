@@ -4,8 +4,6 @@ A run's `config.yaml` shows them all. A preset is complete by itself, a study's 
 `SafeSFTConfig` keeps TRL's training fields unless it is given these: `SafeSFTConfig(**train_defaults(full=False))`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 

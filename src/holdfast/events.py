@@ -1,7 +1,5 @@
 """What happened in a run, step by step: the filter's events by name, and the rows of `events.jsonl`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

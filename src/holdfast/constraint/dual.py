@@ -1,7 +1,5 @@
 """The dual of the barrier's quadratic programme, min_{mu >= 0} 1/2 mu^T G mu - mu^T a, with rows of unit length."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

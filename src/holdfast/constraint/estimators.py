@@ -5,8 +5,6 @@ carries information from step to step, and its state is part of a checkpoint. In
 int64, the rows' positions in the constraint split, and float64 values.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Protocol

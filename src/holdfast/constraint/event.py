@@ -1,7 +1,5 @@
 """What the filter did in one step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

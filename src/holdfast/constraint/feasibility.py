@@ -1,7 +1,5 @@
 """Whether a constraint can be met, and what it leaves open: the start, numerical noise, free movement, likelihood."""
 
-from __future__ import annotations
-
 import logging
 import math
 

@@ -1,7 +1,5 @@
 """What a filter may be handed as constraints: scalars with a graph that leads to the trained parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

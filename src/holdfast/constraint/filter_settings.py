@@ -1,7 +1,5 @@
 """What a filter may be asked for: ranges of its settings, and optimizers whose step it can correct."""
 
-from __future__ import annotations
-
 import torch
 
 from holdfast.constraint.metric import METRICS

@@ -5,8 +5,6 @@ are accumulated in float64 and, for sharded (FSDP2) parameters, summed over the 
 the same scalars and takes the same decision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -6,8 +6,6 @@ The decorator also takes the one fact that cannot be read off the function: how 
 unchanged model (every D_i = 0) to satisfy the constraint.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

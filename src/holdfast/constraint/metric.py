@@ -8,8 +8,6 @@ The corrected step minimises `1/2 (s - s_nom)^T M^-1 (s - s_nom)`. Two choices o
   B is zero) would get `lr / eps` and blow up.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

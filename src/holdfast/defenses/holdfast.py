@@ -21,8 +21,6 @@ Differs from the paper's text, each by a setting that restores it (`preset: pape
 docs/log.md has the experiment behind these.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, final

@@ -4,8 +4,6 @@ Stage: fine-tuning. Passes per step: one forward and backward. Side data: none; 
 watched.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 from holdfast.training.hooks import DEFENSES, Defense

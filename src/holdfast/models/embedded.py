@@ -34,7 +34,7 @@ _HUB_PATTERNS = ["*.json", "*.jinja", "merges.txt", WEIGHTS_NAME]
 
 def cache_root() -> Path:
     """Folder for what holdfast makes once and keeps: `HOLDFAST_CACHE`, or `~/.cache/holdfast`."""
-    return Path(os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast")
+    return Path(os.environ.get("HOLDFAST_CACHE") or "~/.cache/holdfast").expanduser()
 
 
 def embedded_model_dir() -> Path:

@@ -1,7 +1,5 @@
 """What the constrained defenses share: a constraint followed over the steps, and its running estimate."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
