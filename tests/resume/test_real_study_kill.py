@@ -44,7 +44,8 @@ class Worker:
     def __init__(self, node: Path, log: Path, *, env: dict[str, str]) -> None:
         reading, self._writing = os.pipe()  # a worker whose standard input ends, ends
         parent = os.getpid()
-        self.pid, self._code = os.fork(), None
+        self._code: int | None = None
+        self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
             os.environ.update({**engine.SETTINGS, **env, engine.PARENT: str(parent)})
