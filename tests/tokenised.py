@@ -27,7 +27,7 @@ def _prepared(
     settings = [getattr(args, name) for name in OWN]
     key = (
         dataset._fingerprint, processing_class.backend_tokenizer.to_str(), repr(processing_class.special_tokens_map),
-        self.chat_template, self.completion_only_loss, packing, repr(settings),
+        processing_class.chat_template, self.chat_template, self.completion_only_loss, packing, repr(settings),
     )  # fmt: skip
     if key not in _known:
         _known[key] = _prepare(self, *arguments)
