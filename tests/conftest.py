@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
 import os
+import sys
+from importlib import import_module
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -12,6 +16,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import datasets
 import hypothesis
+import jinja2
 import pytest
 
 datasets.disable_progress_bars()
@@ -23,12 +28,28 @@ hypothesis.settings.load_profile("holdfast")
 def pytest_configure() -> None:
     """Flushing to disk takes 40 % of a checkpoint's time, and only a power cut would show whether it happened."""
     os.fsync = os.fstat  # type: ignore[assignment]
+    # Every checkpoint has PEFT's model card, from a template that is compiled anew.
+    jinja2.Environment.compile = functools.lru_cache(jinja2.Environment.compile)  # type: ignore[assignment]
 
 
 def pytest_collection_finish() -> None:
     """Every training run and every pair released collects garbage: not each time among all objects of torch."""
+    if "tests.tiny" in sys.modules:
+        import_module("transformers.models.llama.modeling_llama")
+        import_module("holdfast.training.trainer")
+        import_module("tests.tokenised").once()
     gc.collect()
     gc.freeze()
+
+
+_ended = itertools.count(1)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Nor among what hundreds of tests leave behind in pytest."""
+    if next(_ended) % 200 == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from holdfast.core.errors import CheckpointError
 from tests.attacks.forging import edit, file_sha256, rebind_config, rebind_table
 from tests.attacks.mutating import damaged, edited, other_value
 from tests.attacks.runs import certified, pair, run, tiny_model, trained
+from tests.overwriting import overwrite
 
 __all__ = ["certified", "pair", "run", "tiny_model", "trained"]
 
@@ -152,7 +153,7 @@ def test_a_stale_checksum_is_always_refused(name, folder):
     target, path, draw = TARGETS[name], folder / name, random.Random(f"stale {name}")
     whole, found = path.read_bytes(), Counter()
     for _ in range(STALE):
-        path.write_bytes(damaged(whole, draw))
+        overwrite(path, damaged(whole, draw))
         found[outcome(target, folder)] += 1
     assert found == {"refused": STALE}
 
@@ -171,7 +172,7 @@ def test_a_new_checksum_does_not_help_where_the_table_contradicts(name, folder):
         found[ended] += 1
         believed[where] += ended == "believed"
         for other in {name, "audit.json", "result.json", "reference.json", "certificate.json"} & set(kept):
-            (folder / other).write_bytes(kept[other])
+            overwrite(folder / other, kept[other])
     print(f"{name}: {dict(found)}; believed: {dict(+believed)}")
     assert set(found) <= {"refused", "believed"}
     assert OPEN[name] == ANY or set(+believed) <= OPEN[name]

@@ -116,7 +116,8 @@ def build(
     model = tiny.model() if model is None else model
     defense = make_defense({"name": case.name, **(AT_WORK.get(case.name, {}) if options is None else options)})
     side = {key: value for need, (key, value) in side_data(model).items() if need not in without}
-    args = {**COMMON, "stage": case.stage, "step": case.step, "reference_cache": str(folder / "cache"), **arguments}
+    cache = folder.parent / "references"  # one for all cases: they start from the same model
+    args = {**COMMON, "reference_cache": str(cache), "stage": case.stage, "step": case.step, **arguments}
     passed = {
         "processing_class": tiny.tokenizer(), "train_dataset": dataset(24, 1, "w1"),
         "peft_config": tiny.lora(dropout), "constraint": TIGHT, **side, **(given or {}),

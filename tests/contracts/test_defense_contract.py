@@ -156,22 +156,13 @@ def test_no_hook_is_left_on_the_model(at_work, sft):
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-def test_two_micro_batches_are_one_of_twice_the_size(case, plain, tmp_path):
+def test_neither_two_micro_batches_for_one_nor_gradient_checkpointing_change_anything(case, plain, tmp_path):
+    half = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     if not case.cls.linear:
         assert "micro-batch" in (inspect.getdoc(sys.modules[case.cls.__module__]) or ""), "the docstring defines it"
-        return
-    half = {**PLAIN, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    found = trained(tmp_path, case, dropout=0.0, **half)
+        half = {}
+    found = trained(tmp_path, case, dropout=0.0, **{**PLAIN, **half}, gradient_checkpointing=True)
     assert largest_difference(weights(found), plain.weights) <= TOLERANCE
-
-
-def test_two_runs_are_bit_identical_also_with_evaluations_between(case, at_work, tmp_path):
-    evaluating = {"eval_strategy": "steps", "eval_steps": 1}
-    torch.manual_seed(987)  # whatever the state of the process
-    given = {"eval_dataset": tiny.dataset(4, seed=8, start="w1")}
-    found = finished(trained(tmp_path, case, given=given, **HARD, **evaluating))
-    assert same(found.weights, at_work.weights)
-    assert found.rows == at_work.rows
 
 
 class DiedError(RuntimeError):
@@ -186,14 +177,19 @@ class DieAfterSave(TrainerCallback):
         raise DiedError
 
 
-def test_a_resumed_run_is_bit_identical_and_its_checkpoint_is_an_adapter(case, at_work, tmp_path):
-    dying, end = build(tmp_path, case, **HARD, save_strategy="steps", save_steps=2), DieAfterSave()
+def test_a_resumed_run_with_evaluations_between_is_bit_identical_and_its_checkpoint_is_an_adapter(
+    case, at_work, tmp_path
+):
+    evaluating = {**HARD, "eval_strategy": "steps", "eval_steps": 1}
+    given = {"eval_dataset": tiny.dataset(4, seed=8, start="w1")}
+    torch.manual_seed(987)  # whatever the state of the process
+    dying, end = build(tmp_path, case, given=given, **evaluating, save_strategy="steps", save_steps=2), DieAfterSave()
     dying.add_callback(end)
     with pytest.raises(DiedError):
         dying.train()
     saved = tmp_path / "run" / "checkpoint-2"
     assert_close(logits(PeftModel.from_pretrained(tiny.model(), saved)), end.logits)
-    going_on = build(tmp_path, case, **HARD)
+    going_on = build(tmp_path, case, given=given, **evaluating)
     going_on.train(resume_from_checkpoint=True)
     found = finished(going_on)
     assert same(found.weights, at_work.weights)
@@ -203,11 +199,6 @@ def test_a_resumed_run_is_bit_identical_and_its_checkpoint_is_an_adapter(case, a
 def test_the_written_adapter_is_what_was_trained(plain):
     assert_close(logits(PeftModel.from_pretrained(tiny.model(), plain.adapter)), plain.end)
     assert float((plain.end - logits(tiny.model())).abs().max()) > 1e-3
-
-
-def test_gradient_checkpointing_changes_nothing(case, plain, tmp_path):
-    found = trained(tmp_path, case, dropout=0.0, **PLAIN, gradient_checkpointing=True)
-    assert largest_difference(weights(found), plain.weights) <= TOLERANCE
 
 
 def test_bfloat16_stays_finite(case, tmp_path):
@@ -286,7 +277,7 @@ def test_declared_side_data_are_demanded_by_name(case, tmp_path):
 
 
 def test_undeclared_side_data_are_not_touched(case, at_work):
-    """That the run without them is the run with all of them is what the repeated run above shows."""
+    """That the run without them is the run with all of them is what the resumed run above shows."""
     assert at_work.watch.reads <= case.needs
 
 

@@ -43,16 +43,31 @@ def failing(trainer: hf.SafeSFTTrainer, monkeypatch: pytest.MonkeyPatch, at: int
     return passes
 
 
+@pytest.fixture(scope="module")
+def two_passes(tmp_path_factory):
+    """Options -> weights, gradients and rows of the run that takes two passes from the start, trained once."""
+    known: dict[str, tuple[dict[str, torch.Tensor], Watch, list[dict[str, Any]]]] = {}
+
+    def run(**options: Any) -> tuple[dict[str, torch.Tensor], Watch, list[dict[str, Any]]]:
+        key = repr(options)
+        if key not in known:
+            trainer, watch, rows = made(tmp_path_factory.mktemp("two"), step="two_pass", **options)
+            trainer.train()
+            known[key] = weights(trainer), watch, rows
+        return known[key]
+
+    return run
+
+
 @pytest.mark.parametrize("defense", ["holdfast", "primal_dual", "mean_constraint"])
 @pytest.mark.parametrize(("micros", "at"), [(1, 0), (1, 2), (3, 4)], ids=["first", "later", "within a step"])
-def test_the_run_goes_on_in_two_passes(tmp_path, monkeypatch, caplog, defense, micros, at):
+def test_the_run_goes_on_in_two_passes(tmp_path, monkeypatch, caplog, two_passes, defense, micros, at):
     options = {"defense": defense, "gradient_accumulation_steps": micros}
     trainer, watch, rows = made(tmp_path / "auto", step="fused", **options)
     passes = failing(trainer, monkeypatch, at)
     with caplog.at_level(logging.WARNING, "holdfast"):
         trainer.train()
-    two, expected, expected_rows = made(tmp_path / "two", step="two_pass", **options)
-    two.train()
+    two, expected, expected_rows = two_passes(**options)
     assert len(passes) == at + 1
     assert trainer.run.engine_name == "two_pass"
     assert trainer.run.step_declined == f"out of memory in one pass, at step {at // micros + 1}"
@@ -61,7 +76,7 @@ def test_the_run_goes_on_in_two_passes(tmp_path, monkeypatch, caplog, defense, m
     if defense != "primal_dual":  # whose gradient holds its term already where both are one backward
         close(watch.task, expected.task, 1e-5)
     found = weights(trainer)
-    for name, value in weights(two).items():
+    for name, value in two.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
     for ours, theirs in zip(rows, expected_rows, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.overwriting import overwrite
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.training.checkpoint_store import CheckpointStore
@@ -289,7 +290,7 @@ def test_every_single_byte_of_the_manifest_counts(store):
     whole = path.read_bytes()
     for place in range(len(whole)):
         for mask in (0x01, 0x20, 0x2A):  # 0x2A turns a newline into a space: the JSON stays the same
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1 :])
+            overwrite(path, whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1 :])
             with pytest.raises(CheckpointError):
                 store.fingerprint(path.parent)
     path.write_bytes(whole)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 import yaml
-from tests import tiny
+from tests import forkserver, tiny
 from tests.protocol_data import make_data_folder
 
-ROOT = Path(__file__).parents[2]
+from holdfast_lab.study import engine, worker
+
 PATIENCE = 300
 STUDY = {
     "preset": "small",
@@ -37,20 +36,52 @@ STUDY = {
 }  # fmt: skip
 
 
-def run(study: Path, environment: dict[str, str]) -> subprocess.Popen:
-    command = [sys.executable, "-m", "holdfast", "study", str(study)]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+class Worker:
+    """A worker that is a fork of the scheduler, with what the engine asks of `Popen`."""
+
+    stdin = None
+
+    def __init__(self, node: Path, log: Path, *, env: dict[str, str]) -> None:
+        reading, self._writing = os.pipe()  # a worker whose standard input ends, ends
+        parent = os.getpid()
+        self._code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            os.environ.update({**engine.SETTINGS, **env, engine.PARENT: str(parent)})
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            for descriptor, into in ((reading, 0), (output, 1), (output, 2)):
+                os.dup2(descriptor, into)
+            engine.end_with_parent()
+            os._exit(worker.run_node(node))
+        os.close(reading)
+
+    def poll(self) -> int | None:
+        if self._code is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self._code = os.waitstatus_to_exitcode(ended[1])
+            os.close(self._writing)
+        return self._code
 
 
-def killed_when(process: subprocess.Popen, happened) -> None:
+def study(file: str) -> None:
+    """`holdfast study FILE`, whose workers import nothing anew."""
+    engine.launch = Worker  # type: ignore[assignment]
+    forkserver.command("study", file)
+
+
+def run(file: Path, environment: dict[str, str]) -> ForkServerProcess:
+    return forkserver.started(study, str(file), log=file.with_suffix(".log"), environment=environment)
+
+
+def killed_when(process: ForkServerProcess, happened) -> None:
     """Kill the scheduler, and with it its workers, once something has happened."""
     deadline = time.monotonic() + PATIENCE
     while not happened():
-        assert process.poll() is None, "the study ended before it was killed"
+        assert process.exitcode is None, "the study ended before it was killed"
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
 
 
 def results(folder: Path) -> dict[str, dict]:
@@ -64,15 +95,14 @@ def results(folder: Path) -> dict[str, dict]:
 def test_a_killed_study_of_real_cells_ends_in_the_same_figures(tmp_path):
     model = tiny.saved(tmp_path / "model")
     environment = {
-        **os.environ, "HOLDFAST_DATA": str(make_data_folder(tmp_path / "data")), "OMP_NUM_THREADS": "1",
-        "HOLDFAST_CACHE": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "PASSIVE",
+        "HOLDFAST_DATA": str(make_data_folder(tmp_path / "data")), "HOLDFAST_CACHE": str(tmp_path / "cache"),
     }  # fmt: skip
     files = {}
     for name in ("whole", "killed"):
         files[name] = tmp_path / f"{name}.yaml"
         settings = {**STUDY, "models": [{"ref": str(model), "name": "tiny"}], "output_dir": str(tmp_path / name)}
         files[name].write_text(yaml.safe_dump(settings))
-    assert run(files["whole"], environment).wait(PATIENCE) == 0
+    assert forkserver.finished(run(files["whole"], environment)) == 0
     out = tmp_path / "killed"
     moments = {
         "aligning": lambda: any(out.glob("alignments/*/run/events.jsonl")),
@@ -81,6 +111,6 @@ def test_a_killed_study_of_real_cells_ends_in_the_same_figures(tmp_path):
     }
     for happened in moments.values():
         killed_when(run(files["killed"], environment), happened)
-    assert run(files["killed"], environment).wait(PATIENCE) == 0
+    assert forkserver.finished(run(files["killed"], environment)) == 0
     assert len(results(out)) == 2
     assert results(out) == results(tmp_path / "whole")

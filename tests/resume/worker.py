@@ -26,7 +26,7 @@ import holdfast as hf
 from holdfast.core.event_log import read
 from holdfast.core.hashing import sha256_file
 
-STEPS = 12
+STEPS = 9
 # 26 rows in micro-batches of 2, two to a step: seven steps an epoch, the last of them with a single micro-batch.
 COMMON = {
     "max_steps": STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
@@ -58,7 +58,8 @@ def build(folder: Path, *, args: dict[str, Any] | None = None, **changes: Any) -
         "defense": "holdfast",
         **changes,
     }
-    config = hf.SafeSFTConfig(str(folder), reference_cache=str(folder.parent / "cache"), **{**COMMON, **(args or {})})
+    cache = folder.parents[1] / "references"  # one for all tests: they start from the same model
+    config = hf.SafeSFTConfig(str(folder), reference_cache=str(cache), **{**COMMON, **(args or {})})
     torch.manual_seed(random.SystemRandom().getrandbits(32))  # a new process starts from any state
     return hf.SafeSFTTrainer(args=config, **given)
 

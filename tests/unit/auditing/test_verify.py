@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests import tiny
+from tests.overwriting import overwrite
 from tests.unit.auditing.certifying import CONSTRAINT, STRONG, Scene, scene, write_safety
 
 from holdfast.auditing.certificate_spec import Leakage
@@ -107,7 +108,7 @@ def test_a_changed_byte_is_caught(issued, name, count):
         for position in where:
             changed = bytearray(data)
             changed[position] ^= 1
-            path.write_bytes(bytes(changed))
+            overwrite(path, bytes(changed))
             with pytest.raises(CheckpointError):
                 verify(issued.output)
     finally:

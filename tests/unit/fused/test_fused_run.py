@@ -76,23 +76,6 @@ def test_floating_point_operations_are_the_trainers_own(tmp_path):
         assert trainer.floating_point_ops(batch) == SFTTrainer.floating_point_ops(trainer, batch) > 0
 
 
-@pytest.mark.parametrize(("dropout", "graph"), [(0.0, False), (0.3, False), (0.3, True)])
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, dropout, graph):
-    def run(folder, steps, resume=None):
-        given = {"peft_config": tiny.lora(dropout)}
-        trainer = made(
-            folder, "fused", limit=SOME, given=given, max_steps=6, save_strategy="steps", save_steps=3,
-            gradient_accumulation_steps=2, gradient_checkpointing=graph, optim="adamw_torch", learning_rate=5e-3,
-        )  # fmt: skip
-        trainer.train(resume_from_checkpoint=resume)
-        assert trainer.run.engine.fused
-        return weights(trainer)
-
-    whole = run(tmp_path / "a", 6)
-    again = run(tmp_path / "a", 6, str(tmp_path / "a" / "run" / "checkpoint-3"))
-    assert same(whole, again)
-
-
 def test_dropout_changes_the_task_gradient_and_not_the_constraints(tmp_path):
     sides, tasks = [], []
     for rate, seed in ((0.5, 1), (0.5, 2), (0.0, 1)):
@@ -263,11 +246,11 @@ def test_a_step_that_is_not_finite_is_discarded_as_by_two_passes(tmp_path, where
         }
 
     fused, two = both(
-        tmp_path, given=given, max_steps=6, optim="adamw_torch", learning_rate=5e-3, skip_inactive_rows=switch,
+        tmp_path, given=given, max_steps=4, optim="adamw_torch", learning_rate=5e-3, skip_inactive_rows=switch,
         gradient_accumulation_steps=2,
     )  # fmt: skip
     rows, expected = _events(fused), _events(two)
-    assert [row["event"] == "nonfinite" for row in expected] == [False, False, True, False, False, False]
+    assert [row["event"] == "nonfinite" for row in expected] == [False, False, True, False]
     assert [row["event"] for row in rows] == [row["event"] for row in expected]
     for row, other in zip(rows, expected, strict=True):
         assert row["g"] == (None if other["g"] is None else pytest.approx(other["g"], abs=1e-5))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tests.overwriting import overwrite
 from tiny_checkpoints import tiny_llama, tiny_tokenizer
 
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
@@ -83,12 +84,12 @@ def test_any_changed_byte_changes_the_hash(base_dir):
         steps = 1 if len(data) < 200 else max(1, len(data) // 40)
         refused = 0
         for position in range(0, len(data), steps):
-            path.write_bytes(flipped(path, position))
+            overwrite(path, flipped(path, position))
             try:
                 seen.add(content_of(base_dir).sha256)
             except CheckpointError:  # no longer JSON
                 refused += 1
-            path.write_bytes(data)
+            overwrite(path, data)
         assert original.sha256 not in seen
         assert len(seen) + refused == len(range(0, len(data), steps)), "two different changes gave one hash"
 
@@ -124,7 +125,7 @@ def test_any_other_byte_of_the_adapter_config_counts(adapter_dir, base_dir):
     for position in set(range(0, len(text), 3)) - where:
         changed = bytearray(text)
         changed[position] ^= 1
-        path.write_bytes(bytes(changed))
+        overwrite(path, bytes(changed))
         try:
             found = content_of(adapter_dir, base=base_dir).files["adapter_config.json"]
         except CheckpointError:  # no longer JSON

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from tests.overwriting import overwrite
 
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import json_text
@@ -68,7 +69,7 @@ def test_a_flipped_bit_in_any_byte_is_caught(path):
     for position in range(len(data)):
         changed = bytearray(data)
         changed[position] ^= 1 << position % 8
-        path.write_bytes(bytes(changed))
+        overwrite(path, bytes(changed))
         with pytest.raises(CheckpointError):
             load_certificate(path)
 
@@ -78,7 +79,7 @@ def test_every_removed_or_doubled_byte_is_caught(path):
     for position in range(0, len(data), 7):
         head, byte, rest = data[:position], data[position : position + 1], data[position + 1 :]
         for changed in (head + rest, head + 2 * byte + rest):
-            path.write_bytes(changed)
+            overwrite(path, changed)
             if changed != data:
                 with pytest.raises(CheckpointError):
                     load_certificate(path)
