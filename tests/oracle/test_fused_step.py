@@ -155,6 +155,8 @@ def test_it_is_the_same_with_several_safety_sets(tmp_path):
 @pytest.mark.parametrize("start", ["fresh", "continued"])
 def test_packed_rows_leave_other_defenses_as_they_are(tmp_path, name, start, monkeypatch):
     """Their task pass and their side passes; the reference of kl is the adapter off, or the adapter it began with."""
+    if start == "continued" and name in ("asft", "lisa", "salora"):
+        pytest.skip("needs a fresh adapter, or no reference")
     options = {"lisa": {"align_steps": 1, "finetune_steps": 2, "warmup_share": 0.0}}.get(name, {})
     options |= {"safety_rank": 4, "task_rank": 4} if name == "salora" else {}
     packed = []
@@ -179,7 +181,7 @@ def test_packed_rows_leave_other_defenses_as_they_are(tmp_path, name, start, mon
         trainer.train()
         assert trainer.run.engine.fused == (step == "fused")
         found[step] = weights(trainer)
-    assert bool(packed) == (name in CONTINUED)
+    assert bool(packed) == (name in ("mix", "kl", "safegrad"))
     for key, value in found["fused"].items():
         torch.testing.assert_close(value, found["two_pass"][key], rtol=1e-4, atol=1e-6)
 
