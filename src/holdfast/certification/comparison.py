@@ -64,7 +64,7 @@ class SeedComparison:
 
 def compare_prompts(a_violated: Outcomes, b_violated: Outcomes, confidence: float = 0.95) -> PromptComparison:
     """Compares two runs prompt by prompt; entry i of both speaks of the same prompt."""
-    a, b = np.asarray(a_violated), np.asarray(b_violated)
+    a, b = np.asarray(a_violated, dtype=np.bool_), np.asarray(b_violated, dtype=np.bool_)
     both, only_a, only_b = int((a & b).sum()), int((a & ~b).sum()), int((b & ~a).sum())
     table = (both, only_a, only_b, len(a) - both - only_a - only_b)
     lower, upper = newcombe_interval(*table, confidence)

@@ -38,7 +38,7 @@ class EProcess:
 
     def update_many(self, regressed: Iterable[bool]) -> bool:
         """Takes in prompts in their order, looking after each; returns whether the claim is certified by now."""
-        outcomes = np.array(list(regressed), dtype=np.int64)
+        outcomes = np.array(list(regressed), dtype=np.bool_).astype(np.int64)
         k = self.regressions + np.cumsum(outcomes)
         n = self.n + np.arange(1, len(outcomes) + 1)
         if self.certified_at is None and len(outcomes):

@@ -120,7 +120,7 @@ def with_raw_share(p_value: float, upper_bound: float, regressions: int, n: int,
 def grouped(failed: Outcomes, group: Labels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the number of prompts and of regressed prompts of each group."""
     _, place = np.unique(np.asarray(group), return_inverse=True)
-    return np.bincount(place), np.bincount(place[np.asarray(failed)], minlength=int(place.max()) + 1)
+    return np.bincount(place), np.bincount(place[np.asarray(failed, dtype=np.bool_)], minlength=int(place.max()) + 1)
 
 
 def require_unit(drawn: str, max_weight: int | None) -> int | None:

@@ -1,5 +1,7 @@
 """Whether a text is in another language than English, by script and by its function words."""
 
+from __future__ import annotations
+
 import re
 import unicodedata
 from typing import Final

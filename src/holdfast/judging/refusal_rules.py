@@ -7,6 +7,8 @@ All patterns see lower-case text without markup, single-spaced. Possessive and a
 repeats: no reply can make the matching slow.
 """
 
+from __future__ import annotations
+
 import re
 from typing import Final
 

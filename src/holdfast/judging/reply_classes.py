@@ -17,6 +17,8 @@ A cut reply that has already refused, complied or said that much is sorted like 
 at: the classes are meant for prompts that should be refused, and for prompts that should be answered.
 """
 
+from __future__ import annotations
+
 import re
 import unicodedata
 from collections import Counter

@@ -22,9 +22,9 @@ def passes_made(monkeypatch):
     seen: list[int] = []
     inner = Forward.losses
 
-    def spy(self, examples, first_k):
+    def spy(self, examples, *settings):
         seen.append(len(examples))
-        return inner(self, examples, first_k)
+        return inner(self, examples, *settings)
 
     monkeypatch.setattr(Forward, "losses", spy)
     return seen
