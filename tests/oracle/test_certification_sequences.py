@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from holdfast.certification import learn_then_test as ltt
-from holdfast.certification.binomial import most_regressions, p_value
+from holdfast.certification.binomial import most_regressions
 from holdfast.certification.sequential import MIXTURE, EProcess, log_e_value
 
 LOOKS = 3000
@@ -72,7 +72,7 @@ def test_the_e_value_is_the_average_of_products():
         x = bool(random.random() < 0.02)
         p1 = 0.05 * MIXTURE
         products *= (p1 / 0.05) if x else (1 - p1) / (1 - 0.05)
-        process.update_many([x])
+        process.update(x)
         assert process.e_value == pytest.approx(products.mean(), rel=1e-10)
 
 
@@ -88,7 +88,7 @@ def test_one_factor_has_expectation_one_at_alpha_and_less_above():
 def test_prompts_until_certified_match_what_is_known():
     """alpha = 0.05: 88 prompts without a regression; the median at 2 % is near 243."""
     process = EProcess(0.05)
-    while not process.update_many([False]):
+    while not process.update(False):
         pass
     assert process.certified_at == 88
     limits = e_process_limits(0.05, 0.95, 600)
@@ -132,7 +132,7 @@ def violates(chosen: float | None, pattern: str) -> bool:
 def test_the_returned_strength_violates_at_most_delta(pattern):
     random = np.random.default_rng(7)
     wrong = greedy = 0
-    tests = {k: p_value(k, N, ALPHA) for k in range(N + 1)}
+    tests = {k: ltt.Tested.binomial(1.0, k, N, ALPHA).p_value for k in range(N + 1)}
     for _ in range(RUNS):
         found = dict(zip(ltt.STRENGTHS, counts(pattern, random).tolist(), strict=True))
         tested = ltt.fixed_sequence(ltt.STRENGTHS, lambda s, f=found: ltt.Tested(s, f[s], N, tests[f[s]]), DELTA)  # type: ignore[misc]

@@ -1,13 +1,22 @@
 """A share tested in every category at once: the test of `share` in each, Holm's step-down correction over all."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.certification import binomial
-from holdfast.certification.arguments import confidence_level, count, rate
+from holdfast.certification.arguments import confidence_level, count, number, rate
 from holdfast.certification.certificate import require_enough
-from holdfast.certification.share import Counted, Labels, Outcomes, share_test
+from holdfast.certification.share import Counted, share_test
+from holdfast.core.errors import DataError
+
+Measured: TypeAlias = tuple[Sequence[bool] | NDArray[np.bool_], Sequence[int] | NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,11 @@ def adjusted(p_values: Mapping[str, float]) -> dict[str, float]:
     With p_(1) <= ... <= p_(m): adjusted p_(i) = max over j <= i of min(1, (m - j + 1) p_(j)). Rejecting those at most
     delta makes a false rejection among all m with probability at most delta.
     """
+    if not p_values:
+        raise DataError("no p-values, expected at least one", remedy="pass one p-value per claim")
+    for name, p in p_values.items():
+        if not 0 <= number(p) <= 1:
+            raise DataError(f"p-value of {name!r} is {p!r}, expected 0 <= p <= 1", remedy="pass p-values")
     largest, corrected = 0.0, {}
     for place, name in enumerate(sorted(p_values, key=lambda key: p_values[key])):
         largest = max(largest, min(1.0, (len(p_values) - place) * float(p_values[name])))
@@ -45,8 +59,8 @@ def adjusted(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def certify_categories(
-    measured: Mapping[str, tuple[Outcomes, Labels]], alpha: float = 0.05, confidence: float = 0.95, *,
-    openings: int = 1, drawn: str = "groups", max_weight: int | None = None,
+    measured: Mapping[str, Measured], alpha: float = 0.05, confidence: float = 0.95, *, openings: int = 1,
+    drawn: str = "groups", max_weight: int | None = None,
 ) -> dict[str, CategoryVerdict]:  # fmt: skip
     """Tests every category, {name: (failed, group)}, with Holm's correction: any false verdict has P <= delta.
 
@@ -54,6 +68,8 @@ def certify_categories(
     the bound at level / (number of failed), categories that pass get alpha, or, when all pass, the bound at
     level / (number of categories) where that is lower. Refused where the largest category has too few units.
     """
+    if not measured:
+        raise DataError("no categories, expected at least one", remedy="give every prompt a category")
     alpha, level = rate("alpha", alpha), confidence_level(confidence, count("openings", openings, least=1))
     test = partial(share_test, alpha=alpha, confidence=confidence, drawn=drawn, max_weight=max_weight)
     alone = {name: test(*pair, parts=openings) for name, pair in measured.items()}

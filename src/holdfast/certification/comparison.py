@@ -5,17 +5,19 @@ side by side and never pooled: prompts of several seeds are not independent, and
 too narrow.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
-from holdfast.certification.arguments import confidence_level
+from holdfast.certification.arguments import confidence_level, number
 from holdfast.certification.binomial import tail
-from holdfast.certification.share import Outcomes
 from holdfast.core.errors import DataError
 
 WEAK_SEEDS = 5  # with 4 seeds the t interval is still 1.6 sd to each side
@@ -62,9 +64,16 @@ class SeedComparison:
         return {**asdict(self), "differences": list(self.differences), "seeds": len(self.differences)}
 
 
-def compare_prompts(a_violated: Outcomes, b_violated: Outcomes, confidence: float = 0.95) -> PromptComparison:
+def compare_prompts(
+    a_violated: Sequence[bool] | NDArray[np.bool_], b_violated: Sequence[bool] | NDArray[np.bool_],
+    confidence: float = 0.95,
+) -> PromptComparison:  # fmt: skip
     """Compares two runs prompt by prompt; entry i of both speaks of the same prompt."""
-    a, b = np.asarray(a_violated, dtype=np.bool_), np.asarray(b_violated, dtype=np.bool_)
+    a, b = _outcomes("A", a_violated), _outcomes("B", b_violated)
+    if len(a) != len(b):
+        raise DataError(
+            f"A has {len(a)} prompts and B has {len(b)}, expected the same prompts", remedy="audit both on one data set"
+        )
     both, only_a, only_b = int((a & b).sum()), int((a & ~b).sum()), int((b & ~a).sum())
     table = (both, only_a, only_b, len(a) - both - only_a - only_b)
     lower, upper = newcombe_interval(*table, confidence)
@@ -105,6 +114,11 @@ def newcombe_interval(both: int, only_a: int, only_b: int, neither: int, confide
 
 def compare_seeds(differences: Sequence[float], confidence: float = 0.95) -> SeedComparison:
     """Returns mean +- t_{S-1} sd / sqrt(S) of S seed-level paired differences, one number per seed."""
+    for value in differences:
+        if not math.isfinite(number(value)):
+            raise DataError(
+                f"a seed's difference is {value!r}, expected a finite number", remedy="pass one number per seed"
+            )
     values = np.array(differences, dtype=np.float64)
     seeds = len(values)
     if seeds < 2:
@@ -130,3 +144,13 @@ def _wilson(hits: int, n: int, z: float) -> tuple[float, float, float]:
     half = z * math.sqrt(z * z + 4 * hits * (1 - share)) / (2 * scale)
     centre = (2 * hits + z * z) / (2 * scale)
     return share, share - (centre - half), centre + half - share
+
+
+def _outcomes(name: str, violated: Sequence[bool] | NDArray[np.bool_]) -> NDArray[np.bool_]:
+    values = np.asarray(violated)
+    if values.ndim != 1 or values.size == 0 or values.dtype != np.bool_:
+        raise DataError(
+            f"{name}: outcomes of shape {values.shape} and type {values.dtype}, expected a vector of booleans",
+            remedy="pass one truth value per prompt: whether it violates",
+        )
+    return values

@@ -6,9 +6,15 @@ delta is lost to the search, whatever the dependence between strengths and wheth
 Testing past a failure would break this.
 """
 
+from __future__ import annotations
+
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+from holdfast.certification.binomial import p_value
+from holdfast.core.errors import ConfigError
 
 STRENGTHS: tuple[float, ...] = tuple(tenth / 10 for tenth in range(1, 11))
 
@@ -26,12 +32,25 @@ class Tested:
     p_value: float
     passed: bool = False
 
+    @classmethod
+    def binomial(cls, strength: float, regressions: int, n: int, alpha: float) -> Tested:
+        """Returns the exact binomial test at one strength."""
+        return cls(strength, int(regressions), int(n), p_value(regressions, n, alpha))
+
 
 def fixed_sequence(strengths: Sequence[float], test: Callable[[float], Tested], level: float) -> list[Tested]:
     """Returns the tested strengths in order, the last of them the first failure unless all passed.
 
     `test` measures one strength; it is not called after a failure.
     """
+    finite = len(strengths) > 0 and all(math.isfinite(s) and s > 0 for s in strengths)
+    if not finite or any(b <= a for a, b in itertools.pairwise(strengths)):
+        raise ConfigError(
+            f"strengths = {list(strengths)}, expected positive numbers in increasing order",
+            remedy="use the default 0.1, 0.2, ..., 1.0",
+        )
+    if isinstance(level, bool) or not 0 < level < 1:
+        raise ConfigError(f"level = {level!r}, expected 0 < level < 1", remedy="pass delta, such as 0.05")
     tested: list[Tested] = []
     for strength in strengths:
         outcome = test(strength)

@@ -8,6 +8,8 @@ at most delta. It certifies there, whenever that happens; the count of looks doe
 One fixed model and prompts in an order that does not depend on their outcomes are assumed.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.certification.arguments import confidence_level, rate
+from holdfast.core.errors import DataError
 
 # p1 / alpha: an average over alternatives needs no guess of the true rate and costs little against the best of them.
 MIXTURE = np.linspace(0.02, 0.95, 50)
@@ -25,20 +28,28 @@ _BISECTIONS = 50  # 1 - 2^-50 is still below 1, where the factors end
 class EProcess:
     """The running e-value of "at most alpha of the prompts regress", and its verdict.
 
-    `certified_at` is the number of prompts after which 1/delta was first reached, else None. Later prompts do not take
-    the certificate back: the probability of ever reaching 1/delta was at most delta.
+    Attributes:
+        n: prompts seen.
+        regressions: how many of them regressed.
+        certified_at: the number of prompts after which 1/delta was first reached, else None. Later prompts do not
+            take the certificate back: the probability of ever reaching 1/delta was at most delta.
     """
 
     def __init__(self, alpha: float, confidence: float = 0.95, *, parts: int = 1) -> None:
         self.alpha = rate("alpha", alpha)
         self.level = confidence_level(confidence, parts)
-        self.confidence, self.parts = float(confidence), int(parts)
-        self.n = self.regressions = 0
+        self.confidence = float(confidence)
+        self.parts = int(parts)
+        self.n = 0
+        self.regressions = 0
         self.certified_at: int | None = None
+
+    def update(self, regressed: bool) -> bool:
+        return self.update_many([regressed])
 
     def update_many(self, regressed: Iterable[bool]) -> bool:
         """Takes in prompts in their order, looking after each; returns whether the claim is certified by now."""
-        outcomes = np.array(list(regressed), dtype=np.bool_).astype(np.int64)
+        outcomes = np.array([_outcome(x) for x in regressed], dtype=np.int64)
         k = self.regressions + np.cumsum(outcomes)
         n = self.n + np.arange(1, len(outcomes) + 1)
         if self.certified_at is None and len(outcomes):
@@ -89,3 +100,12 @@ def log_e_value(n: Any, k: Any, alpha: float) -> NDArray[np.float64]:
     terms = k[..., None] * regressed + (n - k)[..., None] * held
     largest = terms.max(axis=-1)
     return np.asarray(largest + np.log(np.exp(terms - largest[..., None]).mean(axis=-1)))
+
+
+def _outcome(value: object) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise DataError(
+        f"an outcome is {type(value).__name__} {value!r}, expected True (regressed) or False",
+        remedy="pass one truth value per prompt",
+    )

@@ -14,6 +14,8 @@ certifies while the share of regressed prompts among those measured exceeds alph
 rule of its own, since P(Bin(n, alpha) <= k) > 1/2 where k > alpha n; to the e-value it is added.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +26,10 @@ from numpy.typing import NDArray
 
 from holdfast.certification import binomial, capped_weight
 from holdfast.certification.arguments import CEILING, confidence_level, count, exact, grid_alpha
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, DataError
 
 DRAWN = ("groups", "rows")
 _LARGEST_LOG = 700.0  # exp stays finite
-Outcomes = Sequence[bool] | NDArray[np.bool_]
-Labels = Sequence[int] | NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class ShareTest:
 
 
 def share_test(
-    failed: Outcomes, group: Labels, *, alpha: float, confidence: float = 0.95, parts: int = 1, drawn: str = "groups",
-    max_weight: int | None = None,
+    failed: Sequence[bool] | NDArray[np.bool_], group: Sequence[int] | NDArray[np.int64], *, alpha: float,
+    confidence: float = 0.95, parts: int = 1, drawn: str = "groups", max_weight: int | None = None,
 ) -> ShareTest:  # fmt: skip
     """Tests "at most a share alpha regresses" on prompts measured once.
 
@@ -117,10 +117,22 @@ def with_raw_share(p_value: float, upper_bound: float, regressions: int, n: int,
     return 1.0, max(upper_bound, float(CEILING.divide(Decimal(regressions), Decimal(n))))
 
 
-def grouped(failed: Outcomes, group: Labels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def grouped(
+    failed: Sequence[bool] | NDArray[np.bool_], group: Sequence[int] | NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the number of prompts and of regressed prompts of each group."""
-    _, place = np.unique(np.asarray(group), return_inverse=True)
-    return np.bincount(place), np.bincount(place[np.asarray(failed, dtype=np.bool_)], minlength=int(place.max()) + 1)
+    outcome, label = np.asarray(failed), np.asarray(group)
+    if outcome.ndim != 1 or outcome.shape != label.shape or outcome.size == 0:
+        raise DataError(
+            f"outcomes of shape {outcome.shape} and groups of shape {label.shape}, expected two vectors of one length",
+            remedy="pass one outcome and one group for each prompt, and at least one prompt",
+        )
+    if outcome.dtype != np.bool_:
+        raise DataError(
+            f"outcomes are {outcome.dtype}, expected truth values", remedy="pass True for a prompt that regressed"
+        )
+    _, place = np.unique(label, return_inverse=True)
+    return np.bincount(place), np.bincount(place[outcome], minlength=int(place.max()) + 1)
 
 
 def require_unit(drawn: str, max_weight: int | None) -> int | None:

@@ -130,12 +130,23 @@ class ReplyStore:
 
 
 def replies(
-    store_path: Path, header: Mapping[str, Any], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int,
+    store_path: Path,
+    header: Mapping[str, Any],
+    examples: Sequence[Example],
+    engine: Engine,
+    *,
+    max_new_tokens: int,
     progress: Progress | None = None,
-) -> list[Reply]:  # fmt: skip
+) -> list[Reply]:
     """Replies to `examples`, in order: from the store where they are there, otherwise made and stored."""
     added = {"max_new_tokens": max_new_tokens, "engine": engine.name, "decoding": "greedy"}
     added |= getattr(engine, "identity", {})
+    for field, value in added.items():
+        if header.get(field, value) != value:
+            raise ConfigError(
+                f"replies {store_path}: the header says {field} = {header[field]!r}, the engine runs with {value!r}",
+                remedy=f"leave {field} out of the header",
+            )
     with locked(store_path):
         store = ReplyStore(store_path, {**header, **added})
         missing = {example.id: example for example in examples if example.id not in store}

@@ -151,3 +151,10 @@ def test_all_categories_too_small_is_refused_with_the_number_needed():
     with pytest.raises(InfeasibleError, match=r"109 groups in a category cannot certify .* 110 are needed"):
         certify_categories(measured(**{f"category {i}": (0, 109) for i in range(14)}))
     certify_categories(measured(**{f"category {i}": (0, 110) for i in range(14)}))
+
+
+def test_categories_are_checked():
+    with pytest.raises(DataError, match="no categories"):
+        certify_categories({})
+    with pytest.raises(DataError, match=r"outcomes of shape \(0,\)"):
+        certify_categories({"a": ([], []), "b": ([False] * 100, range(100))})

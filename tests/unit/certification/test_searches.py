@@ -1,4 +1,4 @@
-"""The order of the fixed sequence, and the comparisons."""
+"""Order and refusals of the fixed sequence, Holm's correction and the comparisons."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import asdict
 import pytest
 
 from holdfast.certification import learn_then_test as ltt
-from holdfast.certification.binomial import p_value
+from holdfast.certification.categories import adjusted
 from holdfast.certification.comparison import compare_prompts, compare_seeds
-from holdfast.core.errors import DataError
+from holdfast.core.errors import ConfigError, DataError
 
 
 def test_strengths_are_exact_tenths():
@@ -22,8 +22,7 @@ def test_the_sequence_stops_at_its_first_failure():
 
     def test(strength: float) -> ltt.Tested:
         asked.append(strength)
-        regressions = 50 if strength == 0.3 else 0
-        return ltt.Tested(strength, regressions, 100, p_value(regressions, 100, 0.05))
+        return ltt.Tested.binomial(strength, 50 if strength == 0.3 else 0, 100, 0.05)
 
     tested = ltt.fixed_sequence(ltt.STRENGTHS, test, 0.05)
     assert asked == [0.1, 0.2, 0.3]
@@ -45,6 +44,35 @@ def test_a_nan_p_value_fails():
     assert ltt.largest(tested) is None
 
 
+@pytest.mark.parametrize("strengths", [[], [0.2, 0.1], [0.1, 0.1], [0.0, 0.5], [math.nan]])
+def test_the_order_is_part_of_the_method(strengths):
+    with pytest.raises(ConfigError, match="expected positive numbers in increasing order"):
+        ltt.fixed_sequence(strengths, lambda s: ltt.Tested(s, 0, 100, 0.0), 0.05)
+
+
+@pytest.mark.parametrize("level", [0, 1, math.nan, True])
+def test_the_level_is_checked(level):
+    with pytest.raises(ConfigError, match="expected 0 < level < 1"):
+        ltt.fixed_sequence([0.5], lambda s: ltt.Tested(s, 0, 100, 0.0), level)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, math.nan, True, None])
+def test_holm_refuses_what_is_no_p_value(p):
+    with pytest.raises(DataError, match="p-value of 'x'"):
+        adjusted({"x": p, "y": 0.5})
+    with pytest.raises(DataError, match="no p-values"):
+        adjusted({})
+
+
+def test_outcomes_must_be_truth_values_of_the_same_prompts():
+    with pytest.raises(DataError, match="A has 2 prompts and B has 3"):
+        compare_prompts([True, False], [True, False, True])
+    with pytest.raises(DataError, match="A: outcomes of shape"):
+        compare_prompts([], [])
+    with pytest.raises(DataError, match=r"B: outcomes .* float64"):
+        compare_prompts([True, False], [0.0, math.nan])
+
+
 def test_two_runs_without_a_violation_are_not_shown_equal_for_sure():
     found = compare_prompts([False] * 50, [False] * 50)
     assert found.p_value == 1.0
@@ -54,6 +82,8 @@ def test_two_runs_without_a_violation_are_not_shown_equal_for_sure():
 def test_one_seed_is_no_evidence_about_training():
     with pytest.raises(DataError, match="1 seed, expected at least 2"):
         compare_seeds([0.1])
+    with pytest.raises(DataError, match="difference is nan"):
+        compare_seeds([0.1, math.nan])
 
 
 def test_three_seeds_are_called_weak():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from holdfast.certification.sequential import EProcess
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, DataError
 
 
 def certified_process() -> EProcess:
@@ -53,6 +53,14 @@ def test_a_long_run_of_good_prompts_does_not_overflow():
     process.update_many(np.zeros(100_000, dtype=bool))
     assert process.e_value == float("inf")
     assert 0 < process.upper_bound() < 1e-3
+
+
+@pytest.mark.parametrize("outcome", [1, 0.0, None, "False", float("nan")])
+def test_an_outcome_must_be_a_truth_value(outcome):
+    process = EProcess(0.05)
+    with pytest.raises(DataError, match=r"expected True \(regressed\) or False"):
+        process.update_many([False, outcome])
+    assert process.n == 0
 
 
 def test_settings_are_checked():

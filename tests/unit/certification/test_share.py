@@ -10,7 +10,7 @@ from holdfast.certification.binomial import p_value, upper_bound
 from holdfast.certification.share import share_test
 from holdfast.certification.statement import Words, statement
 from holdfast.certification.terms import Rows, Terms, require_enough
-from holdfast.core.errors import ConfigError, InfeasibleError
+from holdfast.core.errors import ConfigError, DataError, InfeasibleError
 
 WORDS = Words("are answered", "is answered")
 TEMPLATE = (np.arange(500) >= 100, np.minimum(np.arange(500), 100))  # 100 prompts hold, 400 of one group regress
@@ -157,6 +157,14 @@ def test_units_that_do_not_fit_are_refused(options, message):
 def test_a_weight_is_refused_where_there_is_nothing_to_weigh(kind):
     with pytest.raises(ConfigError, match=f"a {kind} certificate with max_weight 3"):
         terms(kind, max_weight=3, pool=90 if kind == "finite_pool" else None)
+
+
+@pytest.mark.parametrize(
+    ("failed", "group"), [([], []), ([True], [1, 2]), ([[True]], [[1]]), ([0.0, 1.0], [0, 1]), ([0, 1], [0, 1])]
+)
+def test_columns_that_do_not_fit_are_refused(failed, group):
+    with pytest.raises(DataError, match="outcomes"):
+        share_test(failed, group, alpha=0.05)
 
 
 def test_too_few_groups_are_refused_in_their_unit():

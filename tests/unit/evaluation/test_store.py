@@ -192,6 +192,12 @@ def test_a_header_may_say_the_same_as_the_arguments(path):
     assert run(path, header={**HEADER, "engine": "fake", "max_new_tokens": 5, "decoding": "greedy"})
 
 
+def test_a_header_that_contradicts_the_arguments_is_refused(path):
+    with pytest.raises(ConfigError, match="says max_new_tokens = 7, the engine runs with 5"):
+        run(path, header={**HEADER, "max_new_tokens": 7})
+    assert not path.exists()
+
+
 @pytest.mark.parametrize(
     "content", [b"some notes", b"some notes\n", b'{"a": 1}\n', b"\n\n", b"\xff\n"],
     ids=["no line", "a line", "JSON", "blank", "bytes"],
