@@ -28,7 +28,7 @@ from holdfast.records.audit import Audit
 
 RESULT = (
     "steps", "seconds", "step", "step_declined", "data", "safety", "behaviour", "screening", "conflicts", "spikes",
-    "rollback", "defense", "config_sha256",
+    "rollback", "barrier", "defense", "config_sha256",
 )  # fmt: skip
 UNIT = "kl_token"
 

@@ -52,6 +52,9 @@ TABLE: Final = (
     Default("defense.trust_region", 3.0, PROVISIONAL),
     Default("defense.estimator", "ema", f"{MEASURED}: a small batch cannot express a rate of 5 %"),
     Default("defense.decay", 0.9, MEASURED),
+    Default("defense.value_decay", None, "as defense.decay"),
+    Default("defense.reserve", 0.0, "all of alpha may be used"),
+    Default("defense.caution", 0.0, "steps are taken at full length"),
     # -- how it is learned
     Default("train.learning_rate", 3e-4, f"{TUNED}; not used with `lora: null`"),
     Default("train.num_train_epochs", 3, TRL),

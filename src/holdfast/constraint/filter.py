@@ -6,7 +6,8 @@ With values `v_k = g_k + rho_k`, gradients `h_k = grad g_k` and a rate gamma in 
 
 * `update` space corrects the step the optimizer really took, `s_nom = theta_after - theta_before`:
   `s = s_nom - M H^T mu`, mu the solution of the K x K dual (one constraint: `max(0, h.s_nom + gamma v) / h.M h`),
-  followed by a trust region `norm(correction) <= c max(norm(s_nom), its average, floor)`.
+  followed by a trust region `norm(correction) <= c max(norm(s_nom), its average, floor)`. With `caution`, s_nom is
+  shortened first where h is uncertain (`constraint.step_length`).
   The optimizer's moments never see the correction.
 * `gradient` space is the paper's Algorithm 1: `grad = grad_f + lambda h` with `kappa = gamma / lr`, handed to the
   optimizer. With any optimizer but plain SGD the applied step does not satisfy the inequality.
@@ -14,8 +15,8 @@ With values `v_k = g_k + rho_k`, gradients `h_k = grad g_k` and a rate gamma in 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,15 +24,15 @@ from torch import Tensor
 
 from holdfast.constraint.event import Event, FilterEvent
 from holdfast.constraint.filter_input import measured_constraints, nonfinite, one_learning_rate
-from holdfast.constraint.filter_settings import check_settings, require_one_step
+from holdfast.constraint.filter_settings import Space, check_settings, require_one_step
 from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.memory import FilterMemory
-from holdfast.constraint.metric import adam_diagonal, resolve_metric
+from holdfast.constraint.metric import diagonal_of, resolve_metric
 from holdfast.constraint.problem import FilterProblem, measure
+from holdfast.constraint.step_length import step_share
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 
-Space = Literal["update", "gradient"]
 TRUST_FLOOR = 1e-4  # of norm(theta): lets a correction through while a warm-up holds the learning rate at zero
 
 
@@ -41,7 +42,9 @@ class _Armed:
 
     values: list[float]
     gradients: list[Vector]
+    batch: list[Vector] = field(default_factory=list)  # of this batch alone, where `gradients` are averages
     before: Vector | None = None
+    step_length: float = 1.0
     nonfinite: str = ""  # what was not finite; the step is then discarded
     skipped: bool = False
 
@@ -61,9 +64,11 @@ class SafetyFilter:
             from now on; `detach()` undoes that.
         rate: gamma, the share of the violation (or of the slack) that one step may undo (or use).
         space: `update` or `gradient`.
-        metric: `identity`, `adam`, or `auto` (Adam's where the optimizer has second moments); update space only.
+        metric: `identity`, `adam`, `adam_unit`, or `auto` (`adam` where the optimizer has second moments); update
+            space only.
         trust_region: c, the largest correction in multiples of the nominal step; update space only.
         gradient_decay: average of the constraint's gradients over steps; 0 uses each step's own.
+        caution: shortens steps along which the gradient is uncertain; 0 never. Needs `gradient_decay`.
     """
 
     def __init__(
@@ -75,13 +80,14 @@ class SafetyFilter:
         metric: str = default("defense.metric"),
         trust_region: float = default("defense.trust_region"),
         gradient_decay: float = 0.0,
+        caution: float = 0.0,
     ) -> None:
-        check_settings(rate, space, metric, trust_region, gradient_decay)
+        check_settings(rate, space, metric, trust_region, gradient_decay, caution)
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         require_one_step(self.optimizer)
         self.rate, self.space, self.trust_region = rate, space, trust_region
         self.metric = resolve_metric(metric, self.optimizer) if space == "update" else "identity"
-        self.gradient_decay = gradient_decay
+        self.gradient_decay, self.caution = gradient_decay, caution
         ParameterSpace(trainable(self.optimizer))  # refuse unsupported parameters now, not at the first step
         self._memory = FilterMemory()
         self._armed: _Armed | None = None
@@ -124,22 +130,16 @@ class SafetyFilter:
         )
         if armed.nonfinite:
             return
-        self._average(space, armed)
+        self._memory.fold_moment(space, gradients, norms, self.metric)
+        if self.gradient_decay > 0.0:
+            armed.batch = armed.gradients if self.caution > 0.0 else []
+            armed.gradients = self._memory.fold_gradients(space, armed.gradients, self.gradient_decay)
         if self.space == "gradient":
             self._filter_gradient(space, armed)
 
     def skip(self) -> None:
         """Discard the next optimizer step: parameters, moments and the filter's memory stay as they are."""
         self._armed = _Armed([], [], skipped=True)
-
-    def _average(self, space: ParameterSpace, armed: _Armed) -> None:
-        """Fold the batch gradients into what the filter remembers."""
-        memory = self._memory
-        memory.steps += 1
-        if self.metric == "adam":
-            memory.fold_moment(space, armed.gradients)
-        if self.gradient_decay > 0.0:
-            armed.gradients = memory.fold_gradients(space, armed.gradients, self.gradient_decay)
 
     # -- gradient space (Algorithm 1) ----------------------------------------------------------------------------
 
@@ -199,15 +199,16 @@ class SafetyFilter:
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
         nominal = list(torch._foreach_sub(space.weights(), armed.before))
-        diagonal = (
-            adam_diagonal(space, self.optimizer, self._memory.debiased_moment()) if self.metric == "adam" else None
+        diagonal = diagonal_of(self.metric, space, self.optimizer, self._memory.debiased_moment())
+        problem = measure(
+            space, armed.gradients, armed.values, nominal, diagonal=diagonal, rate=self.rate, batch=armed.batch
         )
-        problem = measure(space, armed.gradients, armed.values, nominal, diagonal=diagonal, rate=self.rate)
         if not problem.finite:
             armed.nonfinite = "correction"
             self._discard(space, armed)
             return
         self._memory.fold_norm(problem.nominal_norm)
+        problem = self._shorten(space, armed, nominal, problem)
         mu = problem.multipliers()
         if not mu.any():
             self._report(Event.INACTIVE, armed, mu.tolist(), problem)
@@ -236,6 +237,19 @@ class SafetyFilter:
                 torch._foreach_add_(space.weights(), correction, alpha=-float(mu[k]))
         self._report(name, armed, mu.tolist(), problem)
 
+    def _shorten(self, space: ParameterSpace, armed: _Armed, nominal: Vector, problem: FilterProblem) -> FilterProblem:
+        """Take only the share of the nominal step that the gradients' errors allow."""
+        if not armed.batch:
+            return problem
+        norm = problem.nominal_norm
+        errors = self._memory.gradient_error.update(problem.unforeseen.tolist(), norm)
+        share = step_share(armed.values, errors, norm, rate=self.rate, caution=self.caution)
+        if share < 1.0:
+            self._restore(space, armed)
+            torch._foreach_add_(space.weights(), nominal, alpha=share)
+        armed.step_length = share
+        return problem.shortened(share)
+
     def _restore(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
         torch._foreach_copy_(space.weights(), armed.before)
@@ -258,7 +272,7 @@ class SafetyFilter:
             residual=problem.residual(mu) if problem is not None and measured else None,
             correction_ratio=problem.correction_ratio(mu) if problem is not None and measured else None,
             cosine=problem.cosine if problem is not None else None,
-            nonfinite=armed.nonfinite if name is Event.NONFINITE else "",
+            nonfinite=armed.nonfinite if name is Event.NONFINITE else "", step_length=armed.step_length,
         )  # fmt: skip
         self._memory.watch_restoration(name, max(armed.values))
 

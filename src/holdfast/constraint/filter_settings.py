@@ -1,12 +1,63 @@
 """What a filter may be asked for: ranges of its settings, and optimizers whose step it can correct."""
 
+import math
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 
+from holdfast.constraint.estimators import make_estimator
 from holdfast.constraint.metric import METRICS
 from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.defaults import default
+
+Space = Literal["update", "gradient"]
 
 
-def check_settings(rate: float, space: str, metric: str, trust_region: float, decay: float) -> None:
+@dataclass(frozen=True, kw_only=True)
+class FilterOptions:
+    """Settings of the filter and of the estimator.
+
+    Attributes:
+        space: what is corrected, `update` (the applied step) or `gradient` (Algorithm 1).
+        rate: gamma, the share of the slack one step may use.
+        metric: `auto`, `identity`, `adam` or `adam_unit`; update space only.
+        trust_region: largest correction in multiples of the nominal step; update space only.
+        estimator: `batch`, `ema` or `table`.
+        decay: weight of the past in the averages of value and gradient.
+        value_decay: the value's own, where it differs; None: `decay`.
+        reserve: share of alpha that steering leaves unused: the barrier is at `g <= -reserve alpha`.
+        caution: how many errors of the averaged gradient must stay within what a step may use; a step that is too long
+            for that is shortened before it is corrected; 0 never shortens. Update space only.
+    """
+
+    space: Space = default("defense.space")
+    rate: float = default("defense.rate")
+    metric: str = default("defense.metric")
+    trust_region: float = default("defense.trust_region")
+    estimator: str = default("defense.estimator")
+    decay: float = default("defense.decay")
+    value_decay: float | None = default("defense.value_decay")
+    reserve: float = default("defense.reserve")
+    caution: float = default("defense.caution")
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range where they are written, not when training begins."""
+        for decay in (self.decay, self.decay if self.value_decay is None else self.value_decay):
+            make_estimator(self.estimator, size=1, start_phi=0.0, decay=decay)
+        check_settings(self.rate, self.space, self.metric, self.trust_region, self.gradient_decay, self.caution)
+        if not 0.0 <= self.reserve < 1.0:
+            raise ConfigError(f"reserve is {self.reserve}, expected 0 <= reserve < 1", remedy="0 uses all of alpha")
+
+    @property
+    def gradient_decay(self) -> float:
+        """Weight of the past in the averaged gradient; the batch estimator averages nothing."""
+        return 0.0 if self.estimator == "batch" else self.decay
+
+
+def check_settings(
+    rate: float, space: str, metric: str, trust_region: float, decay: float, caution: float = 0.0
+) -> None:
     """Refuse settings out of range."""
     if not 0.0 < rate <= 1.0:
         raise ConfigError(
@@ -20,6 +71,14 @@ def check_settings(rate: float, space: str, metric: str, trust_region: float, de
         raise ConfigError(f"trust_region is {trust_region}, expected a positive number", remedy="3 is the default")
     if not 0.0 <= decay < 1.0:
         raise ConfigError(f"decay is {decay}, expected 0 <= decay < 1", remedy="0.9 is the default")
+    if not 0.0 <= caution < math.inf:
+        raise ConfigError(f"caution is {caution}, expected 0 or more", remedy="1.5 shortens risky steps; 0 none")
+    if caution > 0.0 and (space != "update" or decay == 0.0):
+        raise ConfigError(
+            f"caution {caution} with space {space!r} and averages of decay {decay}: it compares a batch's gradient "
+            "with the average over steps, and shortens the applied step",
+            remedy="use space 'update' with an estimator that averages (ema or table), or caution 0",
+        )
 
 
 def require_one_step(optimizer: torch.optim.Optimizer) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector
+from holdfast.constraint.step_length import GradientError
 from holdfast.core.errors import ConfigError, InfeasibleError, NumericalError
 
 NORM_DECAY = 0.9  # average of norm(s_nom), so that one tiny nominal step does not close the trust region
@@ -25,7 +26,8 @@ class FilterMemory:
     Attributes:
         steps: filtered steps, discarded ones not counted.
         averages: exponential averages of each constraint's gradient, not debiased.
-        safety_moment: exponential average of `max_k h_k^2`, not debiased.
+        safety_moment: exponential average of `max_k h_k^2`, or of the mean of `h_k^2 / norm(h_k)^2`, not debiased.
+        moment_steps: steps in it.
         nominal_norm: average of norm(s_nom).
         nonfinite_steps: when recent steps were discarded.
         restoring, restoring_from: restoration steps in a row, and the value they began at.
@@ -34,24 +36,45 @@ class FilterMemory:
     steps: int = 0
     averages: list[Vector] = field(default_factory=list)
     safety_moment: Vector | None = None
+    moment_steps: int = 0
+    gradient_error: GradientError = field(default_factory=GradientError)
     nominal_norm: float = 0.0
     nonfinite_steps: list[int] = field(default_factory=list)
     restoring: int = 0
     restoring_from: float = 0.0
 
-    def fold_moment(self, space: ParameterSpace, gradients: Sequence[Vector]) -> None:
-        """Update the second moment with this step's raw gradients."""
+    def fold_moment(
+        self, space: ParameterSpace, gradients: Sequence[Vector], norms: Sequence[float], metric: str
+    ) -> None:
+        """Count a step, and update the second moment that the metric needs with its raw gradients.
+
+        `adam`: `max_k h_k^2`. `adam_unit`: the mean over k of `h_k^2 / norm(h_k)^2`, which sums to 1 over the
+        coordinates, whatever the constraints' scales and number; a zero gradient has no direction and is left out.
+
+        Args:
+            norms: squared norms of the gradients.
+        """
+        self.steps += 1
+        live = [(h, norm) for h, norm in zip(gradients, norms, strict=True) if norm > 0.0]
+        if metric == "identity" or (metric == "adam_unit" and not live):
+            return
+        square = space.zeros()
+        if metric == "adam_unit":
+            for h, norm in live:
+                torch._foreach_addcmul_(square, h, h, value=1.0 / (norm * len(live)))
+        else:
+            for h in gradients:
+                torch._foreach_maximum_(square, torch._foreach_mul(h, h))
         if self.safety_moment is None:
             self.safety_moment = space.zeros()
-        square = torch._foreach_mul(gradients[0], gradients[0])
-        for h in gradients[1:]:
-            torch._foreach_maximum_(square, torch._foreach_mul(h, h))
+        self.moment_steps += 1
         torch._foreach_lerp_(self.safety_moment, square, 1.0 - SAFETY_BETA2)
 
-    def debiased_moment(self) -> Vector:
-        """`v_safe` as Adam would debias it."""
-        assert self.safety_moment is not None
-        return list(torch._foreach_div(self.safety_moment, 1.0 - SAFETY_BETA2**self.steps))
+    def debiased_moment(self) -> Vector | None:
+        """`v_safe` as Adam would debias it; None while there is none."""
+        if self.safety_moment is None:
+            return None
+        return list(torch._foreach_div(self.safety_moment, 1.0 - SAFETY_BETA2**self.moment_steps))
 
     def fold_gradients(self, space: ParameterSpace, gradients: Sequence[Vector], decay: float) -> list[Vector]:
         """Update the averages and return them debiased, so that the first is the batch's own gradient."""
@@ -111,6 +134,8 @@ class FilterMemory:
             "steps": self.steps,
             "averages": [space.full(average) for average in self.averages],
             "safety_moment": None if self.safety_moment is None else space.full(self.safety_moment),
+            "moment_steps": self.moment_steps,
+            "gradient_error": {"steps": self.gradient_error.steps, "squares": list(self.gradient_error.squares)},
             "nominal_norm": self.nominal_norm,
             "nonfinite_steps": list(self.nonfinite_steps),
             "restoring": self.restoring,
@@ -121,10 +146,13 @@ class FilterMemory:
     def from_state(cls, state: dict[str, Any], space: ParameterSpace) -> FilterMemory:
         """The inverse of `state_dict`."""
         moment = state["safety_moment"]
+        error = state.get("gradient_error", {"steps": 0, "squares": []})  # not in checkpoints of earlier versions
         return cls(
             steps=int(state["steps"]),
             averages=[space.scatter(average) for average in state["averages"]],
             safety_moment=None if moment is None else space.scatter(moment),
+            moment_steps=int(state.get("moment_steps", state["steps"])),
+            gradient_error=GradientError(int(error["steps"]), [float(square) for square in error["squares"]]),
             nominal_norm=float(state["nominal_norm"]),
             nonfinite_steps=[int(step) for step in state["nonfinite_steps"]],
             restoring=int(state["restoring"]),

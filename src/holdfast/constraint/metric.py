@@ -1,11 +1,13 @@
 """The metric in which the filter's correction is the smallest one.
 
-The corrected step minimises `1/2 (s - s_nom)^T M^-1 (s - s_nom)`. Two choices of the diagonal `M`:
+The corrected step minimises `1/2 (s - s_nom)^T M^-1 (s - s_nom)`. Three choices of the diagonal `M`:
 
 * identity: the correction is parallel to the constraint's gradient;
 * Adam: `M = lr / (sqrt(max(v_task, v_safe)) + eps)`, the preconditioner of the optimizer, covering the second
   moments of both gradients. With the task's moment alone, coordinates that the task never touches (LoRA's A while
-  B is zero) would get `lr / eps` and blow up.
+  B is zero) would get `lr / eps` and blow up. It depends on the scale of g;
+* Adam with unit gradients: v_safe is the second moment of `h / norm(h)`, times the sum of v_task. Both moments then
+  have the same sum, and the correction depends neither on the scale of g nor on how often a constraint is given.
 """
 
 from typing import Any, Literal
@@ -16,8 +18,8 @@ from torch import Tensor
 from holdfast.constraint.gradients import ParameterSpace, Vector, shard
 from holdfast.core.errors import ConfigError
 
-Metric = Literal["auto", "identity", "adam"]
-METRICS = ("auto", "identity", "adam")
+Metric = Literal["auto", "identity", "adam", "adam_unit"]
+METRICS = ("auto", "identity", "adam", "adam_unit")
 SECOND_MOMENT = "exp_avg_sq"
 RELATIVE_FLOOR = 1e-3  # of the mean denominator: keeps coordinates that neither gradient visits from dominating
 
@@ -34,15 +36,18 @@ def has_second_moments(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW | torch.optim.NAdam | torch.optim.RAdam)
 
 
-def resolve_metric(metric: str, optimizer: torch.optim.Optimizer) -> Literal["identity", "adam"]:
-    """`auto` becomes `adam` where the optimizer has second moments, else `identity`; `adam` without them is refused."""
+def resolve_metric(metric: str, optimizer: torch.optim.Optimizer) -> str:
+    """`auto` becomes `adam` where the optimizer has second moments, else `identity`; Adam's without them is refused."""
     moments = has_second_moments(optimizer)
-    if metric == "adam" and not moments:
+    if metric == "auto":
+        return "adam" if moments else "identity"
+    if metric != "identity" and not moments:
         raise ConfigError(
-            f"metric 'adam' needs an optimizer with elementwise second moments; {type(optimizer).__name__} has none",
+            f"metric {metric!r} needs an optimizer with elementwise second moments; {type(optimizer).__name__} has "
+            "none",
             remedy="set metric to 'identity' or 'auto', or train with AdamW",
         )
-    return "adam" if metric != "identity" and moments else "identity"
+    return metric
 
 
 def _steps(states: list[dict[str, Any]]) -> list[float]:
@@ -73,15 +78,30 @@ def _second_moments(space: ParameterSpace, optimizer: torch.optim.Optimizer) -> 
     return list(torch._foreach_div(moments, bias))
 
 
-def adam_diagonal(space: ParameterSpace, optimizer: torch.optim.Optimizer, safety_moment: Vector) -> Vector:
-    """The diagonal of M for the Adam metric, up to a common factor (the filter does not depend on it).
+def diagonal_of(
+    metric: str, space: ParameterSpace, optimizer: torch.optim.Optimizer, safety_moment: Vector | None
+) -> Vector | None:
+    """The diagonal of M; None for the identity, which also holds while no constraint has had a gradient."""
+    if metric == "identity" or safety_moment is None:
+        return None
+    return adam_diagonal(space, optimizer, safety_moment, unit=metric == "adam_unit")
+
+
+def adam_diagonal(
+    space: ParameterSpace, optimizer: torch.optim.Optimizer, safety_moment: Vector, *, unit: bool = False
+) -> Vector:
+    """The diagonal of M for Adam's metrics, up to a common factor (the filter does not depend on it).
 
     Args:
         safety_moment: debiased second moment of the constraint's gradient.
+        unit: whether that is of unit gradients, to be scaled to the task's.
     """
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     top = max(float(group["lr"]) for group in optimizer.param_groups)
     moments = _second_moments(space, optimizer)
+    if unit:
+        (task,) = space.dots([(moments, [torch.ones_like(m) for m in moments])])
+        safety_moment = list(torch._foreach_mul(safety_moment, task if task > 0 else 1.0))
     torch._foreach_maximum_(moments, safety_moment)
     torch._foreach_sqrt_(moments)
     ones = [torch.ones_like(d) for d in moments]

@@ -27,11 +27,9 @@ from typing import Any, final
 
 from torch import Tensor
 
-from holdfast.constraint.estimators import make_estimator
 from holdfast.constraint.event import Event
-from holdfast.constraint.filter import SafetyFilter, Space
-from holdfast.constraint.filter_settings import check_settings
-from holdfast.defaults import default
+from holdfast.constraint.filter import SafetyFilter
+from holdfast.constraint.filter_settings import FilterOptions
 from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
 from holdfast.training.safety import SafetySet
 from holdfast.training.steering import Steering, one_row
@@ -41,7 +39,7 @@ from holdfast.training.support import require_float32
 class FilteredDefense(Defense):
     """Training whose every step a `SafetyFilter` corrects, as little as the constraints' barriers ask for.
 
-    Its config has `space`, `rate`, `metric`, `trust_region`, `estimator` and `decay`.
+    Its config is a `FilterOptions`.
     """
 
     packs = True
@@ -61,7 +59,7 @@ class FilteredDefense(Defense):
         c = self.config
         self._filter = SafetyFilter(
             run.optimizer, rate=c.rate, space=c.space, metric=c.metric, trust_region=c.trust_region,
-            gradient_decay=0.0 if c.estimator == "batch" else c.decay,
+            gradient_decay=c.gradient_decay, caution=c.caution,
         )  # fmt: skip
         self._steering = {name: self.steer(safety) for name, safety in run.data.safety.items()}
         self._infeasible_start = [n for n, s in self._steering.items() if not s.feasible_start]
@@ -110,7 +108,7 @@ class FilteredDefense(Defense):
         name = Event.INFEASIBLE_START if self._first and self._infeasible_start else event.name
         common = {
             "event": str(name), "residual": event.residual, "correction_ratio": event.correction_ratio,
-            "cosine": event.cosine, "active": float(event.corrected),
+            "cosine": event.cosine, "active": float(event.corrected), "step_length": event.step_length,
         }  # fmt: skip
         return one_row(common | ({"nonfinite": event.nonfinite} if event.nonfinite else {}), each)
 
@@ -143,28 +141,7 @@ class Holdfast(FilteredDefense):
     paper = MappingProxyType({"space": "gradient", "rate": 1.0, "estimator": "batch"})
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Settings of the filter and of the estimator.
-
-        Attributes:
-            space: what is corrected, `update` (the applied step) or `gradient` (Algorithm 1).
-            rate: gamma, the share of the slack one step may use.
-            metric: `auto`, `identity` or `adam`; update space only.
-            trust_region: largest correction in multiples of the nominal step; update space only.
-            estimator: `batch`, `ema` or `table`.
-            decay: weight of the past in the averages of value and gradient.
-        """
-
-        space: Space = default("defense.space")
-        rate: float = default("defense.rate")
-        metric: str = default("defense.metric")
-        trust_region: float = default("defense.trust_region")
-        estimator: str = default("defense.estimator")
-        decay: float = default("defense.decay")
-
-        def __post_init__(self) -> None:
-            """Refuse values out of range where they are written, not when training begins."""
-            check_settings(self.rate, self.space, self.metric, self.trust_region, self.decay)
-            make_estimator(self.estimator, size=1, start_phi=0.0, decay=self.decay)
+    class Config(FilterOptions):
+        """Settings of the filter and of the estimator (`constraint.filter_settings`)."""
 
     config: Config

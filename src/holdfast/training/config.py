@@ -81,6 +81,13 @@ class SafeSFTConfig(SFTConfig):
             "there are ten in 100 steps; 'off' applies it."
         },
     )
+    probe_rows: int = field(
+        default=0,
+        metadata={
+            "help": "After every step, measure g on this many fixed examples of each safety set's constraint split "
+            "(events.jsonl, result.json); steers nothing and costs a forward pass of them. 0: not."
+        },
+    )
     rollback: bool = field(
         default=False,
         metadata={"help": "End with the last checkpoint whose behaviour was within its limits, where the last is not."},
@@ -137,6 +144,8 @@ class SafeSFTConfig(SFTConfig):
                 raise ConfigError(
                     f"{name} is {value}, expected at least 1", remedy="set a positive number, or leave it out"
                 )
+        if self.probe_rows < 0:
+            raise ConfigError(f"probe_rows is {self.probe_rows}, expected 0 or more", remedy="0 measures no probe")
         if self.max_steps == 0:
             raise ConfigError(
                 "max_steps is 0, with which nothing is trained", remedy="set a positive number, or leave it out"

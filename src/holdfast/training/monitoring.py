@@ -17,6 +17,7 @@ from holdfast.core.event_log import EventLog
 from holdfast.core.ranks import gather_rows, rank
 from holdfast.training.checkpoint_store import step_of
 from holdfast.training.loss_spikes import EVENT, SpikeWatch
+from holdfast.training.probe import ConstraintProbe
 from holdfast.training.safety import DEFAULT, SafetySet
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class StepRecorder(TrainerCallback):
         self._mean: float | None = None
         self._rate = 0.0
         self._log: EventLog | None = None
+        self._probe: ConstraintProbe | None = None
         self._started = time.monotonic()
 
     def add_loss(self, loss: Tensor, rate: float) -> None:
@@ -120,6 +122,9 @@ class StepRecorder(TrainerCallback):
                 trainer._metrics["train"][f"safety/{key}"].append(float(value))
         if smaller := trainer.run.fitting.figures():
             row["memory"] = smaller
+        if trainer.args.probe_rows:
+            self._probe = self._probe or ConstraintProbe(trainer.run, trainer.args.probe_rows)
+            row["probe"] = self._probe.measure()
         if rank() == 0:
             self.log_file().append(row)
         for listener in self.listeners:

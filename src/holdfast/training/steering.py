@@ -44,17 +44,19 @@ class MovingConstraint:
 class Steering:
     """The running estimate of one constraint, `mean_i terms(D)_i - limit + margin <= 0`.
 
-    Here the chance constraint: terms `phi(D - tau)`, limit alpha, margin rho.
+    Here the chance constraint: terms `phi(D - tau)`, limit alpha, margin `rho + reserve alpha`.
 
     Args:
-        config: with `estimator` and `decay`.
+        config: with `estimator`, `decay`, `value_decay` and `reserve`.
     """
 
     def __init__(self, safety: SafetySet, config: Any) -> None:
         self.moving = MovingConstraint(safety, config.decay)
-        self.limit, self.margin = self.constraint.alpha, self.constraint.buffer
+        self.limit = self.constraint.alpha
+        self.margin = self.constraint.buffer + config.reserve * self.limit
+        decay = config.decay if config.value_decay is None else config.value_decay
         self.estimator: Estimator = make_estimator(
-            config.estimator, size=len(safety.constraint_set), start_phi=self.start(), decay=config.decay
+            config.estimator, size=len(safety.constraint_set), start_phi=self.start(), decay=decay
         )
         self.row: Row = {}
         self.inactive = 0.0

@@ -35,11 +35,12 @@ from holdfast.training.steering import Steering
 
 
 class MeanSteering(Steering):
-    """The running estimate of `mean_i D_i - epsilon`."""
+    """The running estimate of `mean_i D_i - epsilon`, with `reserve epsilon` as margin."""
 
     def __init__(self, safety: SafetySet, config: MeanConstraint.Config) -> None:
         super().__init__(safety, config)
-        self.limit, self.margin = safety.constraint.tau if config.epsilon is None else config.epsilon, 0.0
+        self.limit = safety.constraint.tau if config.epsilon is None else config.epsilon
+        self.margin = config.reserve * self.limit
 
     feasible_start = True  # every D is 0 there, and epsilon is not negative
 

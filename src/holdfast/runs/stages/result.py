@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from holdfast.auditing.finishing import MeasuredRole, write_run_audit
+from holdfast.core import event_log
 from holdfast.core.adapter_card import CARD_MARKER, loading_note
 from holdfast.core.files import write_text
 from holdfast.core.hashing import sha256_json
@@ -17,6 +18,7 @@ from holdfast.runs.stages.run_folder import RunFolder, disk_errors
 from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit
 from holdfast.training.monitoring import summarise
+from holdfast.training.probe import barrier_figures
 from holdfast.training.trainer import SafeSFTTrainer
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ def measured_result(
     }  # fmt: skip
     if before is None:
         return result
+    result["barrier"] = barrier_figures(event_log.read(folder.events))
     with disk_errors(f"the audit in {folder.path}", folder.checkpoints):
         if (note := loading_note(folder.adapter)) is not None:  # the card that PEFT wrote names the wrong base
             write_text(folder.adapter / "README.md", f"{CARD_MARKER}\n\n# Adapter\n\n{note}\n")

@@ -1,0 +1,64 @@
+"""Does the barrier hold between the steps? g on the same examples of each safety set after every optimizer step.
+
+A batch of a few rows says little about g, and the filter's own estimate is what is to be checked. The probe is the
+first `probe_rows` of a permutation of the constraint split, by the safety seed. It steers nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.seeding import generator
+
+if TYPE_CHECKING:
+    from holdfast.training.run import Run
+
+
+class ConstraintProbe:
+    """The fixed examples of a run."""
+
+    def __init__(self, run: Run, rows: int) -> None:
+        self._run = run
+        seed = run.args.stream_seed
+        self._places = {
+            name: generator(seed, f"probe {name}").permutation(len(one.constraint_set))[:rows].tolist()
+            for name, one in run.data.safety.items()
+        }
+
+    def measure(self) -> dict[str, float]:
+        """g of every safety set at the current parameters."""
+        return {name: self._g(name, places) for name, places in self._places.items()}
+
+    def _g(self, name: str, places: list[int]) -> float:
+        run, one = self._run, self._run.data.safety[name]
+        examples, reference = [one.constraint_set[i] for i in places], one.constraint_reference[places]
+        forward = run.forward
+        degradations = run.fitting.evaluation(
+            forward.batch_size, lambda rows: forward.resized(rows).degradations(examples, reference, one.constraint)
+        )
+        return float(one.constraint.value(degradations))
+
+
+def barrier_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """How often each event occurred, and where steps were probed, how often and how far g was above zero.
+
+    Args:
+        rows: of events.jsonl.
+    """
+    steps = [row for row in rows if "loss" in row]  # the behaviour monitor has rows of its own
+    events = Counter(str(row["event"]) for row in steps if "event" in row)
+    probed: dict[str, list[float]] = {}
+    for row in steps:
+        for name, g in row.get("probe", {}).items():
+            probed.setdefault(name, []).append(math.inf if g is None else g)  # null: not finite
+    probes = {
+        name: {
+            "steps": len(g), "above": sum(x > 0.0 for x in g) / len(g),
+            "largest": max(g) if math.isfinite(max(g)) else None,
+        }
+        for name, g in probed.items()
+    }  # fmt: skip
+    return {"events": dict(events)} | ({"probe": probes} if probes else {})

@@ -1,0 +1,52 @@
+"""g on fixed examples after every step: measured as the monitor measures, and without a trace in the training."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.trainers.building import TIGHT, build, same, weights
+
+from holdfast.core import event_log
+from holdfast.core.errors import ConfigError
+from holdfast.training.probe import ConstraintProbe, barrier_figures
+
+
+def test_the_probe_is_in_every_row_and_changes_nothing(tmp_path):
+    plain = build(tmp_path / "a", given={"constraint": TIGHT})
+    plain.train()
+    probed = build(tmp_path / "b", given={"constraint": TIGHT}, probe_rows=5)
+    probed.train()
+    assert same(weights(plain), weights(probed))
+    rows = event_log.read(tmp_path / "b" / "run" / "events.jsonl")
+    assert [list(row["probe"]) for row in rows] == [["safety"]] * 3
+    assert "probe" not in event_log.read(tmp_path / "a" / "run" / "events.jsonl")[0]
+    assert rows[-1]["probe"] == ConstraintProbe(probed.run, 5).measure()
+
+
+def test_a_probe_of_all_rows_is_g_of_the_constraint_split(tmp_path):
+    trainer = build(tmp_path, given={"constraint": TIGHT}, probe_rows=1000)
+    trainer.train()
+    expected = float(TIGHT.value(trainer.degradations("safety", "constraint")))
+    assert ConstraintProbe(trainer.run, 1000).measure()["safety"] == pytest.approx(expected, rel=1e-6)
+    assert expected > TIGHT.value(trainer.degradations("safety", "constraint")[:0].new_zeros(1)).item()
+
+
+def test_fewer_than_no_rows_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="probe_rows is -1"):
+        build(tmp_path, probe_rows=-1)
+
+
+def test_figures_of_a_run():
+    rows = [
+        {"step": 1, "loss": 1.0, "event": "inactive", "probe": {"refusals": -0.02, "answers": 0.01}},
+        {"step": 2, "loss": 1.0, "event": "active", "probe": {"refusals": 0.005, "answers": None}},
+        {"step": 2, "behaviour": {}},
+        {"step": 3, "loss": 1.0, "event": "active"},
+    ]
+    assert barrier_figures(rows) == {
+        "events": {"inactive": 1, "active": 2},
+        "probe": {
+            "refusals": {"steps": 2, "above": 0.5, "largest": 0.005},
+            "answers": {"steps": 2, "above": 1.0, "largest": None},
+        },
+    }
+    assert barrier_figures([{"step": 1, "loss": 1.0}]) == {"events": {}}
