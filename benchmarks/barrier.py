@@ -4,7 +4,7 @@ g is measured on all safety rows after every step; the filter sees four of them 
 models: `train: {probe_rows: 200}` measures the same there.
 
     python benchmarks/barrier.py
-    python benchmarks/barrier.py --rates 3e-4 1e-3 --seeds 1 2 --options today "caution=1.5 reserve=0.4 estimator=table"
+    python benchmarks/barrier.py --rates 3e-4 1e-3 --seeds 1 2 --options today "trust_region=0.3 reserve=0.4"
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.constraint.filter_settings import FilterOptions
 from holdfast.constraint.gradients import trainable
 
 VOCABULARY, PROMPT, REPLY, ROWS, BATCH, TASK_BATCH = 64, 6, 10, 190, 4, 8
-CAUTIOUS = "rate=0.6 estimator=table value_decay=0 decay=0.8 reserve=0.4 caution=1.5"
+CAUTIOUS = "trust_region=0.3 reserve=0.4 value_decay=0.8 caution=0.3"
 WORDS = ("space", "metric", "estimator")
 
 
