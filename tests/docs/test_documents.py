@@ -153,7 +153,9 @@ def test_the_page_counts_the_endpoints_of_its_table():
         with_task = [names for row, names in zip(rows, missed, strict=True) if row[1] != "1"]
         for name, counted in (("H", missed), ("O", missed), ("T", with_task)):
             counts = re.search(rf"\*\*{name}\*\*.* is met in (\d+) of (\d+) rows", said)
-            assert (int(counts[1]), int(counts[2])) == (sum(name not in names for names in counted), len(counted)), model
+            assert (int(counts[1]), int(counts[2])) == (sum(name not in names for names in counted), len(counted)), (
+                model
+            )
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
