@@ -69,7 +69,8 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
         "asked": {name: _asked(plan, name, data, trust_remote_code) for name in config.prompt_sets},
         "harmful": harmful, "unaligned": unaligned,
         "asking": None if plan.screening is None else asdict(plan_asking(data.task, plan.screening)),
-        **needed, "host_memory": peak_memory(), "steps": counted._asdict(), "learning_rate": arguments.learning_rate,
+        **needed, "host_memory": peak_memory(), "disk": estimate.disk_of_rows(data.task, tokenizer),
+        "steps": counted._asdict(), "learning_rate": arguments.learning_rate,
         "work": {"flop": effort, "seconds_at_100_tflops": effort / estimate.RATE},
         "defense": {
             "name": method.name, "stage": config.stage, "passes": method.passes, "side_batch": side_batch,

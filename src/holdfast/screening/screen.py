@@ -28,6 +28,7 @@ from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, 
 from holdfast.screening.questions import Question, as_question, asked_rows, distinct
 from holdfast.screening.sets import Candidate, HeldSet, MonitorPrompts, Role, monitor_prompts
 from holdfast.screening.settings import TASK, ScreeningSettings
+from holdfast.screening.timing import measured
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +185,11 @@ def screen_examples(
     fits = {example.id for example in asker.fitting([question.example for question in questions])}
     questions = [question for question in questions if question.example.id in fits]
     asked_of = {row for question in questions for row, _, _ in question.uses}
-    classes = asker.sort([question.example for question in questions], what="task prompts")
+    own = [question.example for question in questions]
+    if (needed := measured(asker, [*own, *asker.fitting(_asked_beside(settings, plain=plain))])) is not None:
+        judging = "" if settings.judge is None else "; judging comes on top"
+        logger.info("asking the model: %s%s", needed.sentence(), judging)
+    classes = asker.sort(own, what="task prompts")
     judged = judged_rows(questions, classes, asker, settings.judge)
     _require_sorted(questions, classes, settings, judged.settled)
     conflicts = settle(find_conflicts(task, questions, classes, judged.rows), len(task), settings, listed)
@@ -236,6 +241,11 @@ def _candidates(
     if source == TASK:
         rows = [(frozenset(row for row, _, _ in question.uses), question.example) for question in questions]
         return [Candidate(e, TASK, dropped=used <= dropped, rows=used) for used, e in rows if not used & learned]
+    return _candidates_beside(source, plain=plain)
+
+
+def _candidates_beside(source: str, *, plain: bool) -> list[Candidate]:
+    """The prompts of a source that is not the task."""
     if source in KINDS:
         return [
             Candidate(as_question(example.prompt, example, plain=plain), source, ROLE_OF_USE[use])
@@ -243,6 +253,14 @@ def _candidates(
             for example in bundled(source, use)  # type: ignore[arg-type]  # the uses are those of `bundled`
         ]
     return [Candidate(as_question(e.prompt, e, plain=plain), source) for e in read_prompts(source) if e.kind != "text"]
+
+
+def _asked_beside(settings: ScreeningSettings, *, plain: bool) -> list[Example]:
+    """The prompts that are asked beside the task's: to be held, and to be watched."""
+    sources = dict.fromkeys(source for one in settings.sets.values() for source in one.prompts if source != TASK)
+    held = [c.example for s in sources for c in _candidates_beside(s, plain=plain) if c.role != "certify"]
+    watched = [e for name in KINDS if settings.monitor_prompts for e in bundled(name, "monitor")]
+    return [*held, *(as_question(e.prompt, e, plain=plain) for e in watched)]
 
 
 def _require_sorted(
