@@ -121,16 +121,16 @@ def _described(plan: ResolvedRun, name: str, split: Split, batch: int) -> dict[s
 
 def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool) -> dict[str, Any]:
     config, block, limit = plan.config, plan.config.safety[name], plan.constraints[name]
-    prompts, openings = list(block.prompts or ()), block.openings
+    prompts, keep, openings = list(block.prompts or ()), block.keep or "refusals", block.openings
     found = {
-        "prompts": prompts, "keep": block.keep, "constraint_text": limit.describe(),
-        "certify_note": asked_note(prompts, alpha=limit.alpha, openings=openings), "openings_note": None,
+        "prompts": prompts, "keep": keep, "constraint_text": limit.describe(),
+        "certify_note": asked_note(prompts, keep, alpha=limit.alpha, openings=openings), "openings_note": None,
     }  # fmt: skip
     try:
         before = content_at_hand(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     except NotAtHandError:
         return found
-    scope, certify = share_scope(before, data.task), bundled_share(prompts)
+    scope, certify = share_scope(before, data.task), bundled_share(prompts, keep)
     note = openings_note(None, certify, openings=openings, run=config.output_dir, scope=scope)
     return found | {"openings_note": note}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.core.hashing import sha256_json
-from holdfast.data.bundled import KINDS, bundled
+from holdfast.data.bundled import KINDS, Use, bundled
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.examples import Example
 from holdfast.data.templates import Template
@@ -24,7 +24,7 @@ from holdfast.judging.store import missing
 from holdfast.judging.store import replies as stored_replies
 from holdfast.models.embedded import cache_root
 from holdfast.screening.questions import Key, asked_rows, prompt_key, questions_of
-from holdfast.screening.settings import TASK, ScreeningSettings
+from holdfast.screening.settings import TASK, ScreeningSettings, uses_of
 
 SORTING = 32
 LONGER = 128
@@ -188,9 +188,10 @@ def plan_asking(task: Sequence[Example], settings: ScreeningSettings) -> AskingP
 def planned(rows: int, asked_rows: int, task_prompts: int, settings: ScreeningSettings) -> AskingPlan:
     """The plan once the task's questions are known: `task_prompts` of them, for `asked_rows` of its rows."""
     sources = dict.fromkeys(source for one in settings.sets.values() for source in one.prompts)
-    steering = sum(len(bundled(name, "steer")) for name in KINDS if name in sources)
-    watching = sum(len(bundled(name, "monitor")) for name in KINDS if name in sources or settings.monitor_prompts)
-    bundled_prompts = steering + watching
+    held = [(name, one.keep) for one in settings.sets.values() for name in one.prompts if name in KINDS]
+    parts: set[tuple[str, Use]] = {(name, use) for name, keep in held for use in uses_of(name, keep)}
+    parts |= {(name, "monitor") for name in KINDS if settings.monitor_prompts}
+    bundled_prompts = sum(len(bundled(name, use)) for name, use in parts if use != "certify")
     files = tuple(source for source in sources if source != TASK and source not in KINDS)
     prompts = task_prompts + bundled_prompts
     tokens = round((SORTING + HELD * HELD_SHARE) * prompts)
