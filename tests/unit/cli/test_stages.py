@@ -254,6 +254,21 @@ def test_rows_that_do_not_fit_on_the_disk_are_a_warning(tiny_model, tmp_path, mo
     assert f"of disk in {tmp_path} while it trains, and 0.0 GiB are free" in record.getMessage()
 
 
+@pytest.mark.parametrize("lacking", ["chat_template", "eos_token"])
+def test_a_tokenizer_that_the_trainer_completes_is_no_obstacle(tiny_model, tmp_path, monkeypatch, caplog, lacking):
+    monkeypatch.setattr("holdfast.runs.stages.run_folder.MUCH_DISK", 1)
+    chat, plain = as_chat(make_example("find the lamp", "yes", "row 1")), make_example("find the lamp", "yes", "row 1")
+    tokenizer = load_tokenizer(str(tiny_model))
+    caplog.set_level("INFO", "holdfast.runs")
+    RunFolder(tmp_path).announce_rows([chat], tokenizer)
+    assert len(caplog.records) == 1
+    setattr(tokenizer, lacking, None)
+    RunFolder(tmp_path).announce_rows([chat], tokenizer)
+    assert len(caplog.records) == 1
+    RunFolder(tmp_path).announce_rows([plain], tokenizer)
+    assert len(caplog.records) == (2 if lacking == "chat_template" else 1)
+
+
 # -- preparation
 
 

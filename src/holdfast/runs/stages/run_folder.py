@@ -77,6 +77,8 @@ class RunFolder:
 
     def announce_rows(self, task: Sequence[Example], tokenizer: Any) -> None:
         """Log the disk that `task_rows` will take, where it is much; a warning where there is not as much."""
+        if tokenizer.eos_token is None or not (tokenizer.chat_template or all(isinstance(e.prompt, str) for e in task)):
+            return  # the trainer sets what is missing (`train.chat_template_path`), or refuses
         needed, free = disk_of_rows(task, tokenizer), shutil.disk_usage(self.path).free
         said = f"the task's rows take about {needed / 2**30:.1f} GiB of disk in {self.path} while it trains"
         if needed > free:
