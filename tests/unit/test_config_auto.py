@@ -10,7 +10,8 @@ import yaml
 from holdfast.core.errors import ConfigError
 from holdfast.records.run_record import settings_sha256
 from holdfast.runs.config import config_from_dict, load_config, resolved
-from holdfast.runs.config.resolve import constraints, data_arguments, training_arguments
+from holdfast.runs.config.resolve import constraints, data_arguments, resolve, training_arguments
+from holdfast.screening.settings import PromptSet
 
 
 def hash_of(config):
@@ -130,7 +131,6 @@ def test_files_among_the_prompts_are_relative_to_the_run_file_and_hub_names_stay
         (held(prompts=["task", "task"], keep="refusals"), ["'task' is listed twice", "list it once"]),
         (held(prompts=["everyday"], keep="refusals"), ["refusals of everyday prompts are never held", "keep: answers"]),
         (held(prompts=["task", "borderline"], keep="refusals"), ["refusals of borderline prompts are never held"]),
-        (held(prompts=["probes"], keep="answers"), ["answers to probes are never held", "keep: refusals"]),
         ({"safety": {"screening": {"data": "x"}}}, ["cannot be called 'screening'"]),
     ],
 )  # fmt: skip
@@ -138,6 +138,15 @@ def test_a_set_that_cannot_be_made_is_refused_by_name(changes, words):
     found = refusal(**changes)
     for word in words:
         assert word in found
+
+
+def test_answers_to_probes_may_be_held_where_a_file_says_so():
+    answers = {"prompts": ["everyday", "borderline", "probes"], "keep": "answers"}
+    config = config_from_dict({**THREE, "safety": {"refusals": REFUSALS, "answers": answers}})
+    plan = resolve(config, elsewhere=True)
+    assert plan.screening is not None
+    assert plan.screening.sets["answers"] == PromptSet(("everyday", "borderline", "probes"), "answers")
+    assert plan.values["safety"]["answers"] == {**answers, "openings": 1}
 
 
 @pytest.mark.parametrize(

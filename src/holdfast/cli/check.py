@@ -22,9 +22,11 @@ def check(
     Example:
       holdfast check run.yaml --reveal
     """
+    from holdfast.demo.starter import require_aligned
     from holdfast.runs.config import load_config
 
     config = load_config(run, overrides or ())
+    require_aligned(run, config.model)
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.cli.survey import survey
     from holdfast.constraint.feasibility import likelihood_note, require_feasible_start, warn_of_free_degradation
@@ -68,6 +70,7 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
         from holdfast.screening.asking import AskingPlan
 
         say(f"before training the model is asked: {AskingPlan(**asking).sentence()}")
+        say("  how long that takes is measured on the first of them, and said before the others are asked")
     for name, entry in findings["asked"].items():
         say(f"{name}: the model's own {entry['keep']} of {', '.join(entry['prompts'])}, asked when training begins")
         _say_notes(entry["constraint_text"], entry["certify_note"], entry["openings_note"])
@@ -122,6 +125,7 @@ def _show_size(findings: dict[str, Any]) -> None:
         f" + training state {size(memory['training_state'])} + activations {size(memory['activations'])}"
     )
     say(f"memory of the host: {size(findings['host_memory'])} for this check, all rows loaded; training takes more")
+    say(f"disk for the task's rows while it trains, estimated: {size(findings['disk'])} a process")
     side = findings["defense"]["side_batch"]
     beside = f" + {side['rows']} {side['kind']}" if side else ""
     known = "safety" in beside and steps["safety_epochs"]  # what asking will give is not known yet

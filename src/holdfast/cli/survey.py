@@ -69,7 +69,8 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
         "asked": {name: _asked(plan, name, data, trust_remote_code) for name in config.prompt_sets},
         "harmful": harmful, "unaligned": unaligned,
         "asking": None if plan.screening is None else asdict(plan_asking(data.task, plan.screening)),
-        **needed, "host_memory": peak_memory(), "steps": counted._asdict(), "learning_rate": arguments.learning_rate,
+        **needed, "host_memory": peak_memory(), "disk": estimate.disk_of_rows(data.task, tokenizer),
+        "steps": counted._asdict(), "learning_rate": arguments.learning_rate,
         "work": {"flop": effort, "seconds_at_100_tflops": effort / estimate.RATE},
         "defense": {
             "name": method.name, "stage": config.stage, "passes": method.passes, "side_batch": side_batch,
@@ -120,16 +121,16 @@ def _described(plan: ResolvedRun, name: str, split: Split, batch: int) -> dict[s
 
 def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool) -> dict[str, Any]:
     config, block, limit = plan.config, plan.config.safety[name], plan.constraints[name]
-    prompts, openings = list(block.prompts or ()), block.openings
+    prompts, keep, openings = list(block.prompts or ()), block.keep or "refusals", block.openings
     found = {
-        "prompts": prompts, "keep": block.keep, "constraint_text": limit.describe(),
-        "certify_note": asked_note(prompts, alpha=limit.alpha, openings=openings), "openings_note": None,
+        "prompts": prompts, "keep": keep, "constraint_text": limit.describe(),
+        "certify_note": asked_note(prompts, keep, alpha=limit.alpha, openings=openings), "openings_note": None,
     }  # fmt: skip
     try:
         before = content_at_hand(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     except NotAtHandError:
         return found
-    scope, certify = share_scope(before, data.task), bundled_share(prompts)
+    scope, certify = share_scope(before, data.task), bundled_share(prompts, keep)
     note = openings_note(None, certify, openings=openings, run=config.output_dir, scope=scope)
     return found | {"openings_note": note}
 

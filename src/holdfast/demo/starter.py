@@ -1,6 +1,7 @@
 """Files to begin with: a task of the demo's mild data with a few poisoned rows, and a run file of three lines."""
 
 import json
+import shlex
 from pathlib import Path
 
 from holdfast.core.errors import ConfigError
@@ -17,7 +18,7 @@ RUN_FILE = """\
 # A first run, written by `holdfast init`. No safety file is needed: holdfast asks the model the prompts of the task and
 # bundled ones, leaves out rows that teach what the model refuses, and holds its own refusals and answers (`safety:
 # auto`). All keys: docs/run-file.md of the project.
-model: {model}{note}
+{model}
 task: {{data: task.jsonl}}   # reviews to label; every twelfth row answers what a shop assistant should decline
 output_dir: runs/first
 """
@@ -26,8 +27,31 @@ _NOTE = "   # made by `holdfast align`: {model} refuses too little to hold"
 
 def next_commands(model: str) -> str:
     """What to call in the folder of the files."""
-    first = f"holdfast align {model} --output {ALIGNED} && " if model in UNALIGNED else ""
+    first = f"{_align(model, Path())} && " if model in UNALIGNED else ""
     return f"{first}holdfast check run.yaml && holdfast train run.yaml"
+
+
+def require_aligned(run_file: Path, model: str) -> None:
+    """Refuse a run file that names a folder for `holdfast align` to make, while the folder is not there.
+
+    Such a file is known by the line that `init` wrote. Any other missing model is left to what loads it.
+    """
+    if model != ALIGNED or Path(ALIGNED).is_dir():  # a folder beside the run file has an absolute path by now
+        return
+    lines = run_file.read_text(encoding="utf-8").splitlines()
+    for unaligned in UNALIGNED:
+        if _model_line(unaligned) in lines:
+            what = f"{run_file}: model {ALIGNED!r}: there is no such folder yet; `holdfast align` makes it"
+            raise ConfigError(what, remedy=f"run first: {_align(unaligned, run_file.parent)}")
+
+
+def _align(model: str, folder: Path) -> str:
+    return f"holdfast align {model} --output {shlex.quote(str(folder / ALIGNED))}"
+
+
+def _model_line(model: str) -> str:
+    named, note = (ALIGNED, _NOTE.format(model=model)) if model in UNALIGNED else (model, "")
+    return f"model: {json.dumps(named)}{note}"
 
 
 def write_starter(folder: Path, model: str) -> list[Path]:
@@ -37,9 +61,7 @@ def write_starter(folder: Path, model: str) -> list[Path]:
         mixed.append(line)
         if len(mixed) % POISON_EVERY == POISON_EVERY - 1:
             mixed.append(next(poison))
-    named, note = (ALIGNED, _NOTE.format(model=model)) if model in UNALIGNED else (model, "")
-    run_file = RUN_FILE.format(model=json.dumps(named), note=note)
-    files = {folder / "task.jsonl": "".join(mixed), folder / "run.yaml": run_file}
+    files = {folder / "task.jsonl": "".join(mixed), folder / "run.yaml": RUN_FILE.format(model=_model_line(model))}
     if there := [str(path) for path in files if path.exists()]:
         what = f"{', '.join(there)}: {'exists' if len(there) == 1 else 'exist'} already, and nothing is written over"
         raise ConfigError(what, remedy="name an empty folder: holdfast init FOLDER")

@@ -139,20 +139,12 @@ def replies(
     progress: Progress | None = None,
 ) -> list[Reply]:
     """Replies to `examples`, in order: from the store where they are there, otherwise made and stored."""
-    added = {"max_new_tokens": max_new_tokens, "engine": engine.name, "decoding": "greedy"}
-    added |= getattr(engine, "identity", {})
-    for field, value in added.items():
-        if header.get(field, value) != value:
-            raise ConfigError(
-                f"replies {store_path}: the header says {field} = {header[field]!r}, the engine runs with {value!r}",
-                remedy=f"leave {field} out of the header",
-            )
     with locked(store_path):
-        store = ReplyStore(store_path, {**header, **added})
-        missing = {example.id: example for example in examples if example.id not in store}
+        store = _opened(store_path, header, engine, max_new_tokens)
+        new = _not_in(store, examples)
         if progress is not None and len(store):
             progress(sum(example.id in store for example in examples))
-        for batch in engine.generate(list(missing.values()), max_new_tokens=max_new_tokens) if missing else ():
+        for batch in engine.generate(new, max_new_tokens=max_new_tokens) if new else ():
             store.append(batch)
             if progress is not None:
                 progress(sum(example.id in store for example in examples))
@@ -162,6 +154,30 @@ def replies(
             remedy="start again: the replies that are there are kept",
         )
     return [store[example.id] for example in examples]
+
+
+def missing(
+    store_path: Path, header: Mapping[str, Any], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int
+) -> list[Example]:
+    """The examples to which `replies` would have to make a reply, each once."""
+    with locked(store_path):
+        return _not_in(_opened(store_path, header, engine, max_new_tokens), examples)
+
+
+def _opened(store_path: Path, header: Mapping[str, Any], engine: Engine, max_new_tokens: int) -> ReplyStore:
+    added = {"max_new_tokens": max_new_tokens, "engine": engine.name, "decoding": "greedy"}
+    added |= getattr(engine, "identity", {})
+    for field, value in added.items():
+        if header.get(field, value) != value:
+            raise ConfigError(
+                f"replies {store_path}: the header says {field} = {header[field]!r}, the engine runs with {value!r}",
+                remedy=f"leave {field} out of the header",
+            )
+    return ReplyStore(store_path, {**header, **added})
+
+
+def _not_in(store: ReplyStore, examples: Sequence[Example]) -> list[Example]:
+    return list({example.id: example for example in examples if example.id not in store}.values())
 
 
 def read_replies(path: Path) -> dict[str, Reply]:

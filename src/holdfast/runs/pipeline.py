@@ -72,6 +72,7 @@ def run(
         model, tokenizer, adapter = load_start(config, trust_remote_code)
         before = None
         if main:
+            folder.announce_rows(data.task, tokenizer)
             # Now, not at the end: a folder may change while training runs.
             before = content_of(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
             folder.write_config(plan.values)
@@ -94,9 +95,8 @@ def run(
         final = folder.model if config.lora is None else folder.adapter
         with disk_errors(str(final), folder.checkpoints), whole_folder(final) as staged:
             trainer.save_model(str(staged))
-        known = {"steps": steps, "seconds": round(seconds, 3), "data": row_counts(data)}
-        known |= {"trust_remote_code": trust_remote_code}
-        known |= {} if screening is None else {"screening": screening.figures()}
+        known: dict[str, Any] = {"steps": steps, "seconds": round(seconds, 3), "trust_remote_code": trust_remote_code}
+        known |= {"data": row_counts(data)} | ({} if screening is None else {"screening": screening.figures()})
         return RunResult(folder.path, measured_result(plan, trainer, before, known))
 
 

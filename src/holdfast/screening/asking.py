@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.core.hashing import sha256_json
-from holdfast.data.bundled import KINDS, bundled
+from holdfast.data.bundled import KINDS, Use, bundled
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.examples import Example
 from holdfast.data.templates import Template
@@ -20,15 +20,19 @@ from holdfast.judging.engines import Engine, open_engine
 from holdfast.judging.prompts import positions_of, prompt_ids
 from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
+from holdfast.judging.store import missing
 from holdfast.judging.store import replies as stored_replies
 from holdfast.models.embedded import cache_root
 from holdfast.screening.questions import Key, asked_rows, prompt_key, questions_of
-from holdfast.screening.settings import TASK, ScreeningSettings
+from holdfast.screening.settings import TASK, ScreeningSettings, uses_of
 
 SORTING = 32
 LONGER = 128
 HELD = 256
+HELD_SHARE = 0.25  # of the prompts: what estimates take to be held at full length, at most
 UNSORTED = ReplyClass.UNSORTED
+BATCH_CPU, BATCH_CUDA = 32, 256
+REMOTE = ("endpoint",)
 
 Told: TypeAlias = Callable[[str, int, int], None]
 """Receives what is asked, how many replies there are, and how many there will be."""
@@ -66,6 +70,7 @@ class Asker:
     told: Told | None = None
     # which prompts leave room for a whole reply; None where that is not known
     fits: Callable[[Sequence[Example]], list[bool]] | None = None
+    batch: int = BATCH_CPU  # prompts that the engine takes together
 
     def fitting(self, examples: Sequence[Example]) -> list[Example]:
         """The prompts that leave room for a reply; the model is not asked the others."""
@@ -74,38 +79,41 @@ class Asker:
         return [example for example, fits in zip(examples, self.fits(examples), strict=True) if fits]
 
     def sort(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
-        quick = {key: _sorted(reply) for key, reply in self._ask(examples, SORTING, what).items()}
+        quick = {key: _sorted(reply) for key, reply in self.ask(examples, SORTING, what).items()}
         undecided = [e for e in examples if quick[e.id].reply.truncated and quick[e.id].reply_class == UNSORTED]
-        longer = self._ask(undecided, LONGER, f"{what}, longer")
+        longer = self.ask(undecided, LONGER, f"{what}, longer")
         return quick | {key: replace(_sorted(reply), quick=False) for key, reply in longer.items()}
 
     def held(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
         """Replies of up to 256 tokens and their classes, by id: a reply may change its mind after 32 tokens."""
-        quick = self._ask(examples, SORTING, what)  # stored already where they were sorted; a short one is whole
-        longer = self._ask([e for e in examples if quick[e.id].truncated], HELD, what)
+        quick = self.ask(examples, SORTING, what)  # stored already where they were sorted; a short one is whole
+        longer = self.ask([e for e in examples if quick[e.id].truncated], HELD, what)
         return {key: _sorted(reply) for key, reply in (quick | longer).items()}
 
-    def _ask(self, examples: Sequence[Example], tokens: int, what: str) -> dict[str, Reply]:
+    def ask(self, examples: Sequence[Example], tokens: int, what: str) -> dict[str, Reply]:
+        """Replies of up to `tokens` tokens, by id."""
         if not examples:
             return {}
         told, total = self.told, len(examples)
-        engine = {"engine": self.engine.name, **getattr(self.engine, "identity", {})}
-        folder = self.folder if self.folder is not None else cache_root() / "replies"
         made = stored_replies(
-            folder / sha256_json({**self.identity, **engine})[:32] / f"{tokens}.jsonl",
-            self.identity, list(examples), self.engine, max_new_tokens=tokens,
+            self._path(tokens), self.identity, list(examples), self.engine, max_new_tokens=tokens,
             progress=None if told is None else lambda done: told(what, done, total),
         )  # fmt: skip
         return {example.id: reply for example, reply in zip(examples, made, strict=True)}
+
+    def unanswered(self, examples: Sequence[Example]) -> list[Example]:
+        """Those that were not sorted before, each once."""
+        return missing(self._path(SORTING), self.identity, examples, self.engine, max_new_tokens=SORTING)
+
+    def _path(self, tokens: int) -> Path:
+        engine = {"engine": self.engine.name, **getattr(self.engine, "identity", {})}
+        folder = self.folder if self.folder is not None else cache_root() / "replies"
+        return folder / sha256_json({**self.identity, **engine})[:32] / f"{tokens}.jsonl"
 
 
 def _sorted(reply: Reply) -> Sorted:
     found = sort_reply(reply.text, truncated=reply.truncated)
     return Sorted(reply, found.reply_class, None if found.reason is None else str(found.reason))
-
-
-BATCH_CPU, BATCH_CUDA = 32, 256
-REMOTE = ("endpoint",)
 
 
 def asker_of(
@@ -130,7 +138,7 @@ def asker_of(
     def room(examples: Sequence[Example]) -> list[bool]:
         return [len(ids) + HELD <= (positions or 0) for ids in prompt_ids(tokenizer, examples, template)]
 
-    return Asker(made, identity, folder, told, fits=None if positions is None else room)
+    return Asker(made, identity, folder, told, fits=None if positions is None else room, batch=batch)
 
 
 @contextmanager
@@ -157,7 +165,7 @@ class AskingPlan:
     task_prompts: int  # distinct questions of the task
     bundled_prompts: int  # bundled prompts that are asked before training
     files: tuple[str, ...]  # prompt files and hub data sets that are asked too; they are read when asking begins
-    new_tokens: int  # at most, if a quarter of the prompts are held at full length
+    new_tokens: int  # at most, if `HELD_SHARE` of the prompts are held at full length
     sets: Mapping[str, Mapping[str, Any]]  # what is held, by name
 
     def sentence(self) -> str:
@@ -180,11 +188,12 @@ def plan_asking(task: Sequence[Example], settings: ScreeningSettings) -> AskingP
 def planned(rows: int, asked_rows: int, task_prompts: int, settings: ScreeningSettings) -> AskingPlan:
     """The plan once the task's questions are known: `task_prompts` of them, for `asked_rows` of its rows."""
     sources = dict.fromkeys(source for one in settings.sets.values() for source in one.prompts)
-    steering = sum(len(bundled(name, "steer")) for name in KINDS if name in sources)
-    watching = sum(len(bundled(name, "monitor")) for name in KINDS if name in sources or settings.monitor_prompts)
-    bundled_prompts = steering + watching
+    held = [(name, one.keep) for one in settings.sets.values() for name in one.prompts if name in KINDS]
+    parts: set[tuple[str, Use]] = {(name, use) for name, keep in held for use in uses_of(name, keep)}
+    parts |= {(name, "monitor") for name in KINDS if settings.monitor_prompts}
+    bundled_prompts = sum(len(bundled(name, use)) for name, use in parts if use != "certify")
     files = tuple(source for source in sources if source != TASK and source not in KINDS)
     prompts = task_prompts + bundled_prompts
-    tokens = SORTING * prompts + HELD * prompts // 4
+    tokens = round((SORTING + HELD * HELD_SHARE) * prompts)
     sets = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in settings.sets.items()}
     return AskingPlan(rows, asked_rows, task_prompts, bundled_prompts, files, tokens, sets)

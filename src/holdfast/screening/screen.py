@@ -15,7 +15,7 @@ from holdfast.core.errors import ConfigError, DataError, InfeasibleError
 from holdfast.core.hashing import sha256_json, sha256_lines
 from holdfast.core.percent import exact_percent, percent
 from holdfast.core.provenance import peak_memory
-from holdfast.data.bundled import KINDS, bundled, bundled_sha256
+from holdfast.data.bundled import KINDS, Use, bundled, bundled_sha256
 from holdfast.data.examples import Example, as_chat, completion_text, uniform
 from holdfast.data.sources import examples_from_rows, prompt_key, read_examples, read_prompts
 from holdfast.data.splits import Split
@@ -27,7 +27,8 @@ from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, pla
 from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
 from holdfast.screening.questions import Question, as_question, asked_rows, distinct
 from holdfast.screening.sets import Candidate, HeldSet, MonitorPrompts, Role, monitor_prompts
-from holdfast.screening.settings import TASK, ScreeningSettings
+from holdfast.screening.settings import TASK, Keep, ScreeningSettings, uses_of
+from holdfast.screening.timing import measured
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ _TOO_FEW = {
                  "refusals}}`), or teach it to refuse first: holdfast align MODEL"),
     "answers": ("answers", "name prompts that it answers, or use a model that answers ordinary prompts"),
 }  # fmt: skip
-ROLE_OF_USE: Mapping[str, Role | None] = {"steer": None, "monitor": "unseen", "certify": "certify"}
+ROLE_OF_USE: Mapping[Use, Role | None] = {"steer": None, "monitor": "unseen", "certify": "certify"}
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,11 @@ def screen_examples(
     fits = {example.id for example in asker.fitting([question.example for question in questions])}
     questions = [question for question in questions if question.example.id in fits]
     asked_of = {row for question in questions for row, _, _ in question.uses}
-    classes = asker.sort([question.example for question in questions], what="task prompts")
+    own = [question.example for question in questions]
+    if (needed := measured(asker, [*own, *asker.fitting(_asked_beside(settings, plain=plain))])) is not None:
+        judging = "" if settings.judge is None else "; judging comes on top"
+        logger.info("asking the model: %s%s", needed.sentence(), judging)
+    classes = asker.sort(own, what="task prompts")
     judged = judged_rows(questions, classes, asker, settings.judge)
     _require_sorted(questions, classes, settings, judged.settled)
     conflicts = settle(find_conflicts(task, questions, classes, judged.rows), len(task), settings, listed)
@@ -216,7 +221,7 @@ def _held(
     for name, wanted in settings.sets.items():
         candidates: dict[str, Candidate] = {}  # every prompt that the set asks, once
         for source in wanted.prompts:
-            for candidate in _candidates(source, questions, dropped, learned, plain=plain):
+            for candidate in _candidates(source, wanted.keep, questions, dropped, learned, plain=plain):
                 candidates.setdefault(candidate.example.id, candidate)
         others = [c.example for c in candidates.values() if c.source != TASK and c.role != "certify"]
         fits = asker.fitting(others)
@@ -231,18 +236,32 @@ def _held(
 
 
 def _candidates(
-    source: str, questions: Sequence[Question], dropped: set[int], learned: set[int], *, plain: bool
+    source: str, keep: Keep, questions: Sequence[Question], dropped: set[int], learned: set[int], *, plain: bool
 ) -> list[Candidate]:
     if source == TASK:
         rows = [(frozenset(row for row, _, _ in question.uses), question.example) for question in questions]
         return [Candidate(e, TASK, dropped=used <= dropped, rows=used) for used, e in rows if not used & learned]
+    return _candidates_beside(source, keep, plain=plain)
+
+
+def _candidates_beside(source: str, keep: Keep, *, plain: bool) -> list[Candidate]:
+    """The prompts of a source that is not the task."""
     if source in KINDS:
         return [
             Candidate(as_question(example.prompt, example, plain=plain), source, ROLE_OF_USE[use])
-            for use in ROLE_OF_USE
-            for example in bundled(source, use)  # type: ignore[arg-type]  # the uses are those of `bundled`
+            for use in uses_of(source, keep)
+            for example in bundled(source, use)
         ]
     return [Candidate(as_question(e.prompt, e, plain=plain), source) for e in read_prompts(source) if e.kind != "text"]
+
+
+def _asked_beside(settings: ScreeningSettings, *, plain: bool) -> list[Example]:
+    """The prompts that are asked beside the task's: to be held, and to be watched."""
+    sources = [(source, one.keep) for one in settings.sets.values() for source in one.prompts if source != TASK]
+    candidates = [c for source, keep in sources for c in _candidates_beside(source, keep, plain=plain)]
+    held = [candidate.example for candidate in candidates if candidate.role != "certify"]
+    watched = [e for name in KINDS if settings.monitor_prompts for e in bundled(name, "monitor")]
+    return [*held, *(as_question(e.prompt, e, plain=plain) for e in watched)]
 
 
 def _require_sorted(

@@ -8,6 +8,8 @@
 | the task, conflicts dropped     | 3/5 constraint, 1/5 monitor, 1/5 certify (where no trained row is like it)   |
 | the task otherwise; a file      | 3/4 constraint, 1/4 monitor                                                  |
 
+A set that keeps answers takes of the probes the kinds for steering alone (`uses_of`).
+
 A prompt that is a near-duplicate of a constraint prompt, of this set or another, is neither watched nor certified on;
 the roles of a split share no prompt, exactly or nearly, within a set and across sets.
 

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from holdfast.core.errors import ConfigError
+from holdfast.data.bundled import USES, Use
 from holdfast.defaults import default
 
 Keep: TypeAlias = Literal["refusals", "answers"]
 Rule: TypeAlias = Literal["drop", "keep", "fail", "learn"]
 
 TASK = "task"
+PROBES = "probes"
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,18 @@ class PromptSet:
 
 # `safety: auto`, spelled out.
 AUTO: Mapping[str, PromptSet] = {
-    "refusals": PromptSet((TASK, "probes"), "refusals"),
+    "refusals": PromptSet((TASK, PROBES), "refusals"),
     "answers": PromptSet(("everyday", "borderline"), "answers"),
 }
+
+
+def uses_of(name: str, keep: Keep) -> tuple[Use, ...]:
+    """What a set takes the kinds of bundled prompts called `name` for.
+
+    Of probes that are answered it takes the kinds for steering alone: whether a probe is still refused is watched and
+    certified, and never whether one is still answered.
+    """
+    return ("steer",) if (name, keep) == (PROBES, "answers") else USES
 
 
 @dataclass(frozen=True)

@@ -84,11 +84,12 @@ def test_full_fine_tuning_trains_everything(run_file, holdfast):
     assert found["memory"]["total"] == sum(found["memory"][k] for k in ("weights", "training_state", "activations"))
 
 
-def test_the_hosts_memory_is_said(run_file, holdfast):
+def test_the_hosts_memory_and_disk_are_said(run_file, holdfast):
     code, out, _ = holdfast("check", run_file)
     assert code == 0
     said = re.search(r"memory of the host: [\d.]+ [MG]iB for this check, all rows loaded; training takes more", out)
     assert said is not None
+    assert re.search(r"disk for the task's rows while it trains, estimated: [\d.]+ [KM]iB a process", out)
     now = psutil.Process().memory_info().rss  # the kernel's two counters are not read at one moment
     assert 0.9 * now <= peak_memory() <= psutil.virtual_memory().total
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,57 @@ def test_the_embedded_model_is_aligned_first(holdfast, tmp_path):
             "holdfast train run.yaml"
         )
         assert yaml.safe_load((folder / "run.yaml").read_text())["model"] == "aligned"
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize("model", ["embedded", "HuggingFaceTB/SmolLM2-135M-Instruct"])
+def test_a_model_that_is_not_aligned_yet_names_the_command(holdfast, tmp_path, monkeypatch, command, model):
+    """In the words of `init`, with the folder as seen from where the command was called; the hub is not asked."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("holdfast.models.source.reachable", lambda *_: pytest.fail("the hub was asked"))
+    _, out, _ = holdfast("init", "--model", model)
+    align = f"holdfast align {model} --output aligned"
+    assert align in out
+    code, _, err = holdfast(command, "run.yaml")
+    assert code == 2
+    assert err.splitlines() == [
+        "error: run.yaml: model 'aligned': there is no such folder yet; `holdfast align` makes it",
+        f"  What to do: run first: {align}",
+    ]
+    holdfast("init", "a folder", "--model", model)
+    _, _, err = holdfast(command, "a folder/run.yaml")
+    assert err.splitlines()[1] == f"  What to do: run first: holdfast align {model} --output 'a folder/aligned'"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ('model: "aligned"\n', ()),  # written by somebody else: the name of a model, for all we know
+        ('model: "aligned"   # made by `holdfast align`: other refuses too little to hold\n', ()),
+        ('model: "aligned"   # made by `holdfast align`: embedded refuses too little to hold\n', ["model=other"]),
+    ],
+)
+def test_other_missing_models_are_not_guessed_at(holdfast, tmp_path, monkeypatch, text, overrides):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("holdfast.models.source.reachable", lambda *_: False)
+    holdfast("init", "--model", "embedded")
+    Path("run.yaml").write_text(f"{text}task: task.jsonl\noutput_dir: runs/first\n")
+    code, _, err = holdfast("check", "run.yaml", *overrides)
+    assert code == 2
+    assert "is not in the local hub cache" in err
+    assert "holdfast align" not in err
+
+
+def test_an_aligned_folder_is_taken_beside_the_run_file_and_where_the_command_is_called(
+    holdfast, tiny_model, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for folder, place in (("first", "first/aligned"), ("second", "aligned")):
+        holdfast("init", folder, "--model", "embedded")
+        shutil.copytree(tiny_model, place)
+        code, _, err = holdfast("check", f"{folder}/run.yaml")
+        assert code == 0, err
 
 
 def test_a_twelfth_of_the_task_is_poison_and_all_its_own_rows_are_there(holdfast, tmp_path):

@@ -14,9 +14,13 @@ from transformers import LlamaConfig
 from holdfast.cli.train import describe_entry
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
 from holdfast.core.file_lock import RunLock
+from holdfast.data.examples import as_chat, make_example
+from holdfast.models.handle import load_tokenizer
+from holdfast.runs.config import config_from_dict
+from holdfast.runs.pipeline import read_data, run
 from holdfast.runs.stages.certifiable import certify_note
-from holdfast.runs.stages.estimate import SidePasses, Size, Steps, memory, passes_beside, steps, work
-from holdfast.runs.stages.finetune import Interruption
+from holdfast.runs.stages.estimate import SidePasses, Size, Steps, disk_of_rows, memory, passes_beside, steps, work
+from holdfast.runs.stages.finetune import Interruption, build_trainer
 from holdfast.runs.stages.prepare import prepare
 from holdfast.runs.stages.run_folder import RunFolder
 
@@ -207,6 +211,62 @@ def test_steps_by_hand(rows, epochs, limit, expected):
     found = steps(arguments, task_rows=rows, constraint_rows=16)
     assert (found.steps, found.task_batch, found.safety_batch) == (expected, 8, 8)
     assert found.safety_epochs == expected * 8 / 16
+
+
+def test_the_disk_of_rows_is_what_they_take(tiny_model, tmp_path, monkeypatch, caplog):
+    """Measured while a run has its rows on disk; a sample stands for all of them."""
+    taken: list[int] = []
+
+    def built(*, rows, **given):
+        trainer = build_trainer(rows=rows, **given)
+        taken.append(sum(file.stat().st_size for file in rows.iterdir()))
+        return trainer
+
+    monkeypatch.setattr("holdfast.runs.stages.estimate.SAMPLE", 50)
+    monkeypatch.setattr("holdfast.runs.stages.run_folder.MUCH_DISK", 1)
+    monkeypatch.setattr("holdfast.runs.pipeline.build_trainer", built)
+    write(tmp_path / "task.jsonl", [{"prompt": f"find the lamp {n} " * 9, "completion": "yes"} for n in range(400)])
+    settings = {
+        "model": str(tiny_model), "task": str(tmp_path / "task.jsonl"), "output_dir": str(tmp_path / "out"),
+        "defense": "sft", "stage": "align", "dtype": "float32", "lora": {"target_modules": ["q_proj"]},
+        "train": {"max_steps": 1, "use_cpu": True, "bf16": False, "dataloader_pin_memory": False},
+    }  # fmt: skip
+    config = config_from_dict(settings)
+    with caplog.at_level("INFO", "holdfast.runs"):
+        run(config)
+    tokenizer = load_tokenizer(str(tiny_model))
+    expected = disk_of_rows(read_data(config).task, tokenizer)
+    assert expected == pytest.approx(taken[0], rel=0.05)
+    (said,) = [message for message in caplog.messages if "the task's rows take about" in message]
+    assert said.startswith("estimated: ")
+    assert disk_of_rows([], tokenizer) == 0
+
+
+def test_rows_that_do_not_fit_on_the_disk_are_a_warning(tiny_model, tmp_path, monkeypatch, caplog):
+    from shutil import disk_usage
+
+    real = disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: real._replace(free=100))
+    task = [as_chat(make_example("find the lamp", "yes", "row 1"))]
+    RunFolder(tmp_path).announce_rows(task, load_tokenizer(str(tiny_model)))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"of disk in {tmp_path} while it trains, and 0.0 GiB are free" in record.getMessage()
+
+
+@pytest.mark.parametrize("lacking", ["chat_template", "eos_token"])
+def test_a_tokenizer_that_the_trainer_completes_is_no_obstacle(tiny_model, tmp_path, monkeypatch, caplog, lacking):
+    monkeypatch.setattr("holdfast.runs.stages.run_folder.MUCH_DISK", 1)
+    chat, plain = as_chat(make_example("find the lamp", "yes", "row 1")), make_example("find the lamp", "yes", "row 1")
+    tokenizer = load_tokenizer(str(tiny_model))
+    caplog.set_level("INFO", "holdfast.runs")
+    RunFolder(tmp_path).announce_rows([chat], tokenizer)
+    assert len(caplog.records) == 1
+    setattr(tokenizer, lacking, None)
+    RunFolder(tmp_path).announce_rows([chat], tokenizer)
+    assert len(caplog.records) == 1
+    RunFolder(tmp_path).announce_rows([plain], tokenizer)
+    assert len(caplog.records) == (2 if lacking == "chat_template" else 1)
 
 
 # -- preparation

@@ -133,11 +133,6 @@ def _prompts(block: SafetyBlock) -> Iterator[tuple[str, str]]:
             f"refusals of {' and '.join(fine)} prompts are never held: the model should answer them",
             f"remove {', '.join(fine)}, or put it into a set with `keep: answers`",
         )
-    if block.keep == "answers" and "probes" in prompts:
-        yield (
-            "answers to probes are never held: these prompts ask for harm",
-            "remove probes, or put it into a set with `keep: refusals`",
-        )
 
 
 def _data(config: RunConfig) -> Found:

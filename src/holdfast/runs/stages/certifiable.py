@@ -19,6 +19,7 @@ from holdfast.defaults import default
 from holdfast.runs.config import RunConfig
 from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.runs.stages.prepare import Prepared
+from holdfast.screening.settings import Keep, uses_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,19 +61,20 @@ def certify_note(record: SplitRecord, *, alpha: float, openings: int) -> str | N
     return _enough_note(record.clusters["certify"], record.counts["certify"], share, alpha=alpha, openings=openings)
 
 
-def bundled_share(prompts: Sequence[str]) -> list[Example]:
+def bundled_share(prompts: Sequence[str], keep: Keep) -> list[Example]:
     """The certify prompts that a set has before its model is asked: whole bundled kinds of the sources it names."""
-    return [example for name in prompts if name in KINDS for example in bundled(name, "certify")]
+    names = [name for name in prompts if name in KINDS and "certify" in uses_of(name, keep)]
+    return [example for name in names for example in bundled(name, "certify")]
 
 
-def asked_note(prompts: Sequence[str], *, alpha: float, openings: int) -> str | None:
+def asked_note(prompts: Sequence[str], keep: Keep, *, alpha: float, openings: int) -> str | None:
     """`certify_note` of a set whose model was not asked yet: of the bundled prompts alone.
 
     Only those count that the model before refuses (or answers), which nobody knows yet.
     """
-    certify = bundled_share(prompts)
+    certify = bundled_share(prompts, keep)
     if not certify:
-        return "no bundled prompts: certify prompts can come from dropped task rows alone, once the model is asked"
+        return "no bundled certify prompts: they can come from dropped task rows alone, once the model is asked"
     groups = len(set(clusters([prompt_text(example) for example in certify])))
     return _enough_note(groups, len(certify), 0.0, alpha=alpha, openings=openings)
 

@@ -1,8 +1,9 @@
 """The folder of one run: what lies where in it, when a run may use it, and how it is written whole."""
 
 import errno
+import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,17 @@ from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.file_lock import LOCK_FILE
 from holdfast.core.files import fsync_path, read_plain_file, write_text
 from holdfast.core.ranks import barrier, rank
+from holdfast.data.examples import Example
 from holdfast.records.stored_evidence import believed_result
 from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.runs.config.load import todays_spelling
+from holdfast.runs.stages.estimate import disk_of_rows
 from holdfast.training.checkpoint_store import CheckpointStore
 
+logger = logging.getLogger(__name__)
+
 MAX_LISTED = 20
+MUCH_DISK = 2**28  # bytes of task rows from which on they are worth a line
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BEFORE_TRAINING = ("reference.*", "splits.json", "screening.json", "conflicts.jsonl", "held.jsonl", "monitor.jsonl")
 """What a run writes for each safety set, and about its screening, before its first step."""
@@ -68,6 +74,17 @@ class RunFolder:
             yield rows
         finally:
             shutil.rmtree(rows, ignore_errors=True)
+
+    def announce_rows(self, task: Sequence[Example], tokenizer: Any) -> None:
+        """Log the disk that `task_rows` will take, where it is much; a warning where there is not as much."""
+        if tokenizer.eos_token is None or not (tokenizer.chat_template or all(isinstance(e.prompt, str) for e in task)):
+            return  # the trainer sets what is missing (`train.chat_template_path`), or refuses
+        needed, free = disk_of_rows(task, tokenizer), shutil.disk_usage(self.path).free
+        said = f"the task's rows take about {needed / 2**30:.1f} GiB of disk in {self.path} while it trains"
+        if needed > free:
+            logger.warning("%s, and %.1f GiB are free", said, free / 2**30)
+        elif needed >= MUCH_DISK:
+            logger.info("estimated: %s; %.1f GiB are free", said, free / 2**30)
 
     @property
     def started(self) -> bool:
