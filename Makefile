@@ -9,6 +9,8 @@ LOCKED := install --quiet --require-hashes --no-deps --only-binary :all:
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_DISABLE_TELEMETRY ?= 1
+# Each of the two test processes would compile all tests anew, for twelve seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint typecheck unit coverage docs sbom audit-dependencies clean
 

@@ -87,7 +87,7 @@ def unaligned_of(model: Any) -> Any:
 def side_data(model: Any) -> dict[str, Any]:
     """Need -> the trainer's argument for it and its value."""
     return {
-        "safety": ("safety_dataset", dataset(24, 2, "w0")),
+        "safety": ("safety_dataset", dataset(16, 2, "w0")),
         "harmful": ("harmful_dataset", dataset(16, 5, "w2")),
         "unaligned": ("unaligned", unaligned_of(model)),
     }

@@ -33,6 +33,7 @@ from tests.contracts.defense_cases import (
     Case,
     Watch,
     build,
+    dataset,
     hooks_of,
     largest_difference,
     off,
@@ -43,6 +44,8 @@ from tests.contracts.defense_cases import (
 from tests.unit.trainers.building import same, weights
 
 TOLERANCE = 1e-6
+TWO_STEPS = {**HARD, "max_steps": 2, "safety_micro_batch_size": 8}
+FEW = {"safety_dataset": dataset(10, 2, "w0")}  # where a forward is slow and figures are only asked to be finite
 PLAIN_STEPS = {**PLAIN, "dropout": 0.0, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 
 IDS = torch.arange(7, 31).reshape(2, 12)
@@ -203,14 +206,14 @@ def test_the_written_adapter_is_what_was_trained(plain):
 
 def test_bfloat16_stays_finite(case, tmp_path):
     model = tiny.model(dtype=torch.bfloat16)
-    found = trained(tmp_path, case, model=model, **{**HARD, "max_steps": 2, "bf16": True})
+    found = trained(tmp_path, case, model=model, given=FEW, **TWO_STEPS, bf16=True)
     assert found.state.global_step == 2
     assert all(torch.isfinite(w).all() and w.dtype == torch.float32 for w in weights(found).values())
 
 
 def test_hybrid_attention(case, tmp_path):
-    given = {"peft_config": hybrid.lora(0.1)}
-    found = trained(tmp_path, case, model=hybrid.model(), given=given, **{**HARD, "max_steps": 2})
+    given = {**FEW, "peft_config": hybrid.lora(0.1)}
+    found = trained(tmp_path, case, model=hybrid.model(), given=given, **TWO_STEPS)
     assert found.state.global_step == 2
     assert all(torch.isfinite(w).all() for w in weights(found).values())
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests import tiny
-from tests.resume.test_resume_exact import TWO, assert_same, die_at, resumed, uninterrupted
+from tests.resume.test_resume_exact import CHECKPOINTED, TWO, assert_same, die_at, resumed, uninterrupted
 from tests.resume.worker import build, weights
 
 import holdfast as hf
@@ -40,7 +40,7 @@ def skips(monkeypatch) -> list[bool]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"args": {"skip_inactive_rows": "on"}, **TWO}, {"args": {"gradient_checkpointing": False}}],
+    [{"args": CHECKPOINTED}, {"args": {"skip_inactive_rows": "on"}, **TWO}, {}],
     ids=["checkpointed", "skipping, two constraints", "plain"],
 )
 def test_a_resumed_run_is_bit_identical(tmp_path, changes, skips):
@@ -54,7 +54,8 @@ def test_a_resumed_run_is_bit_identical(tmp_path, changes, skips):
 
 
 def test_the_share_of_flat_rows_is_restored(tmp_path, skips):
-    changes = {"args": {**FUSED, "max_steps": 16}, "constraint": MOSTLY_FLAT, **dropout()}
+    args, rows = {**FUSED, **CHECKPOINTED, "max_steps": 16}, tiny.rows(40, seed=2)
+    changes = {"args": args, "constraint": MOSTLY_FLAT, "safety_dataset": rows, **dropout()}
     expected = uninterrupted(tmp_path / "whole", **changes)
     whole = skips.copy()
     assert set(whole) == {True, False}, "it is decided otherwise on the way"

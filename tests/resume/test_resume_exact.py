@@ -32,8 +32,9 @@ class DieAfterSave(TrainerCallback):
 
 
 SAVES = {"save_strategy": "steps"}
+CHECKPOINTED = {"gradient_checkpointing": True}  # layers run twice: in two of the variants
 VARIANTS = {
-    "update, Adam metric, ema": {"defense": {"name": "holdfast", "metric": "adam"}},
+    "update, Adam metric, ema": {"defense": {"name": "holdfast", "metric": "adam"}, "args": CHECKPOINTED},
     "update, identity, batch": {"defense": {"name": "holdfast", "metric": "identity", "estimator": "batch"}},
     "gradient, batch": {
         "defense": {"name": "holdfast", "space": "gradient", "estimator": "batch"},
@@ -45,10 +46,10 @@ VARIANTS = {
         "constraint": hf.ChanceConstraint(tau=0.05, majorizer="cvar", allow_infeasible_start=True, unit="nll_token")
     },
     "sft": {"defense": "sft"},
-    "all parameters": {"peft_config": None, "args": {"learning_rate": 1e-3}},
+    "all parameters": {"peft_config": None, "args": {"learning_rate": 1e-3, **CHECKPOINTED}},
 }
 TWO = {
-    "safety_dataset": {"first": tiny.rows(40, seed=2), "second": tiny.rows(30, seed=3, start="w2")},
+    "safety_dataset": {"first": tiny.rows(24, seed=2), "second": tiny.rows(20, seed=3, start="w2")},
     "constraint": {
         "first": CONSTRAINT,
         "second": hf.ChanceConstraint(tau=0.04, beta=25.0, unit="nll_first", first_k=2),

@@ -111,11 +111,13 @@ def _hub_snapshot() -> Path | None:
 
 
 def _publish(folder: Path, model: Any, tokenizer: Any, source: dict[str, str]) -> Path:
+    import torch
+
     _prepare_tokens(model, tokenizer)
-    _check_reply(model, tokenizer)
+    _check_reply(model.float(), tokenizer)  # in bfloat16 it takes a minute where the processor does not have it
     try:
         with new_folder(folder) as temporary:
-            model.save_pretrained(temporary)
+            model.to(torch.bfloat16).save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
             weights = {"weights_sha256": sha256_file(temporary / WEIGHTS_NAME)}
             write_json(temporary / PROVENANCE_NAME, {**source, **weights, "versions": versions()})

@@ -136,6 +136,8 @@ def asker_of(
     positions = None if engine in REMOTE else positions_of(model)
 
     def room(examples: Sequence[Example]) -> list[bool]:
+        if (positions or 0) <= HELD:  # whatever the prompts are
+            return [False] * len(examples)
         return [len(ids) + HELD <= (positions or 0) for ids in prompt_ids(tokenizer, examples, template)]
 
     return Asker(made, identity, folder, told, fits=None if positions is None else room, batch=batch)

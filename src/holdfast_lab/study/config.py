@@ -67,9 +67,11 @@ class DefenseEntry(Block):
     @classmethod
     def _gather_options(cls, entry: Any) -> Any:
         """Options that stand beside a defense's name, as in a run file, move under `options`."""
-        from holdfast.training.hooks import DEFENSES
+        if not isinstance(entry, Mapping) or set(entry) <= set(cls.model_fields):
+            return entry
+        from holdfast.training.hooks import DEFENSES  # takes seconds, which a study of plain names need not wait
 
-        if not isinstance(entry, Mapping) or entry.get("name") not in DEFENSES:
+        if entry.get("name") not in DEFENSES:
             return entry
         own = {f.name for f in fields(DEFENSES[entry["name"]].Config)} - set(cls.model_fields)
         beside = {key: value for key, value in entry.items() if key in own}

@@ -8,15 +8,19 @@ alignments/ID/, cells/ID/  where the work is done: node.json, outcome.json, log.
 shared/                    what several cells of one model share
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import read_json, write_json
 from holdfast.core.hashing import same_numbers, sha256_json
-from holdfast_lab.study.cells import Cell, Node
+
+if TYPE_CHECKING:  # a worker needs no cells, and starts in half the time
+    from holdfast_lab.study.cells import Cell, Node
 
 VERSION = 1
 NODE, OUTCOME, LOG = "node.json", "outcome.json", "log.txt"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import torch
@@ -10,6 +12,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tests import tiny
 from tests.unit.constraint.literal import move
 
+from holdfast.auditing import windows
+from holdfast.auditing.audit import audit
+from holdfast.auditing.partial_results import PartialResults
+from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.encode import Encoded, encode
 from holdfast.data.examples import Example, as_chat, make_example
 
@@ -72,3 +78,16 @@ def literal(before, after, row: Encoded, first_k: int) -> dict[str, float]:
 
 
 __all__ = ["CHECKED", "LoraConfig", "encodings", "examples", "literal", "move", "plain", "write_adapter", "write_rows"]
+
+
+def dying_audit(before: str, after: str, data: str, output: str) -> None:
+    """An audit in windows of eight rows whose process is killed when it has written the second."""
+    write = PartialResults.write
+
+    def dying(self, name, k, *rest):
+        write(self, name, k, *rest)
+        if k == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    windows.WINDOW, PartialResults.write = 8, dying
+    audit(before, after, data, ChanceConstraint(tau=0.05, alpha=0.3, first_k=2), output=output, device="cpu")

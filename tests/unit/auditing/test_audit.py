@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests import tiny
-from tests.unit.auditing.making import CHECKED, encodings, literal, plain, write_rows
+from tests import forkserver, tiny
+from tests.unit.auditing.making import CHECKED, dying_audit, encodings, literal, plain, write_rows
 
 from holdfast.auditing import measure as measuring
 from holdfast.auditing import windows as windowing
@@ -211,21 +211,9 @@ def test_a_finished_audit_is_returned_and_never_overwritten(base, adapter, data,
 
 def test_sigkill(base, adapter, data, tmp_path):
     """The process is killed while it writes; a second one finishes from what the first left."""
-    code = (
-        "import os, signal, sys\nfrom holdfast.auditing import windows\nfrom holdfast.auditing.audit import audit\n"
-        "from holdfast.auditing.partial_results import PartialResults\n"
-        "from holdfast.constraint.chance import ChanceConstraint\n"
-        "windows.WINDOW = 8\nwrite = PartialResults.write\n"
-        "def dying(self, name, k, *rest):\n"
-        "    write(self, name, k, *rest)\n"
-        "    if k == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "PartialResults.write = dying\n"
-        "audit(*sys.argv[1:4], ChanceConstraint(tau=0.05, alpha=0.3, first_k=2), output=sys.argv[4], device='cpu')\n"
-    )
-    out = tmp_path / "out"
-    arguments = [sys.executable, "-c", code, str(base), str(adapter), str(data), str(out)]
-    done = subprocess.run(arguments, capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == -signal.SIGKILL, done.stderr[-500:]
+    out, log = tmp_path / "out", tmp_path / "log"
+    process = forkserver.started(dying_audit, *map(str, (base, adapter, data, out)), log=log)
+    assert forkserver.finished(process) == -signal.SIGKILL, log.read_text()[-500:]
     assert len(list((out / FOLDER).glob("both-*.part"))) == 2
     assert columns(run(base, adapter, data, output=out).table) == columns(run(base, adapter, data).table)
 

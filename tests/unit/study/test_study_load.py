@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,3 +176,13 @@ def test_the_paper_study_runs_with_what_this_version_has():
     cells = expand(load_study(STUDIES / "paper.yaml"))
     kept, left = split_known(cells, defenses=defenses, tasks=tasks)
     assert (len(kept), left) == (len(cells), [])
+
+
+def test_a_worker_starts_without_settings_and_a_study_of_plain_names_without_torch():
+    code = (
+        "import sys, holdfast_lab.study.worker\nprint('pydantic' in sys.modules)\n"
+        "from holdfast_lab.study.config import StudyConfig\n"
+        f"StudyConfig.model_validate({GOOD!r})\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -12,6 +12,7 @@ from tests.unit.trainers.test_nonfinite import Snapshots
 
 from holdfast.core.errors import ConfigError, NumericalError
 from holdfast.core.event_log import read
+from holdfast.training import loss_spikes
 from holdfast.training.loss_spikes import LIMIT, WARM_UP, SpikeWatch
 
 # -- the rule
@@ -130,41 +131,50 @@ def spoil(trainer, steps, factor=30.0):
     trainer.compute_loss = spoiled
 
 
+@pytest.fixture
+def _from_the_tenth_step(monkeypatch):
+    """The 50 steps of the rule are run by the last test of this file."""
+    monkeypatch.setattr(loss_spikes, "WARM_UP", 10)
+
+
+@pytest.mark.usefixtures("_from_the_tenth_step")
 @pytest.mark.parametrize("defense", ["holdfast", "sft", {"name": "holdfast", "space": "gradient"}, "lisa"])
 def test_the_step_is_discarded_and_named(tmp_path, defense):
     shots = Snapshots()
     given = {"callbacks": [shots], "constraint": TIGHT, "defense": defense}
-    trainer = build(tmp_path, given=given, max_steps=54, weight_decay=0.1, gradient_accumulation_steps=2)
-    spoil(trainer, {51})
+    trainer = build(tmp_path, given=given, max_steps=14, weight_decay=0.1, gradient_accumulation_steps=2)
+    spoil(trainer, {11})
     trainer.train()
     rows = read(trainer.run_dir / "events.jsonl")
-    assert [row["step"] for row in rows if row.get("event") == "spike"] == [52]
-    assert "g" not in rows[51]
-    assert same(shots.weights[50], shots.weights[51])
-    assert all(torch.equal(a, b) for a, b in zip(shots.moments[50], shots.moments[51], strict=True))
-    assert not same(shots.weights[51], shots.weights[52])
-    assert trainer.recorder.spikes.steps == [52]
+    assert [row["step"] for row in rows if row.get("event") == "spike"] == [12]
+    assert "g" not in rows[11]
+    assert same(shots.weights[10], shots.weights[11])
+    assert all(torch.equal(a, b) for a, b in zip(shots.moments[10], shots.moments[11], strict=True))
+    assert not same(shots.weights[11], shots.weights[12])
+    assert trainer.recorder.spikes.steps == [12]
 
 
+@pytest.mark.usefixtures("_from_the_tenth_step")
 def test_off_applies_it(tmp_path):
-    trainer = build(tmp_path, max_steps=53, spikes="off")
-    spoil(trainer, {51})
+    trainer = build(tmp_path, max_steps=13, spikes="off")
+    spoil(trainer, {11})
     trainer.train()
     assert "spike" not in {row["event"] for row in read(trainer.run_dir / "events.jsonl")}
     with pytest.raises(ConfigError, match="spikes is 'on'"):
         build(tmp_path, spikes="on")
 
 
+@pytest.mark.usefixtures("_from_the_tenth_step")
 def test_spikes_that_do_not_pass_end_the_run_with_the_last_good_checkpoint(tmp_path):
-    trainer = build(tmp_path, max_steps=90, save_strategy="steps", save_steps=4, save_total_limit=2)
-    spoil(trainer, set(range(60, 90)))
+    trainer = build(tmp_path, max_steps=50, save_strategy="steps", save_steps=4, save_total_limit=2)
+    spoil(trainer, set(range(20, 50)))
     with pytest.raises(NumericalError) as caught:
         trainer.train()
-    # checkpoint-60 holds the very weights at which the first spike was measured
-    assert f"the last good checkpoint is {trainer.store.root / 'checkpoint-56'}" in caught.value.what
+    # checkpoint-20 holds the very weights at which the first spike was measured
+    assert f"the last good checkpoint is {trainer.store.root / 'checkpoint-16'}" in caught.value.what
     assert "10 of the last 100 steps" in caught.value.what
-    assert trainer.run.progress.step == 69
-    trainer.store.verify(trainer.store.root / "checkpoint-56")  # not rotated away by those of the spikes
+    assert trainer.run.progress.step == 29
+    trainer.store.verify(trainer.store.root / "checkpoint-16")  # not rotated away by those of the spikes
 
 
 def test_a_run_resumed_among_spikes_ends_with_the_same_weights(tmp_path):
