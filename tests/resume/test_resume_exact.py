@@ -35,6 +35,17 @@ SAVES = {"save_strategy": "steps"}
 CHECKPOINTED = {"gradient_checkpointing": True}  # layers run twice: in two of the variants
 VARIANTS = {
     "update, Adam metric, ema": {"defense": {"name": "holdfast", "metric": "adam"}, "args": CHECKPOINTED},
+    "update, cautious": {
+        "defense": {
+            "name": "holdfast",
+            "metric": "adam_unit",
+            "estimator": "table",
+            "value_decay": 0.5,
+            "reserve": 0.2,
+            "caution": 1.0,
+            "trust_region": 0.3,
+        }
+    },
     "update, identity, batch": {"defense": {"name": "holdfast", "metric": "identity", "estimator": "batch"}},
     "gradient, batch": {
         "defense": {"name": "holdfast", "space": "gradient", "estimator": "batch"},
