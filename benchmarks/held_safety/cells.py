@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,7 +123,8 @@ class Plan:
     def cells(self, group: str) -> list[Cell]:
         """The cells of a group in the order in which they run, the model itself first."""
         if group == TUNING:
-            return [Cell(self.tuning["model"], SHIPPED, part="tuning"), *dict.fromkeys(self._tuning())]
+            cells = dict.fromkeys(self._tuning())
+            return [*(Cell(model, SHIPPED, part="tuning") for model in dict.fromkeys(c.model for c in cells)), *cells]
         one = self.groups[group]
         part = one["prompts"]
         drawn = [(task, ratio) for task in one["tasks"] for ratio in one["poison"]]
@@ -135,12 +137,9 @@ class Plan:
 
     def _tuning(self) -> Iterator[Cell]:
         for block in self.tuning["cells"]:
-            for task in block["tasks"]:
-                for ratio in block["poison"]:
-                    for config in block["configs"]:
-                        yield Cell(
-                            self.tuning["model"], block["method"], task, ratio, self.tuning["seed"], "tuning", config
-                        )
+            keys = ("models", "tasks", "poison", "configs")
+            for model, task, ratio, config in itertools.product(*(block[key] for key in keys)):
+                yield Cell(model, block["method"], task, ratio, self.tuning["seed"], "tuning", config)
 
     def data_files(self) -> set[tuple[str, float, int]]:
         """Task, ratio and seed of every file of task rows."""

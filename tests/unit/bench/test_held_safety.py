@@ -58,6 +58,20 @@ def test_every_run_file_is_one_that_holdfast_reads(method, tmp_path):
     assert config.defense.name == cells.METHODS[method].get("defense", "holdfast")
 
 
+@pytest.mark.parametrize("name", PLAN.tuning["configs"])
+def test_every_setting_under_trial_is_one_that_holdfast_reads(name, tmp_path):
+    (tmp_path / "cells" / "one").mkdir(parents=True)
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    cell = cells.Cell("0.5b", "auto", "sst2", 0.25, 11, "tuning", name)
+    (tmp_path / "cells" / "one" / "run.yaml").write_text(cells.run_file(cell, "m"))
+    config = load_config(tmp_path / "cells" / "one" / "run.yaml", PLAN.arguments(cell))
+    assert (config.seed, config.defense.name) == (11, "holdfast")
+
+
+def test_tuning_runs_both_shipped_models_first():
+    assert [cell.name for cell in PLAN.cells("tuning")[:2]] == ["0.5b.shipped.tuning", "1.5b.shipped.tuning"]
+
+
 # -- data
 
 
