@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import fields
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests import tiny
 from tests.resume.worker import CONSTRAINT, build, rows_of, safety_rows, task_rows, weights
 
 import holdfast as hf
+from holdfast.constraint.filter_settings import FilterOptions
 from holdfast.core.errors import CheckpointError
 from holdfast.training.fingerprint import argument_fingerprint, dataset_sha256
 
@@ -57,7 +59,7 @@ MOVED = {"prompt": task_rows()[3]["prompt"] + task_rows()[3]["completion"].split
 MOVED["completion"] = task_rows()[3]["completion"].split(maxsplit=1)[1]
 THETA = "references.safety"  # the table's hash covers what it was measured on
 SPLIT = {f"splits.safety.{kind}.{role}" for kind in ("ids", "sha256") for role in ("constraint", "monitor", "certify")}
-OPTIONS = {f"defense.{name}" for name in ("space", "rate", "metric", "trust_region", "estimator", "decay")}
+OPTIONS = {f"defense.{field.name}" for field in fields(FilterOptions)}
 # What changes -> (how, keys that must be named, keys that may be named besides)
 REFUSED = {
     "tau": (lambda: constraint(tau=0.06), {"constraints.safety.tau"}, set()),
