@@ -15,6 +15,7 @@ import holdfast as hf
 from holdfast.constraint.filter_settings import FilterOptions
 from holdfast.core.errors import CheckpointError
 from holdfast.training.fingerprint import argument_fingerprint, dataset_sha256
+from holdfast.training.hooks import make_defense
 
 SHORT = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
 
@@ -246,3 +247,11 @@ def test_rollback_may_be_asked_for_when_a_run_is_resumed(tmp_path):
 
     assert fingerprint(rollback=True) == fingerprint()
     assert fingerprint(spikes="off") != fingerprint()
+
+
+def test_options_of_the_filter_that_are_off_are_not_in_the_fingerprint():
+    """Checkpoints of versions that did not know them fit."""
+    known = {"name", "space", "rate", "metric", "trust_region", "estimator", "decay"}
+    assert set(make_defense("holdfast").describe()) == known
+    cautious = make_defense({"name": "holdfast", "caution": 0.3, "reserve": 0.4, "value_decay": 0.0}).describe()
+    assert set(cautious) == known | {"caution", "reserve", "value_decay"}

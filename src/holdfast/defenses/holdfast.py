@@ -112,6 +112,14 @@ class FilteredDefense(Defense):
         }  # fmt: skip
         return one_row(common | ({"nonfinite": event.nonfinite} if event.nonfinite else {}), each)
 
+    def describe(self) -> dict[str, Any]:
+        """Name and settings; options that earlier versions did not know are left out while they are off.
+
+        So the checkpoints of those versions fit.
+        """
+        off = {"value_decay": None, "reserve": 0.0, "caution": 0.0}
+        return {key: value for key, value in super().describe().items() if (key, value) not in off.items()}
+
     def state_dict(self) -> dict[str, Any]:
         """Filter memory and estimators."""
         steering = {name: s.state_dict() for name, s in self._steering.items()}
