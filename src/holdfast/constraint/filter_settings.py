@@ -72,7 +72,9 @@ def check_settings(
     if not 0.0 <= decay < 1.0:
         raise ConfigError(f"decay is {decay}, expected 0 <= decay < 1", remedy="0.9 is the default")
     if not 0.0 <= caution < math.inf:
-        raise ConfigError(f"caution is {caution}, expected 0 or more", remedy="1.5 shortens risky steps; 0 none")
+        raise ConfigError(
+            f"caution is {caution}, expected 0 or more", remedy="0.3 shortens uncertain steps; 0 shortens none"
+        )
     if caution > 0.0 and (space != "update" or decay == 0.0):
         raise ConfigError(
             f"caution {caution} with space {space!r} and averages of decay {decay}: it compares a batch's gradient "

@@ -26,7 +26,7 @@ class FilterMemory:
     Attributes:
         steps: filtered steps, discarded ones not counted.
         averages: exponential averages of each constraint's gradient, not debiased.
-        safety_moment: exponential average of `max_k h_k^2`, or of the mean of `h_k^2 / norm(h_k)^2`, not debiased.
+        safety_moment: exponential average of `max_k h_k^2`, or of `max_k h_k^2 / norm(h_k)^2`, not debiased.
         moment_steps: steps in it.
         nominal_norm: average of norm(s_nom).
         nonfinite_steps: when recent steps were discarded.
@@ -48,23 +48,21 @@ class FilterMemory:
     ) -> None:
         """Count a step, and update the second moment that the metric needs with its raw gradients.
 
-        `adam`: `max_k h_k^2`. `adam_unit`: the mean over k of `h_k^2 / norm(h_k)^2`, which sums to 1 over the
-        coordinates, whatever the constraints' scales and number; a zero gradient has no direction and is left out.
+        `adam`: `max_k h_k^2`. `adam_unit`: `max_k h_k^2 / norm(h_k)^2`, whatever the constraints' scales; a zero
+        gradient has no direction and is left out.
 
         Args:
             norms: squared norms of the gradients.
         """
         self.steps += 1
-        live = [(h, norm) for h, norm in zip(gradients, norms, strict=True) if norm > 0.0]
-        if metric == "identity" or (metric == "adam_unit" and not live):
+        unit = metric == "adam_unit"
+        seen = [(h, norm) for h, norm in zip(gradients, norms, strict=True) if norm > 0.0 or not unit]
+        if metric == "identity" or not seen:
             return
         square = space.zeros()
-        if metric == "adam_unit":
-            for h, norm in live:
-                torch._foreach_addcmul_(square, h, h, value=1.0 / (norm * len(live)))
-        else:
-            for h in gradients:
-                torch._foreach_maximum_(square, torch._foreach_mul(h, h))
+        for h, norm in seen:
+            own = torch._foreach_mul(h, h)
+            torch._foreach_maximum_(square, torch._foreach_div(own, norm) if unit else own)
         if self.safety_moment is None:
             self.safety_moment = space.zeros()
         self.moment_steps += 1

@@ -6,8 +6,8 @@ The corrected step minimises `1/2 (s - s_nom)^T M^-1 (s - s_nom)`. Three choices
 * Adam: `M = lr / (sqrt(max(v_task, v_safe)) + eps)`, the preconditioner of the optimizer, covering the second
   moments of both gradients. With the task's moment alone, coordinates that the task never touches (LoRA's A while
   B is zero) would get `lr / eps` and blow up. It depends on the scale of g;
-* Adam with unit gradients: v_safe is the second moment of `h / norm(h)`, times the sum of v_task. Both moments then
-  have the same sum, and the correction depends neither on the scale of g nor on how often a constraint is given.
+* Adam with unit gradients: v_safe is the second moment of `h / norm(h)`, scaled to the sum of v_task. The correction
+  then depends neither on the scale of g nor on how often a constraint is given.
 """
 
 from typing import Any, Literal
@@ -100,8 +100,9 @@ def adam_diagonal(
     top = max(float(group["lr"]) for group in optimizer.param_groups)
     moments = _second_moments(space, optimizer)
     if unit:
-        (task,) = space.dots([(moments, [torch.ones_like(m) for m in moments])])
-        safety_moment = list(torch._foreach_mul(safety_moment, task if task > 0 else 1.0))
+        ones = [torch.ones_like(m) for m in moments]
+        task, safe = space.dots([(moments, ones), (safety_moment, ones)])
+        safety_moment = list(torch._foreach_mul(safety_moment, task / safe if task > 0 else 1.0))
     torch._foreach_maximum_(moments, safety_moment)
     torch._foreach_sqrt_(moments)
     ones = [torch.ones_like(d) for d in moments]

@@ -17,7 +17,7 @@ from holdfast.core.event_log import EventLog
 from holdfast.core.ranks import gather_rows, rank
 from holdfast.training.checkpoint_store import step_of
 from holdfast.training.loss_spikes import EVENT, SpikeWatch
-from holdfast.training.probe import ConstraintProbe
+from holdfast.training.probe import ConstraintProbe, on_whole_set
 from holdfast.training.safety import DEFAULT, SafetySet
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ def summarise(degradations: Tensor, safety: SafetySet) -> dict[str, float]:
 
     Where training looks at the examples repeatedly, the bound is a gauge and not a certificate.
     """
-    c, n = safety.constraint, len(degradations)
-    if c.majorizer == "cvar":  # its threshold adapts; on a whole set the best one is that set's own quantile
-        c = c.with_threshold(float(torch.quantile(degradations, 1.0 - c.alpha)))
+    c, n = on_whole_set(safety.constraint, degradations), len(degradations)
     rate = c.violation_rate(degradations)
     return {
         "violation_rate": rate,

@@ -11,10 +11,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.seeding import generator
 
 if TYPE_CHECKING:
     from holdfast.training.run import Run
+
+
+def on_whole_set(constraint: ChanceConstraint, degradations: Tensor) -> ChanceConstraint:
+    """The constraint as it is for these examples: cvar's threshold adapts, and the best one is their own quantile."""
+    if constraint.majorizer != "cvar":
+        return constraint
+    return constraint.with_threshold(float(torch.quantile(degradations, 1.0 - constraint.alpha)))
 
 
 class ConstraintProbe:
@@ -39,7 +50,7 @@ class ConstraintProbe:
         degradations = run.fitting.evaluation(
             forward.batch_size, lambda rows: forward.resized(rows).degradations(examples, reference, one.constraint)
         )
-        return float(one.constraint.value(degradations))
+        return float(on_whole_set(one.constraint, degradations).value(degradations))
 
 
 def barrier_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

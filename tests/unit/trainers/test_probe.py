@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.trainers.building import TIGHT, build, same, weights
 
+import holdfast as hf
 from holdfast.core import event_log
 from holdfast.core.errors import ConfigError
+from holdfast.training.monitoring import summarise
 from holdfast.training.probe import ConstraintProbe, barrier_figures
 
 
@@ -27,7 +29,15 @@ def test_a_probe_of_all_rows_is_g_of_the_constraint_split(tmp_path):
     trainer.train()
     expected = float(TIGHT.value(trainer.degradations("safety", "constraint")))
     assert ConstraintProbe(trainer.run, 1000).measure()["safety"] == pytest.approx(expected, rel=1e-6)
-    assert expected > TIGHT.value(trainer.degradations("safety", "constraint")[:0].new_zeros(1)).item()
+    assert expected > TIGHT.start_value(), "training moved it"
+
+
+def test_the_probe_of_cvar_has_the_threshold_of_its_own_rows(tmp_path):
+    cvar = hf.ChanceConstraint(tau=0.05, majorizer="cvar", allow_infeasible_start=True, unit="nll_token")
+    trainer = build(tmp_path, given={"constraint": cvar}, probe_rows=1000)
+    trainer.train()
+    expected = summarise(trainer.degradations("safety", "constraint"), trainer.safety["safety"])["g"]
+    assert ConstraintProbe(trainer.run, 1000).measure()["safety"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_fewer_than_no_rows_are_refused(tmp_path):
