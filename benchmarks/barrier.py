@@ -103,7 +103,7 @@ def run(toy: Toy, options: FilterOptions, *, rate: float, seed: int, steps: int)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     filt = SafetyFilter(
         optimizer, options.rate, options.space, metric=options.metric, trust_region=options.trust_region,
-        gradient_decay=options.gradient_decay, caution=options.caution,
+        gradient_decay=options.gradient_decay, caution=options.caution, dual=options.dual,
     )  # fmt: skip
     decay = options.decay if options.value_decay is None else options.value_decay
     estimator = make_estimator(options.estimator, size=ROWS, start_phi=0.0, decay=decay)

@@ -43,6 +43,7 @@ VARIANTS = {
             "value_decay": 0.5,
             "reserve": 0.2,
             "caution": 1.0,
+            "dual": 0.3,
             "trust_region": 0.3,
         }
     },

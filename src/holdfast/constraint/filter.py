@@ -6,9 +6,9 @@ With values `v_k = g_k + rho_k`, gradients `h_k = grad g_k` and a rate gamma in 
 
 * `update` space corrects the step the optimizer really took, `s_nom = theta_after - theta_before`:
   `s = s_nom - M H^T mu`, mu the solution of the K x K dual (one constraint: `max(0, h.s_nom + gamma v) / h.M h`),
-  followed by a trust region `norm(correction) <= c max(norm(s_nom), its average, floor)`. With `caution`, s_nom is
-  shortened first where h is uncertain (`constraint.step_length`).
-  The optimizer's moments never see the correction.
+  followed by a trust region `norm(correction) <= c max(norm(s_nom), its average, floor)`. The optimizer's moments never
+  see the correction. With `caution`, s_nom is shortened first where h is uncertain (`constraint.step_length`); with
+  `dual`, the h_k enter the optimizer's gradient as well (`constraint.dual_term`).
 * `gradient` space is the paper's Algorithm 1: `grad = grad_f + lambda h` with `kappa = gamma / lr`, handed to the
   optimizer. With any optimizer but plain SGD the applied step does not satisfy the inequality.
 """
@@ -69,6 +69,7 @@ class SafetyFilter:
         trust_region: c, the largest correction in multiples of the nominal step; update space only.
         gradient_decay: average of the constraint's gradients over steps; 0 uses each step's own.
         caution: shortens steps along which the gradient is uncertain; 0 never. Needs `gradient_decay`.
+        dual: how fast the optimizer's own gradient takes over from the corrections; 0 not at all.
     """
 
     def __init__(
@@ -81,13 +82,14 @@ class SafetyFilter:
         trust_region: float = default("defense.trust_region"),
         gradient_decay: float = 0.0,
         caution: float = 0.0,
+        dual: float = 0.0,
     ) -> None:
-        check_settings(rate, space, metric, trust_region, gradient_decay, caution)
+        check_settings(rate, space, metric, trust_region, gradient_decay, caution, dual)
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         require_one_step(self.optimizer)
         self.rate, self.space, self.trust_region = rate, space, trust_region
         self.metric = resolve_metric(metric, self.optimizer) if space == "update" else "identity"
-        self.gradient_decay, self.caution = gradient_decay, caution
+        self.gradient_decay, self.caution, self.dual = gradient_decay, caution, dual
         ParameterSpace(trainable(self.optimizer))  # refuse unsupported parameters now, not at the first step
         self._memory = FilterMemory()
         self._armed: _Armed | None = None
@@ -131,6 +133,7 @@ class SafetyFilter:
         if armed.nonfinite:
             return
         self._memory.fold_moment(space, gradients, norms, self.metric)
+        self._memory.dual_term.add(space, gradients, norms)
         if self.gradient_decay > 0.0:
             armed.batch = armed.gradients if self.caution > 0.0 else []
             armed.gradients = self._memory.fold_gradients(space, armed.gradients, self.gradient_decay)
@@ -208,6 +211,8 @@ class SafetyFilter:
             self._discard(space, armed)
             return
         self._memory.fold_norm(problem.nominal_norm)
+        if self.dual > 0.0:
+            self._memory.dual_term.follow(problem, self.dual)
         problem = self._shorten(space, armed, nominal, problem)
         mu = problem.multipliers()
         if not mu.any():

@@ -29,6 +29,8 @@ class FilterOptions:
         reserve: share of alpha that steering leaves unused: the barrier is at `g <= -reserve alpha`.
         caution: how many errors of the averaged gradient must stay within what a step may use; a step that is too long
             for that is shortened before it is corrected; 0 never shortens. Update space only.
+        dual: how much the weight of the constraint's gradient in the optimizer's own may change in a step, so that
+            fewer steps need a correction; 0 has no such term. Update space only.
     """
 
     space: Space = default("defense.space")
@@ -40,12 +42,15 @@ class FilterOptions:
     value_decay: float | None = default("defense.value_decay")
     reserve: float = default("defense.reserve")
     caution: float = default("defense.caution")
+    dual: float = default("defense.dual")
 
     def __post_init__(self) -> None:
         """Refuse values out of range where they are written, not when training begins."""
         for decay in (self.decay, self.decay if self.value_decay is None else self.value_decay):
             make_estimator(self.estimator, size=1, start_phi=0.0, decay=decay)
-        check_settings(self.rate, self.space, self.metric, self.trust_region, self.gradient_decay, self.caution)
+        check_settings(
+            self.rate, self.space, self.metric, self.trust_region, self.gradient_decay, self.caution, self.dual
+        )  # fmt: skip
         if not 0.0 <= self.reserve < 1.0:
             raise ConfigError(f"reserve is {self.reserve}, expected 0 <= reserve < 1", remedy="0 uses all of alpha")
 
@@ -56,7 +61,7 @@ class FilterOptions:
 
 
 def check_settings(
-    rate: float, space: str, metric: str, trust_region: float, decay: float, caution: float = 0.0
+    rate: float, space: str, metric: str, trust_region: float, decay: float, caution: float = 0.0, dual: float = 0.0
 ) -> None:
     """Refuse settings out of range."""
     if not 0.0 < rate <= 1.0:
@@ -74,6 +79,13 @@ def check_settings(
     if not 0.0 <= caution < math.inf:
         raise ConfigError(
             f"caution is {caution}, expected 0 or more", remedy="0.3 shortens uncertain steps; 0 shortens none"
+        )
+    if not 0.0 <= dual <= 1.0:
+        raise ConfigError(f"dual is {dual}, expected 0 <= dual <= 1", remedy="0.1 is a good start; 0 has no term")
+    if dual > 0.0 and space != "update":
+        raise ConfigError(
+            f"dual {dual} with space {space!r}, which hands its multiplier to the optimizer already",
+            remedy="use space 'update', or dual 0",
         )
     if caution > 0.0 and (space != "update" or decay == 0.0):
         raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from holdfast.constraint.dual_term import DualTerm
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.constraint.step_length import GradientError
@@ -38,6 +39,7 @@ class FilterMemory:
     safety_moment: Vector | None = None
     moment_steps: int = 0
     gradient_error: GradientError = field(default_factory=GradientError)
+    dual_term: DualTerm = field(default_factory=DualTerm)
     nominal_norm: float = 0.0
     nonfinite_steps: list[int] = field(default_factory=list)
     restoring: int = 0
@@ -134,6 +136,7 @@ class FilterMemory:
             "safety_moment": None if self.safety_moment is None else space.full(self.safety_moment),
             "moment_steps": self.moment_steps,
             "gradient_error": {"steps": self.gradient_error.steps, "squares": list(self.gradient_error.squares)},
+            "dual_ratios": list(self.dual_term.ratios),
             "nominal_norm": self.nominal_norm,
             "nonfinite_steps": list(self.nonfinite_steps),
             "restoring": self.restoring,
@@ -144,13 +147,15 @@ class FilterMemory:
     def from_state(cls, state: dict[str, Any], space: ParameterSpace) -> FilterMemory:
         """The inverse of `state_dict`."""
         moment = state["safety_moment"]
-        error = state.get("gradient_error", {"steps": 0, "squares": []})  # not in checkpoints of earlier versions
+        # Neither the error nor the dual term is in checkpoints of earlier versions.
+        error = state.get("gradient_error", {"steps": 0, "squares": []})
         return cls(
             steps=int(state["steps"]),
             averages=[space.scatter(average) for average in state["averages"]],
             safety_moment=None if moment is None else space.scatter(moment),
             moment_steps=int(state.get("moment_steps", state["steps"])),
             gradient_error=GradientError(int(error["steps"]), [float(square) for square in error["squares"]]),
+            dual_term=DualTerm([float(ratio) for ratio in state.get("dual_ratios", [])]),
             nominal_norm=float(state["nominal_norm"]),
             nonfinite_steps=[int(step) for step in state["nonfinite_steps"]],
             restoring=int(state["restoring"]),
