@@ -32,11 +32,22 @@ class Way:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+def stacked() -> Any:
+    """A fresh adapter on top of one that is frozen: switching both off is not theta_0."""
+    model = tiny.continued()
+    model.add_adapter("second", tiny.lora())
+    model.base_model.set_adapter(["default", "second"])
+    for name, p in model.named_parameters():
+        p.requires_grad_(".second." in name)
+    return model
+
+
 WAYS = {
     "continued adapter": Way(tiny.continued),
     "continued adapter, fused": Way(tiny.continued, options={"step": "fused"}),
     "adapter with a head of its own": Way(lambda: tiny.continued(modules_to_save=["lm_head"])),
     "adapter taken from the weights": Way(lambda: tiny.fresh(init_lora_weights="pissa")),
+    "fresh adapter on a frozen one": Way(stacked),
     "all weights, packed": Way(tiny.model, rate=1e-3, options={"packing": True}),
     "all weights, tied": Way(tiny.tied, rate=2e-3),
     "fresh adapter, packed": Way(tiny.fresh, options={"packing": True}),

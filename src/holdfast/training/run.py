@@ -67,13 +67,14 @@ class Theta0:
     """The model as it entered training: its fresh adapter off, or its first weights put back meanwhile.
 
     Attributes:
-        idle_adapter: whether the run trains a fresh adapter: switched off, the model is theta_0.
+        idle_adapter: whether the run trains a fresh adapter; with it switched off the model is theta_0.
         kept: theta_0 on the examples that are held in kl_token, where no fresh adapter can be switched off.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.idle_adapter = has_idle_adapter(trainer.model)
+        # Beside another one, which would be switched off with it, it is not.
+        self.idle_adapter = has_idle_adapter(trainer.model) and len(trainer.model.peft_config) == 1
         self.kept: KeptReference | None = None
         self._weights: list[tuple[nn.Parameter, Tensor]] | None = None
 
