@@ -89,6 +89,7 @@ def test_a_run_ends_within_its_limit_as_a_copy_of_its_start_finds(tmp_path, name
     assert any(row["active"] for row in read(trainer.run_dir / "events.jsonl"))
     assert (len(trainer.train_dataset) < 12) == way.options.get("packing", False)
     one, engine = trainer.safety["safety"], trainer.run.engine
+    assert all(len(e.input_ids) <= 16 for e in one.all_encoded)  # of the safety rows none is packed
     assert engine.fused == (way.options.get("step") == "fused")
     assert one.noise_floor < 1e-9
     start, end, trained = in_float64(way, trainer)
