@@ -10,7 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -70,6 +70,31 @@ def lora(dropout: float = 0.0, **kwargs) -> LoraConfig:
         task_type="CAUSAL_LM",
         **kwargs,
     )
+
+
+def fresh(**settings) -> PeftModel:
+    return get_peft_model(model(), lora(**settings))
+
+
+def continued(**settings) -> PeftModel:
+    """An adapter that has been trained before: switching it off is not theta_0."""
+    made = fresh(**settings)
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, p in made.named_parameters():
+            if ".lora_B." in name:
+                p.copy_(torch.randn(p.shape, generator=draw) * 0.2)
+    return made
+
+
+def tied() -> LlamaForCausalLM:
+    """The head and the embedding in one tensor."""
+    made = model()
+    made.config.tie_word_embeddings = True
+    made.lm_head.weight = made.model.embed_tokens.weight
+    with torch.no_grad():  # logits large enough for losses to differ, too small to predict the input token again
+        made.lm_head.weight.mul_(4)
+    return made
 
 
 def rows(n: int, *, seed: int, start: str = "w0", length: int = 5) -> list[dict[str, str]]:

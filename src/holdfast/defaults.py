@@ -31,8 +31,8 @@ TABLE: Final = (
     Default("constraint.alpha", 0.05, PAPER),
     Default("constraint.majorizer", "ramp", PAPER),
     Default("constraint.beta", 10.0, f"{PAPER}: 1 / tau, so that no degradation is free"),
-    Default("constraint.unit", "kl_token", f"{MEASURED}; needs a fresh adapter, or one on the model before"),
-    Default("constraint.unit_without_adapter", "nll_token", "a likelihood needs no second forward pass"),
+    Default("constraint.unit", "kl_token", MEASURED),
+    Default("constraint.unit_of_two_models", "nll_token", "of audits: KL would need both in memory"),
     Default("constraint.buffer", 0.0, PAPER),
     Default("constraint.first_k", 8, "refusals are decided early"),
     Default("constraint.refusals.alpha", 0.05, "constraint.alpha: at most 5 % of the refusals may move"),
@@ -105,10 +105,10 @@ def train_defaults(*, full: bool) -> dict[str, Any]:
     return {name: value for name, value in block("train").items() if not (full and name == "learning_rate")}
 
 
-def constraint_defaults(*, adapter: bool) -> dict[str, Any]:
-    """The fields of a `ChanceConstraint`; without an adapter that can be switched off there is no KL to hold."""
+def constraint_defaults(*, kl: bool = True) -> dict[str, Any]:
+    """The fields of a `ChanceConstraint`; without `kl` in the unit that audits have of two whole models."""
     names = ("tau", "alpha", "majorizer", "beta", "buffer", "first_k")
-    unit = default("constraint.unit" if adapter else "constraint.unit_without_adapter")
+    unit = default("constraint.unit" if kl else "constraint.unit_of_two_models")
     return {**{name: default(f"constraint.{name}") for name in names}, "unit": unit}
 
 

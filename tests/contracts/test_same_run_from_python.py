@@ -83,7 +83,7 @@ def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool
 
 def test_the_table_written_out_gives_the_adapter_of_a_silent_run_file(tmp_path, model):
     task = tiny.rows(16, seed=1)
-    limit, options = hf.ChanceConstraint(**constraint_defaults(adapter=True)), {"name": "holdfast", **block("defense")}
+    limit, options = hf.ChanceConstraint(**constraint_defaults()), {"name": "holdfast", **block("defense")}
     python = from_python(tmp_path, model, turns(task), limit=limit, defense=options)
     assert same(from_run_file(tmp_path, model, task), python)
 

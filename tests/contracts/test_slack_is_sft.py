@@ -73,6 +73,30 @@ def test_inactive_filter_is_bit_identical_to_trl(tmp_path, plain, tau, beta, opt
     assert {row["event"] for row in rows} == {"inactive"}
 
 
+WAYS = {
+    "continued adapter": {"model": tiny.continued},
+    "all weights": {"model": tiny.model},
+    "packed": {"model": lambda: tiny.fresh(dropout=0.2), "packing": True},
+    "all weights, padding-free": {"model": tiny.tied, "padding_free": True, "max_length": None},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_in_kl_too_however_the_model_is_trained(tmp_path, way):
+    """The safety pass is not packed; what it keeps of the reference leaves the random state alone."""
+    options = {**COMMON, "max_steps": 5, **WAYS[way]}
+    start = options.pop("model")
+    given = {"processing_class": tiny.tokenizer(), "train_dataset": tiny.dataset(24, seed=1, start="w1")}
+    expected = trained(SFTTrainer(start(), SFTConfig(str(tmp_path / "sft"), **options), **given))
+    args = hf.SafeSFTConfig(str(tmp_path / "safe"), reference_cache=str(tmp_path / "cache"), **options)
+    limit = hf.ChanceConstraint(tau=10.0, beta=0.0999, unit="kl_token")
+    trainer = hf.SafeSFTTrainer(start(), args, **given, safety_dataset=tiny.dataset(40, seed=2), constraint=limit)
+    assert_identical(expected, trained(trainer))
+    rows = read(trainer.run_dir / "events.jsonl")
+    assert {row["event"] for row in rows} == {"inactive"}
+    assert any(row["g"] > limit.value(torch.zeros(1)) for row in rows)  # the pass saw the model move
+
+
 def test_sft_with_a_safety_set_is_bit_identical_to_trl(tmp_path, plain):
     expected = plain()
     found, _ = safe(tmp_path, hf.ChanceConstraint(unit="nll_token"), defense="sft")

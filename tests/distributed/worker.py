@@ -30,13 +30,15 @@ BASE = {
 SAFETY = {"safety_batch_size": GLOBAL_BATCH}
 TIGHT = {"tau": 0.05, "alpha": 0.2, "beta": 20.0}
 SLACK = {"tau": 10.0, "alpha": 0.05, "beta": 0.0999}
+KL = {"unit": "kl_token", "tau": 0.01, "alpha": 0.2, "beta": 100.0}
 
 # What is trained, the same in every layout.
 PROBLEMS: dict[str, dict[str, Any]] = {
     "sgd": {},
     "adam": {"optim": "adamw_torch", "learning_rate": 2e-2},
-    "kl": {"constraint": {"unit": "kl_token", "tau": 0.01, "alpha": 0.2, "beta": 100.0}},
-    "full": {"full": True, "learning_rate": 1.0},
+    "kl": {"constraint": KL},
+    # Tied: sharding must keep the head and the embedding in one group.
+    "full": {"full": True, "learning_rate": 1.0, "constraint": KL},
 }
 ADAM_WITH_DROPOUT = {**PROBLEMS["adam"], "dropout": 0.2, "gradient_checkpointing": True}
 FSDP2 = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
@@ -65,22 +67,12 @@ def layout(accumulation: int = 1) -> dict[str, int]:
     return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation}
 
 
-def tied_model() -> Any:
-    """Full fine-tuning with the head and the embedding in one tensor, which sharding must keep in one group."""
-    model = tiny.model()
-    model.config.tie_word_embeddings = True
-    model.lm_head.weight = model.model.embed_tokens.weight
-    with torch.no_grad():  # logits large enough for losses to differ, too small to predict the input token again
-        model.lm_head.weight.mul_(4)
-    return model
-
-
 def make_trainer(
     folder: Path, constraint: dict[str, Any] = TIGHT, *, dropout: float = 0.0, full: bool = False, **arguments: Any
 ) -> hf.SafeSFTTrainer:
     args = {**BASE, **SAFETY, **layout(), "reference_cache": str(folder / "cache"), **arguments}
     return hf.SafeSFTTrainer(
-        tied_model() if full else tiny.model(), hf.SafeSFTConfig(str(folder), **args),
+        tiny.tied() if full else tiny.model(), hf.SafeSFTConfig(str(folder), **args),
         processing_class=tiny.tokenizer(), train_dataset=tiny.dataset(48, seed=1, start="w1"),
         peft_config=None if full else tiny.lora(dropout), safety_dataset=tiny.dataset(60, seed=2),
         constraint=hf.ChanceConstraint(**{"unit": "nll_token", **constraint}),

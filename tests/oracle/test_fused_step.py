@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import get_peft_model
 
 import holdfast as hf
 from holdfast.fused import delta_rule
@@ -138,6 +137,15 @@ def test_it_is_the_same_on_a_hybrid_model(tmp_path, monkeypatch):
     assert calls  # its mixers by the rule of this project, and not by transformers'
 
 
+def test_it_is_the_same_where_an_adapter_goes_on_training(tmp_path):
+    def make() -> dict[str, Any]:
+        return {"model": tiny.continued(), "peft_config": None}
+
+    limit = {"tau": 1e-3, "alpha": 0.05, "beta": 2e3}  # rows at theta_0 are flat: rounding alone gives them no gradient
+    fused, _ = both(tmp_path, make=make, unit="kl_token", limit=limit, tolerance=1e-5, learning_rate=0.05, optim="sgd")
+    assert float(fused.degradations[-1].max()) > 1e-3
+
+
 def test_it_is_the_same_with_several_safety_sets(tmp_path):
     def make() -> dict[str, Any]:
         return {
@@ -176,7 +184,7 @@ def test_packed_rows_leave_other_defenses_as_they_are(tmp_path, name, start, mon
         if name == "asft":
             given["unaligned"] = tiny.model(seed=3)
         if start == "continued":
-            given |= {"model": continued(), "peft_config": None}
+            given |= {"model": tiny.continued(), "peft_config": None}
         trainer = build(tmp_path / step, given=given, step=step, learning_rate=0.05, optim="sgd", safety_batch_size=4)
         trainer.train()
         assert trainer.run.engine.fused == (step == "fused")
@@ -184,14 +192,3 @@ def test_packed_rows_leave_other_defenses_as_they_are(tmp_path, name, start, mon
     assert bool(packed) == (name in ("mix", "kl", "safegrad"))
     for key, value in found["fused"].items():
         torch.testing.assert_close(value, found["two_pass"][key], rtol=1e-4, atol=1e-6)
-
-
-def continued() -> Any:
-    """A model whose adapter has been trained before."""
-    model = get_peft_model(tiny.model(), tiny.lora())
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "lora_B" in name:
-                p.normal_(0, 0.1)
-    return model

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import get_peft_model
 
 from holdfast.data.encode import collate
 from holdfast.data.streams import StepStream
@@ -22,26 +21,9 @@ OPTIONS = {
 Batch = dict[str, torch.Tensor]
 
 
-def fresh() -> Any:
-    return get_peft_model(tiny.model(), tiny.lora())
-
-
-def continued() -> Any:
-    """An adapter that has been trained before: switching it off is not theta_0."""
-    model = fresh()
-    draw = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if ".lora_B." in name:
-                p.copy_(torch.randn(p.shape, generator=draw) * 0.2)
-    return model
-
-
-def full() -> Any:
-    return tiny.model()
-
-
-STARTS: dict[str, Callable[[], Any]] = {"fresh adapter": fresh, "continued adapter": continued, "all weights": full}
+STARTS: dict[str, Callable[[], Any]] = {
+    "fresh adapter": tiny.fresh, "continued adapter": tiny.continued, "all weights": tiny.model,
+}  # fmt: skip
 
 
 def observed(folder, start: str, defense: Any, **options: Any):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests import tiny
-from tests.resume.test_resume_exact import CHECKPOINTED, TWO, assert_same, die_at, resumed, uninterrupted
+from tests.resume.test_resume_exact import CHECKPOINTED, KL, TWO, assert_same, die_at, resumed, uninterrupted
 from tests.resume.worker import build, weights
 
 import holdfast as hf
@@ -16,6 +16,7 @@ from holdfast.training.fingerprint import HARMLESS, argument_fingerprint
 from holdfast.training.fused_engine import FusedEngine
 
 FUSED = {"step": "fused"}
+CONTINUED = {"start": lambda: tiny.continued(dropout=0.1), "peft_config": None}
 # Nearly all rows are flat throughout, so that after about ten steps `skip_inactive_rows: auto` looks before it steps.
 MOSTLY_FLAT = hf.ChanceConstraint(tau=0.5, beta=5.0, unit="nll_token")
 
@@ -40,12 +41,12 @@ def skips(monkeypatch) -> list[bool]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"args": CHECKPOINTED}, {"args": {"skip_inactive_rows": "on"}, **TWO}, {}],
-    ids=["checkpointed", "skipping, two constraints", "plain"],
+    [{"args": CHECKPOINTED}, {"args": {"skip_inactive_rows": "on"}, **TWO}, {"constraint": KL, **CONTINUED}],
+    ids=["checkpointed", "skipping, two constraints", "continued adapter, kl_token"],
 )
 def test_a_resumed_run_is_bit_identical(tmp_path, changes, skips):
     args = {**FUSED, **changes.get("args", {})}
-    changes = {**changes, **dropout(), "args": args}
+    changes = {**dropout(), **changes, "args": args}
     expected = uninterrupted(tmp_path / "whole", **changes)
     assert skips  # or two passes would be compared
     assert any(row["active"] for row in expected[1])

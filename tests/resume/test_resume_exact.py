@@ -31,6 +31,7 @@ class DieAfterSave(TrainerCallback):
             raise DiedError
 
 
+KL = hf.ChanceConstraint(tau=0.002, beta=500.0, unit="kl_token")
 SAVES = {"save_strategy": "steps"}
 CHECKPOINTED = {"gradient_checkpointing": True}  # layers run twice: in two of the variants
 VARIANTS = {
@@ -58,7 +59,7 @@ VARIANTS = {
         "constraint": hf.ChanceConstraint(tau=0.05, majorizer="cvar", allow_infeasible_start=True, unit="nll_token")
     },
     "sft": {"defense": "sft"},
-    "all parameters": {"peft_config": None, "args": {"learning_rate": 1e-3, **CHECKPOINTED}},
+    "all parameters": {"peft_config": None, "constraint": KL, "args": {"learning_rate": 1e-3, **CHECKPOINTED}},
 }
 TWO = {
     "safety_dataset": {"first": tiny.rows(24, seed=2), "second": tiny.rows(20, seed=3, start="w2")},

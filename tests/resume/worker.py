@@ -47,9 +47,10 @@ def safety_rows() -> list[dict[str, str]]:
 
 
 def build(folder: Path, *, args: dict[str, Any] | None = None, **changes: Any) -> hf.SafeSFTTrainer:
-    """A trainer with its own model and data in `folder`; `changes` replace arguments of the trainer."""
+    """A trainer with its own model and data in `folder`; `changes` replace its arguments, `start` makes its model."""
+    start = changes.pop("start", tiny.model)
     given: dict[str, Any] = {
-        "model": changes.pop("model", None) or tiny.model(),
+        "model": changes.pop("model", None) or start(),
         "processing_class": tiny.tokenizer(),
         "train_dataset": tiny.Dataset.from_list(task_rows()),
         "peft_config": tiny.lora(0.2),

@@ -199,9 +199,9 @@ def test_a_preset_reaches_also_the_set_that_a_partial_constraint_leaves_out():
     assert found == {"refusals": (0.05, 0.2, "nll_sum"), "answers": (0.05, 0.1, "nll_sum")}
 
 
-def test_without_an_adapter_the_unit_is_that_of_the_likelihood():
-    """The limit that was tuned for KL is not that of a likelihood."""
-    assert limits(lora=None) == {"refusals": (0.05, 0.1, "nll_token"), "answers": (0.10, 0.1, "nll_token")}
+def test_the_limit_that_was_tuned_for_kl_is_not_that_of_a_likelihood():
+    found = limits(lora=None, constraint={"refusals": {"unit": "nll_token"}})
+    assert found == {"refusals": (0.05, 0.1, "nll_token"), "answers": (0.10, 0.1, "kl_token")}
 
 
 def test_a_constraint_of_an_unknown_set_is_refused():

@@ -105,12 +105,12 @@ def test_what_does_not_fit_is_refused_by_name(changes, what):
         ({"preset": "paper"}, "nll_sum"),
         ({"defense": "sft"}, "kl_token"),
         ({"defense": "mean_constraint"}, "nll_token"),
-        ({"lora": None}, None),
-        ({"adapter_policy": "continue"}, None),
+        ({"lora": None}, "kl_token"),
+        ({"adapter_policy": "continue"}, "kl_token"),
     ],
     ids=["nothing", "tau", "unit", "paper", "sft", "mean", "full", "continued"],
 )
-def test_holdfast_steers_by_kl_where_a_fresh_adapter_can_be_switched_off(changes, unit):
+def test_the_unit_is_the_defenses_unless_it_is_written(changes, unit):
     assert config_from_dict({**NAMED, **changes}).constraint["safety"].get("unit") == unit
 
 

@@ -58,10 +58,10 @@ def test_the_page_about_run_files_spells_out_the_table():
 
 
 def test_python_and_evidence_read_the_table():
-    assert constraint_defaults(adapter=True)["unit"] == "kl_token"
+    assert constraint_defaults()["unit"] == "kl_token"
     unit = {"unit": "nll_token"}
-    assert constraint_defaults(adapter=False) == constraint_defaults(adapter=True) | unit
-    table = {name: value for name, value in constraint_defaults(adapter=True).items() if name != "unit"}
+    assert constraint_defaults(kl=False) == constraint_defaults() | unit
+    table = {name: value for name, value in constraint_defaults().items() if name != "unit"}
     assert defaults(ChanceConstraint) | table == defaults(ChanceConstraint)
     assert defaults(Holdfast.Config) == block("defense")
 

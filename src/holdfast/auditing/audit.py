@@ -120,7 +120,7 @@ def audit(
             max_length, kl, batch_tokens, None if judge is None else open_judge(judge), max_new_tokens, harm_tau
         )
         with_kl = pair.switchable and not pair.tokenizers.own and kl is not False
-        limit = constraint or ChanceConstraint(**constraint_defaults(adapter=with_kl))
+        limit = constraint or ChanceConstraint(**constraint_defaults(kl=with_kl))
         settings = {"template": template, "tokenizer": tokenizer, "max_length": max_length}
 
         def enter() -> None:

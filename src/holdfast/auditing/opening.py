@@ -65,7 +65,7 @@ def open_certify(
         share: the certify prompts of a run that asked its model; `safety` are its examples.
         notes: further assumptions to state.
     """
-    limit, setup = constraint or ChanceConstraint(**constraint_defaults(adapter=by == "kl")), setup or Setup()
+    limit, setup = constraint or ChanceConstraint(**constraint_defaults(kl=by == "kl")), setup or Setup()
     by = "harm" if judge is not None else by or ("kl" if limit.unit == "kl_token" else "likelihood")
     limit = replace(limit, unit="kl_token") if by == "kl" else limit
     if also and by != "behaviour":
@@ -216,7 +216,7 @@ def certify(
         )
     wanted: dict[str, Any] = {"alpha": alpha, "tau": tau, "unit": unit}
     given = {name: value for name, value in wanted.items() if value is not None}
-    limit = ChanceConstraint(**constraint_defaults(adapter=by == "kl") | given)
+    limit = ChanceConstraint(**constraint_defaults(kl=by == "kl") | given)
     record = open_certify(
         before, after, str(prompts) if isinstance(prompts, str | Path) else _examples(prompts), limit,
         by=by, also=[also] if isinstance(also, str) else also, output=Path(output), judge=judge,

@@ -32,7 +32,7 @@ _TAU = f"Largest acceptable degradation. [default: {default('constraint.tau')}]"
 _ALPHA = f"Tolerated share beyond tau. [default: {default('constraint.alpha')}]"
 _UNIT = (
     "nll_token, nll_sum, nll_first or kl_token. "
-    f"[default: {default('constraint.unit')} of an adapter, else {default('constraint.unit_without_adapter')}]"
+    f"[default: {default('constraint.unit')} of an adapter, else {default('constraint.unit_of_two_models')}]"
 )
 _FIRST = f"Tokens that nll_first looks at. [default: {default('constraint.first_k')}]"
 _TOKENS, _HARM_TAU = default("evidence.max_new_tokens"), default("evidence.harm_tau")
@@ -133,7 +133,7 @@ def _audit_two(
         with suppress(HoldfastError):  # the audit refuses it, after the data
             source = resolve(after, options["after_revision"], options["trust_remote_code"])
             switchable = adapter_folder(source) is not None
-    limit = ChanceConstraint(**constraint_defaults(adapter=switchable) | limits)
+    limit = ChanceConstraint(**constraint_defaults(kl=switchable) | limits)
     return measure(before, after, safety, limit, output=output or Path(DEFAULT_OUTPUT), **options)
 
 

@@ -101,7 +101,7 @@ def _limit(values: Values, alpha: float | None) -> ChanceConstraint:
         what = f"{', '.join(sorted(other))}: a certificate by behaviour has no such limit"
         raise ConfigError(what, remedy="leave it out, or certify --by likelihood or kl")
     given |= {} if alpha is None else {"alpha": alpha}
-    return ChanceConstraint(**constraint_defaults(adapter=values["by"] == "kl") | given)
+    return ChanceConstraint(**constraint_defaults(kl=values["by"] == "kl") | given)
 
 
 def _opened(values: Values, *question: Any, **options: Any) -> CertificateRecord:

@@ -22,10 +22,10 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.encode import Encoded
 from holdfast.fused.body import EagerPasses
 from holdfast.fused.packed_rows import Row, Scored, encoded_rows, scored
-from holdfast.fused.reference_states import ReferenceStates
 from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit, slope
 from holdfast.scoring.head import Head, kl_and_gradient, nll_and_gradient, nll_with_statistics, over_pieces
+from holdfast.scoring.reference_states import ReferenceStates
 from holdfast.scoring.transfer import to_device
 
 
@@ -56,7 +56,7 @@ class JointPass:
 
     Args:
         passes: how the layers are run: kernel by kernel, or recorded.
-        kept: the reference's states of all rows of kl_token sets; None passes over them at every step.
+        kept: the reference's states of all rows of kl_token sets; None passes over them at every step, adapter off.
     """
 
     def __init__(self, passes: EagerPasses, kept: ReferenceStates | None = None) -> None:
@@ -130,7 +130,7 @@ class JointPass:
         return in_unit(losses, c) - to_device(term.reference, self.device).to(total)
 
     def _reference(self, term: Term) -> Tensor | None:
-        """Hidden states of the scored tokens with the adapter off; None where the unit does not look at them.
+        """Hidden states of the scored tokens at theta_0; None where the unit does not look at them.
 
         The head is the model's own: adapters that change it are not trained here.
         """

@@ -1,12 +1,6 @@
-"""Hidden states at theta_0 of every constraint row's completion, kept in host memory (unit `kl_token`).
-
-The reference's distribution of a row never changes, and each row comes up again and again: one pass over the set, with
-the adapter off, spares every step a forward over its safety rows. All rows are passed over at the start and in an order
-of their own, so that what is kept does not depend on when a run was interrupted.
-"""
+"""The reference's states of a fresh adapter's run, kept by packed passes with the adapter off (unit `kl_token`)."""
 
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,37 +8,22 @@ from torch import Tensor
 from holdfast.data.encode import Encoded
 from holdfast.fused.body import EagerPasses
 from holdfast.fused.packed_rows import encoded_rows, scored
-from holdfast.scoring.transfer import to_device
+from holdfast.scoring.reference_states import ReferenceStates
 
 LIMIT = 2 * 2**30  # bytes of host memory
 PASS_TOKENS = 4096  # at one time on the device
 
 
-class ReferenceStates:
-    """States of the scored tokens, row by row."""
+def with_adapter_off(passes: EagerPasses, examples: Sequence[Encoded], device: torch.device) -> ReferenceStates:
+    """Pass over all examples with the adapter off."""
+    unique = {example.id: example for example in examples}
+    ordered = sorted(unique.values(), key=lambda e: (len(e.input_ids), e.id))
 
-    def __init__(self, table: Tensor, places: dict[str, slice], device: torch.device) -> None:
-        self._table, self._places, self._device = table, places, device
+    def states(batch: Sequence[Encoded]) -> Tensor:
+        rows = [encoded_rows(batch)]
+        return passes.states(rows, adapters=False).index_select(0, scored(rows)[0].at.to(device))
 
-    @classmethod
-    @torch.no_grad()
-    def of(cls, passes: EagerPasses, examples: Sequence[Encoded], device: torch.device) -> Self:
-        """Pass over all examples with the adapter off."""
-        unique = {example.id: example for example in examples}
-        ordered = sorted(unique.values(), key=lambda e: (len(e.input_ids), e.id))
-        parts, places, start = [], {}, 0
-        for batch in _batches(ordered):
-            rows = [encoded_rows(batch)]
-            at = scored(rows)[0].at.to(device)
-            parts.append(passes.states(rows, adapters=False).index_select(0, at).cpu())
-            for example in batch:
-                places[example.id] = slice(start, start + example.n_labels)
-                start += example.n_labels
-        return cls(torch.cat(parts), places, device)
-
-    def __call__(self, rows: Sequence[Encoded]) -> Tensor:
-        """(scored tokens, width) of the rows, one after the other, on the device."""
-        return to_device(torch.cat([self._table[self._places[row.id]] for row in rows]), self._device)
+    return ReferenceStates.of(_batches(ordered), states, device)
 
 
 def fits(examples: Sequence[Encoded], width: int, dtype: torch.dtype) -> bool:

@@ -213,14 +213,16 @@ def losses_of(model: Any, batch: Batch) -> Tensor:
     return batch.per_example(torch.stack([nll, nll * batch.early]))
 
 
-def kl_of(model: Any, batch: Batch, reference_model: Callable[[], AbstractContextManager[Any]] | None = None) -> Tensor:
-    """Summed `KL(pi_0 || pi_theta)` of every example's completion.
+Reference = States | Callable[[], AbstractContextManager[Any]] | None
+"""pi_0 on a batch: its states; or what makes a context in which the model is pi_0; None switches the adapters off."""
 
-    `reference_model` makes a context in which the model is pi_0; None switches its adapters off.
-    """
-    with torch.no_grad(), adapters_off(model) if reference_model is None else reference_model():
-        reference = States.of(model, batch)  # a trained copy of the head (modules_to_save) is part of the adapter
-        reference.head.keep()
+
+def kl_of(model: Any, batch: Batch, reference: Reference = None) -> Tensor:
+    """Summed `KL(pi_0 || pi_theta)` of every example's completion."""
+    if not isinstance(reference, States):
+        with torch.no_grad(), adapters_off(model) if reference is None else reference():
+            reference = States.of(model, batch)  # a trained copy of the head (modules_to_save) is part of the adapter
+            reference.head.keep()
     states = States.of(model, batch)
     return batch.per_example(token_kl(states.head, states.hidden, reference.head, reference.hidden))
 
@@ -233,12 +235,10 @@ def completion_losses(model: Any, batch: Mapping[str, Tensor], first_k: int) -> 
     return CompletionLosses(total, tokens, first, tokens.clamp(max=first_k))
 
 
-def completion_kl(
-    model: Any, batch: Mapping[str, Tensor], reference_model: Callable[[], AbstractContextManager[Any]] | None = None
-) -> Tensor:
+def completion_kl(model: Any, batch: Mapping[str, Tensor], reference: Reference = None) -> Tensor:
     """Mean over the completion of `KL(pi_0 || pi_theta)` per token; see `kl_of`."""
     located = Batch.located(batch, first_k=1)
-    return kl_of(model, located, reference_model) / located.per_example(torch.ones_like(located.early))
+    return kl_of(model, located, reference) / located.per_example(torch.ones_like(located.early))
 
 
 @torch.no_grad()

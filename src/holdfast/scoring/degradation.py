@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import UnsupportedError
-from holdfast.scoring.completion import CompletionLosses, adapter_layers, completion_kl, completion_losses
+from holdfast.scoring.completion import CompletionLosses, States, completion_kl, completion_losses
 
 
 def in_unit(losses: CompletionLosses, constraint: ChanceConstraint) -> Tensor:
@@ -26,10 +25,20 @@ def in_unit(losses: CompletionLosses, constraint: ChanceConstraint) -> Tensor:
     return losses.per_first_token() if constraint.unit == "nll_first" else losses.per_token()
 
 
-def degradation(model: Any, batch: Mapping[str, Tensor], reference: Tensor, constraint: ChanceConstraint) -> Tensor:
-    """`D_i` of every row, differentiable; `reference` are their losses at theta_0 (zeros for `kl_token`)."""
+def degradation(
+    model: Any,
+    batch: Mapping[str, Tensor],
+    reference: Tensor,
+    constraint: ChanceConstraint,
+    states: States | None = None,
+) -> Tensor:
+    """`D_i` of every row, differentiable.
+
+    `reference` are their losses at theta_0. `kl_token` looks at their `states` there instead; None: with the adapters
+    off.
+    """
     if constraint.unit == "kl_token":
-        return completion_kl(model, batch)
+        return completion_kl(model, batch, states)
     losses = completion_losses(model, batch, constraint.first_k)
     return in_unit(losses, constraint) - reference.to(losses.total)
 
@@ -40,13 +49,3 @@ def slope(weight: Callable[[Tensor], Tensor], degradations: Tensor) -> Tensor:
         d = degradations.detach().requires_grad_()
         terms = weight(d)
         return torch.autograd.grad(terms.sum(), d)[0] if terms.requires_grad else torch.zeros_like(d)
-
-
-def require_unit_supported(model: Any, constraint: ChanceConstraint) -> None:
-    """`kl_token` reads the reference off the same model with its adapters switched off, so it needs adapters."""
-    if constraint.unit == "kl_token" and not adapter_layers(model):
-        raise UnsupportedError(
-            "unit 'kl_token' needs an adapter: the reference is the same model with its adapter switched off, and this "
-            "run trains all weights",
-            remedy="train with LoRA (lora: {r: 32, ...}), or use unit nll_token",
-        )

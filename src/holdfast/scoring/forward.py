@@ -17,7 +17,7 @@ from holdfast.constraint.gradients import reshard
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded, collate
-from holdfast.scoring.completion import Batch, CompletionLosses, deterministic, kl_of, losses_of
+from holdfast.scoring.completion import Batch, CompletionLosses, States, deterministic, kl_of, losses_of
 from holdfast.scoring.degradation import in_unit
 from holdfast.scoring.transfer import to_device
 
@@ -26,7 +26,8 @@ from holdfast.scoring.transfer import to_device
 class Forward:
     """How to run a model over encoded examples: device, padding, batch size and precision in one place.
 
-    `precision` is the autocast context of training, so that reference and training passes agree.
+    `precision` is the autocast context of training, so that reference and training passes agree. `kept` gives theta_0
+    on examples (`KeptReference`); None where switching the adapters off does.
     """
 
     model: Any
@@ -35,6 +36,7 @@ class Forward:
     batch_size: int
     device: torch.device
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+    kept: Callable[[Sequence[Encoded]], States] | None = None
 
     def resized(self, batch_size: int) -> "Forward":
         return replace(self, batch_size=batch_size)
@@ -42,6 +44,10 @@ class Forward:
     def batch(self, rows: Sequence[Encoded]) -> dict[str, Tensor]:
         """Right-padded tensors on the model's device."""
         return {name: to_device(tensor, self.device) for name, tensor in collate(rows, self.pad_token_id).items()}
+
+    def reference_states(self, rows: Sequence[Encoded], constraint: ChanceConstraint) -> States | None:
+        """What is kept of theta_0 on these rows, where the unit looks at it."""
+        return None if self.kept is None or constraint.unit != "kl_token" else self.kept(rows)
 
     def batches(self, examples: Sequence[Encoded], *, shuffle: int | None = None) -> list[list[int]]:
         """Positions of the examples that run together: sorted by length, or an arbitrary composition by a seed."""
@@ -52,9 +58,14 @@ class Forward:
 
     @torch.no_grad()
     def over(
-        self, examples: Sequence[Encoded], function: Callable[[Batch], Tensor], *, first_k: int, shuffle: int | None
+        self,
+        examples: Sequence[Encoded],
+        function: Callable[[Batch, list[Encoded]], Tensor],
+        *,
+        first_k: int,
+        shuffle: int | None,
     ) -> Tensor:
-        """Apply `function(batch) -> (columns, rows)` to all examples; float64 on the CPU, rows in the order given.
+        """Apply `function(batch, its rows)` -> (columns, rows) to all examples; float64 on the CPU, in the order given.
 
         Batches do not depend on the number of ranks: rank r takes every world-th batch, and ranks that have fewer
         repeat their last one (sharded models need every rank in every forward). `shuffle` is a seed for an arbitrary
@@ -69,7 +80,8 @@ class Forward:
                 at = i * world() + rank()
                 positions = batches[min(at, len(batches) - 1)]
                 rows = [examples[j] for j in positions]
-                values = function(Batch.of(rows, pad_token_id=self.pad_token_id, first_k=first_k, device=self.device))
+                batch = Batch.of(rows, pad_token_id=self.pad_token_id, first_k=first_k, device=self.device)
+                values = function(batch, rows)
                 if at < len(batches):
                     mine += positions
                     found.append(values.double())
@@ -82,7 +94,9 @@ class Forward:
         return columns
 
     def losses(self, examples: Sequence[Encoded], first_k: int, shuffle: int | None = None) -> CompletionLosses:
-        total, first = self.over(examples, lambda batch: losses_of(self.model, batch), first_k=first_k, shuffle=shuffle)
+        total, first = self.over(
+            examples, lambda batch, _: losses_of(self.model, batch), first_k=first_k, shuffle=shuffle
+        )
         tokens = _scored_tokens(examples)
         return CompletionLosses(total, tokens, first, tokens.clamp(max=first_k))
 
@@ -94,8 +108,11 @@ class Forward:
             return torch.empty(0, dtype=torch.float64)
         k = constraint.first_k
         if constraint.unit == "kl_token":
-            found = self.over(examples, lambda batch: kl_of(self.model, batch)[None], first_k=k, shuffle=shuffle)
-            return found[0] / _scored_tokens(examples)
+
+            def kl(batch: Batch, rows: list[Encoded]) -> Tensor:
+                return kl_of(self.model, batch, self.reference_states(rows, constraint))[None]
+
+            return self.over(examples, kl, first_k=k, shuffle=shuffle)[0] / _scored_tokens(examples)
         return in_unit(self.losses(examples, k, shuffle), constraint) - reference.double().cpu()
 
 

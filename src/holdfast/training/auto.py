@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.certification.kept import Limits
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, UnsupportedError
-from holdfast.defaults import default, own_reply_defaults
+from holdfast.defaults import own_reply_defaults
 from holdfast.models.fingerprint import model_fingerprint
 from holdfast.screening.asking import asker_of
 from holdfast.screening.record import FOLDER, fixed_screening
@@ -100,15 +100,11 @@ def without_conflicts(dataset: Any, screening: Screening) -> Any:
     return dataset.select([number for number in range(len(dataset)) if number not in dropped])
 
 
-def constraints_of(screening: Screening | None, given: Any, defense: Defense, arguments: Mapping[str, Any]) -> Any:
-    """The constraints: as given; of sets that were asked for the limits of the table.
-
-    With a `peft_config` the unit is the defense's, as in a run file.
-    """
-    adapter = arguments.get("peft_config") is not None
-    if given is not None or (screening is None and not adapter):
+def constraints_of(screening: Screening | None, given: Any, defense: Defense) -> Any:
+    """The constraints: as given; in the defense's unit; of sets that were asked for with the limits of the table."""
+    if given is not None:
         return given
-    unit = defense.unit if adapter else default("constraint.unit_without_adapter")
+    unit = defense.unit
     if screening is None:
         return ChanceConstraint(unit=unit)
     keeps = {name: screening.counts[name]["keep"] for name in screening.sets}

@@ -16,9 +16,10 @@ from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.joint_pass import JointPass
 from holdfast.fused.probe import packing_problem, probe_rows
 from holdfast.fused.recorded import RecordedPasses
-from holdfast.fused.reference_states import ReferenceStates, fits
+from holdfast.fused.reference_states import fits, with_adapter_off
 from holdfast.fused.support import batch_dependent, other_mixers, plain_layers
 from holdfast.scoring.head import causal_lm
+from holdfast.scoring.reference_states import ReferenceStates
 from holdfast.training.hooks import Defense
 
 if TYPE_CHECKING:
@@ -126,16 +127,18 @@ def _untrue(run: Run, body: Body) -> str | None:
 
 
 def _kept_states(run: Run, body: Body) -> ReferenceStates | None:
-    """The reference's states of kl_token sets, where there is room and every row comes up."""
+    """The reference's states of kl_token sets: those of the run, or where there is room and every row comes up."""
     if not run.defense.joint_terms:
         return None
+    if run.theta_0.kept is not None:
+        return run.theta_0.kept.states
     sets = {name: one for name, one in run.data.safety.items() if one.constraint.unit == "kl_token"}
     examples = [e for one in sets.values() for e in one.constraint_set]
     draws = {name: len(run.data.safety_batch(name)) * run.progress.total_steps for name in sets}
     rare = any(draws[name] < len(one.constraint_set) for name, one in sets.items())
     if not examples or rare or not fits(examples, body.width, body.dtype):
         return None
-    return ReferenceStates.of(EagerPasses(body), examples, run.args.device)
+    return with_adapter_off(EagerPasses(body), examples, run.args.device)
 
 
 def _records(run: Run, body: Body) -> bool:

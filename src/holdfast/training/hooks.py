@@ -109,7 +109,7 @@ class Defense:
         fsdp: whether it is supported under FSDP2; where not, such a run is refused.
         constrains: whether it promises the chance constraint; a run that ends outside it then exits with 4.
         fresh_lora: whether it needs a LoRA adapter that begins with this run (no full fine-tuning, none continued).
-        unit: in which a run with a fresh adapter is measured, and steered where the defense does that, by default.
+        unit: in which a run is measured, and steered where the defense does that, by default.
         off: options with which it is plain SFT under a constraint that nothing violates; None where there are none.
         packs: whether its task pass may run over packed rows (`step: fused`): it leaves TRL's loss, the model's modules
             and their hooks alone.

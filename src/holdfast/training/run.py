@@ -3,7 +3,7 @@
 `Run` is composed of small objects and handed to defenses, which know it by the protocol in `hooks`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from holdfast.constraint.gradients import ParameterSpace, trainable
 from holdfast.core.errors import UnsupportedError
+from holdfast.data.encode import Encoded
 from holdfast.models.fingerprint import has_idle_adapter
 from holdfast.scoring.completion import adapters_off
 from holdfast.scoring.forward import Forward
+from holdfast.scoring.reference_states import KeptReference
 from holdfast.training.fitting import Fitting
 from holdfast.training.hooks import Defense, Items
 from holdfast.training.side_data import SideData
@@ -62,11 +64,18 @@ class Progress:
 
 
 class Theta0:
-    """The model as it entered training: its fresh adapter off, or its first weights put back meanwhile."""
+    """The model as it entered training: its fresh adapter off, or its first weights put back meanwhile.
+
+    Attributes:
+        idle_adapter: whether the run trains a fresh adapter; with it switched off the model is theta_0.
+        kept: theta_0 on the examples that are held in kl_token, where no fresh adapter can be switched off.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.idle_adapter = has_idle_adapter(trainer.model)
+        # Beside another one, which would be switched off with it, it is not.
+        self.idle_adapter = has_idle_adapter(trainer.model) and len(trainer.model.peft_config) == 1
+        self.kept: KeptReference | None = None
         self._weights: list[tuple[nn.Parameter, Tensor]] | None = None
 
     @contextmanager
@@ -83,6 +92,11 @@ class Theta0:
         params, values = zip(*self._weights, strict=True)
         with ParameterSpace(params).exchanged(list(values)):
             yield
+
+    def keep_states(self, examples: Sequence[Encoded]) -> None:
+        """Keep theta_0 on these examples, where no fresh adapter can be switched off; the model must still be it."""
+        if examples and not self.idle_adapter:
+            self.kept = KeptReference.of(self._trainer.run.forward, examples)
 
     def keep(self) -> None:
         """Copy the trainable weights, for `active` where no fresh adapter can be switched off.
@@ -158,7 +172,7 @@ class Run:
         return Forward(
             self.model, pad_token_id=trainer.processing_class.pad_token_id,
             batch_size=min(args.safety_eval_batch_size, self.fitting.eval_rows or args.safety_eval_batch_size),
-            device=args.device, precision=trainer.accelerator.autocast,
+            device=args.device, precision=trainer.accelerator.autocast, kept=self.theta_0.kept,
         )  # fmt: skip
 
     @property

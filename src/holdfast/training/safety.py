@@ -21,8 +21,7 @@ from holdfast.data.sources import examples_from_rows
 from holdfast.data.split_record import require_same, save_record
 from holdfast.data.splits import Split
 from holdfast.defaults import constraint_defaults
-from holdfast.scoring.completion import adapter_layers, deterministic, require_understood_head
-from holdfast.scoring.degradation import require_unit_supported
+from holdfast.scoring.completion import deterministic, require_understood_head
 from holdfast.scoring.forward import Forward
 from holdfast.scoring.reference import ReferenceTable, cache_folder, data_sha256, noise_floor, reference_table
 
@@ -31,7 +30,6 @@ logger = logging.getLogger(__name__)
 DEFAULT = "safety"
 CONVERSATIONS = ("messages", "conversations")
 ROLES = ("constraint", "monitor", "certify")
-KL_AT_START = 1e-2  # nats per token; rounding between batch compositions stays well below
 
 
 @dataclass
@@ -55,6 +53,10 @@ class SafetySet:
         """Every example whose reference loss is needed; the certify split stays closed."""
         return [*self.constraint_set, *self.monitor_set]
 
+    def rows(self, positions: Sequence[int]) -> list[Encoded]:
+        """These examples of the constraint split."""
+        return [self.constraint_set[i] for i in positions]
+
     def folder(self, run_dir: Path) -> Path:
         """Where this set's files go: the run folder, or a folder of its own when there are several sets."""
         return run_dir if self.name == DEFAULT else run_dir / self.name
@@ -64,7 +66,7 @@ def named(value: Any, constraint: Any) -> dict[str, tuple[Any, ChanceConstraint]
     """Safety sets with their constraints by name, from one or several of each."""
     sets = dict(value) if isinstance(value, Mapping) and not _is_roles(value) else {DEFAULT: value}
     if constraint is None:
-        constraint = ChanceConstraint(**constraint_defaults(adapter=False))
+        constraint = ChanceConstraint(**constraint_defaults())
     constraints = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(sets, constraint)
     if set(sets) != set(constraints):
         raise ConfigError(
@@ -209,11 +211,13 @@ def encode_set(
 
 def measure_all(trainer: Any) -> None:
     """Measure every safety set of a run at theta_0; a defense that promises the constraints must be able to start."""
+    by_kl = [one for one in trainer.safety.values() if one.constraint.unit == "kl_token"]
+    trainer.run.theta_0.keep_states([example for one in by_kl for example in one.all_encoded])
     for one in trainer.safety.values():
         if trainer.defense.constrains:
             feasibility.require_feasible_start(one.constraint)
             feasibility.warn_of_free_degradation(one.constraint, one.name)
-            if adapter_layers(trainer.model) and (note := feasibility.likelihood_note(one.constraint)) is not None:
+            if (note := feasibility.likelihood_note(one.constraint)) is not None:
                 _announce(f"{one.name}: {note}")
         _measure(one, trainer)
     if trainer.safety and not trainer.defense.constrains:
@@ -224,7 +228,6 @@ def _measure(safety: SafetySet, trainer: Any) -> None:
     """Fill in reference losses and noise floor at theta_0, and hold the constraint's refusals against them."""
     forward: Forward = trainer.run.forward
     constraint, model, args = safety.constraint, forward.model, trainer.args
-    require_unit_supported(model, constraint)
     with deterministic(model), forward.precision():
         require_understood_head(model, forward.batch(safety.constraint_set[:1]))
     own = {**trainer._theta_0, "data": data_sha256(safety.all_encoded), "first_k": constraint.first_k}
@@ -245,12 +248,6 @@ def _measure(safety: SafetySet, trainer: Any) -> None:
     safety.noise_floor = noise_floor(
         training, safety.constraint_set, safety.constraint_reference, constraint, args.stream_seed
     )
-    if constraint.unit == "kl_token" and safety.noise_floor > KL_AT_START:
-        raise UnsupportedError(
-            f"unit 'kl_token' at the start is {safety.noise_floor:.2g} instead of 0: switching the adapter off does "
-            "not give the model that enters training (it starts from a trained adapter)",
-            remedy="merge that adapter first (the trainer then starts a fresh one), or use unit nll_token",
-        )
     _announce(f"{safety.name}: {constraint.describe()}")
     _announce(
         f"{safety.name}: {cut} constraint, {len(safety.monitor_set)} monitor, {len(safety.split.certify)} certify "

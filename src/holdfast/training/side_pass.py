@@ -110,16 +110,16 @@ def safety_gradient(
     found: list[Tensor] = []
     # FSDP2 frees what a forward gathered in its backward, which must therefore come.
     sharded = any(isinstance(p, DTensor) for p in space.params)
-    reference = safety.constraint_reference[positions]
+    rows, reference, constraint = safety.rows(positions), safety.constraint_reference[positions], safety.constraint
 
     def terms(model: Any, batch: dict[str, Tensor], places: list[int]) -> Tensor:
-        d = degradation(model, batch, reference[places], safety.constraint)
+        states = forward.reference_states([rows[i] for i in places], constraint)
+        d = degradation(model, batch, reference[places], constraint, states)
         found.append(d.detach())
         if not sharded and not bool(slope(term, d).any()):
             d = d.detach()
         return term(d) / len(positions)
 
-    rows = [safety.constraint_set[i] for i in positions]
     _, gradient = side_gradient(forward, rows, terms, space, micro_batch)
     return gather_rows(torch.cat(found)).double().cpu(), gradient
 
@@ -127,9 +127,10 @@ def safety_gradient(
 def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) -> Tensor:
     """Differentiable degradations of this rank's share of the batch, dropout off in the forward."""
     mine = streams.shard(positions, rank(), world())
-    batch = forward.batch([safety.constraint_set[i] for i in mine])
+    rows, constraint = safety.rows(mine), safety.constraint
+    states = forward.reference_states(rows, constraint)
     with deterministic(forward.model), forward.precision():
-        return degradation(forward.model, batch, safety.constraint_reference[mine], safety.constraint)
+        return degradation(forward.model, forward.batch(rows), safety.constraint_reference[mine], constraint, states)
 
 
 def may_share_backward(model: nn.Module, args: Any) -> bool:

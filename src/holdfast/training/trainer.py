@@ -60,8 +60,8 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
                 answers are held; or a `Screening`, to do that with other settings; or prompt/completion, messages or
                 text rows, examples, a `Split`, a mapping with the keys constraint, monitor and certify, or a mapping
                 of names to any of these (several constraints).
-            constraint: one for all safety sets, or one per name; None: the defaults, with a `peft_config` in the
-                defense's unit (kl_token for nearly all), without one in nll_token.
+            constraint: one for all safety sets, or one per name; None: the defaults, in the defense's unit (kl_token
+                for nearly all).
             defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.
             harmful_dataset: harmful pairs, in the formats of `safety_dataset`, for defenses that train against them.
             unaligned: the weights before alignment, for defenses that need them: a model (its reference or the object),
@@ -80,7 +80,7 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
             raise ConfigError("no task data to train on", remedy="pass train_dataset=...")
         model, self.screening = screened(model, safety_dataset, args, kwargs, create=create_model_from_path)
         safety_dataset = safety_dataset if self.screening is None else self.screening.sets
-        constraint = constraints_of(self.screening, constraint, self.defense, kwargs)
+        constraint = constraints_of(self.screening, constraint, self.defense)
         self._attached_to: Any = None
         self._measured = False
         # The task's texts get no name here: it would keep them in memory while TRL prepares the task.

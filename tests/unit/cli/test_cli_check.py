@@ -218,7 +218,6 @@ def test_a_start_outside_the_limit_stops_only_a_defense_that_enforces_it(run_fil
         (["train.torch_compile=true"], "torch_compile"),
         (["train.optim=lomo"], "optimizer lomo"),
         (["adapter_policy=continue"], "adapter_policy: continue goes on training an adapter"),
-        (["lora=null", "constraint.unit=kl_token"], "constraint.unit: kl_token reads the reference off the model"),
         (["train.per_device_train_batch_size=0"], "per_device_train_batch_size is 0, expected at least 1"),
         (["train.gradient_accumulation_steps=0"], "gradient_accumulation_steps is 0, expected at least 1"),
         (["train.max_steps=0"], "max_steps is 0"),

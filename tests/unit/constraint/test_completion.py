@@ -10,7 +10,6 @@ from tests.unit.constraint.literal import PAD, ROWS, adapted, encoded, forward, 
 from transformers import XGLMConfig, XGLMForCausalLM
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import UnsupportedError
 from holdfast.data.encode import Encoded, collate
 from holdfast.scoring import head
 from holdfast.scoring.completion import (
@@ -20,7 +19,7 @@ from holdfast.scoring.completion import (
     deterministic,
     hidden_states,
 )
-from holdfast.scoring.degradation import degradation, in_unit, require_unit_supported
+from holdfast.scoring.degradation import degradation, in_unit
 
 
 def test_token_sum_and_first_equal_the_literal_computation():
@@ -105,12 +104,6 @@ def test_adapters_off_is_the_base_model_to_the_bit():
         assert torch.equal(hidden_states(model, batch), expected)
     assert not torch.equal(hidden_states(model, batch), expected)
     assert all(p.requires_grad for name, p in model.named_parameters() if "lora_" in name)
-
-
-def test_unit_kl_needs_an_adapter():
-    with pytest.raises(UnsupportedError, match="needs an adapter"):
-        require_unit_supported(tiny.model(), ChanceConstraint(unit="kl_token"))
-    require_unit_supported(adapted(), ChanceConstraint(unit="kl_token"))
 
 
 @pytest.mark.parametrize("unit", ["nll_token", "nll_sum", "nll_first", "kl_token"])

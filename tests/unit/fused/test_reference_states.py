@@ -9,7 +9,7 @@ from tests.oracle.test_fused_step import SOME_ACTIVE, close, trained
 from holdfast.fused import reference_states
 from holdfast.fused.body import EagerPasses
 from holdfast.fused.packed_rows import encoded_rows, scored
-from holdfast.fused.reference_states import ReferenceStates, fits
+from holdfast.fused.reference_states import fits, with_adapter_off
 
 KL = {"unit": "kl_token", "limit": SOME_ACTIVE, "optim": "sgd", "learning_rate": 0.05, "safety_batch_size": 4}
 
@@ -23,7 +23,7 @@ def test_kept_states_are_those_of_a_pass(run, monkeypatch):
     monkeypatch.setattr(reference_states, "PASS_TOKENS", 40)  # several passes
     _, _, trainer = run
     passes, examples = EagerPasses(trainer.run.engine.joint.passes.body), trainer.safety["safety"].constraint_set
-    kept = ReferenceStates.of(passes, examples, torch.device("cpu"))
+    kept = with_adapter_off(passes, examples, torch.device("cpu"))
     wanted = [examples[i] for i in (7, 0, 3)]
     rows = [encoded_rows(wanted)]
     expected = passes.states(rows, adapters=False)[scored(rows)[0].at]

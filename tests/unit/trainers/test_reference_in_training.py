@@ -11,7 +11,7 @@ from tests import tiny
 from tests.unit.trainers.building import SLACK, build, safety
 
 import holdfast as hf
-from holdfast.core.errors import CheckpointError, DataError, InfeasibleError, UnsupportedError
+from holdfast.core.errors import CheckpointError, DataError, InfeasibleError
 from holdfast.scoring.forward import Forward
 from holdfast.scoring.reference import ReferenceTable
 
@@ -166,17 +166,3 @@ def test_tau_inside_the_noise_is_refused_unless_allowed(tmp_path, monkeypatch):
     build(tmp_path, given={"constraint": hf.ChanceConstraint(tau=0.1, allow_tau_below_noise=True, unit="nll_token")})
     monkeypatch.setattr("holdfast.training.safety.noise_floor", lambda *_: 0.019)
     build(tmp_path, given={"constraint": hf.ChanceConstraint(tau=0.1, unit="nll_token")})
-
-
-def test_kl_that_does_not_start_at_zero_is_refused(tmp_path):
-    """A trained adapter as the start: switching it off is not the model that enters training."""
-    from peft import get_peft_model
-
-    model = get_peft_model(tiny.model(), tiny.lora())
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "lora_B" in name:
-                p.normal_()
-    given = {"model": model, "peft_config": None, "constraint": hf.ChanceConstraint(unit="kl_token")}
-    with pytest.raises(UnsupportedError, match="instead of 0"):
-        build(tmp_path, given=given)

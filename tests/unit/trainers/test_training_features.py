@@ -77,17 +77,6 @@ def test_all_weights(tmp_path):
     assert_barrier_holds(rows)
 
 
-def test_packed_task_rows(tmp_path):
-    """The safety pass is not packed; TRL only warns about attention without document boundaries."""
-    options = {"packing": True, "max_length": 32, "num_train_epochs": 6, "max_steps": -1}
-    trainer = build(tmp_path, given={"constraint": TIGHT}, **options)
-    assert len(trainer.train_dataset) < 12
-    trainer.train()
-    rows = read(trainer.run_dir / "events.jsonl")
-    assert_barrier_holds(rows)
-    assert all(len(e.input_ids) <= 16 for e in trainer.safety["safety"].all_encoded)
-
-
 def test_bf16_autocast_over_a_float32_base(tmp_path):
     trainer, rows = trained(tmp_path, NOISY, bf16=True)
     assert trainer.safety["safety"].reference.provenance["autocast"] == "bf16"

@@ -43,13 +43,6 @@ def _adapter(config: RunConfig) -> Found:
         yield "adapter_policy", f"{continued}which {what} rules out", "use merge"
     elif config.adapter_policy == "continue" and _is_full_model(config.model):
         yield "adapter_policy", f"{continued}and {config.model} is none", "use merge"
-    for name, block in config.constraint.items() if config.lora is None else ():
-        if block.get("unit") == "kl_token":
-            yield (
-                f"constraint.{name}.unit" if len(config.constraint) > 1 else "constraint.unit",
-                "kl_token reads the reference off the model with its adapter switched off, and `lora: null` has none",
-                "give a `lora` block, or use nll_token",
-            )
     if config.quantization is not None and config.lora is None:
         yield "lora", "a quantized model cannot be trained in full", "give a `lora` block, or drop quantization"
 

@@ -125,7 +125,7 @@ def filled(raw: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
             limit[field] = entry.value
         elif block != "defense" and isinstance(written := values.get(block, {}), Mapping):
             values[block] = {field: entry.value, **written}
-    values["constraint"] = _constraints(values, _default_unit(values, name) | limit)
+    values["constraint"] = _constraints(values, _default_unit(name) | limit)
     train = values.get("train", {})
     if raw.get("preset") is None and not complete and isinstance(train, Mapping):
         # What the file says comes first: problems are reported in its order.
@@ -149,16 +149,11 @@ def _safety(raw: Mapping[str, Any]) -> Any:
     return copy.deepcopy(SPELLED_OUT) if safety == "auto" else safety
 
 
-def _default_unit(values: Mapping[str, Any], name: Any) -> dict[str, Any]:
-    """The defense's unit, for nearly all of them KL to the reference, so that runs of different defenses compare.
-
-    KL needs a fresh adapter; without one (all parameters trained, or an adapter continued) it is the table's
-    `constraint.unit_without_adapter`.
-    """
+def _default_unit(name: Any) -> dict[str, Any]:
+    """The defense's unit, for nearly all of them KL to the reference, so that runs of different defenses compare."""
     from holdfast.training.hooks import DEFENSES
 
-    fresh = values.get("lora", {}) is not None and values.get("adapter_policy", "merge") == "merge"
-    return {"unit": DEFENSES[name].unit} if fresh and isinstance(name, str) and name in DEFENSES else {}
+    return {"unit": DEFENSES[name].unit} if isinstance(name, str) and name in DEFENSES else {}
 
 
 def _constraints(values: Mapping[str, Any], below: Mapping[str, Any]) -> Any:

@@ -74,8 +74,7 @@ def constraints(config: RunConfig) -> dict[str, ChanceConstraint]:
     """The chance constraint of every safety set."""
     from holdfast.constraint.chance import ChanceConstraint
 
-    # A run with a fresh adapter has its unit written by now (`with_default_unit`).
-    base = constraint_defaults(adapter=False)
+    base = constraint_defaults()
     return {name: ChanceConstraint(**{**base, **block}) for name, block in config.constraint.items()}
 
 
@@ -183,7 +182,7 @@ def resolved(config: RunConfig) -> dict[str, Any]:
 
     values = config.model_dump()
     values["train"] = {k: v for k, v in defaults(SafeSFTConfig).items() if k not in OWNED} | config.train
-    base = defaults(ChanceConstraint) | constraint_defaults(adapter=False)
+    base = defaults(ChanceConstraint) | constraint_defaults()
     blocks = {name: base | block for name, block in config.constraint.items()}
     values["constraint"] = blocks if config.named else next(iter(blocks.values()))
     if not config.named:
