@@ -9,6 +9,7 @@ import torch
 from peft import get_peft_model
 
 import holdfast as hf
+from holdfast.core.units import KL_UNITS, UNITS
 from holdfast.fused import delta_rule
 from holdfast.training.fused_engine import FusedEngine
 from tests import hybrid, rounding, tiny
@@ -82,14 +83,14 @@ def both(folder: Any, *, tolerance: float = rounding.FLOAT32, **options: Any) ->
     return fused, two
 
 
-@pytest.mark.parametrize("unit", ["nll_token", "nll_sum", "nll_first", "kl_token"])
+@pytest.mark.parametrize("unit", UNITS)
 def test_it_is_the_step_of_two_passes_in_every_unit(tmp_path, unit):
-    limit = SOME_ACTIVE if unit == "kl_token" else ALL_ACTIVE  # KL starts at zero, with a zero gradient
+    limit = SOME_ACTIVE if unit in KL_UNITS else ALL_ACTIVE  # KL starts at zero, with a zero gradient
     # Its gradient is p - p_0, two numbers that are still nearly equal: float32 leaves six digits of the difference.
     both(
         tmp_path,
         unit=unit,
-        tolerance=1e-5 if unit == "kl_token" else 1e-6,
+        tolerance=1e-5 if unit in KL_UNITS else 1e-6,
         limit=limit,
         learning_rate=0.05,
         optim="sgd",

@@ -14,7 +14,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holdfast.constraint.chance import UNITS, ChanceConstraint
+from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.feasibility import (
     free_degradation,
     likelihood_note,
@@ -26,6 +26,7 @@ from holdfast.constraint.feasibility import (
 )
 from holdfast.constraint.majorizers import MAJORIZERS
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError, UnsupportedError
+from holdfast.core.units import UNITS
 
 degradations = st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=40).map(
     lambda values: torch.tensor(values, dtype=torch.float64)
@@ -42,7 +43,33 @@ betas = st.floats(0.1, 50.0)
 def test_g_below_zero_implies_the_chance_constraint(D: Tensor, tau: float, alpha: float, beta: float) -> None:
     for name in MAJORIZERS:
         constraint = ChanceConstraint(tau, alpha, name, beta, unit="nll_token")
-        assert constraint.violation_rate(D) <= constraint.value(D).item() + alpha + 1e-12
+        g = constraint.value(D).item()
+        bound = alpha * math.exp(min(beta * g, 700.0)) if name == "entropic" else g + alpha
+        assert constraint.violation_rate(D) <= bound * (1 + 1e-12) + 1e-12
+
+
+@given(D=degradations, tau=taus, alpha=alphas, beta=betas)
+def test_entropic_has_the_feasible_points_of_the_exponential(D: Tensor, tau: float, alpha: float, beta: float) -> None:
+    log_form, plain = (
+        ChanceConstraint(tau, alpha, name, beta, unit="nll_token") for name in ("entropic", "exponential")
+    )
+    g, expected = log_form.value(D).item(), np.log(np.mean(np.exp(beta * (D.numpy() - tau))) / alpha) / beta
+    assert g == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assume(abs(g) > 1e-9)
+    assert (g <= 0) == (plain.value(D).item() <= 0)
+    assert log_form.feasible_start == plain.feasible_start
+
+
+def test_entropic_is_finite_where_the_exponential_overflows() -> None:
+    """Value and slopes in float32, against the softmax of float64 numbers shifted by hand."""
+    values = [0.0, 9.0, 9.1, 40.0]
+    D = torch.tensor(values, dtype=torch.float32, requires_grad=True)
+    constraint = ChanceConstraint(0.1, 0.05, "entropic", 50.0)
+    (slopes,) = torch.autograd.grad(constraint.value(D), D)
+    weights = np.exp(50.0 * (np.array(values) - 40.0))
+    assert constraint.value(D).item() == pytest.approx(39.9 + math.log(weights.mean() / 0.05) / 50.0, rel=1e-6)
+    assert slopes.tolist() == pytest.approx((weights / weights.sum()).tolist(), abs=1e-6)
+    assert math.isinf(ChanceConstraint(0.1, 0.05, "exponential", 50.0).value(D).item())
 
 
 @given(D=degradations, tau=taus, alpha=alphas, beta=betas)
@@ -100,9 +127,10 @@ def test_violation_is_strict_and_nan_counts_as_one() -> None:
 def test_feasible_start_is_the_start_rule(name: str, tau: float, alpha: float, beta: float, share: float) -> None:
     constraint = ChanceConstraint(tau, alpha, name, beta, buffer=share * alpha, unit="nll_token")
     smallest = smallest_beta(constraint)
-    assert constraint.start_value() == pytest.approx(
-        constraint.value(torch.zeros(7, dtype=torch.float64)).item(), abs=1e-12
-    )
+    if name != "entropic":
+        assert constraint.start_value() == pytest.approx(
+            constraint.value(torch.zeros(7, dtype=torch.float64)).item(), abs=1e-12
+        )
     if name == "cvar":
         assert constraint.feasible_start
         return

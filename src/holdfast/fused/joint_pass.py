@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded
 from holdfast.fused.body import EagerPasses
 from holdfast.fused.packed_rows import Row, Scored, encoded_rows, scored
@@ -56,7 +57,7 @@ class JointPass:
 
     Args:
         passes: how the layers are run: kernel by kernel, or recorded.
-        kept: the reference's states of all rows of kl_token sets; None passes over them at every step.
+        kept: the reference's states of all rows of sets whose unit is a KL; None passes over them at every step.
     """
 
     def __init__(self, passes: EagerPasses, kept: ReferenceStates | None = None) -> None:
@@ -127,14 +128,15 @@ class JointPass:
         if c.unit == "kl_token":
             return total / counts
         losses = CompletionLosses(total, counts, part.per_row(values, c.first_k), counts.clamp(max=c.first_k))
-        return in_unit(losses, c) - to_device(term.reference, self.device).to(total)
+        found = in_unit(losses, c)
+        return found if c.unit in KL_UNITS else found - to_device(term.reference, self.device).to(total)
 
     def _reference(self, term: Term) -> Tensor | None:
         """Hidden states of the scored tokens with the adapter off; None where the unit does not look at them.
 
         The head is the model's own: adapters that change it are not trained here.
         """
-        if term.constraint.unit != "kl_token" or not term.rows:
+        if term.constraint.unit not in KL_UNITS or not term.rows:
             return None
         if self.kept is not None:
             return self.kept(term.rows)

@@ -1,4 +1,4 @@
-"""Hidden states at theta_0 of every constraint row's completion, kept in host memory (unit `kl_token`).
+"""Hidden states at theta_0 of every constraint row's completion, kept in host memory (units `kl_token` and `kl_first`).
 
 The reference's distribution of a row never changes, and each row comes up again and again: one pass over the set, with
 the adapter off, spares every step a forward over its safety rows. All rows are passed over at the start and in an order

@@ -6,6 +6,7 @@
 | `nll_sum`   | summed NLL minus the reference's (the paper's definition)               |
 | `nll_first` | mean NLL of the first k completion tokens minus the reference's         |
 | `kl_token`  | mean token KL from the reference to the model; the reference's is zero  |
+| `kl_first`  | mean token KL over the first k completion tokens                         |
 """
 
 from collections.abc import Callable, Mapping
@@ -16,20 +17,21 @@ from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.units import FIRST_UNITS, KL_UNITS
 from holdfast.scoring.completion import CompletionLosses, adapter_layers, completion_kl, completion_losses
 
 
 def in_unit(losses: CompletionLosses, constraint: ChanceConstraint) -> Tensor:
-    """Per-example NLL in the constraint's unit."""
+    """Per-example NLL, or KL, in the constraint's unit."""
     if constraint.unit == "nll_sum":
         return losses.total
-    return losses.per_first_token() if constraint.unit == "nll_first" else losses.per_token()
+    return losses.per_first_token() if constraint.unit in FIRST_UNITS else losses.per_token()
 
 
 def degradation(model: Any, batch: Mapping[str, Tensor], reference: Tensor, constraint: ChanceConstraint) -> Tensor:
-    """`D_i` of every row, differentiable; `reference` are their losses at theta_0 (zeros for `kl_token`)."""
-    if constraint.unit == "kl_token":
-        return completion_kl(model, batch)
+    """`D_i` of every row, differentiable; `reference` are their losses at theta_0 (not used for a KL)."""
+    if constraint.unit in KL_UNITS:
+        return in_unit(completion_kl(model, batch, constraint.first_k), constraint)
     losses = completion_losses(model, batch, constraint.first_k)
     return in_unit(losses, constraint) - reference.to(losses.total)
 
@@ -43,10 +45,10 @@ def slope(weight: Callable[[Tensor], Tensor], degradations: Tensor) -> Tensor:
 
 
 def require_unit_supported(model: Any, constraint: ChanceConstraint) -> None:
-    """`kl_token` reads the reference off the same model with its adapters switched off, so it needs adapters."""
-    if constraint.unit == "kl_token" and not adapter_layers(model):
+    """A KL reads the reference off the same model with its adapters switched off, so it needs adapters."""
+    if constraint.unit in KL_UNITS and not adapter_layers(model):
         raise UnsupportedError(
-            "unit 'kl_token' needs an adapter: the reference is the same model with its adapter switched off, and this "
-            "run trains all weights",
+            f"unit {constraint.unit!r} needs an adapter: the reference is the same model with its adapter switched "
+            "off, and this run trains all weights",
             remedy="train with LoRA (lora: {r: 32, ...}), or use unit nll_token",
         )

@@ -16,6 +16,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.gradients import reshard
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.core.seeding import generator
+from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded, collate
 from holdfast.scoring.completion import Batch, CompletionLosses, deterministic, kl_of, losses_of
 from holdfast.scoring.degradation import in_unit
@@ -82,8 +83,17 @@ class Forward:
         return columns
 
     def losses(self, examples: Sequence[Encoded], first_k: int, shuffle: int | None = None) -> CompletionLosses:
-        total, first = self.over(examples, lambda batch: losses_of(self.model, batch), first_k=first_k, shuffle=shuffle)
-        tokens = _scored_tokens(examples)
+        return self._summed(examples, losses_of, first_k, shuffle)
+
+    def kl(self, examples: Sequence[Encoded], first_k: int, shuffle: int | None = None) -> CompletionLosses:
+        """KL from the model with its adapters switched off."""
+        return self._summed(examples, kl_of, first_k, shuffle)
+
+    def _summed(
+        self, examples: Sequence[Encoded], sums: Callable[[Any, Batch], Tensor], first_k: int, shuffle: int | None
+    ) -> CompletionLosses:
+        total, first = self.over(examples, lambda batch: sums(self.model, batch), first_k=first_k, shuffle=shuffle)
+        tokens = torch.from_numpy(np.array([example.n_labels for example in examples], dtype=np.float64))
         return CompletionLosses(total, tokens, first, tokens.clamp(max=first_k))
 
     def degradations(
@@ -93,11 +103,6 @@ class Forward:
         if not examples:  # a run may keep no monitor split
             return torch.empty(0, dtype=torch.float64)
         k = constraint.first_k
-        if constraint.unit == "kl_token":
-            found = self.over(examples, lambda batch: kl_of(self.model, batch)[None], first_k=k, shuffle=shuffle)
-            return found[0] / _scored_tokens(examples)
+        if constraint.unit in KL_UNITS:
+            return in_unit(self.kl(examples, k, shuffle), constraint)
         return in_unit(self.losses(examples, k, shuffle), constraint) - reference.double().cpu()
-
-
-def _scored_tokens(examples: Sequence[Encoded]) -> Tensor:
-    return torch.from_numpy(np.array([example.n_labels for example in examples], dtype=np.float64))

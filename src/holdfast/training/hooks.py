@@ -33,8 +33,8 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.registry import Registry, nearest
 
 if TYPE_CHECKING:
-    from holdfast.constraint.chance import Unit
     from holdfast.constraint.gradients import ParameterSpace
+    from holdfast.core.units import Unit
     from holdfast.scoring.forward import Forward
     from holdfast.training.run import Progress, Theta0
     from holdfast.training.side_data import SideData

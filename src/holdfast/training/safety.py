@@ -14,6 +14,7 @@ from holdfast.constraint import feasibility
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.ranks import barrier, rank
+from holdfast.core.units import KL_UNITS
 from holdfast.data import splits
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example, searchable_texts
@@ -245,10 +246,10 @@ def _measure(safety: SafetySet, trainer: Any) -> None:
     safety.noise_floor = noise_floor(
         training, safety.constraint_set, safety.constraint_reference, constraint, args.stream_seed
     )
-    if constraint.unit == "kl_token" and safety.noise_floor > KL_AT_START:
+    if constraint.unit in KL_UNITS and safety.noise_floor > KL_AT_START:
         raise UnsupportedError(
-            f"unit 'kl_token' at the start is {safety.noise_floor:.2g} instead of 0: switching the adapter off does "
-            "not give the model that enters training (it starts from a trained adapter)",
+            f"unit {constraint.unit!r} at the start is {safety.noise_floor:.2g} instead of 0: switching the adapter "
+            "off does not give the model that enters training (it starts from a trained adapter)",
             remedy="merge that adapter first (the trainer then starts a fresh one), or use unit nll_token",
         )
     _announce(f"{safety.name}: {constraint.describe()}")

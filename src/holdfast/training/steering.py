@@ -8,10 +8,15 @@ from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.estimators import Estimator, TailThreshold, make_estimator
+from holdfast.core.errors import ConfigError
 from holdfast.scoring.degradation import slope
 from holdfast.training.hooks import Row
 from holdfast.training.safety import SafetySet
 from holdfast.training.step import Measured
+
+STRAIGHT, LARGEST = 30.0, 690.0
+"""Exponents: from the first on entropic terms go on as straight lines (their slopes are float32, and are averaged);
+beyond the second phi is cut."""
 
 
 class MovingConstraint:
@@ -46,6 +51,10 @@ class Steering:
 
     Here the chance constraint: terms `phi(D - tau)`, limit alpha, margin `rho + reserve alpha`.
 
+    Entropic, with M the running estimate of mean_i phi:  `log(M / (limit - margin)) / beta <= 0`,  whose gradient is
+    mean_i w_i grad D_i, w_i = phi_i / M. Normalised by M, which this batch is part of, no row weighs more than its
+    share of M allows; by the batch's own mean every batch would push alike, whether it has a bad row or not.
+
     Args:
         config: with `estimator`, `decay`, `value_decay` and `reserve`.
     """
@@ -54,10 +63,19 @@ class Steering:
         self.moving = MovingConstraint(safety, config.decay)
         self.limit = self.constraint.alpha
         self.margin = self.constraint.buffer + config.reserve * self.limit
+        self.entropic = self.constraint.majorizer == "entropic"
         decay = config.decay if config.value_decay is None else config.value_decay
         self.estimator: Estimator = make_estimator(
             config.estimator, size=len(safety.constraint_set), start_phi=self.start(), decay=decay
         )
+        self.least = max(1e-3 * min(self.start(), self.limit - self.margin), 1e-300)
+        self.mean = max(self.start(), self.least)
+        """Entropic: the running estimate of mean phi after the last step, never below `least`: it has a logarithm."""
+        if self.entropic and self.margin >= self.limit:
+            raise ConfigError(
+                f"buffer and reserve leave nothing of alpha = {self.limit:g}: together they take {self.margin:g}",
+                remedy="lower constraint.buffer or defense.reserve",
+            )
         self.row: Row = {}
         self.inactive = 0.0
         """Share of the last batch's rows whose term is flat: their gradient is zero."""
@@ -73,12 +91,29 @@ class Steering:
         return self.constraint.feasible_start
 
     def terms(self, degradations: Tensor) -> Tensor:
-        """One differentiable value per example, of whose mean the constraint speaks."""
-        return self.constraint.phi(degradations)
+        """One differentiable value per example, the gradient of whose mean is taken.
+
+        Entropic: `phi / (beta M)`, with M of the step before, and straight on where a row is e^30 times above it.
+        """
+        if not self.entropic:
+            return self.constraint.phi(degradations)
+        c = self.constraint
+        z = c.beta * (degradations - c.tau) - math.log(self.mean)
+        return z.clamp(max=STRAIGHT).exp() * (1 + (z - STRAIGHT).relu()) / c.beta
+
+    def _phi(self, degradations: Tensor) -> Tensor:
+        """exp(beta z) as far as float64 goes: so far up the value is cut, the slopes of `terms` are not."""
+        return (self.constraint.beta * (degradations - self.constraint.tau)).clamp(max=LARGEST).exp()
 
     def start(self) -> float:
         """The term of an example that has not degraded."""
         return self.constraint.start_value() + self.constraint.alpha
+
+    def value(self, mean: float, margin: float) -> float:
+        """The constraint's value where the terms have this mean."""
+        if self.entropic:
+            return math.log(max(mean, self.least) / (self.limit - margin)) / self.constraint.beta
+        return mean - self.limit + margin
 
     def figures(self, degradations: Tensor) -> Row:
         """What the batch looks like, beside the constraint's own value."""
@@ -86,25 +121,32 @@ class Steering:
         return {"violation_rate": c.violation_rate(degradations), "cvar": c.cvar(degradations)}
 
     def estimate(self, measured: Measured) -> tuple[float, float]:
-        """The constraint's value with its margin: on this batch, and as the running estimate that takes it in."""
+        """The constraint's value with its margin: on this batch, and as the running estimate that takes it in.
+
+        Entropic: the measured gradient, normalised by M of the step before, is multiplied in place to be that by M.
+        """
         d = measured.degradations
-        terms = self.terms(d)
-        on_batch = float(terms.mean()) - self.limit + self.margin
+        terms = self._phi(d) if self.entropic else self.terms(d)
         self.row = {"g": None, "violation_rate": None, "cvar": None}
-        if not math.isfinite(on_batch):
+        if not math.isfinite(float(terms.mean())):
             return math.nan, math.nan  # the filter discards the step; nothing may enter the averages
-        estimate = self.estimator.update(measured.index, terms) - self.limit + self.margin
-        self.row = {"g": estimate - self.margin, **self.figures(d)}
         self.inactive = float((slope(self.terms, d) == 0).double().mean())
+        estimate = self.estimator.update(measured.index, terms)
+        if self.entropic:
+            before, self.mean = self.mean, max(estimate, self.least)
+            torch._foreach_mul_(measured.gradient, before / self.mean)
+        self.row = {"g": self.value(estimate, 0.0), **self.figures(d)}
         self.moving.follow(measured.index, d)
-        return on_batch, estimate
+        return self.value(float(terms.mean()), self.margin), self.value(estimate, self.margin)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"estimator": dict(self.estimator.state_dict()), **self.moving.state_dict()}
+        mean = {"mean": self.mean} if self.entropic else {}
+        return {"estimator": dict(self.estimator.state_dict()), **mean, **self.moving.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.estimator.load_state_dict(state["estimator"])
         self.moving.load_state_dict(state)
+        self.mean = float(state.get("mean", self.mean))
 
 
 def one_row(common: Row, each: dict[str, Row]) -> Row:

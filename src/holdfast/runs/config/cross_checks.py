@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.registry import nearest
+from holdfast.core.units import KL_UNITS
 from holdfast.runs.config.blocks import NAMED_PROMPTS, SafetyBlock, on_protocol_data
 from holdfast.runs.config.problems import Problem
 from holdfast.runs.config.schema import RunConfig
@@ -44,10 +45,11 @@ def _adapter(config: RunConfig) -> Found:
     elif config.adapter_policy == "continue" and _is_full_model(config.model):
         yield "adapter_policy", f"{continued}and {config.model} is none", "use merge"
     for name, block in config.constraint.items() if config.lora is None else ():
-        if block.get("unit") == "kl_token":
+        if block.get("unit") in KL_UNITS:
             yield (
                 f"constraint.{name}.unit" if len(config.constraint) > 1 else "constraint.unit",
-                "kl_token reads the reference off the model with its adapter switched off, and `lora: null` has none",
+                f"{block['unit']} reads the reference off the model with its adapter switched off, and `lora: null` "
+                "has none",
                 "give a `lora` block, or use nll_token",
             )
     if config.quantization is not None and config.lora is None:
