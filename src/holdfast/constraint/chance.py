@@ -16,7 +16,7 @@ from torch import Tensor
 from holdfast.constraint.majorizers import MAJORIZERS
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.registry import nearest
-from holdfast.core.units import UNITS, Unit
+from holdfast.core.units import KL_UNITS, UNITS, Unit
 from holdfast.defaults import default
 
 ON_POLICY = "on_policy"  # of audits and certificates alone
@@ -113,6 +113,13 @@ class ChanceConstraint:
         """Whether the unchanged model satisfies the buffered constraint: phi(-tau) <= alpha - rho."""
         return self.start_value() + self.buffer <= _ROUNDING
 
+    @property
+    def mean_bound(self) -> float | None:
+        """The e of `mean D <= e`, which is g <= 0 where D is a KL and the ramp has no flat part; None elsewhere."""
+        if self.unit not in KL_UNITS or self.majorizer != "ramp" or self.beta * self.tau > 1 + _ROUNDING:
+            return None
+        return self.threshold() + self.alpha / self.beta
+
     def threshold(self, beta: float | None = None) -> float:
         """Returns t = tau - 1/beta, where the ramp starts to rise, at `beta` or the constraint's own."""
         return self.tau - 1 / (self.beta if beta is None else beta)
@@ -135,10 +142,11 @@ class ChanceConstraint:
         }[self.unit]  # fmt: skip
         sharpness = f"t={self.cvar_t:g}" if self.majorizer == "cvar" else f"beta={self.beta:g}"
         margin = f", buffer={self.buffer:g}" if self.buffer else ""
-        return (
+        share = (
             f"at most {100 * self.alpha:g}% of examples may degrade by more than {self.tau:g} {quantity} "
             f"({self.unit}), {self.majorizer} {sharpness}{margin}"
         )
+        return share if self.mean_bound is None else f"mean {self.unit} at most {self.mean_bound:.3g}, so {share}"
 
 
 def _require(

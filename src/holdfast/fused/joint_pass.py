@@ -1,7 +1,7 @@
 """Task and safety rows through the model once: the task's gradient, each constraint's, and every degradation.
 
     hidden = layers(all rows)          d_t = gradient of token t's loss by its hidden state (computed with the loss)
-    task:        c_t = share of the token in the step's loss
+    task:        c_t = share of the token in the step's loss: the same for all, or for the tokens of a row
     constraint:  c_t = d mean_i weight(D_i) / d (loss of token t), from the rows' degradations D_i
     backward from c_t d_t; LoRA's gradients are summed group by group.
 
@@ -64,8 +64,19 @@ class JointPass:
         self.passes, self.kept = passes, kept
         self.model, self.device = passes.body.model, passes.body.device
 
-    def run(self, task: Sequence[Row], scale: Tensor, terms: Mapping[str, Term], *, skip: bool = False) -> Found:
-        """Degradations, loss and gradients; the sum of the task's token losses is multiplied by `scale`."""
+    def run(
+        self,
+        task: Sequence[Row],
+        scale: Tensor,
+        terms: Mapping[str, Term],
+        *,
+        skip: bool = False,
+        by_rows: bool = False,
+    ) -> Found:
+        """Degradations, loss and gradients.
+
+        The sum of the task's token losses is multiplied by `scale`; with `by_rows`, the sum of its rows' mean losses.
+        """
         places = {name: scored([encoded_rows(term.rows)])[0] for name, term in terms.items()}
         references = {name: self._reference(term) for name, term in terms.items()}
         known: dict[str, Tensor] = {}
@@ -80,7 +91,7 @@ class JointPass:
         def gradient_of(hidden: Tensor) -> Tensor:
             gradient = torch.zeros_like(hidden)
             head = Head(self.model)
-            self._task(found, head, hidden, gradient, parts[0], scale)
+            self._task(found, head, hidden, gradient, parts[0], scale, by_rows)
             for (name, term), part in zip(terms.items(), parts[1:], strict=True):
                 if term.rows:
                     found.degradations[name], own = self._term(term, head, hidden, part, references[name])
@@ -93,12 +104,17 @@ class JointPass:
         return found
 
     @staticmethod
-    def _task(found: Found, head: Head, hidden: Tensor, gradient: Tensor, part: Scored, scale: Tensor) -> None:
+    def _task(
+        found: Found, head: Head, hidden: Tensor, gradient: Tensor, part: Scored, scale: Tensor, by_rows: bool
+    ) -> None:
         """Write the task's part of the gradient, and its figures."""
         if not len(part.at):
             found.loss = found.entropy = found.correct = 0.0 * scale
             return
         one = nll_with_statistics(head, hidden.index_select(0, part.at), part.targets)
+        if by_rows:
+            shares = (1.0 / part.counts)[part.cell // part.width].to(one.values)
+            one = one._replace(values=one.values * shares, gradients=one.gradients * shares.unsqueeze(1))
         found.loss = (one.values.sum() * scale).detach()
         found.entropy, found.correct = one.entropy.sum(), one.top1.sum()
         gradient.index_copy_(0, part.at, (one.gradients * scale).to(gradient.dtype))

@@ -139,7 +139,10 @@ class SideData:
         return streams.StepStream(len(rows), size, args.stream_seed, name).indices(int(self._trainer.state.global_step))
 
     def own_share(self, rows: Sequence[Encoded]) -> tuple[Inputs, Items]:
-        """This process's part, for this micro-batch, of a step's batch of `task_batch` rows; with its scored tokens."""
+        """This process's part, for this micro-batch, of a step's batch of `task_batch` rows.
+
+        With what the step's loss is divided by.
+        """
         args, progress = self._trainer.args, self._trainer.run.progress
         each = args.per_device_train_batch_size
         needed = each * progress.micro_batches * world()
@@ -148,7 +151,8 @@ class SideData:
         used = rows[:needed]
         mine = streams.shard(used, rank(), world())
         batch = collate(mine[progress.micro * each : (progress.micro + 1) * each], self.tokenizer.pad_token_id)
-        items = torch.tensor(scored_tokens(used if args.average_tokens_across_devices else mine), device=args.device)
+        counted = used if args.average_tokens_across_devices else mine
+        items = torch.tensor(len(counted) if self._trainer.by_rows else scored_tokens(counted), device=args.device)
         return {name: tensor.to(args.device) for name, tensor in batch.items()}, items
 
     def token_share(self, inputs: Inputs, items: Items) -> float:
