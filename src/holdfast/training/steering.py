@@ -8,15 +8,15 @@ from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.estimators import Estimator, TailThreshold, make_estimator
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import InfeasibleError
 from holdfast.scoring.degradation import slope
 from holdfast.training.hooks import Row
 from holdfast.training.safety import SafetySet
 from holdfast.training.step import Measured
 
 STRAIGHT, LARGEST = 30.0, 690.0
-"""Exponents: from the first on entropic terms go on as straight lines (their slopes are float32, and are averaged);
-beyond the second phi is cut."""
+"""Exponents: beyond the first entropic terms go on as straight lines, since their slopes are float32; beyond the second
+phi is cut."""
 
 
 class MovingConstraint:
@@ -51,9 +51,9 @@ class Steering:
 
     Here the chance constraint: terms `phi(D - tau)`, limit alpha, margin `rho + reserve alpha`.
 
-    Entropic, with M the running estimate of mean_i phi:  `log(M / (limit - margin)) / beta <= 0`,  whose gradient is
-    mean_i w_i grad D_i, w_i = phi_i / M. Normalised by M, which this batch is part of, no row weighs more than its
-    share of M allows; by the batch's own mean every batch would push alike, whether it has a bad row or not.
+    Entropic, with M the running estimate of mean_i phi:  `log(M / (limit - margin)) / beta <= 0`.  Its gradient is that
+    of the batch, sum_i w_i grad D_i with w_i = phi_i / sum_j phi_j. Weights by M instead would be nearly zero in every
+    batch without the worst rows: the filter then made large corrections along noise.
 
     Args:
         config: with `estimator`, `decay`, `value_decay` and `reserve`.
@@ -71,10 +71,11 @@ class Steering:
         self.least = max(1e-3 * min(self.start(), self.limit - self.margin), 1e-300)
         self.mean = max(self.start(), self.least)
         """Entropic: the running estimate of mean phi after the last step, never below `least`: it has a logarithm."""
-        if self.entropic and self.margin >= self.limit:
-            raise ConfigError(
-                f"buffer and reserve leave nothing of alpha = {self.limit:g}: together they take {self.margin:g}",
-                remedy="lower constraint.buffer or defense.reserve",
+        if config.reserve and not self.feasible_start and self.constraint.feasible_start:
+            raise InfeasibleError(
+                f"{safety.name}: reserve {config.reserve:g} makes the start infeasible: the unchanged model has phi "
+                f"{self.start():.3g}, and buffer and reserve leave {self.limit - self.margin:.3g} of alpha",
+                remedy="lower defense.reserve, or raise constraint.beta",
             )
         self.row: Row = {}
         self.inactive = 0.0
@@ -87,22 +88,23 @@ class Steering:
 
     @property
     def feasible_start(self) -> bool:
-        """Whether the unchanged model satisfies the constraint."""
-        return self.constraint.feasible_start
+        """Whether the unchanged model satisfies the constraint with its margin."""
+        return bool(self.start() - self.limit + self.margin <= 1e-12)
 
     def terms(self, degradations: Tensor) -> Tensor:
         """One differentiable value per example, the gradient of whose mean is taken.
 
-        Entropic: `phi / (beta M)`, with M of the step before, and straight on where a row is e^30 times above it.
+        Entropic: `phi / (beta M)` with M of the step before, as a straight line where that leaves e^-30 .. e^30.
         """
         if not self.entropic:
             return self.constraint.phi(degradations)
         c = self.constraint
         z = c.beta * (degradations - c.tau) - math.log(self.mean)
-        return z.clamp(max=STRAIGHT).exp() * (1 + (z - STRAIGHT).relu()) / c.beta
+        bent = z.clamp(-STRAIGHT, STRAIGHT)
+        return bent.exp() * (1 + z - bent) / c.beta
 
     def _phi(self, degradations: Tensor) -> Tensor:
-        """exp(beta z) as far as float64 goes: so far up the value is cut, the slopes of `terms` are not."""
+        """exp(beta z), cut where float64 ends; the slopes of `terms` are not."""
         return (self.constraint.beta * (degradations - self.constraint.tau)).clamp(max=LARGEST).exp()
 
     def start(self) -> float:
@@ -123,18 +125,19 @@ class Steering:
     def estimate(self, measured: Measured) -> tuple[float, float]:
         """The constraint's value with its margin: on this batch, and as the running estimate that takes it in.
 
-        Entropic: the measured gradient, normalised by M of the step before, is multiplied in place to be that by M.
+        Entropic: the measured gradient, of terms by M of the step before, is divided in place by its weights' sum.
         """
         d = measured.degradations
         terms = self._phi(d) if self.entropic else self.terms(d)
         self.row = {"g": None, "violation_rate": None, "cvar": None}
         if not math.isfinite(float(terms.mean())):
             return math.nan, math.nan  # the filter discards the step; nothing may enter the averages
-        self.inactive = float((slope(self.terms, d) == 0).double().mean())
+        slopes = slope(self.terms, d)
+        self.inactive = float((slopes == 0).double().mean())
         estimate = self.estimator.update(measured.index, terms)
         if self.entropic:
-            before, self.mean = self.mean, max(estimate, self.least)
-            torch._foreach_mul_(measured.gradient, before / self.mean)
+            torch._foreach_div_(measured.gradient, float(slopes.mean()))
+            self.mean = max(estimate, self.least)
         self.row = {"g": self.value(estimate, 0.0), **self.figures(d)}
         self.moving.follow(measured.index, d)
         return self.value(float(terms.mean()), self.margin), self.value(estimate, self.margin)
