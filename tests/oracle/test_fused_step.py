@@ -51,8 +51,8 @@ def trained(folder: Any, step: str, **options: Any) -> tuple[Watch, dict[str, to
     given = options.pop("given", {})
     if "constraint" not in given:
         given["constraint"] = hf.ChanceConstraint(
-            **options.pop("limit", ALL_ACTIVE), unit=options.pop("unit", "nll_token")
-        )
+            **options.pop("limit", ALL_ACTIVE), unit=options.pop("unit", "nll_token"), first_k=2
+        )  # completions have up to seven tokens
     trainer = build(folder / step, given=given, step=step, **options)
     watch = Watch(trainer)
     trainer.train()
