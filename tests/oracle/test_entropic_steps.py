@@ -100,6 +100,9 @@ def test_a_row_far_above_the_average_has_a_finite_weight(tmp_path):
         torch.testing.assert_close(slopes, torch.softmax(200.0 * d.detach(), 0).float(), rtol=1e-6, atol=1e-9)
         assert value == pytest.approx(float(torch.logsumexp(200.0 * (d.detach() - 0.01), 0) - math.log(0.19 * 6)) / 200)
         assert estimate == pytest.approx(math.log(steering.mean / (ALPHA - BUFFER)) / 200)
+    state = steering.state_dict()
+    assert math.isnan(steering.estimate(Measured(index, d.detach() + math.inf, [slopes]))[0])
+    assert steering.state_dict() == state, "nothing of it is remembered"
     again = Steering(trainer.safety["safety"], trainer.defense.config)
     again.load_state_dict(steering.state_dict())
     assert torch.equal(again.terms(d), steering.terms(d))

@@ -130,7 +130,7 @@ class Steering:
         d = measured.degradations
         terms = self._phi(d) if self.entropic else self.terms(d)
         self.row = {"g": None, "violation_rate": None, "cvar": None}
-        if not math.isfinite(float(terms.mean())):
+        if not math.isfinite(float(terms.mean() + d.mean())):
             return math.nan, math.nan  # the filter discards the step; nothing may enter the averages
         slopes = slope(self.terms, d)
         self.inactive = float((slopes == 0).double().mean())
