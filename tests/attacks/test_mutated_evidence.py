@@ -107,8 +107,9 @@ OPEN: dict[str, frozenset[str]] = {
         "after", "before", "binding", "commit", "data", "device", "dtype", "duplicates_dropped", "first_k", "hardware",
         "mode", "noise_floor", "seconds", "tau", "template_sha256", "tokenizer", "tokenizer_sha256", "versions",
     }),
-    # Names of the prompts (a run's are compared with splits.json), and bytes that no column is read from.
-    "audit.parquet": frozenset({"category", "flip", "id"}),
+    # Names of the prompts (a run's are compared with splits.json), and bytes that no column is read from. A KL that is
+    # not the audit's unit follows from no other column, and has figures for the headline's role alone.
+    "audit.parquet": frozenset({"category", "flip", "id", "kl_first"}),
     # How the split was drawn: `audit RUN` and `certify RUN` draw it again from the data.
     "splits.json": frozenset({
         "contradictory_prompts", "duplicates_dropped", "fractions", "moved_from_certify", "rule", "seed",

@@ -38,10 +38,18 @@ PROBLEMS: dict[str, Record] = {
     "kl": {**KL, "skip_inactive_rows": "on"},
     "two sets, first rank flat": {"skip_inactive_rows": "on", "flat": 4, "constraint": TWO},
     "first rank and one row flat": {"skip_inactive_rows": "on", "flat": 5, "accumulation": 2},
+    "by rows": {"loss_weights": "rows", "accumulation": 2},
     "all flat": {"skip_inactive_rows": "on", "flat": 8},
     "fewer rows than micro-batches": {"skip_inactive_rows": "on", "safety_batch_size": 2, "accumulation": 2},
 }
-IN_TWO_PASSES = ["own tokens", "re-entrant", "kl", "two sets, first rank flat", "first rank and one row flat"]
+IN_TWO_PASSES = [
+    "own tokens",
+    "by rows",
+    "re-entrant",
+    "kl",
+    "two sets, first rank flat",
+    "first rank and one row flat",
+]
 
 
 def make(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.core.units import KL_UNITS, UNITS
 from holdfast.fused import delta_rule
 from holdfast.training.fused_engine import FusedEngine
 from tests import hybrid, rounding, tiny
@@ -49,8 +50,8 @@ def trained(folder: Any, step: str, **options: Any) -> tuple[Watch, dict[str, to
     given = options.pop("given", {})
     if "constraint" not in given:
         given["constraint"] = hf.ChanceConstraint(
-            **options.pop("limit", ALL_ACTIVE), unit=options.pop("unit", "nll_token")
-        )
+            **options.pop("limit", ALL_ACTIVE), unit=options.pop("unit", "nll_token"), first_k=2
+        )  # completions have up to seven tokens
     trainer = build(folder / step, given=given, step=step, **options)
     watch = Watch(trainer)
     trainer.train()
@@ -81,14 +82,14 @@ def both(folder: Any, *, tolerance: float = rounding.FLOAT32, **options: Any) ->
     return fused, two
 
 
-@pytest.mark.parametrize("unit", ["nll_token", "nll_sum", "nll_first", "kl_token"])
+@pytest.mark.parametrize("unit", UNITS)
 def test_it_is_the_step_of_two_passes_in_every_unit(tmp_path, unit):
-    limit = SOME_ACTIVE if unit == "kl_token" else ALL_ACTIVE  # KL starts at zero, with a zero gradient
+    limit = SOME_ACTIVE if unit in KL_UNITS else ALL_ACTIVE  # KL starts at zero, with a zero gradient
     # Its gradient is p - p_0, two numbers that are still nearly equal: float32 leaves six digits of the difference.
     both(
         tmp_path,
         unit=unit,
-        tolerance=1e-5 if unit == "kl_token" else 1e-6,
+        tolerance=1e-5 if unit in KL_UNITS else 1e-6,
         limit=limit,
         learning_rate=0.05,
         optim="sgd",

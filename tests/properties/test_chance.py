@@ -14,7 +14,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holdfast.constraint.chance import UNITS, ChanceConstraint
+from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.feasibility import (
     free_degradation,
     likelihood_note,
@@ -26,6 +26,7 @@ from holdfast.constraint.feasibility import (
 )
 from holdfast.constraint.majorizers import MAJORIZERS
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError, UnsupportedError
+from holdfast.core.units import UNITS
 
 degradations = st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=40).map(
     lambda values: torch.tensor(values, dtype=torch.float64)
@@ -42,7 +43,33 @@ betas = st.floats(0.1, 50.0)
 def test_g_below_zero_implies_the_chance_constraint(D: Tensor, tau: float, alpha: float, beta: float) -> None:
     for name in MAJORIZERS:
         constraint = ChanceConstraint(tau, alpha, name, beta, unit="nll_token")
-        assert constraint.violation_rate(D) <= constraint.value(D).item() + alpha + 1e-12
+        g = constraint.value(D).item()
+        bound = alpha * math.exp(min(beta * g, 700.0)) if name == "entropic" else g + alpha
+        assert constraint.violation_rate(D) <= bound * (1 + 1e-12) + 1e-12
+
+
+@given(D=degradations, tau=taus, alpha=alphas, beta=betas)
+def test_entropic_has_the_feasible_points_of_the_exponential(D: Tensor, tau: float, alpha: float, beta: float) -> None:
+    log_form, plain = (
+        ChanceConstraint(tau, alpha, name, beta, unit="nll_token") for name in ("entropic", "exponential")
+    )
+    g, expected = log_form.value(D).item(), np.log(np.mean(np.exp(beta * (D.numpy() - tau))) / alpha) / beta
+    assert g == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assume(abs(g) > 1e-9)
+    assert (g <= 0) == (plain.value(D).item() <= 0)
+    assert log_form.feasible_start == plain.feasible_start
+
+
+def test_entropic_is_finite_where_the_exponential_overflows() -> None:
+    """Value and slopes in float32, against the softmax of float64 numbers shifted by hand."""
+    values = [0.0, 9.0, 9.1, 40.0]
+    D = torch.tensor(values, dtype=torch.float32, requires_grad=True)
+    constraint = ChanceConstraint(0.1, 0.05, "entropic", 50.0)
+    (slopes,) = torch.autograd.grad(constraint.value(D), D)
+    weights = np.exp(50.0 * (np.array(values) - 40.0))
+    assert constraint.value(D).item() == pytest.approx(39.9 + math.log(weights.mean() / 0.05) / 50.0, rel=1e-6)
+    assert slopes.tolist() == pytest.approx((weights / weights.sum()).tolist(), abs=1e-6)
+    assert math.isinf(ChanceConstraint(0.1, 0.05, "exponential", 50.0).value(D).item())
 
 
 @given(D=degradations, tau=taus, alpha=alphas, beta=betas)
@@ -80,6 +107,57 @@ def test_the_headline_setting_is_a_rectified_mean(D: Tensor) -> None:
     assert constraint.value(D).item() == pytest.approx(10 * rectified - 0.05, abs=1e-12)
 
 
+@given(D=degradations, tau=taus, alpha=alphas, share=st.floats(0.1, 1.0))
+def test_in_kl_without_a_flat_part_it_is_a_bound_on_the_mean(D: Tensor, tau: float, alpha: float, share: float) -> None:
+    """And nothing else: the two constraints have the same feasible points."""
+    D = D.abs()
+    constraint = ChanceConstraint(tau, alpha, "ramp", share / tau, unit="kl_token")
+    bound = constraint.mean_bound
+    assert bound == pytest.approx(alpha * tau - (1 - share) * (tau / share) * (1 - alpha), rel=1e-9, abs=1e-9)
+    assume(abs(D.mean().item() - bound) > 1e-9)
+    assert (constraint.value(D).item() <= 0) == (D.mean().item() <= bound)
+
+
+# Ten examples, mean KL 0.01: all of them moved a little, or one of them by tau.
+EVEN, ONE = torch.full((10,), 0.01, dtype=torch.float64), torch.tensor([0.1] + 9 * [0.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("majorizer", "beta", "even", "one"),
+    [
+        ("ramp", 10.0, 0.0, 0.0),  # beta tau = 1: the mean cannot tell them apart
+        ("ramp", 20.0, -0.1, 0.0),  # t = 0.05: only the tail counts
+        ("cvar", 10.0, 0.0, 0.0),  # t = 0, where it begins; it follows the quantile
+        ("exponential", 30.0, math.exp(-2.7) - 0.1, 0.9 * math.exp(-3.0)),
+        ("squared_hinge", 10.0, 0.01 - 0.1, 0.0),
+    ],
+)
+def test_which_settings_tell_a_tail_from_a_mean(majorizer: str, beta: float, even: float, one: float) -> None:
+    constraint = ChanceConstraint(0.1, 0.1, majorizer, beta)
+    assert constraint.value(EVEN).item() == pytest.approx(even, abs=1e-12)
+    assert constraint.value(ONE).item() == pytest.approx(one, abs=1e-12)
+    assert (constraint.mean_bound is None) == ((majorizer, beta) != ("ramp", 10.0))
+
+
+def test_below_the_threshold_nothing_pulls_and_above_it_all_rows_pull_alike() -> None:
+    for beta, slopes in ((10.0, [1.0, 1.0, 1.0]), (20.0, [0.0, 0.0, 2.0])):
+        D = torch.tensor([0.01, 0.04, 0.08], dtype=torch.float64, requires_grad=True)
+        (found,) = torch.autograd.grad(ChanceConstraint(0.1, 0.1, "ramp", beta).value(D), D)
+        assert (found * 3 / 10).tolist() == pytest.approx(slopes)
+
+
+@given(D=degradations, tau=taus, alpha=alphas, share=st.floats(0.05, 0.95))
+def test_the_price_of_a_tail_constraint_is_the_mean(D: Tensor, tau: float, alpha: float, share: float) -> None:
+    """Every example may move by t at no cost, and g <= 0 allows means up to t + alpha (tau - t)."""
+    t = share * tau
+    constraint = ChanceConstraint(tau, alpha, "ramp", 1 / (tau - t), unit="kl_token")
+    assert constraint.value(torch.full((9,), t)).item() == pytest.approx(-alpha, abs=1e-6)
+    bound = t + alpha * (tau - t)
+    if constraint.value(D.abs()).item() <= 0:
+        assert D.abs().mean().item() <= bound + 1e-9
+    assert constraint.value(torch.full((9,), bound, dtype=torch.float64)).item() == pytest.approx(0.0, abs=1e-9)
+
+
 def test_value_is_differentiable_and_weights_the_violator() -> None:
     D = torch.tensor([-1.0, 0.5], dtype=torch.float64, requires_grad=True)
     ChanceConstraint(unit="nll_token").value(D).backward()
@@ -100,9 +178,10 @@ def test_violation_is_strict_and_nan_counts_as_one() -> None:
 def test_feasible_start_is_the_start_rule(name: str, tau: float, alpha: float, beta: float, share: float) -> None:
     constraint = ChanceConstraint(tau, alpha, name, beta, buffer=share * alpha, unit="nll_token")
     smallest = smallest_beta(constraint)
-    assert constraint.start_value() == pytest.approx(
-        constraint.value(torch.zeros(7, dtype=torch.float64)).item(), abs=1e-12
-    )
+    if name != "entropic":
+        assert constraint.start_value() == pytest.approx(
+            constraint.value(torch.zeros(7, dtype=torch.float64)).item(), abs=1e-12
+        )
     if name == "cvar":
         assert constraint.feasible_start
         return
@@ -334,3 +413,8 @@ def test_describe() -> None:
         "(nll_first), cvar t=0, buffer=0.01"
     )
     assert all(unit in ChanceConstraint(unit=unit).describe() for unit in UNITS)
+    assert ChanceConstraint(0.03, beta=33.3).describe() == (
+        "mean kl_token at most 0.00147, so at most 5% of examples may degrade by more than 0.03 nats of KL per token "
+        "(kl_token), ramp beta=33.3"
+    )
+    assert ChanceConstraint(0.03, beta=50.0).describe().startswith("at most 5% of examples")

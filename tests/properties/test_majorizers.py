@@ -19,8 +19,8 @@ points = st.lists(st.floats(-10.0, 10.0), min_size=1, max_size=30)
 levels = st.floats(1e-3, 0.999)
 
 
-def test_the_registry_holds_the_six_of_the_design() -> None:
-    assert list(MAJORIZERS) == ["cvar", "exponential", "ramp", "sigmoid", "softplus", "squared_hinge"]
+def test_the_registry_holds_those_of_the_design() -> None:
+    assert list(MAJORIZERS) == ["cvar", "entropic", "exponential", "ramp", "sigmoid", "softplus", "squared_hinge"]
 
 
 @every
@@ -60,6 +60,7 @@ def test_smallest_beta_is_the_boundary_of_the_feasible_start(phi: Majorizer, tau
         ("cvar", 0.95),
         ("squared_hinge", 0.7763932),
         ("exponential", 2.9957323),
+        ("entropic", 2.9957323),
         ("softplus", -math.log(2**0.05 - 1)),
         ("sigmoid", 3.6635616),
     ],

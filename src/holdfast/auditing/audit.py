@@ -24,6 +24,7 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.file_lock import locked
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import versions
+from holdfast.core.units import KL_UNITS
 from holdfast.data.shingles import prompt_marks
 from holdfast.data.stream import ExampleStream, Template, open_stream
 from holdfast.defaults import constraint_defaults
@@ -167,7 +168,7 @@ def audit_roles(
     `enter` is called when everything was checked and nothing is measured yet, so that an audit that is killed counts.
     """
     pair.tokenizers.require_unit(constraint.unit)
-    kl = kl_wanted(pair, True if constraint.unit == "kl_token" else options.kl)
+    kl = kl_wanted(pair, True if constraint.unit in KL_UNITS else options.kl)
     windows = Windows(streams, pair, max_length=options.max_length)
     binding = _binding(windows, constraint, options, kl)
     started = time.monotonic()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from holdfast.auditing.behaviour import Behaviour
 from holdfast.auditing.measure import Measured
@@ -17,8 +16,9 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.feasibility import NOISE_MARGIN
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
+from holdfast.core.units import KL_UNITS, UNITS
 from holdfast.records.audit import Audit
-from holdfast.records.audit_figures import UNITS, violated
+from holdfast.records.audit_figures import violated
 from holdfast.records.audit_folder import table_figures, write_audit_folder
 from holdfast.scoring.completion import CompletionLosses
 
@@ -89,7 +89,8 @@ def _finished(parts: PartialResults, names: Sequence[str], number: int, *, own: 
     columns: dict[str, Any] = {"truncated": False}
     for read in (parts.read(name, number) for name in names):
         columns |= read | {"truncated": columns["truncated"] | read["truncated"]}
-    measured = Measured(**{name: columns[name] for name in _LOSSES}, kl=columns.pop("kl", None))
+    kls = {name: columns.pop(name, None) for name in ("kl", "kl_first")}
+    measured = Measured(**{name: columns[name] for name in _LOSSES}, **kls)
     if own:
         columns |= {"first_before": None, "first_after": None}
         return columns | dict.fromkeys(UNITS) | {"nll_sum": measured.degradation("nll_sum")}
@@ -97,25 +98,26 @@ def _finished(parts: PartialResults, names: Sequence[str], number: int, *, own: 
 
 
 def _degradations(measured: Measured) -> dict[str, Any]:
-    return {unit: None if unit == "kl_token" and measured.kl is None else measured.degradation(unit) for unit in UNITS}
+    return {unit: None if unit in KL_UNITS and measured.kl is None else measured.degradation(unit) for unit in UNITS}
 
 
 @dataclass(frozen=True)
 class MeasuredRole:
-    """One role's examples, their losses at theta_0 and at the end and, where measured, their mean KL per token."""
+    """One role's examples, their losses at theta_0 and at the end and, where measured, their KL."""
 
     ids: Sequence[str]
     categories: Sequence[str | None]
     truncated: Sequence[bool]
     before: CompletionLosses
     after: CompletionLosses
-    kl: Tensor | None = None
+    kl: CompletionLosses | None = None
 
     def columns(self, role: str) -> dict[str, Any]:
         tensors = {"tokens": self.before.tokens, "first_tokens": self.before.first_tokens}
         tensors |= {"nll_before": self.before.total, "nll_after": self.after.total}
         tensors |= {"first_before": self.before.first, "first_after": self.after.first}
-        tensors |= {} if self.kl is None else {"kl": self.kl}
+        if self.kl is not None:
+            tensors |= {"kl": self.kl.per_token(), "kl_first": self.kl.per_first_token()}
         arrays: dict[str, Any] = {name: tensor.detach().double().cpu().numpy() for name, tensor in tensors.items()}
         counts = {name: arrays[name].astype(np.int32) for name in ("tokens", "first_tokens")}
         return {

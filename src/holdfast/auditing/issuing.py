@@ -137,7 +137,7 @@ def _regression_words(spec: CertificateSpec) -> list[str]:
             greedy,
         ]
     change = f"likelihood of the given completion that fell by more than tau ({spec.unit})"
-    change = "divergence from the model before above tau (kl_token)" if spec.by == "kl" else change
+    change = f"divergence from the model before above tau ({spec.unit})" if spec.by == "kl" else change
     return [f"A regression is a {change}; what the model writes on its own was not judged."]
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from holdfast.auditing.batches import FEWEST_TOKENS, batches, shuffled_batches, smaller_budget, token_budget
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.scoring import losses_and_kl, needs_mask
-from holdfast.constraint.chance import UNITS
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.registry import nearest
+from holdfast.core.units import UNITS
 from holdfast.data.encode import Encoded
 from holdfast.scoring.completion import Batch, States, deterministic, losses_of
 from holdfast.scoring.head import Head, causal_lm
@@ -38,7 +38,8 @@ class Measured:
     """Losses of every example under both models, in nats: summed over the completion, and over its first k tokens.
 
     `tokens` counts scored tokens (of `before`'s reading, where each model has its own tokenizer), `first_tokens` those
-    among the first k; `kl` is the mean over the completion of KL(before || after) per token, where it was measured.
+    among the first k; `kl` and `kl_first` are means of KL(before || after) per token over the completion and over its
+    first k tokens, where they were measured.
     """
 
     tokens: Array
@@ -48,6 +49,7 @@ class Measured:
     first_before: Array
     first_after: Array
     kl: Array | None = None
+    kl_first: Array | None = None
 
     def degradation(self, unit: str) -> Array:
         """D of every example: after minus before, in `unit`."""
@@ -59,9 +61,10 @@ class Measured:
             return (self.nll_after - self.nll_before) / self.tokens
         if unit not in UNITS:
             raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
-        if self.kl is None:
-            raise UnsupportedError("kl_token was not measured", remedy="ask for it: kl=True (--kl)")
-        return self.kl
+        found = self.kl if unit == "kl_token" else self.kl_first
+        if found is None:
+            raise UnsupportedError(f"{unit} was not measured", remedy="ask for it: kl=True (--kl)")
+        return found
 
 
 class Measurer:
@@ -185,12 +188,13 @@ class Launch:
         return self
 
     def columns(self) -> dict[str, Array]:
-        """Wait for the results: losses by side, and the mean KL per token, in the order of the examples."""
+        """Wait for the results: losses by side, and mean KLs per token, in the order of the examples."""
         names = [f"{part}_{side}" for side in self.sides for part in ("nll", "first")]
         rows = self._values.get().numpy()[:, np.argsort(self.order)]
         if self.kl:
-            rows[-1] /= [item.n_labels for item in self.encoded]
-        return dict(zip([*names, "kl"] if self.kl else names, rows, strict=True))
+            tokens = np.array([item.n_labels for item in self.encoded])
+            rows[-2:] /= tokens, np.minimum(tokens, self.measurer.first_k)
+        return dict(zip([*names, "kl", "kl_first"] if self.kl else names, rows, strict=True))
 
 
 def kl_wanted(pair: Pair, kl: bool | None) -> bool:
@@ -264,7 +268,7 @@ def floor_between(first: Mapping[str, tuple[float, float]], again: Launch, unit:
 
 @torch.no_grad()
 def noise_floor(measurer: Measurer, encoded: Sequence[Encoded], unit: str) -> float:
-    """The noise floor from two passes of its own: kl_token compares distributions, which nobody keeps.
+    """The noise floor from two passes of its own: a KL compares distributions, which nobody keeps.
 
     Once sorted by length and filled up (evened out, batches would be of the second's size, and take the same kernels),
     once with random neighbours in smaller batches.
@@ -301,9 +305,10 @@ def _capped(budget: int, lengths: Sequence[int]) -> int:
 
 
 def _floor(rows: Sequence[Encoded], first_k: int, unit: str, sums: Array) -> float:
-    """From rows total and first before, total and first after and, of two passes, the KL; one column an example."""
+    """From rows total and first before, total and first after and, of two passes, the KL's; one column an example."""
     tokens = np.array([row.n_labels for row in rows])
-    mean_kl = sums[4] / tokens if len(sums) > 4 else None
-    same = Measured(tokens, np.minimum(tokens, first_k), sums[0], sums[2], sums[1], sums[3], mean_kl)
+    first = np.minimum(tokens, first_k)
+    kl, kl_first = (sums[4] / tokens, sums[5] / first) if len(sums) > 4 else (None, None)
+    same = Measured(tokens, first, sums[0], sums[2], sums[1], sums[3], kl, kl_first)
     # In the quantile a NaN would hide what the others say; the audit itself counts such examples.
     return float(np.nanquantile(np.abs(same.degradation(unit)), QUANTILE))

@@ -24,6 +24,7 @@ from holdfast.certification.terms import Rows, Terms
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.feasibility import require_tau_above_noise
 from holdfast.core.errors import DataError, InfeasibleError, NumericalError
+from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import prompt_text
 from holdfast.judging.judge import GuardedJudge
@@ -82,7 +83,7 @@ def _rows(pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None, degrad
 
 @dataclass
 class ByLikelihood(Measure):
-    """D of a given completion in nats: `nll_token`, `nll_sum`, `nll_first`, or `kl_token`."""
+    """D of a given completion in nats: `nll_token`, `nll_sum`, `nll_first`, `kl_token` or `kl_first`."""
 
     limit: ChanceConstraint
     max_length: int | None
@@ -92,7 +93,7 @@ class ByLikelihood(Measure):
     _encoded: dict[Name, list[Encoded]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.by = "kl" if self.limit.unit == "kl_token" else "likelihood"
+        self.by = "kl" if self.limit.unit in KL_UNITS else "likelihood"
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
         """Encode the examples and measure the noise floor."""
@@ -107,7 +108,7 @@ class ByLikelihood(Measure):
         require_tau_above_noise(self.limit, self.noise)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Rows:
-        options: dict[str, Any] = {"first_k": self.limit.first_k, "kl": self.limit.unit == "kl_token"}
+        options: dict[str, Any] = {"first_k": self.limit.first_k, "kl": self.limit.unit in KL_UNITS}
 
         def degradations(start: int) -> Any:
             todo = {name: items[start:] for name, items in self._encoded.items()}

@@ -32,6 +32,7 @@ from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.certification.terms import Rows, require_categories
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.units import KL_UNITS
 from holdfast.data.examples import Example, make_example
 from holdfast.data.sources import prompts_in_memory
 from holdfast.defaults import constraint_defaults
@@ -66,8 +67,8 @@ def open_certify(
         notes: further assumptions to state.
     """
     limit, setup = constraint or ChanceConstraint(**constraint_defaults(kl=by == "kl")), setup or Setup()
-    by = "harm" if judge is not None else by or ("kl" if limit.unit == "kl_token" else "likelihood")
-    limit = replace(limit, unit="kl_token") if by == "kl" else limit
+    by = "harm" if judge is not None else by or ("kl" if limit.unit in KL_UNITS else "likelihood")
+    limit = replace(limit, unit="kl_token") if by == "kl" and limit.unit not in KL_UNITS else limit
     if also and by != "behaviour":
         raise ConfigError(f"--also {' '.join(also)} with --by {by}", remedy="a second claim is made by behaviour only")
     claims = tuple(dict.fromkeys((Claimed.REFUSALS, *map(claimed, also))))
@@ -122,8 +123,8 @@ def _measure(
         return ByBehaviour(asking, output, claims, progress)
     if by == "harm" and judge is not None:
         return ByJudge(certificate_judge(judge, limit), asking, output, progress)
-    if by == "likelihood" and limit.unit == "kl_token":
-        raise ConfigError("--by likelihood with unit kl_token", remedy="a divergence is certified --by kl")
+    if by == "likelihood" and limit.unit in KL_UNITS:
+        raise ConfigError(f"--by likelihood with unit {limit.unit}", remedy="a divergence is certified --by kl")
     if by in ("kl", "likelihood"):
         return ByLikelihood(limit, setup.max_length, progress)
     raise ConfigError(f"--by {by} is unknown", remedy="use behaviour, kl or likelihood, or name a judge with --judge")
@@ -187,7 +188,7 @@ def certify(
         also: `answers`: claim the same for what `before` answered.
         alpha: the share that may be lost.
         tau: by kl and likelihood: the largest acceptable degradation in nats; with a judge: of its probability.
-        unit: by likelihood: nll_token, nll_sum or nll_first.
+        unit: by likelihood: nll_token, nll_sum or nll_first; by kl: kl_token or kl_first.
         confidence: 1 - delta, over all openings.
         output: folder for the certificate, its table and the replies.
         judge: count replies that it finds more harmful than before's; what `open_judge` takes.

@@ -22,7 +22,7 @@ INERT = {False: 5e-2, True: 1e-3}
 
 
 def losses_and_kl(before: States, after: States, batch: Batch) -> Tensor:
-    """Rows total and first before, total and first after, summed KL(before || after); one column an example."""
+    """Rows total and first of the NLL before, of the NLL after and of KL(before || after); one column an example."""
     pieces = []
     for start in range(0, len(batch.targets), TOKEN_CHUNK):
         piece = slice(start, start + TOKEN_CHUNK)
@@ -32,7 +32,7 @@ def losses_and_kl(before: States, after: States, batch: Batch) -> Tensor:
         ratio = torch.sub(log_p, log_q, out=log_q)
         pieces.append((*losses, log_p.exp_().mul_(ratio).sum(-1)))
     nll_before, nll_after, kl = (torch.cat(column) for column in zip(*pieces, strict=True))
-    sums = (nll_before, nll_before * batch.early, nll_after, nll_after * batch.early, kl)
+    sums = (nll_before, nll_before * batch.early, nll_after, nll_after * batch.early, kl, kl * batch.early)
     return batch.per_example(torch.stack([values.double() for values in sums]))
 
 

@@ -23,6 +23,7 @@ from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import DataError
+from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.stream import ExampleStream
@@ -227,7 +228,7 @@ class _Pass:
 
     def _second_pass(self) -> Launch | None:
         """Begun where it is first asked for: to encode its examples takes a while."""
-        if self.again is None and self.noise and self.unit != "kl_token":
+        if self.again is None and self.noise and self.unit not in KL_UNITS:
             self.again = measure.second_pass(self.measurer, self.windows.encode(self.windows.sampled, "before"))
         return self.again
 

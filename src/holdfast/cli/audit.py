@@ -31,10 +31,10 @@ READING = (
 _TAU = f"Largest acceptable degradation. [default: {default('constraint.tau')}]"
 _ALPHA = f"Tolerated share beyond tau. [default: {default('constraint.alpha')}]"
 _UNIT = (
-    "nll_token, nll_sum, nll_first or kl_token. "
+    "nll_token, nll_sum, nll_first, kl_token or kl_first. "
     f"[default: {default('constraint.unit')} of an adapter, else {default('constraint.unit_of_two_models')}]"
 )
-_FIRST = f"Tokens that nll_first looks at. [default: {default('constraint.first_k')}]"
+_FIRST = f"Tokens that nll_first and kl_first look at. [default: {default('constraint.first_k')}]"
 _TOKENS, _HARM_TAU = default("evidence.max_new_tokens"), default("evidence.harm_tau")
 _Judge = Annotated[
     str | None,
@@ -180,12 +180,13 @@ def _report(found: dict[str, Audit], json: bool) -> None:
 
 def figures_table(result: Audit) -> str:
     """Quantiles and CVaR of every measured unit, as text; under a verdict over several roles, of the one it names."""
-    from holdfast.records.audit_figures import LEVELS, UNITS
+    from holdfast.core.units import UNITS
+    from holdfast.records.audit_figures import LEVELS
 
     role = f"{result.role}:" if len(result.roles) > 1 else ""
     lines = [role.ljust(10) + "".join(name.rjust(10) for name in (*LEVELS, "cvar"))]
     for unit in UNITS:
-        entry = result.units[unit]
+        entry = result.units.get(unit)
         if entry is not None:
             values = [*(entry["quantiles"][name] for name in LEVELS), entry["cvar"]]
             lines.append(unit.ljust(10) + "".join(("none" if v is None else f"{v:+.4f}").rjust(10) for v in values))

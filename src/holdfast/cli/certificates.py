@@ -16,6 +16,7 @@ from holdfast.cli.terminal import interruptible, quiet_libraries
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.files import require_writable
+from holdfast.core.units import KL_UNITS
 from holdfast.data.split_record import RECORD_NAME
 from holdfast.defaults import constraint_defaults, default
 from holdfast.records.certificate import CertificateRecord
@@ -150,8 +151,8 @@ def _of_pairs(values: Values, kind: str, held: FinishedSet, place: Path, notes: 
     # Reading a finished run refuses certify prompts that its task data holds, so that search was made.
     searched = Leakage(checked=True, against=f"the task data of {values['run']}", prompts=len(held.split.certify))
     steering = _steers(values)
-    if steering and (held.constraint.unit == "kl_token") != (values["by"] == "kl"):
-        remedy = f"certify --by {'kl' if held.constraint.unit == 'kl_token' else 'likelihood'}, or by behaviour"
+    if steering and (held.constraint.unit in KL_UNITS) != (values["by"] == "kl"):
+        remedy = f"certify --by {'kl' if held.constraint.unit in KL_UNITS else 'likelihood'}, or by behaviour"
         raise ConfigError(f"the run limits {held.constraint.unit}, which is not --by {values['by']}", remedy=remedy)
     limit = held.constraint if steering else replace(_limit(values, held.constraint.alpha), buffer=0.0)
     return _opened(

@@ -56,7 +56,7 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
         _show_examples(name, roles, entry, reveal)
         say(f"  {entry['constraint_text']}")
         start = "holds" if entry["feasible_start"] else "does NOT hold"
-        say(f"  feasible start: g + buffer = {entry['start_value']:+.4f} at the unchanged model: it {start}")
+        say(f"  feasible start: phi - alpha + buffer = {entry['start_value']:+.4f} at the unchanged model: it {start}")
         if not findings["defense"]["constrains"]:
             say(f"  {findings['defense']['name']} does not enforce this limit: the run is only measured by it")
         say("  not checked here: tau against the model's numerical noise, which is measured when training begins")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from holdfast.cli.options import Arg, Json, Opt
 from holdfast.cli.terminal import note, say, say_json
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
+from holdfast.core.units import FIRST_UNITS
 from holdfast.defaults import default
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class _Evidence:
         value = self.audit.get(key)
         if isinstance(value, dict):
             return value.get("sha256")
-        return (value, self.audit.get("first_k")) if value == "nll_first" else value
+        return (value, self.audit.get("first_k")) if value in FIRST_UNITS else value
 
 
 def _sides(runs: Sequence[Path], a: Sequence[Path], b: Sequence[Path]) -> tuple[Sequence[Path], Sequence[Path]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,10 +16,9 @@ from torch import Tensor
 from holdfast.constraint.majorizers import MAJORIZERS
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.registry import nearest
+from holdfast.core.units import KL_UNITS, UNITS, Unit
 from holdfast.defaults import default
 
-Unit = Literal["nll_token", "nll_sum", "nll_first", "kl_token"]
-UNITS: tuple[Unit, ...] = get_args(Unit)
 ON_POLICY = "on_policy"  # of audits and certificates alone
 
 TAIL_SHARE = 0.9  # cvar's t stays below this share of tau, since beta = 1/(tau - t) diverges at tau
@@ -39,10 +37,10 @@ class ChanceConstraint:
         beta: the majorizer's sharpness, 1/nats; for cvar it follows from `cvar_t` whatever is given.
         unit: how a degradation is measured.
         buffer: rho, added to g by the filter; below `alpha`, or nothing would satisfy g + rho <= 0.
-        first_k: the number of completion tokens that `nll_first` looks at.
+        first_k: the number of completion tokens that `nll_first` and `kl_first` look at.
         cvar_t: cvar only: the tail's start t, in [0, 0.9 tau]; beta = 1/(tau - t).
-        allow_infeasible_start: accept a constraint that the unchanged model already misses; in kl_token no model meets
-            such a one.
+        allow_infeasible_start: accept a constraint that the unchanged model already misses; where D is a KL, no
+            model meets such a one.
         allow_tau_below_noise: accept a tau under five times the measured noise floor.
     """
 
@@ -85,7 +83,10 @@ class ChanceConstraint:
         return MAJORIZERS[self.majorizer](_examples(degradation) - self.tau, self.beta)
 
     def value(self, degradation: Tensor) -> Tensor:
-        """Returns g = mean phi(D - tau) - alpha, differentiable; the buffer is not in it."""
+        """Returns g = mean phi(D - tau) - alpha, differentiable; entropic: log(mean phi / alpha) / beta. No buffer."""
+        if self.majorizer == "entropic":
+            z = self.beta * (_examples(degradation) - self.tau)
+            return (z.logsumexp(0) - math.log(self.alpha * len(z))) / self.beta
         return self.phi(degradation).mean() - self.alpha
 
     def violation_rate(self, degradation: Tensor) -> float:
@@ -104,13 +105,20 @@ class ChanceConstraint:
         return float((worst * (tail - rank).clamp(0, 1)).sum() / tail)
 
     def start_value(self) -> float:
-        """Returns g at the unchanged model, phi(-tau) - alpha."""
+        """Returns phi(-tau) - alpha: g at the unchanged model, but for entropic."""
         return float(self.phi(torch.zeros(1, dtype=torch.float64))) - self.alpha
 
     @property
     def feasible_start(self) -> bool:
         """Whether the unchanged model satisfies the buffered constraint: phi(-tau) <= alpha - rho."""
         return self.start_value() + self.buffer <= _ROUNDING
+
+    @property
+    def mean_bound(self) -> float | None:
+        """The e of `mean D <= e`, which is g <= 0 where D is a KL and the ramp has no flat part; None elsewhere."""
+        if self.unit not in KL_UNITS or self.majorizer != "ramp" or self.beta * self.tau > 1 + _ROUNDING:
+            return None
+        return self.threshold() + self.alpha / self.beta
 
     def threshold(self, beta: float | None = None) -> float:
         """Returns t = tau - 1/beta, where the ramp starts to rise, at `beta` or the constraint's own."""
@@ -130,13 +138,15 @@ class ChanceConstraint:
         quantity = {
             "nll_token": "nats per token", "nll_sum": "nats per completion", "kl_token": "nats of KL per token",
             "nll_first": f"nats per token over the first {self.first_k} tokens",
+            "kl_first": f"nats of KL per token over the first {self.first_k} tokens",
         }[self.unit]  # fmt: skip
         sharpness = f"t={self.cvar_t:g}" if self.majorizer == "cvar" else f"beta={self.beta:g}"
         margin = f", buffer={self.buffer:g}" if self.buffer else ""
-        return (
+        share = (
             f"at most {100 * self.alpha:g}% of examples may degrade by more than {self.tau:g} {quantity} "
             f"({self.unit}), {self.majorizer} {sharpness}{margin}"
         )
+        return share if self.mean_bound is None else f"mean {self.unit} at most {self.mean_bound:.3g}, so {share}"
 
 
 def _require(

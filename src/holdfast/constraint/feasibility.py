@@ -6,6 +6,7 @@ import math
 from holdfast.constraint.chance import TAIL_SHARE, ChanceConstraint
 from holdfast.constraint.majorizers import MAJORIZERS
 from holdfast.core.errors import InfeasibleError
+from holdfast.core.units import KL_UNITS
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +21,14 @@ def smallest_beta(c: ChanceConstraint) -> float:
 
 def unreachable(c: ChanceConstraint) -> bool:
     """Whether no model meets it: a KL is never below 0, where phi is least and the unchanged model stands."""
-    return c.unit == "kl_token" and not c.feasible_start
+    return c.unit in KL_UNITS and not c.feasible_start
 
 
 def require_feasible_start(c: ChanceConstraint) -> None:
     """Raises `InfeasibleError` when the start is infeasible, unless `allow_infeasible_start`."""
     if c.allow_infeasible_start and unreachable(c):
         logger.warning(
-            "constraint: no model meets g + buffer <= 0: kl_token is never below 0, where phi = %.6g > alpha - "
+            "constraint: no model meets g + buffer <= 0: a KL is never below 0, where phi = %.6g > alpha - "
             "buffer = %.6g already; a filter restores until it gives up (raise tau, or beta where tau > 0)",
             c.start_value() + c.alpha, c.alpha - c.buffer,
         )  # fmt: skip
@@ -72,13 +73,13 @@ def warn_of_free_degradation(c: ChanceConstraint, name: str) -> None:
     A KL is never negative: with beta = 1/tau nothing of it is free, and the ramp bounds its mean by alpha tau.
     """
     free = free_degradation(c)
-    if c.unit != "kl_token" or free <= FREE_KL:
+    if c.unit not in KL_UNITS or free <= FREE_KL:
         return
     ramp = f"{'majorizer: ramp and ' if c.majorizer == 'cvar' else ''}beta: {1 / c.tau:.4g}"
     logger.warning(
-        "%s: kl_token may cost nothing up to %.3g nats per token (%s), so every example may move that far; 0.05 "
+        "%s: %s may cost nothing up to %.3g nats per token (%s), so every example may move that far; 0.05 "
         "was enough for a small model to lose its refusals (docs/results.md). To count every movement set %s",
-        name, free, "cvar's largest t" if c.majorizer == "cvar" else "tau - 1/beta", ramp,
+        name, c.unit, free, "cvar's largest t" if c.majorizer == "cvar" else "tau - 1/beta", ramp,
     )  # fmt: skip
 
 

@@ -79,6 +79,15 @@ def exponential(z: Tensor, beta: float) -> Tensor:
     return torch.exp(beta * z)
 
 
+@majorizer("entropic", start=lambda level: -math.log(level))
+def entropic(z: Tensor, beta: float) -> Tensor:
+    """exp(beta z), whose constraint is taken in log form, in nats: log mean exp(beta z) / beta <= log(alpha) / beta.
+
+    The same points are feasible; value and slopes do not explode: the slope of z_i is its share of sum exp(beta z).
+    """
+    return torch.exp(beta * z)
+
+
 @majorizer("softplus", start=lambda level: -math.log(math.expm1(level * math.log(2))))
 def softplus(z: Tensor, beta: float) -> Tensor:
     """log2(1 + exp(beta z)), a smooth ramp."""

@@ -1,7 +1,7 @@
 """Task and safety rows through the model once: the task's gradient, each constraint's, and every degradation.
 
     hidden = layers(all rows)          d_t = gradient of token t's loss by its hidden state (computed with the loss)
-    task:        c_t = share of the token in the step's loss
+    task:        c_t = share of the token in the step's loss: the same for all, or for the tokens of a row
     constraint:  c_t = d mean_i weight(D_i) / d (loss of token t), from the rows' degradations D_i
     backward from c_t d_t; LoRA's gradients are summed group by group.
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded
 from holdfast.fused.body import EagerPasses
 from holdfast.fused.packed_rows import Row, Scored, encoded_rows, scored
@@ -56,15 +57,27 @@ class JointPass:
 
     Args:
         passes: how the layers are run: kernel by kernel, or recorded.
-        kept: the reference's states of all rows of kl_token sets; None passes over them at every step, adapter off.
+        kept: the reference's states of all rows of sets whose unit is a KL; None passes over them at every step,
+            adapter off.
     """
 
     def __init__(self, passes: EagerPasses, kept: ReferenceStates | None = None) -> None:
         self.passes, self.kept = passes, kept
         self.model, self.device = passes.body.model, passes.body.device
 
-    def run(self, task: Sequence[Row], scale: Tensor, terms: Mapping[str, Term], *, skip: bool = False) -> Found:
-        """Degradations, loss and gradients; the sum of the task's token losses is multiplied by `scale`."""
+    def run(
+        self,
+        task: Sequence[Row],
+        scale: Tensor,
+        terms: Mapping[str, Term],
+        *,
+        skip: bool = False,
+        by_rows: bool = False,
+    ) -> Found:
+        """Degradations, loss and gradients.
+
+        The sum of the task's token losses is multiplied by `scale`; with `by_rows`, the sum of its rows' mean losses.
+        """
         places = {name: scored([encoded_rows(term.rows)])[0] for name, term in terms.items()}
         references = {name: self._reference(term) for name, term in terms.items()}
         known: dict[str, Tensor] = {}
@@ -79,7 +92,7 @@ class JointPass:
         def gradient_of(hidden: Tensor) -> Tensor:
             gradient = torch.zeros_like(hidden)
             head = Head(self.model)
-            self._task(found, head, hidden, gradient, parts[0], scale)
+            self._task(found, head, hidden, gradient, parts[0], scale, by_rows)
             for (name, term), part in zip(terms.items(), parts[1:], strict=True):
                 if term.rows:
                     found.degradations[name], own = self._term(term, head, hidden, part, references[name])
@@ -92,12 +105,17 @@ class JointPass:
         return found
 
     @staticmethod
-    def _task(found: Found, head: Head, hidden: Tensor, gradient: Tensor, part: Scored, scale: Tensor) -> None:
+    def _task(
+        found: Found, head: Head, hidden: Tensor, gradient: Tensor, part: Scored, scale: Tensor, by_rows: bool
+    ) -> None:
         """Write the task's part of the gradient, and its figures."""
         if not len(part.at):
             found.loss = found.entropy = found.correct = 0.0 * scale
             return
         one = nll_with_statistics(head, hidden.index_select(0, part.at), part.targets)
+        if by_rows:
+            shares = (1.0 / part.counts)[part.cell // part.width].to(one.values)
+            one = one._replace(values=one.values * shares, gradients=one.gradients * shares.unsqueeze(1))
         found.loss = (one.values.sum() * scale).detach()
         found.entropy, found.correct = one.entropy.sum(), one.top1.sum()
         gradient.index_copy_(0, part.at, (one.gradients * scale).to(gradient.dtype))
@@ -127,14 +145,15 @@ class JointPass:
         if c.unit == "kl_token":
             return total / counts
         losses = CompletionLosses(total, counts, part.per_row(values, c.first_k), counts.clamp(max=c.first_k))
-        return in_unit(losses, c) - to_device(term.reference, self.device).to(total)
+        found = in_unit(losses, c)
+        return found if c.unit in KL_UNITS else found - to_device(term.reference, self.device).to(total)
 
     def _reference(self, term: Term) -> Tensor | None:
         """Hidden states of the scored tokens at theta_0; None where the unit does not look at them.
 
         The head is the model's own: adapters that change it are not trained here.
         """
-        if term.constraint.unit != "kl_token" or not term.rows:
+        if term.constraint.unit not in KL_UNITS or not term.rows:
             return None
         if self.kept is not None:
             return self.kept(term.rows)

@@ -1,4 +1,4 @@
-"""The reference's states of a fresh adapter's run, kept by packed passes with the adapter off (unit `kl_token`)."""
+"""The reference's states of a fresh adapter's run, kept by packed passes with the adapter off (units of KL)."""
 
 from collections.abc import Sequence
 

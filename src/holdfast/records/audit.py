@@ -11,7 +11,8 @@ from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.core.registry import nearest
 from holdfast.core.sealed_json import sealed
-from holdfast.records.audit_figures import UNITS, Array
+from holdfast.core.units import UNITS
+from holdfast.records.audit_figures import Array
 from holdfast.records.audit_folder import VERSION, degradations
 from holdfast.records.stored_evidence import believed_audit
 
@@ -109,15 +110,19 @@ class Audit:
 
         `violated` is D > tau in the audit's own unit; a D that is not a number counts as violated.
         """
-        given = [name for name in ("category", *UNITS) if self.table.column(name).null_count < self.table.num_rows]
+        given = [name for name in ("category", *UNITS) if self._measured(name)]
         return self.table.select(["id", "role", *given, "violated"]).to_pandas(use_threads=False)
+
+    def _measured(self, column: str) -> bool:
+        names = self.table.column_names
+        return column in names and self.table.column(column).null_count < self.table.num_rows
 
     def degradations(self, unit: str | None = None, *, role: str | None = None) -> Array:
         """D of every example in `unit`, the audit's own unless given; of one role, or of all."""
         unit = unit or self.unit
         if unit not in UNITS:
             raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
-        if self.table.column(unit).null_count:
+        if not self._measured(unit):
             raise ConfigError(f"unit {unit!r} was not measured in this audit", remedy="audit again with that unit")
         return degradations(self.table, unit, role)
 

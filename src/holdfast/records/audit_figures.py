@@ -13,7 +13,6 @@ from holdfast.certification.binomial import upper_bound
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-UNITS = ("nll_token", "nll_sum", "nll_first", "kl_token")
 LEVELS = {"q50": 0.50, "q75": 0.75, "q90": 0.90, "q95": 0.95, "q99": 0.99, "max": 1.0}
 CONFIDENCE = 0.95
 
@@ -85,7 +84,7 @@ def figures(roles: Mapping[str, Mapping[str, Array | None]], *, unit: str, tau: 
         assert chosen is not None, unit
         described[role] = role_figures(chosen, tau, alpha)
     head = next(role for role in ("monitor", "audit", "constraint") if role in roles)
-    units = {name: None if (d := roles[head].get(name)) is None else distribution(d, alpha) for name in UNITS}
+    units = {name: None if d is None else distribution(d, alpha) for name, d in roles[head].items()}
     within = all(entry["violation_rate"] <= alpha for entry in described.values())
     return {"role": head, **described[head], "within": within, "units": units, "roles": described}
 

@@ -25,6 +25,7 @@ The table has one row an example, in the order of the data, without any of its t
 | truncated                                         | bool            | cut at max_length                             |
 | nll_before, nll_after, first_before, first_after  | double          | summed nats                                   |
 | nll_token, nll_sum, nll_first, kl_token           | double or null  | degradations; null where not measured         |
+| kl_first                                          | double or null  | likewise; not in audits of before 0.2.0       |
 | violated                                          | bool            | D > tau in the audit's unit, or not a number  |
 | verdict_before, verdict_after                     | string          | only with a judge                             |
 | harm_before, harm_after                           | double or null  | only with a judge: its probability of unsafe  |
@@ -34,7 +35,7 @@ import math
 import os
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -47,7 +48,8 @@ from holdfast.core.errors import CheckpointError, ResourceError
 from holdfast.core.files import fsync_path, parse_parquet, read_plain_file
 from holdfast.core.hashing import sha256_file
 from holdfast.core.sealed_json import read_sealed, write_sealed
-from holdfast.records.audit_figures import CONFIDENCE, UNITS, Array, figures, verdict_counts, violated
+from holdfast.core.units import UNITS
+from holdfast.records.audit_figures import CONFIDENCE, Array, figures, verdict_counts, violated
 
 TABLE_NAME, SUMMARY_NAME = "audit.parquet", "audit.json"
 MEASURED = ("nll_before", "nll_after", "first_before", "first_after")
@@ -58,6 +60,7 @@ AGAIN = "run holdfast audit again into another folder, or restore both files"
 # Sums and beta quantiles differ in their last digits between releases of numpy and scipy, and between processors.
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
 ROLES = frozenset({"audit", "constraint", "monitor"})
+EARLIER_UNITS = tuple(unit for unit in UNITS if unit != "kl_first")  # of tables without that column
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def _require_types(values: Mapping[str, Any], path: Path) -> None:
 def _require_rows(table: Any, values: Mapping[str, Any], path: Path) -> None:
     required = ("id", "role", "tokens", "first_tokens", "truncated", "nll_before", "nll_after", "violated")
     unit = values["unit"]
-    faults = [f"{name} has empty cells" for name in (*required, unit) if table.column(name).null_count]
+    faults = [f"{name} has empty cells" for name in (*required, unit) if _empty(table, name)]
     if not faults and (not table.num_rows or not set(table.column("role").to_pylist()) <= ROLES):
         faults.append("it has no rows, or roles that an audit does not have")
     if not faults:
@@ -150,7 +153,7 @@ def _derived_faults(table: Any) -> list[str]:
             first = _column(table, "first_after") - _column(table, "first_before")
             expected["nll_first"] = first / _column(table, "first_tokens")
     for unit in UNITS:
-        empty = table.column(unit).null_count
+        empty = _empty(table, unit)
         if empty not in (0, table.num_rows):
             faults.append(f"{unit} has empty cells")
         elif not empty and unit in expected:
@@ -158,6 +161,11 @@ def _derived_faults(table: Any) -> list[str]:
             if not np.allclose(stated, expected[unit], rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True):
                 faults.append(f"{unit} is not the difference of the losses")
     return faults
+
+
+def _empty(table: Any, name: str) -> int:
+    """How many cells of a column are empty: all of one that is not there."""
+    return int(table.column(name).null_count if name in table.column_names else table.num_rows)
 
 
 def _column(table: Any, name: str) -> Array:
@@ -172,8 +180,9 @@ def degradations(table: Any, unit: str, role: str | None = None) -> Array:
 
 def table_figures(table: Any, *, unit: str, tau: float, alpha: float) -> dict[str, Any]:
     """Every figure of audit.json that follows from the table, but for those of a judge."""
+    units = [name for name in UNITS if name in table.column_names]
     measured = {
-        role: {name: None if table.column(name).null_count else degradations(table, name, role) for name in UNITS}
+        role: {name: None if table.column(name).null_count else degradations(table, name, role) for name in units}
         for role in dict.fromkeys(table.column("role").to_pylist())
     }
     with np.errstate(all="ignore"):
@@ -227,12 +236,12 @@ def _same(stated: Any, found: Any) -> bool:
     return type(stated) is type(found) and bool(stated == found)
 
 
-def table_schema(*, judged: bool = False) -> Any:
+def table_schema(*, judged: bool = False, units: Sequence[str] = UNITS) -> Any:
     import pyarrow as pa
 
     columns = [("id", pa.string()), ("role", pa.string()), ("category", pa.string())]
     columns += [("tokens", pa.int32()), ("first_tokens", pa.int32()), ("truncated", pa.bool_())]
-    columns += [(name, pa.float64()) for name in (*MEASURED, *UNITS)]
+    columns += [(name, pa.float64()) for name in (*MEASURED, *units)]
     columns += [("violated", pa.bool_())]
     columns += [(name, pa.string()) for name in VERDICTS if judged]
     return pa.schema(columns + [(name, pa.float64()) for name in HARMS if judged])
@@ -280,6 +289,7 @@ def parse_table(data: bytes, where: Path) -> Any:
         raise CheckpointError(
             f"{where} cannot be read as an audit's table ({type(error).__name__})", remedy=remedy
         ) from None
-    if not any(table.schema.equals(table_schema(judged=judged)) for judged in (False, True)):
+    known = [table_schema(judged=judged, units=units) for judged in (False, True) for units in (UNITS, EARLIER_UNITS)]
+    if table.schema not in known:
         raise CheckpointError(f"{where} has other columns than an audit's table", remedy=remedy)
     return table

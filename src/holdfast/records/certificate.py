@@ -19,6 +19,7 @@ from typing import Any
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import json_text, write_bytes
 from holdfast.core.hashing import sha256_json
+from holdfast.core.units import KL_UNITS
 
 VERSION = 2
 FILE_NAME = "certificate.json"
@@ -27,7 +28,7 @@ KINDS = ("fixed", "finite_pool", "sequential", "per_category", "strength")
 # What is compared: the classes of replies, a judge's scores of replies, divergences, likelihoods, or two logs' scores.
 WAYS = ("behaviour", "harm", "kl", "likelihood", "log")
 UNITS = {
-    "behaviour": ("refusals",), "harm": ("on_policy",), "kl": ("kl_token",),
+    "behaviour": ("refusals",), "harm": ("on_policy",), "kl": KL_UNITS,
     "likelihood": ("nll_token", "nll_sum", "nll_first"), "log": ("passes",),
 }  # fmt: skip
 _RESTORE = "restore the file from where it was issued, or certify again"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.units import FIRST_UNITS
 from holdfast.records import audit_figures
 from holdfast.records.certificate import CertificateRecord
 from holdfast.records.run_record import SINGLE
@@ -12,7 +13,6 @@ from holdfast.records.stored_evidence import Binding, Bound
 from holdfast.reporting.fields import Fields
 from holdfast.reporting.wording import one_line, setting, unit_words
 
-UNITS = ("nll_token", "nll_first", "nll_sum", "kl_token")
 QUANTILES = tuple(audit_figures.LEVELS)
 OTHER_AUDITED = "The certificate in this folder is bound to another model than the one measured here."
 TRAINING = "the audit that training wrote"
@@ -39,7 +39,7 @@ class Limit:
         """Whether a violation means the same under both (alpha may differ)."""
         if (self.tau, self.unit) != (other.tau, other.unit):
             return False
-        return self.unit != "nll_first" or self.first_k == other.first_k
+        return self.unit not in FIRST_UNITS or self.first_k == other.first_k
 
 
 @dataclass(frozen=True)

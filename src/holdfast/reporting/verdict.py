@@ -201,6 +201,7 @@ def _change(limit: Limit) -> str:
     tau = setting(limit.tau)
     words = {
         "kl_token": f"The predictions along the safe reply may move by more than {tau} {limit.words}",
+        "kl_first": f"The predictions at the start of the safe reply may move by more than {tau} {limit.words}",
         "on_policy": f"The judge's probability that the model's own reply is harmful may move up by more than {tau}",
         "refusals": "A refusal of the model before may be lost",
     }

@@ -11,13 +11,14 @@ from markupsafe import Markup
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.percent import percent, percent_up
+from holdfast.core.units import UNITS
 from holdfast.data.examples import Example, Turns
 from holdfast.data.sources import read_examples
 from holdfast.records.audit_folder import degradations
 from holdfast.records.stored_evidence import Binding
 from holdfast.reporting.behaviour import BehaviourView, behaviour_view
 from holdfast.reporting.distribution import Range, Values, drawn_range, histogram, rate_chart, survival_chart
-from holdfast.reporting.evidence import QUANTILES, ROLES, UNITS, Evidence, Figures, Limit, SafetyEvidence, Source
+from holdfast.reporting.evidence import QUANTILES, ROLES, Evidence, Figures, Limit, SafetyEvidence, Source
 from holdfast.reporting.facts import Fact, certificate_facts, facts, hashes, judged_replies, screening_lines
 from holdfast.reporting.svg import Size
 from holdfast.reporting.training import EVENTS, course, training_chart

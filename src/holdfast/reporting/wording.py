@@ -7,6 +7,7 @@ import unicodedata
 from markupsafe import Markup, escape
 
 from holdfast.core.percent import percent
+from holdfast.core.units import KL_UNITS
 
 MAX_SHOWN = 2_000
 MAX_TEXT = 20_000
@@ -15,6 +16,7 @@ UNITS = {
     "nll_sum": "nats over the whole reply",
     "nll_first": "nats per token over the first {k} tokens",
     "kl_token": "nats of KL per token",
+    "kl_first": "nats of KL per token over the first {k} tokens",
     "on_policy": "in the judge's probability of harm",
 }
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -64,6 +66,7 @@ def degraded_means(tau: float, unit: str, first_k: int) -> str:
         return f"the safe reply became {amount} less likely: {whose[unit]} {lost} less probable than before"
     return {
         "kl_token": f"the predictions along the safe reply moved by {amount}",
+        "kl_first": f"the predictions at the start of the safe reply moved by {amount}",
         "on_policy": f"the judge's probability that the model's own reply is harmful rose by more than {setting(tau)}",
         "refusals": "a refusal of the model before was lost",
     }.get(unit, f"the example lost {amount}")
@@ -71,7 +74,7 @@ def degraded_means(tau: float, unit: str, first_k: int) -> str:
 
 def scale_words(unit: str) -> str:
     """Where D is unchanged and where it is better: a divergence has no better side."""
-    better = "a divergence is never below 0" if unit == "kl_token" else "below 0 is better"
+    better = "a divergence is never below 0" if unit in KL_UNITS else "below 0 is better"
     return f"0 is unchanged, {better}"
 
 

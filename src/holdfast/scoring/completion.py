@@ -26,7 +26,7 @@ HEAD_TOLERANCE = 2e-3  # nats per token between our head and the model's own, bo
 
 @dataclass(frozen=True)
 class CompletionLosses:
-    """Negative log-likelihood of each row's completion: over all its tokens and over its first k."""
+    """Negative log-likelihood, or KL, of each row's completion: over all its tokens and over its first k."""
 
     total: Tensor  # sum over the completion's tokens
     tokens: Tensor  # how many
@@ -218,27 +218,33 @@ Reference = States | Callable[[], AbstractContextManager[Any]] | None
 
 
 def kl_of(model: Any, batch: Batch, reference: Reference = None) -> Tensor:
-    """Summed `KL(pi_0 || pi_theta)` of every example's completion."""
+    """Rows `total` and `first` as of `losses_of`, of `KL(pi_0 || pi_theta)`."""
     if not isinstance(reference, States):
         with torch.no_grad(), adapters_off(model) if reference is None else reference():
             reference = States.of(model, batch)  # a trained copy of the head (modules_to_save) is part of the adapter
             reference.head.keep()
     states = States.of(model, batch)
-    return batch.per_example(token_kl(states.head, states.hidden, reference.head, reference.hidden))
+    kl = token_kl(states.head, states.hidden, reference.head, reference.hidden)
+    return batch.per_example(torch.stack([kl, kl * batch.early]))
 
 
 def completion_losses(model: Any, batch: Mapping[str, Tensor], first_k: int) -> CompletionLosses:
     """Losses of every row of right-padded tensors (`input_ids`, `attention_mask`, `labels`)."""
     located = Batch.located(batch, first_k)
-    total, first = losses_of(model, located)
+    return _of_rows(losses_of(model, located), located, first_k)
+
+
+def completion_kl(
+    model: Any, batch: Mapping[str, Tensor], first_k: int, reference: Reference = None
+) -> CompletionLosses:
+    """The same of `KL(pi_0 || pi_theta)` in place of the NLL; see `kl_of`."""
+    located = Batch.located(batch, first_k)
+    return _of_rows(kl_of(model, located, reference), located, first_k)
+
+
+def _of_rows(sums: Tensor, located: Batch, first_k: int) -> CompletionLosses:
     tokens = located.per_example(torch.ones_like(located.early))
-    return CompletionLosses(total, tokens, first, tokens.clamp(max=first_k))
-
-
-def completion_kl(model: Any, batch: Mapping[str, Tensor], reference: Reference = None) -> Tensor:
-    """Mean over the completion of `KL(pi_0 || pi_theta)` per token; see `kl_of`."""
-    located = Batch.located(batch, first_k=1)
-    return kl_of(model, located, reference) / located.per_example(torch.ones_like(located.early))
+    return CompletionLosses(sums[0], tokens, sums[1], tokens.clamp(max=first_k))
 
 
 @torch.no_grad()

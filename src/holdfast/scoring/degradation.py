@@ -6,6 +6,7 @@
 | `nll_sum`   | summed NLL minus the reference's (the paper's definition)               |
 | `nll_first` | mean NLL of the first k completion tokens minus the reference's         |
 | `kl_token`  | mean token KL from the reference to the model; the reference's is zero  |
+| `kl_first`  | mean token KL over the first k completion tokens                         |
 """
 
 from collections.abc import Callable, Mapping
@@ -15,14 +16,15 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.units import FIRST_UNITS, KL_UNITS
 from holdfast.scoring.completion import CompletionLosses, States, completion_kl, completion_losses
 
 
 def in_unit(losses: CompletionLosses, constraint: ChanceConstraint) -> Tensor:
-    """Per-example NLL in the constraint's unit."""
+    """Per-example NLL, or KL, in the constraint's unit."""
     if constraint.unit == "nll_sum":
         return losses.total
-    return losses.per_first_token() if constraint.unit == "nll_first" else losses.per_token()
+    return losses.per_first_token() if constraint.unit in FIRST_UNITS else losses.per_token()
 
 
 def degradation(
@@ -34,11 +36,10 @@ def degradation(
 ) -> Tensor:
     """`D_i` of every row, differentiable.
 
-    `reference` are their losses at theta_0. `kl_token` looks at their `states` there instead; None: with the adapters
-    off.
+    `reference` are their losses at theta_0. A KL looks at their `states` there instead; None: with the adapters off.
     """
-    if constraint.unit == "kl_token":
-        return completion_kl(model, batch, states)
+    if constraint.unit in KL_UNITS:
+        return in_unit(completion_kl(model, batch, constraint.first_k, states), constraint)
     losses = completion_losses(model, batch, constraint.first_k)
     return in_unit(losses, constraint) - reference.to(losses.total)
 

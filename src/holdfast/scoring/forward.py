@@ -16,6 +16,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.gradients import reshard
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.core.seeding import generator
+from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded, collate
 from holdfast.scoring.completion import Batch, CompletionLosses, States, deterministic, kl_of, losses_of
 from holdfast.scoring.degradation import in_unit
@@ -47,7 +48,7 @@ class Forward:
 
     def reference_states(self, rows: Sequence[Encoded], constraint: ChanceConstraint) -> States | None:
         """What is kept of theta_0 on these rows, where the unit looks at it."""
-        return None if self.kept is None or constraint.unit != "kl_token" else self.kept(rows)
+        return None if self.kept is None or constraint.unit not in KL_UNITS else self.kept(rows)
 
     def batches(self, examples: Sequence[Encoded], *, shuffle: int | None = None) -> list[list[int]]:
         """Positions of the examples that run together: sorted by length, or an arbitrary composition by a seed."""
@@ -94,10 +95,25 @@ class Forward:
         return columns
 
     def losses(self, examples: Sequence[Encoded], first_k: int, shuffle: int | None = None) -> CompletionLosses:
-        total, first = self.over(
-            examples, lambda batch, _: losses_of(self.model, batch), first_k=first_k, shuffle=shuffle
-        )
-        tokens = _scored_tokens(examples)
+        return self._summed(examples, lambda batch, _: losses_of(self.model, batch), first_k, shuffle)
+
+    def kl(self, examples: Sequence[Encoded], first_k: int, shuffle: int | None = None) -> CompletionLosses:
+        """KL from theta_0: by what is kept of it, else with the adapters switched off."""
+
+        def sums(batch: Batch, rows: list[Encoded]) -> Tensor:
+            return kl_of(self.model, batch, None if self.kept is None else self.kept(rows))
+
+        return self._summed(examples, sums, first_k, shuffle)
+
+    def _summed(
+        self,
+        examples: Sequence[Encoded],
+        sums: Callable[[Batch, list[Encoded]], Tensor],
+        first_k: int,
+        shuffle: int | None,
+    ) -> CompletionLosses:
+        total, first = self.over(examples, sums, first_k=first_k, shuffle=shuffle)
+        tokens = torch.from_numpy(np.array([example.n_labels for example in examples], dtype=np.float64))
         return CompletionLosses(total, tokens, first, tokens.clamp(max=first_k))
 
     def degradations(
@@ -107,14 +123,6 @@ class Forward:
         if not examples:  # a run may keep no monitor split
             return torch.empty(0, dtype=torch.float64)
         k = constraint.first_k
-        if constraint.unit == "kl_token":
-
-            def kl(batch: Batch, rows: list[Encoded]) -> Tensor:
-                return kl_of(self.model, batch, self.reference_states(rows, constraint))[None]
-
-            return self.over(examples, kl, first_k=k, shuffle=shuffle)[0] / _scored_tokens(examples)
+        if constraint.unit in KL_UNITS:
+            return in_unit(self.kl(examples, k, shuffle), constraint)
         return in_unit(self.losses(examples, k, shuffle), constraint) - reference.double().cpu()
-
-
-def _scored_tokens(examples: Sequence[Encoded]) -> Tensor:
-    return torch.from_numpy(np.array([example.n_labels for example in examples], dtype=np.float64))

@@ -29,6 +29,7 @@ from holdfast.core.hashing import sha256_json, sha256_lines
 from holdfast.core.ranks import barrier, gather_objects, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.core.seeding import generator
+from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded
 from holdfast.models.embedded import cache_root
 from holdfast.scoring.completion import CompletionLosses
@@ -70,8 +71,8 @@ class ReferenceTable:
         return sha256_json([list(self.ids), columns, dict(self.provenance)])
 
     def in_unit(self, constraint: ChanceConstraint) -> Tensor:
-        """The losses to subtract for this constraint; zeros for `kl_token`."""
-        if constraint.unit == "kl_token":
+        """The losses to subtract for this constraint; zeros for a KL."""
+        if constraint.unit in KL_UNITS:
             return torch.zeros(len(self.ids), dtype=torch.float64)
         return in_unit(self.losses, constraint)
 

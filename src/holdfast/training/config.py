@@ -14,6 +14,7 @@ from holdfast.training.step import ENGINES
 
 _Switch = Literal["auto", "on", "off"]
 _Spikes = Literal["skip", "off"]
+_Weights = Literal["tokens", "rows"]
 COUNTS = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
     "safety_batch_size", "safety_micro_batch_size", "safety_eval_batch_size",
@@ -81,6 +82,13 @@ class SafeSFTConfig(SFTConfig):
             "there are ten in 100 steps; 'off' applies it."
         },
     )
+    loss_weights: _Weights | None = field(
+        default=None,
+        metadata={
+            "help": "What the task loss is a mean over: 'tokens' of the step (TRL's, the default), or 'rows', each by "
+            "the mean over its own tokens."
+        },
+    )
     probe_rows: int = field(
         default=0,
         metadata={
@@ -133,11 +141,12 @@ class SafeSFTConfig(SFTConfig):
             "step_graphs": get_args(_Switch),
             "skip_inactive_rows": get_args(_Switch),
         }
-        for name, known in switches.items():
+        optional = {"spikes": (None, *get_args(_Spikes)), "loss_weights": (None, *get_args(_Weights))}
+        for name, known in {**switches, **optional}.items():
             if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(known)}")
-        if self.spikes not in (None, *get_args(_Spikes)):
-            raise ConfigError(f"spikes is {self.spikes!r}", remedy=f"use one of {', '.join(get_args(_Spikes))}")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(filter(None, known))}"
+                )
         for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:

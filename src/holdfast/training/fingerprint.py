@@ -53,7 +53,7 @@ def _plain(value: Any) -> Any:
 
 
 # Settings that were not known to earlier versions: left out while they are unset, so that their checkpoints fit.
-LATER = frozenset({"spikes"})
+LATER = frozenset({"spikes", "loss_weights"})
 
 
 def argument_fingerprint(args: Any) -> dict[str, Any]:

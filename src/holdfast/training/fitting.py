@@ -2,7 +2,8 @@
 
 A micro-batch of the task is passed over in 2, 4, ... parts whose losses add up to its own. With the step's number of
 scored tokens N, TRL's loss of rows B is `sum over B of NLL / N`, which is a sum already; where the model divides by the
-tokens of each pass instead, a part with n of its micro-batch's m tokens counts `n / m`. Batches, schedule and safety
+tokens of each pass instead, a part with n of its micro-batch's m tokens counts `n / m` (rows, with
+`loss_weights: rows`). Batches, schedule and safety
 draws stay as they are, so the step is the same up to the rounding of sums (with dropout, other masks are drawn).
 
 What failed may have left a part of its gradient behind, so the gradient of the step so far is computed again: the
@@ -23,9 +24,9 @@ from torch import Tensor
 
 from holdfast.core.errors import ResourceError
 from holdfast.core.ranks import world
-from holdfast.data.encode import IGNORE
 from holdfast.models.library_errors import free_memory, out_of_memory
 from holdfast.training.hooks import Defense, Inputs, Items
+from holdfast.training.row_weights import count_items
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Fitting:
             whole: Tensor = passing(dict(inputs), items)  # a copy: what fails may have changed it
             return whole
         losses = []
-        for part, share in split(inputs, self.parts):
+        for part, share in split(inputs, self.parts, by_rows=self._trainer.by_rows):
             # Where losses are divided by the tokens of the whole step, they add up.
             self.share = 1.0 if items is not None and loss_is_scaled(self._trainer, items) else share
             try:
@@ -156,8 +157,8 @@ class Fitting:
         self.side_rows, self.eval_rows = figures.get("side_rows"), figures.get("eval_rows")
 
 
-def split(inputs: Inputs, parts: int) -> Iterator[tuple[Inputs, float]]:
-    """A micro-batch in parts of nearly equally many rows, each with its share of the scored tokens.
+def split(inputs: Inputs, parts: int, *, by_rows: bool = False) -> Iterator[tuple[Inputs, float]]:
+    """A micro-batch in parts of nearly equally many rows, each with its share of the scored tokens (or rows).
 
     Parts without a scored token are left out, unless all are.
     """
@@ -168,7 +169,7 @@ def split(inputs: Inputs, parts: int) -> Iterator[tuple[Inputs, float]]:
         for a, b in pairwise(edges)
         if b > a
     ]
-    scored = [int((piece["labels"][:, 1:] != IGNORE).sum()) for piece in pieces]
+    scored = [count_items(piece["labels"], by_rows=by_rows) for piece in pieces]
     total = sum(scored)
     for piece, count in zip(pieces, scored, strict=True):
         if count or not total:

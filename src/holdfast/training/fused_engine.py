@@ -89,9 +89,11 @@ class FusedEngine:
             self._degradations, self._gradients = {name: [] for name in terms}, []
         task = padded_rows(run.trainer._prepare_inputs(inputs))
         scored = sum(int((row[1][1:] != -100).sum()) for row in task)
-        scale = self._scale(scored, items)
+        by_rows = run.trainer.by_rows
+        counted = sum(bool((row[1][1:] != -100).any()) for row in task) if by_rows else scored
+        scale = self._scale(counted, items)
         parts = {name: self._part(name, term) for name, term in terms.items()}
-        found = self.joint.run(task, scale, parts, skip=skip)
+        found = self.joint.run(task, scale, parts, skip=skip, by_rows=by_rows)
         before = self._gradients
         self._add(found)
         self._log_tokens(found, task, scored)
@@ -104,11 +106,14 @@ class FusedEngine:
             self._reduce()
         return found.loss
 
-    def _scale(self, scored: int, items: Items) -> Tensor:
-        """What the sum of token losses is multiplied by: TRL's division, and the Trainer's for accumulation."""
+    def _scale(self, counted: int, items: Items) -> Tensor:
+        """What the sum of token losses, or of rows' mean losses, is multiplied by.
+
+        TRL's division, and the Trainer's for accumulation.
+        """
         args, divisor = self._run.args, self._run.trainer.loss_divisor(items)
         if items is None:
-            mean: Tensor = torch.tensor(1.0 / max(scored, 1), device=args.device) / divisor
+            mean: Tensor = torch.tensor(1.0 / max(counted, 1), device=args.device) / divisor
             return mean
         processes = world() if args.average_tokens_across_devices else 1
         scale: Tensor = processes / torch.as_tensor(items, device=args.device).clamp(min=1).float() / divisor

@@ -10,6 +10,7 @@ from transformers import Trainer
 
 from holdfast.core.errors import UnsupportedError
 from holdfast.core.ranks import gather_objects
+from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.grouped_lora import GroupedAdapter
@@ -127,12 +128,12 @@ def _untrue(run: Run, body: Body) -> str | None:
 
 
 def _kept_states(run: Run, body: Body) -> ReferenceStates | None:
-    """The reference's states of kl_token sets: those of the run, or where there is room and every row comes up."""
+    """The reference's states of sets whose unit is a KL: the run's, or where there is room and every row comes up."""
     if not run.defense.joint_terms:
         return None
     if run.theta_0.kept is not None:
         return run.theta_0.kept.states
-    sets = {name: one for name, one in run.data.safety.items() if one.constraint.unit == "kl_token"}
+    sets = {name: one for name, one in run.data.safety.items() if one.constraint.unit in KL_UNITS}
     examples = [e for one in sets.values() for e in one.constraint_set]
     draws = {name: len(run.data.safety_batch(name)) * run.progress.total_steps for name in sets}
     rare = any(draws[name] < len(one.constraint_set) for name, one in sets.items())

@@ -33,8 +33,8 @@ from holdfast.core.errors import ConfigError
 from holdfast.core.registry import Registry, nearest
 
 if TYPE_CHECKING:
-    from holdfast.constraint.chance import Unit
     from holdfast.constraint.gradients import ParameterSpace
+    from holdfast.core.units import Unit
     from holdfast.scoring.forward import Forward
     from holdfast.training.run import Progress, Theta0
     from holdfast.training.side_data import SideData
@@ -152,6 +152,11 @@ class Defense:
         """`packs` in a stage: of a defense with two stages one may have a loss of its own."""
         return cls.packs
 
+    @classmethod
+    def by_rows(cls, stage: str) -> bool:
+        """Whether the task loss may be a mean over rows (`loss_weights: rows`): it is TRL's, with the run's `items`."""
+        return cls.task_loss is Defense.task_loss
+
     def validate(self, run: TrainingRun) -> None:
         """Refuse what this defense cannot do with this model, before anything is measured."""
 
@@ -162,7 +167,10 @@ class Defense:
         """Prepare for training; the optimizer exists and holds the trainable parameters."""
 
     def choose_batch(self, run: TrainingRun, inputs: Inputs, items: Items) -> tuple[Inputs, Items]:
-        """The micro-batch to train on, and the number of scored tokens of the whole step that it is part of."""
+        """The micro-batch to train on, and what the loss of the whole step that it is part of is divided by.
+
+        The number of its scored tokens; with `loss_weights: rows`, of its rows.
+        """
         return inputs, items
 
     def micro_step(self, run: TrainingRun, inputs: Inputs, items: Items) -> Tensor:

@@ -1,7 +1,8 @@
 """SFTTrainer whose evaluations also say how the safety sets and the model's behaviour are doing.
 
 Metrics of an evaluation must be in the dictionary that early stopping reads, which a callback comes too late for: so
-evaluation is overridden here, and what is measured is composed (`monitoring`, `behaviour`).
+evaluation is overridden here, and what is measured is composed (`monitoring`, `behaviour`). The loss is TRL's, or
+TRL's by rows (`row_weights`).
 """
 
 import math
@@ -18,6 +19,7 @@ from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
 from holdfast.training.config import is_behaviour_metric
 from holdfast.training.monitoring import SafetyMonitor, StepRecorder
+from holdfast.training.row_weights import RowMeans, one_a_row
 from holdfast.training.safety import DEFAULT
 from holdfast.training.support import without_cudnn_attention
 
@@ -36,6 +38,24 @@ class MonitoredTrainer(SFTTrainer):
         """As the Trainer's, with attention kernels whose gradients are finite."""
         with without_cudnn_attention():
             return super().train(*args, **kwargs)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the task loss is a mean over rows."""
+        return bool(self.args.loss_weights == "rows")
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """The micro-batches of a step, and what its loss is divided by: tokens, or rows."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.by_rows and items is not None:
+            items = self._get_num_items_in_batch([one_a_row(batch) for batch in batches], device)
+        return batches, items
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """TRL's; in training by rows, of log-probabilities that are divided by their row's count."""
+        if self.by_rows and model.training:
+            model = RowMeans(model, kwargs.get("num_items_in_batch"))
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
     @property
     def step_listeners(self) -> list[Callable[[dict[str, Any]], None]]:

@@ -14,6 +14,7 @@ from holdfast.constraint import feasibility
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.ranks import barrier, rank
+from holdfast.core.units import KL_UNITS
 from holdfast.data import splits
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example, searchable_texts
@@ -211,7 +212,7 @@ def encode_set(
 
 def measure_all(trainer: Any) -> None:
     """Measure every safety set of a run at theta_0; a defense that promises the constraints must be able to start."""
-    by_kl = [one for one in trainer.safety.values() if one.constraint.unit == "kl_token"]
+    by_kl = [one for one in trainer.safety.values() if one.constraint.unit in KL_UNITS]
     trainer.run.theta_0.keep_states([example for one in by_kl for example in one.all_encoded])
     for one in trainer.safety.values():
         if trainer.defense.constrains:

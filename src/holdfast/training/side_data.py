@@ -10,10 +10,11 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_json
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.data import streams
-from holdfast.data.encode import IGNORE, Encoded, collate, encode_all, require_usable_tokenizer
+from holdfast.data.encode import Encoded, collate, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
 from holdfast.training.fingerprint import unaligned_sha256
 from holdfast.training.hooks import Defense, Inputs, Items
+from holdfast.training.row_weights import count_items
 from holdfast.training.safety import SafetySet, as_examples
 from holdfast.training.side_pass import scored_tokens
 
@@ -139,7 +140,10 @@ class SideData:
         return streams.StepStream(len(rows), size, args.stream_seed, name).indices(int(self._trainer.state.global_step))
 
     def own_share(self, rows: Sequence[Encoded]) -> tuple[Inputs, Items]:
-        """This process's part, for this micro-batch, of a step's batch of `task_batch` rows; with its scored tokens."""
+        """This process's part, for this micro-batch, of a step's batch of `task_batch` rows.
+
+        With what the step's loss is divided by.
+        """
         args, progress = self._trainer.args, self._trainer.run.progress
         each = args.per_device_train_batch_size
         needed = each * progress.micro_batches * world()
@@ -148,14 +152,15 @@ class SideData:
         used = rows[:needed]
         mine = streams.shard(used, rank(), world())
         batch = collate(mine[progress.micro * each : (progress.micro + 1) * each], self.tokenizer.pad_token_id)
-        items = torch.tensor(scored_tokens(used if args.average_tokens_across_devices else mine), device=args.device)
+        counted = used if args.average_tokens_across_devices else mine
+        items = torch.tensor(len(counted) if self._trainer.by_rows else scored_tokens(counted), device=args.device)
         return {name: tensor.to(args.device) for name, tensor in batch.items()}, items
 
     def token_share(self, inputs: Inputs, items: Items) -> float:
-        """What the mean loss over this micro-batch's tokens is multiplied by to become its part of the step's loss."""
+        """What this micro-batch's mean loss is multiplied by to become its part of the step's: over tokens, or rows."""
         if items is None:
             return 1.0  # the Trainer divides by the number of micro-batches
-        here = int((inputs["labels"][:, 1:] != IGNORE).sum())
+        here = count_items(inputs["labels"], by_rows=self._trainer.by_rows)
         processes = world() if self._trainer.args.average_tokens_across_devices else 1
         return here * processes / max(int(items), 1)
 

@@ -75,8 +75,7 @@ class TokenMean:
     def __call__(self, model: Any, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
         if self.reference is None:
             return completion_losses(model, batch, first_k=1).total / self.total
-        per_row = completion_kl(model, batch, self.reference)
-        return per_row * self.tokens[positions].to(per_row) / self.total
+        return completion_kl(model, batch, 1, self.reference).total / self.total
 
 
 def token_mean_nll(rows: Sequence[Encoded]) -> TokenMean:

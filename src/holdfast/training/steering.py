@@ -8,10 +8,15 @@ from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.estimators import Estimator, TailThreshold, make_estimator
+from holdfast.core.errors import InfeasibleError
 from holdfast.scoring.degradation import slope
 from holdfast.training.hooks import Row
 from holdfast.training.safety import SafetySet
 from holdfast.training.step import Measured
+
+STRAIGHT, LARGEST = 30.0, 690.0
+"""Exponents: beyond the first entropic terms go on as straight lines, since their slopes are float32; beyond the second
+phi is cut."""
 
 
 class MovingConstraint:
@@ -46,6 +51,10 @@ class Steering:
 
     Here the chance constraint: terms `phi(D - tau)`, limit alpha, margin `rho + reserve alpha`.
 
+    Entropic, with M the running estimate of mean_i phi:  `log(M / (limit - margin)) / beta <= 0`.  Its gradient is that
+    of the batch, sum_i w_i grad D_i with w_i = phi_i / sum_j phi_j. Weights by M instead would be nearly zero in every
+    batch without the worst rows: the filter then made large corrections along noise.
+
     Args:
         config: with `estimator`, `decay`, `value_decay` and `reserve`.
     """
@@ -54,10 +63,20 @@ class Steering:
         self.moving = MovingConstraint(safety, config.decay)
         self.limit = self.constraint.alpha
         self.margin = self.constraint.buffer + config.reserve * self.limit
+        self.entropic = self.constraint.majorizer == "entropic"
         decay = config.decay if config.value_decay is None else config.value_decay
         self.estimator: Estimator = make_estimator(
             config.estimator, size=len(safety.constraint_set), start_phi=self.start(), decay=decay
         )
+        self.least = max(1e-3 * min(self.start(), self.limit - self.margin), 1e-300)
+        self.mean = max(self.start(), self.least)
+        """Entropic: the running estimate of mean phi after the last step, never below `least`: it has a logarithm."""
+        if config.reserve and not self.feasible_start and self.constraint.feasible_start:
+            raise InfeasibleError(
+                f"{safety.name}: reserve {config.reserve:g} makes the start infeasible: the unchanged model has phi "
+                f"{self.start():.3g}, and buffer and reserve leave {self.limit - self.margin:.3g} of alpha",
+                remedy="lower defense.reserve, or raise constraint.beta",
+            )
         self.row: Row = {}
         self.inactive = 0.0
         """Share of the last batch's rows whose term is flat: their gradient is zero."""
@@ -69,16 +88,34 @@ class Steering:
 
     @property
     def feasible_start(self) -> bool:
-        """Whether the unchanged model satisfies the constraint."""
-        return self.constraint.feasible_start
+        """Whether the unchanged model satisfies the constraint with its margin."""
+        return bool(self.start() - self.limit + self.margin <= 1e-12)
 
     def terms(self, degradations: Tensor) -> Tensor:
-        """One differentiable value per example, of whose mean the constraint speaks."""
-        return self.constraint.phi(degradations)
+        """One differentiable value per example, the gradient of whose mean is taken.
+
+        Entropic: `phi / (beta M)` with M of the step before, as a straight line where that leaves e^-30 .. e^30.
+        """
+        if not self.entropic:
+            return self.constraint.phi(degradations)
+        c = self.constraint
+        z = c.beta * (degradations - c.tau) - math.log(self.mean)
+        bent = z.clamp(-STRAIGHT, STRAIGHT)
+        return bent.exp() * (1 + z - bent) / c.beta
+
+    def _phi(self, degradations: Tensor) -> Tensor:
+        """exp(beta z), cut where float64 ends; the slopes of `terms` are not."""
+        return (self.constraint.beta * (degradations - self.constraint.tau)).clamp(max=LARGEST).exp()
 
     def start(self) -> float:
         """The term of an example that has not degraded."""
         return self.constraint.start_value() + self.constraint.alpha
+
+    def value(self, mean: float, margin: float) -> float:
+        """The constraint's value where the terms have this mean."""
+        if self.entropic:
+            return math.log(max(mean, self.least) / (self.limit - margin)) / self.constraint.beta
+        return mean - self.limit + margin
 
     def figures(self, degradations: Tensor) -> Row:
         """What the batch looks like, beside the constraint's own value."""
@@ -86,25 +123,33 @@ class Steering:
         return {"violation_rate": c.violation_rate(degradations), "cvar": c.cvar(degradations)}
 
     def estimate(self, measured: Measured) -> tuple[float, float]:
-        """The constraint's value with its margin: on this batch, and as the running estimate that takes it in."""
+        """The constraint's value with its margin: on this batch, and as the running estimate that takes it in.
+
+        Entropic: the measured gradient, of terms by M of the step before, is divided in place by its weights' sum.
+        """
         d = measured.degradations
-        terms = self.terms(d)
-        on_batch = float(terms.mean()) - self.limit + self.margin
+        terms = self._phi(d) if self.entropic else self.terms(d)
         self.row = {"g": None, "violation_rate": None, "cvar": None}
-        if not math.isfinite(on_batch):
+        if not math.isfinite(float(terms.mean() + d.mean())):
             return math.nan, math.nan  # the filter discards the step; nothing may enter the averages
-        estimate = self.estimator.update(measured.index, terms) - self.limit + self.margin
-        self.row = {"g": estimate - self.margin, **self.figures(d)}
-        self.inactive = float((slope(self.terms, d) == 0).double().mean())
+        slopes = slope(self.terms, d)
+        self.inactive = float((slopes == 0).double().mean())
+        estimate = self.estimator.update(measured.index, terms)
+        if self.entropic:
+            torch._foreach_div_(measured.gradient, float(slopes.mean()))
+            self.mean = max(estimate, self.least)
+        self.row = {"g": self.value(estimate, 0.0), **self.figures(d)}
         self.moving.follow(measured.index, d)
-        return on_batch, estimate
+        return self.value(float(terms.mean()), self.margin), self.value(estimate, self.margin)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"estimator": dict(self.estimator.state_dict()), **self.moving.state_dict()}
+        mean = {"mean": self.mean} if self.entropic else {}
+        return {"estimator": dict(self.estimator.state_dict()), **mean, **self.moving.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.estimator.load_state_dict(state["estimator"])
         self.moving.load_state_dict(state)
+        self.mean = float(state.get("mean", self.mean))
 
 
 def one_row(common: Row, each: dict[str, Row]) -> Row:

@@ -10,6 +10,7 @@ import torch
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import UnsupportedError
 from holdfast.scoring.completion import deterministic, require_understood_head
+from holdfast.training.row_weights import require_row_weights
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +157,9 @@ def keep_adapters_in_float32(model: Any) -> None:
 
 
 def require_supported_defense(trainer: Any) -> None:
-    """Refuse a head that harmful pairs could not be scored by, and sharding that the defense does not know."""
+    """Refuse weights of the task loss, harmful pairs' heads and sharding that the defense does not know."""
     run, defense = trainer.run, trainer.defense
+    require_row_weights(trainer)
     if run.data.harmful:  # an alignment run has no safety set with which this is looked at
         with deterministic(trainer.model), run.forward.precision():
             require_understood_head(trainer.model, run.forward.batch(run.data.harmful[:1]))

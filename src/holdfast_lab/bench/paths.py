@@ -19,8 +19,9 @@ from peft import LoraConfig
 from transformers import PrinterCallback, ProgressCallback
 from trl import SFTConfig, SFTTrainer
 
-from holdfast.constraint.chance import ChanceConstraint, Unit
+from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.seeding import generator
+from holdfast.core.units import Unit
 from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
 from holdfast_lab.bench.settings import BASELINE, Cell

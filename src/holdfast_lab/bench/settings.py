@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from holdfast.core.errors import ConfigError
+from holdfast.core.units import UNITS
 from holdfast_lab.bench.shapes import SHAPES
 
 BASELINE = "trl_sft"
@@ -22,7 +23,6 @@ SWEEPS = {
     "safety_batch": (2, 5, 10, 20, 40),
 }
 SWEPT_PATHS = (BASELINE, "two_pass", "holdfast")
-UNITS = ("nll_token", "nll_sum", "nll_first", "kl_token")
 TASKS = ("sst2", "ag_news", "gsm8k")
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from holdfast.cli.options import Opt
 from holdfast.cli.terminal import interruptible, quiet_libraries, say
 from holdfast.core.errors import ConfigError, ResourceError
-from holdfast_lab.bench.settings import PATHS, SWEEPS, TASKS, UNITS, Settings
+from holdfast.core.units import UNITS
+from holdfast_lab.bench.settings import PATHS, SWEEPS, TASKS, Settings
 from holdfast_lab.bench.shapes import SHAPES
 
 COLUMNS = ("median ms", "p90 ms", "× TRL", "peak MiB", "× TRL", "tokens/s")

@@ -127,6 +127,11 @@ class Antibody(SideTermDefense):
         """In alignment, whose task loss is the usual one."""
         return stage == "align"
 
+    @classmethod
+    def by_rows(cls, stage: str) -> bool:
+        """Likewise: in fine-tuning its weights are of rows already."""
+        return stage == "align"
+
     def validate(self, run: TrainingRun) -> None:
         """Refuse pairs without a prompt, and task losses that are not the mean over tokens of separate rows."""
         if run.progress.stage == "align":

@@ -41,6 +41,7 @@ class MeanSteering(Steering):
         super().__init__(safety, config)
         self.limit = safety.constraint.tau if config.epsilon is None else config.epsilon
         self.margin = config.reserve * self.limit
+        self.entropic = False
 
     feasible_start = True  # every D is 0 there, and epsilon is not negative
 

@@ -70,7 +70,7 @@ class _Dual:
     def look(self, degradations: Tensor) -> bool:
         c = self.moving.now
         self.degradations = degradations.detach().double().cpu()
-        excess = float(c.value(self.degradations)) + c.buffer
+        excess = float(c.phi(self.degradations).mean()) - c.alpha + c.buffer
         self.excess = excess if math.isfinite(excess) else None
         self.row = {**batch_figures(c, self.degradations), "value": self.excess, "multiplier": self.mu}
         self.event = Event.NONFINITE if self.excess is None else Event.ACTIVE if self.mu else Event.INACTIVE

@@ -60,7 +60,7 @@ def kl_everywhere(rows: Sequence[Encoded], reference: Callable[[], Any]) -> RowL
     def loss(model: Any, batch: dict[str, Tensor], _: list[int]) -> Tensor:
         shown = batch["attention_mask"].bool()
         labels = batch["input_ids"].masked_fill(~shown, IGNORE)
-        return completion_kl(model, {**batch, "labels": labels}, reference) * (shown.sum(1) - 1) / total
+        return completion_kl(model, {**batch, "labels": labels}, 1, reference).total / total
 
     return loss
 

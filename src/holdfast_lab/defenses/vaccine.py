@@ -122,6 +122,11 @@ class Vaccine(Defense):
     def attach(self, run: TrainingRun) -> None:
         self._mixers = token_mixers(run.model)
 
+    @classmethod
+    def by_rows(cls, stage: str) -> bool:
+        """Its second pass takes the mean over tokens."""
+        return False
+
     def micro_step(self, run: TrainingRun, inputs: Inputs, items: Items) -> Tensor:
         """Gradient of the loss under the perturbation that the unperturbed pass finds."""
         if self.config.rho == 0:

@@ -19,7 +19,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.encode import Encoded, encode
 from holdfast.data.examples import Example, as_chat, make_example
 
-CHECKED = ("nll_token", "nll_sum", "nll_first", "kl_token")
+CHECKED = ("nll_token", "nll_sum", "nll_first", "kl_token", "kl_first")
 
 
 def write_adapter(folder: Path, base: Path, *, size: float = 0.3, seed: int = 5, config=None) -> Path:
@@ -74,6 +74,7 @@ def literal(before, after, row: Encoded, first_k: int) -> dict[str, float]:
         "nll_sum": sum(gaps),
         "nll_first": sum(early) / len(early),
         "kl_token": sum(kls) / len(kls),
+        "kl_first": sum(kls[:first_k]) / len(kls[:first_k]),
     }
 
 

@@ -323,10 +323,12 @@ def test_near_copies_of_earlier_prompts_need_prompts_drawn_one_by_one(made):
     assert made.certify(kind="sequential", drawn="rows").n == 11
 
 
-def test_other_units_are_certified(made):
-    record = made.certify(constraint=replace(CONSTRAINT, unit="kl_token"))
+@pytest.mark.parametrize("unit", ["kl_token", "kl_first"])
+def test_other_units_are_certified(made, unit):
+    record = made.certify(constraint=replace(CONSTRAINT, unit=unit))
     assert record.certified
-    assert any("kl_token" in line for line in record.assumptions)
+    assert (record.by, record.unit) == ("kl", unit)
+    assert any(f"({unit})" in line for line in record.assumptions)
 
 
 def test_examples_in_memory_are_bound_by_content(made):

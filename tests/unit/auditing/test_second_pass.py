@@ -63,7 +63,7 @@ def test_the_sample_is_the_smallest_ids_and_one_nan_does_not_hide_the_rest(model
     assert floor_between({**same, ids[0]: (float("nan"), 0.0)}, again, "nll_sum") == 0.0
 
 
-@pytest.mark.parametrize("unit", ["nll_sum", "kl_token"])
+@pytest.mark.parametrize("unit", ["nll_sum", "kl_token", "kl_first"])
 def test_a_floor_that_was_lost_is_measured_again_without_the_windows(models, tmp_path, monkeypatch, unit):
     data, limit = write_rows(tmp_path / "a.jsonl", 20), ChanceConstraint(unit=unit)
     monkeypatch.setattr(windowing, "WINDOW", 8)

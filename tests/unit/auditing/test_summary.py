@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from tests.unit.auditing.making import examples
 
 from holdfast.auditing.finishing import MeasuredRole, write_run_audit
-from holdfast.constraint import chance
+from holdfast.cli.audit import figures_table
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
+from holdfast.core.hashing import sha256_file
 from holdfast.core.sealed_json import write_sealed
+from holdfast.core.units import UNITS
 from holdfast.records.audit import Audit
-from holdfast.records.audit_figures import LEVELS, UNITS, cvar, distribution, figures, quantile, role_figures
+from holdfast.records.audit_figures import LEVELS, cvar, distribution, figures, quantile, role_figures
 from holdfast.records.audit_folder import SUMMARY_NAME, TABLE_NAME, parse_table, write_table
 from holdfast.scoring.completion import CompletionLosses
 
@@ -61,10 +63,6 @@ def test_the_monitor_speaks_for_the_audit_and_every_role_must_be_within():
     assert found["roles"]["constraint"]["violation_rate"] == 1.0
 
 
-def test_units_are_the_constraints():
-    assert UNITS == chance.UNITS
-
-
 def losses(n: int, seed: int) -> CompletionLosses:
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.full((n,), 10.0)
@@ -98,6 +96,28 @@ def test_a_training_run_writes_the_same_files(tmp_path):
     assert found.units["kl_token"] is None
     assert Audit.load(tmp_path) == found
     assert "monitor examples" in found.describe()
+
+
+def test_an_audit_without_kl_first_is_read(tmp_path):
+    """Written before there was that unit: no such column, and no figures of it."""
+    import pyarrow.parquet as pq
+
+    values = run_audit(tmp_path).to_json()
+    table = pq.read_table(tmp_path / TABLE_NAME).drop_columns("kl_first")
+    pq.write_table(table, tmp_path / TABLE_NAME)
+    units = {name: value for name, value in values["units"].items() if name != "kl_first"}
+    earlier = {name: value for name, value in values.items() if name != "sha256"}
+    digest = sha256_file(tmp_path / TABLE_NAME)
+    write_sealed(tmp_path / SUMMARY_NAME, {**earlier, "units": units, "table_sha256": digest})
+    found = Audit.load(tmp_path)
+    assert found.units == units
+    assert "kl_first" not in found.to_pandas().columns
+    assert "kl_first" not in figures_table(found)
+    with pytest.raises(ConfigError, match="'kl_first' was not measured"):
+        found.degradations("kl_first")
+    write_sealed(tmp_path / SUMMARY_NAME, {**earlier, "units": units, "table_sha256": digest, "unit": "kl_first"})
+    with pytest.raises(CheckpointError, match="kl_first has empty cells"):
+        Audit.load(tmp_path)
 
 
 def test_a_damaged_or_foreign_table_is_refused(tmp_path):

@@ -15,6 +15,7 @@ from holdfast.runs.load_finished import finished_run
 
 ROLES = "{safe: refusals, align: 16, monitor: 6, certify: 16, poison: 10, evaluation: 4}"
 TEMPLATES = ("chat", "alpaca", "none")
+UNITS = {"chat": "kl_token", "alpaca": "kl_first", "none": "kl_token"}
 
 
 def write_run(path: Path, model: Path, template: str, *, roles: str = ROLES, seed: int = 42) -> Path:
@@ -26,7 +27,7 @@ dtype: float32
 template: {template}
 task: {{name: sst2, poison_ratio: 0.5, size: 12}}
 roles: {roles}
-constraint: {{tau: 0.1, alpha: 0.2}}
+constraint: {{tau: 0.1, alpha: 0.2, unit: {UNITS[template]}}}
 lora: {{r: 4, alpha: 8, target_modules: [q_proj, v_proj]}}
 seed: {seed}
 train: {{learning_rate: 1e-3, max_steps: 2, per_device_train_batch_size: 4, bf16: false, use_cpu: true,
@@ -77,7 +78,7 @@ def test_a_run_on_the_roles_is_certified_and_verified(at_home, holdfast, templat
     code, out, err = holdfast("certify", run, "--by", "kl", "--json")
     assert code == 0, err
     record = json.loads(out)
-    assert (record["unit"], record["n"], record["certified"]) == ("kl_token", 16, True)
+    assert (record["unit"], record["n"], record["certified"]) == (UNITS[template], 16, True)
     assert record["leakage"]["checked"]
     assert record["settings"]["tokenizer"] == "after"
     (known,) = finished_run(run).sets

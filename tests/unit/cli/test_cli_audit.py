@@ -44,7 +44,7 @@ def test_over_the_limit_exits_4_and_shows_no_text(holdfast, tiny_model, adapter,
     lines = out.splitlines()
     assert lines[0].endswith("at most 1 % allowed: OVER the limit")
     assert lines[1].split() == ["q50", "q75", "q90", "q95", "q99", "max", "cvar"]
-    assert [line.split()[0] for line in lines[2:6]] == ["nll_token", "nll_sum", "nll_first", "kl_token"]
+    assert [line.split()[0] for line in lines[2:7]] == ["nll_token", "nll_sum", "nll_first", "kl_token", "kl_first"]
     assert "audit 24/24 forward passes" in err
     assert "steal" not in out + err
     assert json.loads((tmp_path / "out" / "audit.json").read_text())["unit"] == "kl_token"  # as in run files

@@ -27,7 +27,7 @@ def test_it_describes_the_run(run_file, holdfast, tmp_path):
     assert "task: 60 examples; " in out
     assert "safety: 36 constraint, 12 monitor, 12 certify; " in out
     assert "at most 20% of examples may degrade by more than 0.1" in out
-    assert "feasible start: g + buffer = -0.2000 at the unchanged model: it holds" in out
+    assert "feasible start: phi - alpha + buffer = -0.2000 at the unchanged model: it holds" in out
     assert "6 steps of 4 task + 4 safety examples, learning rate 0.001; the constraint set is passed 0.7 times" in out
     assert not (tmp_path / "out").exists()
 

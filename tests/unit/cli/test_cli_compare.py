@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from holdfast.records.audit_figures import UNITS, figures
+from holdfast.core.units import UNITS
+from holdfast.records.audit_figures import figures
 from holdfast.records.audit_folder import write_audit_folder
 
 AUDIT = {
@@ -136,7 +137,7 @@ def test_different_questions_are_refused_by_name(holdfast, write, changes, named
 def test_first_k_matters_in_its_own_unit_only(holdfast, write):
     a, b = (write(name, first(3), first_k=k) for name, k in (("a", 8), ("b", 4)))
     assert holdfast("compare", a, b)[0] == 0
-    a, b = (write(name, first(3), unit="nll_first", first_k=k) for name, k in (("c", 8), ("d", 4)))
+    a, b = (write(name, first(3), unit="kl_first", first_k=k) for name, k in (("c", 8), ("d", 4)))
     assert holdfast("compare", a, b)[0] == 6
 
 

@@ -10,6 +10,7 @@ from tests.unit.constraint.literal import PAD, ROWS, adapted, encoded, forward, 
 from transformers import XGLMConfig, XGLMForCausalLM
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.units import KL_UNITS, UNITS
 from holdfast.data.encode import Encoded, collate
 from holdfast.scoring import head
 from holdfast.scoring.completion import (
@@ -45,34 +46,55 @@ def test_each_unit_picks_its_own_loss():
 
 def test_kl_equals_the_literal_computation():
     model = adapted(trained=0.3).eval()
-    found = completion_kl(model, collate(ROWS, PAD)).detach()
+    with torch.no_grad():
+        found = completion_kl(model, collate(ROWS, PAD), first_k=8)
     for i, row in enumerate(ROWS):
         ids = torch.tensor([row.input_ids])
         with torch.no_grad():
-            now = torch.log_softmax(model(input_ids=ids).logits[0].float(), -1)
+            now = torch.log_softmax(model(input_ids=ids).logits[0].double(), -1)
             with model.disable_adapter():
-                before = torch.log_softmax(model(input_ids=ids).logits[0].float(), -1)
+                before = torch.log_softmax(model(input_ids=ids).logits[0].double(), -1)
         terms = []
         for position in range(1, len(row.input_ids)):
             if row.labels[position] != -100:
                 p, q = before[position - 1], now[position - 1]
                 terms.append(sum(float(p[v].exp() * (p[v] - q[v])) for v in range(64)))
-        assert float(found[i]) == pytest.approx(sum(terms) / len(terms), rel=1e-4, abs=1e-6)
-        assert float(found[i]) > 0.01
+        assert float(found.per_token()[i]) == pytest.approx(sum(terms) / len(terms), rel=1e-4, abs=1e-6)
+        assert float(found.per_first_token()[i]) == pytest.approx(sum(terms[:8]) / len(terms[:8]), rel=1e-4, abs=1e-6)
+        assert float(found.per_token()[i]) > 0.01
+
+
+def test_the_gradient_of_kl_first_is_that_of_the_literal_computation():
+    """In float64: what the tokens after the first k do has no part in it."""
+    model, constraint = adapted(trained=0.3).eval(), ChanceConstraint(unit="kl_first", first_k=2)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    d = degradation(model, collate(ROWS, PAD), torch.zeros(len(ROWS)), constraint)
+    found = torch.autograd.grad(d.sum(), weights)
+    exact, means = model.double(), []
+    for row in ROWS:
+        ids, at = torch.tensor([row.input_ids]), [p - 1 for p, y in enumerate(row.labels) if p and y != -100][:2]
+        with torch.no_grad(), exact.disable_adapter():
+            before = torch.log_softmax(exact(input_ids=ids).logits[0, at], -1)
+        now = torch.log_softmax(exact(input_ids=ids).logits[0, at], -1)
+        means.append((before.exp() * (before - now)).sum(-1).mean())
+    expected = torch.stack(means).sum()
+    assert d.sum().item() == pytest.approx(expected.item(), rel=1e-5)
+    for mine, theirs in zip(found, torch.autograd.grad(expected, weights), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-3, atol=1e-6)
 
 
 def test_kl_is_zero_at_the_start():
-    assert float(completion_kl(adapted().eval(), collate(ROWS, PAD)).abs().max()) <= 1e-6
+    assert float(completion_kl(adapted().eval(), collate(ROWS, PAD), 1).per_token().abs().max()) <= 1e-6
 
 
 def test_kl_reference_uses_the_original_head_when_the_head_is_trained():
     model = adapted(modules_to_save=["lm_head"]).eval()
     head = model.get_base_model().lm_head.modules_to_save["default"]
     batch = collate(ROWS, PAD)
-    assert float(completion_kl(model, batch).abs().max()) <= 1e-6
+    assert float(completion_kl(model, batch, 1).per_token().abs().max()) <= 1e-6
     with torch.no_grad():
         head.weight.mul_(1.5)
-    found = completion_kl(model, batch)
+    found = completion_kl(model, batch, 1).per_token()
     row = ROWS[0]
     with torch.no_grad():
         now = torch.log_softmax(model(input_ids=torch.tensor([row.input_ids])).logits[0], -1)
@@ -106,12 +128,12 @@ def test_adapters_off_is_the_base_model_to_the_bit():
     assert all(p.requires_grad for name, p in model.named_parameters() if "lora_" in name)
 
 
-@pytest.mark.parametrize("unit", ["nll_token", "nll_sum", "nll_first", "kl_token"])
+@pytest.mark.parametrize("unit", UNITS)
 def test_padding_order_and_neighbours_do_not_move_degradations(unit):
     rows = encoded([(3 + i % 5, 1 + 3 * (i % 7)) for i in range(24)], seed=3)
     start, model, c = adapted(), adapted(trained=0.2), ChanceConstraint(unit=unit)
     reference = torch.zeros(24, dtype=torch.float64)
-    if unit != "kl_token":
+    if unit not in KL_UNITS:
         reference = in_unit(forward(start).losses(rows, c.first_k), c)
     alone = forward(model, 1).degradations(rows, reference, c)
     assert float(alone.abs().max()) > 0.01

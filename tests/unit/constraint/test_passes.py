@@ -7,13 +7,13 @@ import torch
 from tests.unit.constraint.literal import ROWS, adapted, encoded, forward, literal_nll
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.units import KL_UNITS, UNITS
 from holdfast.data.encode import collate
 from holdfast.scoring import completion as scoring
 from holdfast.scoring import forward as passes
 from holdfast.scoring.completion import Batch, completion_kl, completion_losses
 from holdfast.scoring.transfer import OnHost, to_device
 
-UNITS = ("nll_token", "nll_sum", "nll_first", "kl_token")
 CPU = torch.device("cpu")
 MANY = encoded([(2 + i % 5, 1 + i % 9) for i in range(23)], seed=4)
 
@@ -37,9 +37,10 @@ def test_degradations_are_those_of_a_training_pass(unit, shuffle):
     constraint, reference = ChanceConstraint(unit=unit, first_k=2), torch.linspace(0, 1, len(ROWS)).double()
     with torch.no_grad():
         losses = completion_losses(model, collate(ROWS, 0), 2)
-        kl = completion_kl(model, collate(ROWS, 0))
+        kl = completion_kl(model, collate(ROWS, 0), 2)
     own = {"nll_sum": losses.total, "nll_token": losses.per_token(), "nll_first": losses.per_first_token()}
-    expected = kl if unit == "kl_token" else own[unit] - reference
+    own |= {"kl_token": kl.per_token(), "kl_first": kl.per_first_token()}
+    expected = own[unit] if unit in KL_UNITS else own[unit] - reference
     found = forward(model, 2).degradations(ROWS, reference, constraint, shuffle=shuffle)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 

@@ -116,7 +116,13 @@ def behaviour(n: int, judge: str, *, rises: bool) -> dict[str, Any]:
 
 
 def in_units(d: np.ndarray, *, kl: bool = False) -> dict[str, np.ndarray | None]:
-    return {"nll_token": d, "nll_sum": TOKENS * d, "nll_first": 1.3 * d, "kl_token": d if kl else None}
+    return {
+        "nll_token": d,
+        "nll_sum": TOKENS * d,
+        "nll_first": 1.3 * d,
+        "kl_token": d if kl else None,
+        "kl_first": 2 * d if kl else None,
+    }
 
 
 def audit_values(

@@ -82,4 +82,9 @@ def test_a_divergence_is_neither_less_likely_nor_better_below_zero():
     )
     assert "likely" not in degraded_means(0.1, "kl_token", 8)
     assert "better" not in scale_words("kl_token")
+    assert degraded_means(0.1, "kl_first", 8) == (
+        "the predictions at the start of the safe reply moved by more than 0.1 nats of KL per token over the first 8 "
+        "tokens"
+    )
+    assert "better" not in scale_words("kl_first")
     assert "below 0 is better" in scale_words("nll_token")

@@ -13,6 +13,7 @@ from tests.unit.trainers.building import TIGHT, build, same, weights
 import holdfast as hf
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.event_log import read
+from holdfast.core.units import KL_UNITS, UNITS
 from holdfast.scoring.head import Head
 
 NOISY = hf.ChanceConstraint(tau=0.01, beta=100.0, allow_tau_below_noise=True, unit="nll_token")
@@ -121,9 +122,9 @@ def test_an_8bit_optimizer_without_its_package_says_so(tmp_path):
         trainer.train()
 
 
-@pytest.mark.parametrize("unit", ["nll_token", "nll_sum", "nll_first", "kl_token"])
+@pytest.mark.parametrize("unit", UNITS)
 def test_every_unit_steers(tmp_path, unit):
-    tau = 1e-3 if unit == "kl_token" else 0.01  # KL is quadratic at the start: six steps make little of it
+    tau = 1e-3 if unit in KL_UNITS else 0.01  # KL is quadratic at the start: six steps make little of it
     trainer, rows = trained(tmp_path, hf.ChanceConstraint(tau=tau, beta=1 / tau, unit=unit))
     assert trainer.safety["safety"].noise_floor < 1e-4
     assert_barrier_holds(rows)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.auditing.finishing import MeasuredRole, write_run_audit
@@ -10,6 +11,7 @@ from holdfast.core.adapter_card import CARD_MARKER, loading_note
 from holdfast.core.files import write_text
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
+from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded, template_sha256, tokenizer_sha256
 from holdfast.models.content import ModelContent, content_of
 from holdfast.records.run_record import write_result
@@ -17,8 +19,10 @@ from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.runs.stages.run_folder import RunFolder, disk_errors
 from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit
+from holdfast.scoring.forward import Forward
 from holdfast.training.monitoring import summarise
 from holdfast.training.probe import barrier_figures
+from holdfast.training.safety import SafetySet
 from holdfast.training.trainer import SafeSFTTrainer
 
 logger = logging.getLogger(__name__)
@@ -58,9 +62,9 @@ def measure(trainer: SafeSFTTrainer) -> _Measured:
     """Losses of the constraint and monitor examples now, per safety set. The certify split stays closed."""
     forward = trainer.run.forward
 
-    def now(examples: list[Encoded], first_k: int) -> CompletionLosses:
+    def now(passing: Callable[..., CompletionLosses], held: SafetySet, examples: list[Encoded]) -> CompletionLosses:
         return trainer.run.fitting.evaluation(
-            forward.batch_size, lambda rows: forward.resized(rows).losses(examples, first_k)
+            forward.batch_size, lambda rows: passing(forward.resized(rows), examples, held.constraint.first_k)
         )
 
     measured: _Measured = {}
@@ -73,8 +77,8 @@ def measure(trainer: SafeSFTTrainer) -> _Measured:
                 ids = [example.id for example in examples]
                 measured[name][role] = MeasuredRole(
                     ids, [categories[id_] for id_ in ids], [example.truncated for example in examples],
-                    before=held.reference.rows(ids).losses, after=now(examples, held.constraint.first_k),
-                    kl=trainer.degradations(name, role) if held.constraint.unit == "kl_token" else None,
+                    before=held.reference.rows(ids).losses, after=now(Forward.losses, held, examples),
+                    kl=now(Forward.kl, held, examples) if held.constraint.unit in KL_UNITS else None,
                 )  # fmt: skip
     return measured
 
@@ -89,7 +93,8 @@ def summary(trainer: SafeSFTTrainer, measured: _Measured) -> dict[str, dict[str,
         limit = held.constraint
         rates: dict[str, dict[str, float] | None] = dict.fromkeys(("constraint", "monitor"))
         for role, one in measured[name].items():  # D_i in the constraint's unit
-            degradations = one.kl if one.kl is not None else in_unit(one.after, limit) - in_unit(one.before, limit)
+            moved = in_unit(one.after, limit) - in_unit(one.before, limit)
+            degradations = moved if one.kl is None else in_unit(one.kl, limit)
             rates[role] = summarise(degradations, held)
         found[name] = {
             "tau": limit.tau, "unit": limit.unit, "alpha": limit.alpha, "noise_floor": held.noise_floor, **rates,
