@@ -103,10 +103,10 @@ def run(toy: Toy, options: FilterOptions, *, rate: float, seed: int, steps: int)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     filt = SafetyFilter(
         optimizer, options.rate, options.space, metric=options.metric, trust_region=options.trust_region,
-        gradient_decay=options.gradient_decay, caution=options.caution, dual=options.dual,
+        gradient_decay=options.gradient_decay, caution=options.caution, dual=options.dual, span=options.span,
     )  # fmt: skip
     decay = options.decay if options.value_decay is None else options.value_decay
-    estimator = make_estimator(options.estimator, size=ROWS, start_phi=0.0, decay=decay)
+    estimator = make_estimator(options.estimator, size=ROWS, start_phi=0.0, decay=decay, span=options.span)
     draw = torch.Generator().manual_seed(1000 + seed)
     order, names, above, shares = Tensor(), Counter[str](), [], []
     for _ in range(steps):

@@ -56,6 +56,7 @@ TABLE: Final = (
     Default("defense.reserve", 0.0, "all of alpha may be used"),
     Default("defense.caution", 0.0, "steps are taken at full length"),
     Default("defense.dual", 0.0, "the optimizer's gradient is the task's alone"),
+    Default("defense.span", None, "averages are as long as their decay"),
     # -- how it is learned
     Default("train.learning_rate", 3e-4, f"{TUNED}; not used with `lora: null`"),
     Default("train.num_train_epochs", 3, TRL),

@@ -30,7 +30,9 @@ def trained(
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e-1, 10.0, 1e3])
-@pytest.mark.parametrize("options", [{}, {"caution": 1.0}, {"dual": 0.1}], ids=["plain", "caution", "dual"])
+@pytest.mark.parametrize(
+    "options", [{}, {"caution": 1.0}, {"dual": 0.1, "span": 0.2}], ids=["plain", "caution", "dual"]
+)
 def test_the_scale_of_g_does_not_matter(scale, options):
     one, other = trained((1.0, 1.0), **options), trained((scale, 1.0), **options)
     assert torch.linalg.norm(other - one) <= 1e-5 * torch.linalg.norm(one)

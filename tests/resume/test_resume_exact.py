@@ -45,6 +45,7 @@ VARIANTS = {
             "reserve": 0.2,
             "caution": 1.0,
             "dual": 0.3,
+            "span": 0.2,
             "trust_region": 0.3,
         }
     },

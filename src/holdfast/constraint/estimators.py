@@ -54,11 +54,12 @@ class EmaEstimator:
     """A debiased exponential moving average of batch means; decay 0.9 cuts the variance 19-fold.
 
     m_k = m_{k-1} + w_k (x_k - m_{k-1}) with w_k = (1 - decay) / (1 - decay^k): the average with weights
-    decay^(k-j), normalised, so that the first estimate is the first batch's mean.
+    decay^(k-j), normalised, so that the first estimate is the first batch's mean. A `span` keeps it short at first:
+    w_k is at least 1 / (1 + span k).
     """
 
-    def __init__(self, decay: float = 0.9) -> None:
-        self.decay = _checked_decay(decay)
+    def __init__(self, decay: float = 0.9, span: float | None = None) -> None:
+        self.decay, self.span = _checked_decay(decay), span
         self.steps = 0
         self.mean = 0.0
 
@@ -69,7 +70,7 @@ class EmaEstimator:
     def absorb(self, x: float) -> float:
         """Takes one scalar in and returns the average."""
         self.steps += 1
-        self.mean += _weight(self.decay, self.steps) * (x - self.mean)
+        self.mean += average_weight(self.decay, self.steps, self.span) * (x - self.mean)
         return self.mean
 
     def state_dict(self) -> State:
@@ -94,13 +95,14 @@ class TableEstimator:
         size: the number of examples in the constraint split.
         start_phi: phi(-tau).
         decay: of the moments and of the final average.
+        span: of the final average.
     """
 
-    def __init__(self, size: int, start_phi: float, decay: float = 0.9) -> None:
+    def __init__(self, size: int, start_phi: float, decay: float = 0.9, span: float | None = None) -> None:
         self.start_phi = start_phi
         self.table = torch.full((_checked_size(size),), start_phi, dtype=torch.float64)
         self.visited = torch.zeros(size, dtype=torch.float64)  # the update that last saw a row; 0: none yet
-        self.average = EmaEstimator(decay)
+        self.average = EmaEstimator(decay, span)
         self.moments = torch.zeros(4, dtype=torch.float64)
 
     def update(self, index: Tensor, phi: Tensor) -> float:
@@ -114,7 +116,7 @@ class TableEstimator:
         # Measured from the start value, so that rows never seen before are exact zeros in the moments.
         new, old = phi - self.start_phi, seen - self.start_phi
         moments = torch.stack([new.mean(), old.mean(), (new * old).mean(), old.square().mean()])
-        self.moments += _weight(self.average.decay, self.average.steps) * (moments - self.moments)
+        self.moments += average_weight(self.average.decay, self.average.steps) * (moments - self.moments)
         _remember(self.table, index, phi)
         self.visited[index] = float(now)
         return estimate
@@ -181,20 +183,26 @@ class TailThreshold:
         self.t = float(state["t"])
 
 
-def make_estimator(name: str, *, size: int, start_phi: float, decay: float = 0.9) -> Estimator:
+def make_estimator(
+    name: str, *, size: int, start_phi: float, decay: float = 0.9, span: float | None = None
+) -> Estimator:
     """Returns the estimator called batch, ema or table."""
     if name == "batch":
         return BatchEstimator()
     if name == "ema":
-        return EmaEstimator(decay)
+        return EmaEstimator(decay, span)
     if name == "table":
-        return TableEstimator(size, start_phi, decay)
+        return TableEstimator(size, start_phi, decay, span)
     raise ConfigError(f"unknown estimator {name!r}", remedy=nearest(name, ["batch", "ema", "table"]))
 
 
-def _weight(decay: float, step: int) -> float:
-    """Returns the weight of the newest of `step` values in a debiased average; 1 for the first."""
-    return (1 - decay) / (1 - decay**step)
+def average_weight(decay: float, step: int, span: float | None = None) -> float:
+    """Returns the weight of the newest of `step` values in a debiased average; 1 for the first.
+
+    With a span it is at least `1 / (1 + span step)`: the average reaches back over about that share of all steps.
+    """
+    weight = (1 - decay) / (1 - decay**step)
+    return weight if span is None or step == 1 else max(weight, 1 / (1 + span * step))
 
 
 def _remember(table: Tensor, index: Tensor, values: Tensor) -> None:

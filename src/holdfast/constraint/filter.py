@@ -70,6 +70,7 @@ class SafetyFilter:
         gradient_decay: average of the constraint's gradients over steps; 0 uses each step's own.
         caution: shortens steps along which the gradient is uncertain; 0 never. Needs `gradient_decay`.
         dual: how fast the optimizer's own gradient takes over from the corrections; 0 not at all.
+        span: largest share of the steps so far that the average spans; None: as `gradient_decay` says.
     """
 
     def __init__(
@@ -83,13 +84,14 @@ class SafetyFilter:
         gradient_decay: float = 0.0,
         caution: float = 0.0,
         dual: float = 0.0,
+        span: float | None = None,
     ) -> None:
-        check_settings(rate, space, metric, trust_region, gradient_decay, caution, dual)
+        check_settings(rate, space, metric, trust_region, gradient_decay, caution, dual, span)
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         require_one_step(self.optimizer)
         self.rate, self.space, self.trust_region = rate, space, trust_region
         self.metric = resolve_metric(metric, self.optimizer) if space == "update" else "identity"
-        self.gradient_decay, self.caution, self.dual = gradient_decay, caution, dual
+        self.gradient_decay, self.caution, self.dual, self.span = gradient_decay, caution, dual, span
         ParameterSpace(trainable(self.optimizer))  # refuse unsupported parameters now, not at the first step
         self._memory = FilterMemory()
         self._armed: _Armed | None = None
@@ -136,7 +138,7 @@ class SafetyFilter:
         self._memory.dual_term.add(space, gradients, norms)
         if self.gradient_decay > 0.0:
             armed.batch = armed.gradients if self.caution > 0.0 else []
-            armed.gradients = self._memory.fold_gradients(space, armed.gradients, self.gradient_decay)
+            armed.gradients = self._memory.fold_gradients(space, armed.gradients, self.gradient_decay, self.span)
         if self.space == "gradient":
             self._filter_gradient(space, armed)
 

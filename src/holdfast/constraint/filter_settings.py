@@ -31,6 +31,8 @@ class FilterOptions:
             for that is shortened before it is corrected; 0 never shortens. Update space only.
         dual: how much the weight of the constraint's gradient in the optimizer's own may change in a step, so that
             fewer steps need a correction; 0 has no such term. Update space only.
+        span: largest share of the steps so far that the averages of value and gradient span, so that they are short
+            while everything moves; None: as far as the decays say.
     """
 
     space: Space = default("defense.space")
@@ -43,13 +45,15 @@ class FilterOptions:
     reserve: float = default("defense.reserve")
     caution: float = default("defense.caution")
     dual: float = default("defense.dual")
+    span: float | None = default("defense.span")
 
     def __post_init__(self) -> None:
         """Refuse values out of range where they are written, not when training begins."""
         for decay in (self.decay, self.decay if self.value_decay is None else self.value_decay):
             make_estimator(self.estimator, size=1, start_phi=0.0, decay=decay)
         check_settings(
-            self.rate, self.space, self.metric, self.trust_region, self.gradient_decay, self.caution, self.dual
+            self.rate, self.space, self.metric, self.trust_region, self.gradient_decay, self.caution, self.dual,
+            self.span,
         )  # fmt: skip
         if not 0.0 <= self.reserve < 1.0:
             raise ConfigError(f"reserve is {self.reserve}, expected 0 <= reserve < 1", remedy="0 uses all of alpha")
@@ -61,7 +65,14 @@ class FilterOptions:
 
 
 def check_settings(
-    rate: float, space: str, metric: str, trust_region: float, decay: float, caution: float = 0.0, dual: float = 0.0
+    rate: float,
+    space: str,
+    metric: str,
+    trust_region: float,
+    decay: float,
+    caution: float = 0.0,
+    dual: float = 0.0,
+    span: float | None = None,
 ) -> None:
     """Refuse settings out of range."""
     if not 0.0 < rate <= 1.0:
@@ -82,6 +93,8 @@ def check_settings(
         )
     if not 0.0 <= dual <= 1.0:
         raise ConfigError(f"dual is {dual}, expected 0 <= dual <= 1", remedy="0.1 is a good start; 0 has no term")
+    if span is not None and not 0.0 < span <= 1.0:
+        raise ConfigError(f"span is {span}, expected 0 < span <= 1", remedy="0.2 is a good start; null has no limit")
     if dual > 0.0 and space != "update":
         raise ConfigError(
             f"dual {dual} with space {space!r}, which hands its multiplier to the optimizer already",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from holdfast.constraint.dual_term import DualTerm
+from holdfast.constraint.estimators import average_weight
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.constraint.step_length import GradientError
@@ -26,7 +27,7 @@ class FilterMemory:
 
     Attributes:
         steps: filtered steps, discarded ones not counted.
-        averages: exponential averages of each constraint's gradient, not debiased.
+        averages: exponential averages of each constraint's gradient, not debiased without a span.
         safety_moment: exponential average of `max_k h_k^2`, or of `max_k h_k^2 / norm(h_k)^2`, not debiased.
         moment_steps: steps in it.
         nominal_norm: average of norm(s_nom).
@@ -76,8 +77,13 @@ class FilterMemory:
             return None
         return list(torch._foreach_div(self.safety_moment, 1.0 - SAFETY_BETA2**self.moment_steps))
 
-    def fold_gradients(self, space: ParameterSpace, gradients: Sequence[Vector], decay: float) -> list[Vector]:
-        """Update the averages and return them debiased, so that the first is the batch's own gradient."""
+    def fold_gradients(
+        self, space: ParameterSpace, gradients: Sequence[Vector], decay: float, span: float | None = None
+    ) -> list[Vector]:
+        """Update the averages and return them debiased, so that the first is the batch's own gradient.
+
+        With a span they have the weights of `estimators.average_weight`.
+        """
         if not self.averages:
             self.averages = [space.zeros() for _ in gradients]
         if len(self.averages) != len(gradients):
@@ -85,8 +91,11 @@ class FilterMemory:
                 f"{len(gradients)} constraints given, {len(self.averages)} before",
                 remedy="pass the same constraints at every step",
             )
+        weight = 1.0 - decay if span is None else average_weight(decay, self.steps, span)
         for average, gradient in zip(self.averages, gradients, strict=True):
-            torch._foreach_lerp_(average, gradient, 1.0 - decay)
+            torch._foreach_lerp_(average, gradient, weight)
+        if span is not None:
+            return [[x.clone() for x in average] for average in self.averages]
         return [list(torch._foreach_div(average, 1.0 - decay**self.steps)) for average in self.averages]
 
     def fold_norm(self, norm: float) -> None:

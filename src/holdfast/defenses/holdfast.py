@@ -59,7 +59,7 @@ class FilteredDefense(Defense):
         c = self.config
         self._filter = SafetyFilter(
             run.optimizer, rate=c.rate, space=c.space, metric=c.metric, trust_region=c.trust_region,
-            gradient_decay=c.gradient_decay, caution=c.caution, dual=c.dual,
+            gradient_decay=c.gradient_decay, caution=c.caution, dual=c.dual, span=c.span,
         )  # fmt: skip
         self._steering = {name: self.steer(safety) for name, safety in run.data.safety.items()}
         self._infeasible_start = [n for n, s in self._steering.items() if not s.feasible_start]
@@ -117,7 +117,7 @@ class FilteredDefense(Defense):
 
         So the checkpoints of those versions fit.
         """
-        off = {"value_decay": None, "reserve": 0.0, "caution": 0.0, "dual": 0.0}
+        off = {"value_decay": None, "reserve": 0.0, "caution": 0.0, "dual": 0.0, "span": None}
         return {key: value for key, value in super().describe().items() if (key, value) not in off.items()}
 
     def state_dict(self) -> dict[str, Any]:

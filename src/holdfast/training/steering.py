@@ -66,7 +66,7 @@ class Steering:
         self.entropic = self.constraint.majorizer == "entropic"
         decay = config.decay if config.value_decay is None else config.value_decay
         self.estimator: Estimator = make_estimator(
-            config.estimator, size=len(safety.constraint_set), start_phi=self.start(), decay=decay
+            config.estimator, size=len(safety.constraint_set), start_phi=self.start(), decay=decay, span=config.span
         )
         self.least = max(1e-3 * min(self.start(), self.limit - self.margin), 1e-300)
         self.mean = max(self.start(), self.least)
