@@ -1,7 +1,8 @@
 """Does the barrier hold between the steps? g on the same examples of each safety set after every optimizer step.
 
 A batch of a few rows says little about g, and the filter's own estimate is what is to be checked. The probe is the
-first `probe_rows` of a permutation of the constraint split, by the safety seed. It steers nothing.
+first `probe_rows` of a permutation of the constraint split, by the safety seed. It steers nothing. The reference of a
+fixed row never changes: for a KL theta_0 is passed over once.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,9 +19,14 @@ from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.seeding import generator
+from holdfast.core.units import KL_UNITS
+from holdfast.scoring.forward import Forward
+from holdfast.scoring.reference_states import KeptReference
 
 if TYPE_CHECKING:
     from holdfast.training.run import Run
+
+ROWS = 64  # passed over at one time, or as many as the device has room for
 
 
 def on_whole_set(constraint: ChanceConstraint, degradations: Tensor) -> ChanceConstraint:
@@ -39,6 +47,18 @@ class ConstraintProbe:
             for name, one in run.data.safety.items()
         }
 
+    @cached_property
+    def _forward(self) -> Forward:
+        run, sets = self._run, self._run.data.safety
+        examples = [
+            sets[name].constraint_set[i] for name, places in self._places.items() for i in places
+            if sets[name].constraint.unit in KL_UNITS
+        ]  # fmt: skip
+        if not examples or run.forward.kept is not None:
+            return run.forward
+        with run.theta_0.active():
+            return replace(run.forward, kept=KeptReference.of(run.forward, examples))
+
     def measure(self) -> dict[str, float]:
         """g of every safety set at the current parameters."""
         return {name: self._g(name, places) for name, places in self._places.items()}
@@ -46,9 +66,9 @@ class ConstraintProbe:
     def _g(self, name: str, places: list[int]) -> float:
         run, one = self._run, self._run.data.safety[name]
         examples, reference = [one.constraint_set[i] for i in places], one.constraint_reference[places]
-        forward = run.forward
+        forward = self._forward
         degradations = run.fitting.evaluation(
-            forward.batch_size, lambda rows: forward.resized(rows).degradations(examples, reference, one.constraint)
+            ROWS, lambda rows: forward.resized(rows).degradations(examples, reference, one.constraint)
         )
         return float(on_whole_set(one.constraint, degradations).value(degradations))
 

@@ -32,6 +32,18 @@ def test_a_probe_of_all_rows_is_g_of_the_constraint_split(tmp_path):
     assert expected > TIGHT.start_value(), "training moved it"
 
 
+def test_the_probe_of_a_kl_passes_over_theta_0_once(tmp_path, monkeypatch):
+    kl = hf.ChanceConstraint(tau=1e-3, beta=1e3, unit="kl_token")
+    trainer = build(tmp_path, given={"constraint": kl}, probe_rows=1000)
+    trainer.train()
+    expected = float(kl.value(trainer.degradations("safety", "constraint")))
+    probe = ConstraintProbe(trainer.run, 1000)
+    assert probe.measure()["safety"] == pytest.approx(expected, rel=1e-4)
+    assert expected > kl.start_value(), "training moved it"
+    monkeypatch.setattr(trainer.run.theta_0, "active", pytest.fail)
+    assert probe.measure()["safety"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_the_probe_of_cvar_has_the_threshold_of_its_own_rows(tmp_path):
     cvar = hf.ChanceConstraint(tau=0.05, majorizer="cvar", allow_infeasible_start=True, unit="nll_token")
     trainer = build(tmp_path, given={"constraint": cvar}, probe_rows=1000)
