@@ -206,7 +206,7 @@ WATCHED = {
 
 def watched(folder, died_at=None, resume=None, patience=2):
     stopping = EarlyStoppingCallback(early_stopping_patience=patience)
-    trainer = build(folder, args=WATCHED, callbacks=[stopping], defense="sft")
+    trainer = build(folder, args=WATCHED, callbacks=[stopping], defense="sft", model=tiny.model())
     if died_at:
         trainer.add_callback(DieAfterSave(died_at))
         with pytest.raises(DiedError):
