@@ -23,7 +23,7 @@ from tests.unit.trainers.building import COMMON, SLACK
 TIGHT = hf.ChanceConstraint(tau=1e-4, alpha=0.2, beta=1e4, unit="nll_token")
 HARD = {
     "max_steps": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 2e-2,
-    "optim": "adamw_torch", "weight_decay": 0.1,
+    "optim": "adamw_torch", "weight_decay": 0.1, "safety_micro_batch_size": 8,
 }  # fmt: skip
 """What every bit must survive: AdamW, weight decay, accumulation (and dropout, which `build` adds)."""
 PLAIN = {"max_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 0.3, "optim": "sgd"}

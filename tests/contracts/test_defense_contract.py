@@ -45,7 +45,7 @@ from tests.contracts.defense_cases import (
 from tests.unit.trainers.building import same, weights
 
 TOLERANCE = 1e-6
-TWO_STEPS = {**HARD, "max_steps": 2, "gradient_accumulation_steps": 1, "safety_micro_batch_size": 8}
+TWO_STEPS = {**HARD, "max_steps": 2, "gradient_accumulation_steps": 1}
 FEW = {"safety_dataset": dataset(10, 2, "w0")}  # where a forward is slow and figures are only asked to be finite
 PLAIN_STEPS = {**PLAIN, "dropout": 0.0, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 

@@ -32,7 +32,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model": "model", "task": "task.jsonl", "output_dir": "run", "conflicts": "drop", "dtype": "float32",
         "safety": {"refusals": {"prompts": ["task", "more.jsonl"], "keep": "refusals"}},
         "monitor": {"prompts": 40, "every": 2},
-        "train": {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 8, "use_cpu": True},
+        "train": {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 8, "use_cpu": True,
+                  "safety_micro_batch_size": 64, "safety_eval_batch_size": 64},
     }  # fmt: skip
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
     return folder

@@ -46,7 +46,10 @@ VARIANTS = {
             "trust_region": 0.3,
         }
     },
-    "update, identity, batch": {"defense": {"name": "holdfast", "metric": "identity", "estimator": "batch"}},
+    "update, identity, batch, safety rows two by two": {
+        "defense": {"name": "holdfast", "metric": "identity", "estimator": "batch"},
+        "args": {"safety_micro_batch_size": 2},
+    },
     "gradient, batch": {
         "defense": {"name": "holdfast", "space": "gradient", "estimator": "batch"},
         "args": {"optim": "sgd"},

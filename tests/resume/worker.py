@@ -34,7 +34,7 @@ COMMON = {
     "gradient_checkpointing": False,
     "learning_rate": 2e-2, "lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "max_grad_norm": 0.5,
     "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "max_length": 32, "disable_tqdm": True,
-    "logging_steps": 1, "safety_batch_size": 6,
+    "logging_steps": 1, "safety_batch_size": 6, "safety_micro_batch_size": 6,
 }  # fmt: skip
 CONSTRAINT = hf.ChanceConstraint(tau=0.05, beta=20.0, unit="nll_token")
 

@@ -105,6 +105,7 @@ train:
   learning_rate: 1e-3
   max_steps: 6
   per_device_train_batch_size: 4
+  safety_micro_batch_size: 16
   save_steps: 3
   bf16: false
   use_cpu: true

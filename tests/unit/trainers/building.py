@@ -34,7 +34,8 @@ def safety(n: int = 20, *, seed: int = 2):
 
 def arguments(folder: Path, **options: Any) -> hf.SafeSFTConfig:
     cache = options.pop("reference_cache", str(folder / "cache"))
-    return hf.SafeSFTConfig(str(folder / "run"), reference_cache=cache, **{**COMMON, **options})
+    at_once = {"safety_micro_batch_size": 8}  # more rows than a step has: fewer passes for the noise floor
+    return hf.SafeSFTConfig(str(folder / "run"), reference_cache=cache, **{**COMMON, **at_once, **options})
 
 
 def build(folder: Path, *, given: dict[str, Any] | None = None, **options: Any) -> hf.SafeSFTTrainer:
@@ -58,7 +59,8 @@ def build(folder: Path, *, given: dict[str, Any] | None = None, **options: Any) 
 
 
 def deep(folder: Path, *, given: dict[str, Any] | None = None, **options: Any) -> hf.SafeSFTTrainer:
-    """The same with two layers."""
+    """The same with two layers, and safety rows in micro-batches as large as the task's."""
+    options = {"safety_micro_batch_size": None, **options}
     return build(folder, given={"model": tiny.model(), **(given or {})}, **options)
 
 
