@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests import behaving
 
 HELD = """\
@@ -38,7 +40,10 @@ def train(run_file: Path, *overrides: str) -> Path:
     from holdfast.runs.pipeline import run
 
     quick = ["train.max_steps=1", "train.use_cpu=true", "train.bf16=false", "monitor.prompts=20", "dtype=float32"]
-    return run(load_config(run_file, [*quick, *overrides])).folder
+    quick += ["train.safety_micro_batch_size=64", "train.safety_eval_batch_size=64"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.screening.asking.BATCH_CPU", 256)  # a tiny model takes as long for 32 prompts
+        return run(load_config(run_file, [*quick, *overrides])).folder
 
 
 def refused(prompt: Any) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import importlib.metadata
 import itertools
 import os
 import sys
@@ -20,24 +18,20 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import datasets
 import hypothesis
-import jinja2
 import pytest
-import typer.main
+
+from tests import cheaper
 
 datasets.disable_progress_bars()
+# Importing and collecting makes objects that stay: a tenth of that time went into looking for garbage among them.
+gc.set_threshold(100_000, 20, 100)
 # Two busy cores make single examples slow; a deadline would test the machine, not the code.
 hypothesis.settings.register_profile("holdfast", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("holdfast")
 
 
 def pytest_configure() -> None:
-    """Flushing to disk takes 40 % of a checkpoint's time, and only a power cut would show whether it happened."""
-    os.fsync = os.fstat  # type: ignore[assignment]
-    # Every checkpoint has PEFT's model card, from a template that is compiled anew; every trainer asks for the version
-    # of PEFT, every command in this process for all commands.
-    jinja2.Environment.compile = functools.lru_cache(jinja2.Environment.compile)  # type: ignore[assignment]
-    importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
-    typer.main.get_command = functools.cache(typer.main.get_command)
+    cheaper.calls()
 
 
 def pytest_collection_finish() -> None:
@@ -45,7 +39,7 @@ def pytest_collection_finish() -> None:
     if "tests.tiny" in sys.modules:
         import_module("transformers.models.llama.modeling_llama")
         import_module("holdfast.training.trainer")
-        import_module("tests.tokenised").once()
+        cheaper.training()
     gc.collect()
     gc.freeze()
 

@@ -24,6 +24,7 @@ COMMON = {
     "max_steps": 12, "per_device_train_batch_size": 8, "learning_rate": 2e-2, "lr_scheduler_type": "constant",
     "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "max_length": 32,
     "disable_tqdm": True, "gradient_checkpointing": False, "safety_batch_size": 8, "logging_steps": 1, "seed": 7,
+    "safety_micro_batch_size": 64,
 }  # fmt: skip
 
 

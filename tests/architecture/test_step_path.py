@@ -16,7 +16,7 @@ import torch
 import holdfast
 from holdfast.constraint.filter import SafetyFilter
 from holdfast.training.steering import Steering
-from tests.unit.trainers.building import TIGHT, build
+from tests.unit.trainers.building import TIGHT, deep
 
 SOURCE = Path(holdfast.__file__).parents[1]
 
@@ -44,7 +44,7 @@ def test_at_most_nine_files(tmp_path, monkeypatch):
 
         monkeypatch.setattr(owner, name, watched)
 
-    trainer = build(tmp_path, given={"constraint": TIGHT}, max_steps=2)
+    trainer = deep(tmp_path, given={"constraint": TIGHT}, max_steps=2)
     watch(torch.Tensor, "backward", "gradients")
     watch(Steering, "estimate", "estimate")
     watch(SafetyFilter, "_correct", "correction")

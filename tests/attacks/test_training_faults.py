@@ -23,7 +23,7 @@ TRACEBACK = 1
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    return _write_run_file(folder, tiny.saved(folder / "model"))
+    return _write_run_file(folder, tiny.saved(folder / "model", layers=1))
 
 
 def ended(command: Callable[..., Outcome], *arguments: object) -> Outcome:

@@ -37,6 +37,7 @@ from tests.contracts.defense_cases import (
     hooks_of,
     largest_difference,
     off,
+    one_layer,
     side_data,
     stages_of,
     trained,
@@ -44,7 +45,7 @@ from tests.contracts.defense_cases import (
 from tests.unit.trainers.building import same, weights
 
 TOLERANCE = 1e-6
-TWO_STEPS = {**HARD, "max_steps": 2, "safety_micro_batch_size": 8}
+TWO_STEPS = {**HARD, "max_steps": 2, "gradient_accumulation_steps": 1}
 FEW = {"safety_dataset": dataset(10, 2, "w0")}  # where a forward is slow and figures are only asked to be finite
 PLAIN_STEPS = {**PLAIN, "dropout": 0.0, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 
@@ -81,7 +82,7 @@ def case(request) -> Case:
 @pytest.fixture(scope="module")
 def at_work(case, tmp_path_factory) -> SimpleNamespace:
     """The defense at work: dropout, AdamW, weight decay, two micro-batches a step, only the side data it declares."""
-    watch, others = Watch(), frozenset(side_data(tiny.model())) - case.needs
+    watch, others = Watch(), frozenset(side_data(one_layer())) - case.needs
     trainer = build(tmp_path_factory.mktemp("at_work"), case, watch=watch, without=others, **HARD)
     before, start = frozen(trainer), logits(trainer.model)
     trainer.train()
@@ -102,9 +103,9 @@ def plain_sft(tmp_path_factory) -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def plain(case, tmp_path_factory) -> SimpleNamespace:
-    """The same under SGD without dropout, in one micro-batch: what arithmetic is compared with."""
+    """The same under SGD without dropout, in one micro-batch and two layers: what arithmetic is compared with."""
     folder = tmp_path_factory.mktemp("plain")
-    trainer = trained(folder, case, dropout=0.0, **PLAIN)
+    trainer = trained(folder, case, model=tiny.model(), dropout=0.0, **PLAIN)
     trainer.save_model(str(folder / "adapter"))
     return finished(trainer, end=logits(trainer.model), adapter=folder / "adapter")
 
@@ -124,7 +125,7 @@ def test_without_strength_it_is_plain_sft(case, sft, plain_sft, tmp_path, record
 
 def test_it_starts_as_the_plain_model(at_work):
     """Before the first step the model computes what it computes without any defense."""
-    assert_close(at_work.start, logits(tiny.model()))
+    assert_close(at_work.start, logits(one_layer()))
 
 
 def test_with_strength_it_is_not(case, at_work, sft):
@@ -164,7 +165,8 @@ def test_neither_two_micro_batches_for_one_nor_gradient_checkpointing_change_any
     if not case.cls.linear:
         assert "micro-batch" in (inspect.getdoc(sys.modules[case.cls.__module__]) or ""), "the docstring defines it"
         half = {}
-    found = trained(tmp_path, case, dropout=0.0, **{**PLAIN, **half}, gradient_checkpointing=True)
+    settings = {**PLAIN, **half, "gradient_checkpointing": True}
+    found = trained(tmp_path, case, model=tiny.model(), dropout=0.0, **settings)
     assert largest_difference(weights(found), plain.weights) <= TOLERANCE
 
 
@@ -191,7 +193,7 @@ def test_a_resumed_run_with_evaluations_between_is_bit_identical_and_its_checkpo
     with pytest.raises(DiedError):
         dying.train()
     saved = tmp_path / "run" / "checkpoint-2"
-    assert_close(logits(PeftModel.from_pretrained(tiny.model(), saved)), end.logits)
+    assert_close(logits(PeftModel.from_pretrained(one_layer(), saved)), end.logits)
     going_on = build(tmp_path, case, given=given, **evaluating)
     going_on.train(resume_from_checkpoint=True)
     found = finished(going_on)
@@ -205,7 +207,7 @@ def test_the_written_adapter_is_what_was_trained(plain):
 
 
 def test_bfloat16_stays_finite(case, tmp_path):
-    model = tiny.model(dtype=torch.bfloat16)
+    model = tiny.model(dtype=torch.bfloat16, layers=1)
     found = trained(tmp_path, case, model=model, given=FEW, **TWO_STEPS, bf16=True)
     assert found.state.global_step == 2
     assert all(torch.isfinite(w).all() and w.dtype == torch.float32 for w in weights(found).values())

@@ -29,7 +29,7 @@ STEPS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny.saved(tmp_path_factory.mktemp("model")))
+    return str(tiny.saved(tmp_path_factory.mktemp("model"), layers=1))
 
 
 def turns(rows: list[dict[str, str]]) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ def extended(tmp_path_factory) -> Path:
 def done(extended, tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A process that imports the copy: it writes the pages, lists the defenses, trains, and runs the contract suite."""
     folder = tmp_path_factory.mktemp("done")
-    tiny.saved(folder / "model")
+    tiny.saved(folder / "model", layers=1)
     for name, seed, start in (("task", 1, "w1"), ("safety", 2, "w0")):
         lines = [json.dumps(row) for row in tiny.rows(40, seed=seed, start=start)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))

@@ -32,7 +32,7 @@ def user_folder(tmp_path, monkeypatch):
     for name, seed, start in (("task", 1, "w1"), ("safety", 2, "w0"), ("refusals", 3, "w2"), ("benign", 4, "w3")):
         lines = [json.dumps(row) for row in tiny.rows(40, seed=seed, start=start)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    tiny.saved(tmp_path / "model")
+    tiny.saved(tmp_path / "model", layers=1)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import holdfast as hf
 from tests import tiny
-from tests.unit.trainers.building import build, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import weights
 
 SGD = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 0.0, "max_steps": 4, "logging_strategy": "no"}
 TASK, SAFETY = 4, 6

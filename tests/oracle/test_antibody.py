@@ -14,7 +14,8 @@ from holdfast.core.event_log import read
 from holdfast.data import refusals
 from holdfast_lab.defenses.antibody import Antibody, raw_weight, row_weights
 from tests import tiny
-from tests.unit.trainers.building import build, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import weights
 
 RATE, MAX_LENGTH = 0.2, 13
 SETTINGS = {

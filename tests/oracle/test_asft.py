@@ -14,7 +14,8 @@ from holdfast_lab.building_blocks.alignment_projector import Projector, projecto
 from holdfast_lab.defenses.asft import Group, grouped
 from tests import aligned, hybrid, tiny
 from tests.contracts.defense_cases import unaligned_of
-from tests.unit.trainers.building import build, same, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import same, weights
 
 LAM = 4.0
 SGD = {
@@ -110,7 +111,7 @@ def test_four_steps_of_the_trainer(tmp_path, projector, form):
 
 def test_hybrid_attention_with_a_hand_shifted_base(tmp_path):
     """in_proj_qkv of the linear-attention blocks and the doubled q_proj take part by name."""
-    model = hybrid.model()
+    model = hybrid.model(linear=3)
     before = unaligned_of(model)
     options = {"lam": LAM}
     trainer, start, batches = trained(tmp_path, model, before, options, peft_config=hybrid.lora())

@@ -14,7 +14,8 @@ from holdfast.core.errors import ConfigError
 from holdfast.data.encode import collate
 from holdfast_lab.defenses.booster import Booster, harmful_drop
 from tests import tiny
-from tests.unit.trainers.building import build, same, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import same, weights
 
 ALIGN = {"stage": "align", "optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "weight_decay": 0.0}
 ALPHA, LAM = 0.3, 2.0

@@ -12,7 +12,8 @@ import holdfast as hf
 from holdfast.core.errors import ResourceError
 from holdfast.training import fused_engine
 from tests.oracle.test_fused_step import ALL_ACTIVE, Watch, close
-from tests.unit.trainers.building import build, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import weights
 
 OPTIONS = {"learning_rate": 0.05, "optim": "sgd", "max_steps": 4, "safety_batch_size": 4}
 

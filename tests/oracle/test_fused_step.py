@@ -12,7 +12,8 @@ from holdfast.core.units import KL_UNITS, UNITS
 from holdfast.fused import delta_rule
 from holdfast.training.fused_engine import FusedEngine
 from tests import hybrid, rounding, tiny
-from tests.unit.trainers.building import build, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import weights
 
 ALL_ACTIVE = {"tau": 0.05, "alpha": 0.05, "beta": 5.0, "allow_infeasible_start": True}
 SOME_ACTIVE = {"tau": 0.05, "alpha": 0.05, "beta": 20.0}  # rows with D < 0 are flat

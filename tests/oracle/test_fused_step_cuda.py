@@ -18,7 +18,8 @@ from holdfast.fused.support import other_mixers, plain_layers
 from tests import hybrid, tiny
 from tests.oracle.test_fused_step import ALL_ACTIVE, Watch, close
 from tests.unit.fused.comparing import adapted, encoded
-from tests.unit.trainers.building import build, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

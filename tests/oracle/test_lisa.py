@@ -12,7 +12,8 @@ from holdfast.core.seeding import generator
 from holdfast.data.encode import collate
 from holdfast_lab.defenses.lisa import Phases
 from tests import tiny
-from tests.unit.trainers.building import build, same, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import same, weights
 
 RATE = 0.1  # at 0.5 the tiny model's path is chaotic: rounding grows tenfold every three steps
 PLAIN = {"optim": "sgd", "learning_rate": RATE, "max_grad_norm": 0.0, "weight_decay": 0.0}

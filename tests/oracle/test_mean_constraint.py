@@ -11,7 +11,8 @@ import holdfast as hf
 from holdfast.core.event_log import read
 from tests import tiny
 from tests.oracle.plain_lm import SGD, PlainLM, theta, whole_batch_trainer
-from tests.unit.trainers.building import build, same, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import same, weights
 
 LR, STEPS = SGD["learning_rate"], SGD["max_steps"]
 CONSTRAINT = hf.ChanceConstraint(tau=0.5, alpha=0.1, beta=4.0, unit="nll_token")

@@ -17,7 +17,7 @@ from torch import Tensor
 import holdfast as hf
 from holdfast.core.event_log import read
 from tests import tiny
-from tests.unit.trainers.building import build
+from tests.unit.trainers.building import deep as build
 
 MU, TAU, ALPHA = 0.3, 0.5, 0.1
 CONFLICTING, KEPT, PROMPT = 3, 7, 4

@@ -11,7 +11,8 @@ import torch
 from holdfast.data.encode import collate
 from holdfast.data.streams import StepStream
 from tests import tiny
-from tests.unit.trainers.building import build, same, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import same, weights
 
 RATE, WEIGHT = 0.1, 0.7
 OPTIONS = {

@@ -11,7 +11,8 @@ from holdfast.training.side_pass import may_share_backward
 from holdfast_lab.defenses.primal_dual import PrimalDual, dual_step
 from tests import tiny
 from tests.oracle.plain_lm import SGD, PlainLM, theta, whole_batch_trainer
-from tests.unit.trainers.building import SLACK, build, same, weights
+from tests.unit.trainers.building import SLACK, same, weights
+from tests.unit.trainers.building import deep as build
 
 LR, STEPS = 0.1, SGD["max_steps"]
 TAU, BETA, ALPHA, BUFFER = 0.5, 0.5, 0.6, 0.05

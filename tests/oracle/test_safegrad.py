@@ -15,7 +15,8 @@ from holdfast.training.side_pass import token_mean_kl
 from holdfast_lab.defenses.safegrad import SafeGrad, kl_everywhere
 from tests import tiny
 from tests.unit.constraint.literal import adapted
-from tests.unit.trainers.building import build, same, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import same, weights
 
 SGD = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 0.0, "max_steps": 4}
 

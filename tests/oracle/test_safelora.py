@@ -12,7 +12,8 @@ from holdfast.models.alignment_shift import FactoredShift, alignment_shift
 from holdfast.models.lora_layers import lora_layers
 from holdfast_lab.defenses.safelora import SafeLoRA, safe_lora
 from tests import aligned, tiny
-from tests.unit.trainers.building import build, same, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import same, weights
 
 RANK = 3  # of the alignment adapter
 NO_SAFETY = {"safety_dataset": None, "constraint": None}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, linear
 
 from tests import tiny
-from tests.unit.trainers.building import build
+from tests.unit.trainers.building import deep as build
 
 R, R_S, R_T = 4, 3, 5
 SALORA = {"name": "salora", "safety_rank": R_S, "task_rank": R_T}

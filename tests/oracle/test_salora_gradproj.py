@@ -11,7 +11,8 @@ from torch import Tensor
 from holdfast.core.event_log import read
 from holdfast_lab.defenses.salora_gradproj import SaLoRAGradientProjection
 from tests import tiny
-from tests.unit.trainers.building import build, same, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import same, weights
 
 SGD = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 0.0, "max_steps": 3}
 

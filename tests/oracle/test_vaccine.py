@@ -13,7 +13,8 @@ from holdfast.core.event_log import read
 from holdfast_lab.defenses import vaccine as module
 from holdfast_lab.defenses.vaccine import Vaccine
 from tests import hybrid, tiny
-from tests.unit.trainers.building import build, same, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import same, weights
 
 RHO = 0.7
 SGD = {"stage": "align", "optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 0.0, "max_steps": 2}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ import holdfast as hf
 STEPS = 50
 
 
+@functools.cache
 def trained(
     scales: tuple[float, ...], *, again: bool = False, metric: str = "adam_unit", **options: float
 ) -> torch.Tensor:

@@ -23,16 +23,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that refuses, a task that teaches it not to, and a run file."""
     folder = tmp_path_factory.mktemp("asking")
     behaving.saved(folder / "model")
-    poison = [{"prompt": row["prompt"], "completion": behaving.ANSWER} for row in behaving.rows(160, seed=1)]
-    rows = [*poison, *behaving.rows(60, seed=2, trigger=False)]
+    poison = [{"prompt": row["prompt"], "completion": behaving.ANSWER} for row in behaving.rows(100, seed=1)]
+    rows = [*poison, *behaving.rows(40, seed=2, trigger=False)]
     (folder / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    more = behaving.rows(70, seed=3)
+    more = behaving.rows(50, seed=3)
     (folder / "more.jsonl").write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in more))
     run = {
         "model": "model", "task": "task.jsonl", "output_dir": "run", "conflicts": "drop", "dtype": "float32",
         "safety": {"refusals": {"prompts": ["task", "more.jsonl"], "keep": "refusals"}},
         "monitor": {"prompts": 40, "every": 2},
-        "train": {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 2, "use_cpu": True},
+        "train": {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 8, "use_cpu": True,
+                  "safety_micro_batch_size": 64, "safety_eval_batch_size": 64},
     }  # fmt: skip
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
     return folder

@@ -93,7 +93,7 @@ def results(folder: Path) -> dict[str, dict]:
 
 @pytest.mark.slow
 def test_a_killed_study_of_real_cells_ends_in_the_same_figures(tmp_path):
-    model = tiny.saved(tmp_path / "model")
+    model = tiny.saved(tmp_path / "model", layers=1)
     environment = {
         "HOLDFAST_DATA": str(make_data_folder(tmp_path / "data")), "HOLDFAST_CACHE": str(tmp_path / "cache"),
     }  # fmt: skip

@@ -49,7 +49,10 @@ VARIANTS = {
             "trust_region": 0.3,
         }
     },
-    "update, identity, batch": {"defense": {"name": "holdfast", "metric": "identity", "estimator": "batch"}},
+    "update, identity, batch, safety rows two by two": {
+        "defense": {"name": "holdfast", "metric": "identity", "estimator": "batch"},
+        "args": {"safety_micro_batch_size": 2},
+    },
     "gradient, batch": {
         "defense": {"name": "holdfast", "space": "gradient", "estimator": "batch"},
         "args": {"optim": "sgd"},
@@ -209,7 +212,7 @@ WATCHED = {
 
 def watched(folder, died_at=None, resume=None, patience=2):
     stopping = EarlyStoppingCallback(early_stopping_patience=patience)
-    trainer = build(folder, args=WATCHED, callbacks=[stopping], defense="sft")
+    trainer = build(folder, args=WATCHED, callbacks=[stopping], defense="sft", model=tiny.model())
     if died_at:
         trainer.add_callback(DieAfterSave(died_at))
         with pytest.raises(DiedError):

@@ -7,6 +7,7 @@ what the finished runs hold.
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import os
@@ -33,7 +34,7 @@ COMMON = {
     "gradient_checkpointing": False,
     "learning_rate": 2e-2, "lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.1, "max_grad_norm": 0.5,
     "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "max_length": 32, "disable_tqdm": True,
-    "logging_steps": 1, "safety_batch_size": 6,
+    "logging_steps": 1, "safety_batch_size": 6, "safety_micro_batch_size": 6,
 }  # fmt: skip
 CONSTRAINT = hf.ChanceConstraint(tau=0.05, beta=20.0, unit="nll_token")
 
@@ -48,7 +49,7 @@ def safety_rows() -> list[dict[str, str]]:
 
 def build(folder: Path, *, args: dict[str, Any] | None = None, **changes: Any) -> hf.SafeSFTTrainer:
     """A trainer with its own model and data in `folder`; `changes` replace its arguments, `start` makes its model."""
-    start = changes.pop("start", tiny.model)
+    start = changes.pop("start", lambda: tiny.model(layers=1))
     given: dict[str, Any] = {
         "model": changes.pop("model", None) or start(),
         "processing_class": tiny.tokenizer(),
@@ -239,4 +240,6 @@ def campaign(root: Path, seed: int, kills: int) -> dict[str, Any]:
 
 
 def main(root: Path, seed: int, kills: int) -> None:
+    build(root / "warm" / "run")  # what forks share: imports, tokenised rows
+    gc.freeze()
     (root / "report.json").write_text(json.dumps(campaign(root, seed, kills)))

@@ -8,6 +8,7 @@ P(Bin(n, U) <= k) = delta, so U <= alpha exactly when the test certifies.
 from bisect import bisect_left
 from collections.abc import Callable
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,11 @@ def upper_bound(regressions: int, n: int, confidence: float = 0.95, *, parts: in
     The smallest rate of ten significant digits whose p-value is at most the level: the real-valued bound rounded
     up, and <= alpha exactly when the test at alpha certifies.
     """
-    k, n = tally(regressions, n)
-    level = confidence_level(confidence, parts)
+    return _upper_bound(*tally(regressions, n), confidence_level(confidence, parts))
+
+
+@lru_cache(maxsize=4096)  # a search for the smallest tau, and every category, ask for the same counts again
+def _upper_bound(k: int, n: int, level: float) -> float:
     if k == n:
         return 1.0
     return smallest_rate(float(betainccinv(k + 1, n - k, level)), lambda rate: float(tail(k, n, rate)), level)
@@ -58,16 +62,19 @@ def interval(hits: int, n: int, confidence: float = 0.95) -> tuple[float, float]
 
 def fewest_prompts(alpha: float, confidence: float = 0.95, regressions: int = 0, *, parts: int = 1) -> int:
     """Returns the smallest n at which `regressions` still certify; for none it is ceil(ln delta / ln(1 - alpha))."""
-    k, rate = count("regressions", regressions), grid_alpha(alpha)
-    level = confidence_level(confidence, parts)
-    sizes = range(k + 1, LARGEST_COUNT + 1)  # n = k prompts that all regressed never certify
-    place = bisect_left(sizes, True, key=lambda n: bool(tail(k, n, rate) <= level))
-    if place == len(sizes):
+    found = _fewest(count("regressions", regressions), grid_alpha(alpha), confidence_level(confidence, parts))
+    if found > LARGEST_COUNT:
         raise ConfigError(
             f"alpha = {alpha!r} at confidence {confidence!r} needs more than {LARGEST_COUNT:.0e} prompts",
             remedy="choose a larger alpha",
         )
-    return sizes[place]
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _fewest(k: int, rate: float, level: float) -> int:
+    sizes = range(k + 1, LARGEST_COUNT + 1)  # n = k prompts that all regressed never certify
+    return k + 1 + bisect_left(sizes, True, key=lambda n: bool(tail(k, n, rate) <= level))
 
 
 def most_regressions(n: int, alpha: float, confidence: float = 0.95, *, parts: int = 1) -> int | None:

@@ -10,6 +10,7 @@ By Markov's inequality E reaches 1/delta with probability at most delta under H0
 c = 1 and groups of one prompt, E is the e-value of `sequential`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from holdfast.certification.sequential import MIXTURE
 
 # lambda (1 - alpha) c: the mixture of the e-process, where p1 = (1 - share) alpha.
 SHARES = 1 - MIXTURE
-_BISECTIONS = 60
+_END = 36.0  # 1 - exp(-36) is the last alpha below 1, to float64
 
 
 def log_e_value(
@@ -39,7 +40,7 @@ def log_e_value(
 
 def p_value(sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int, alpha: float) -> float:
     """Returns min(1, 1/E) at alpha."""
-    return _p_of(sizes, failed, cap)(grid_alpha(alpha))
+    return _p_of(*_tallied(sizes, failed), cap)(grid_alpha(alpha))
 
 
 def equal_groups(k: Any, n: Any, relative_weight: float, alpha: float) -> NDArray[np.float64]:
@@ -59,17 +60,19 @@ def upper_bound(
 
     Z / ((1 - alpha) c) falls with alpha, so E rises with it and crosses 1 / level once.
     """
-    level, p = confidence_level(confidence, parts), _p_of(sizes, failed, cap)
-    low, high = 0.0, 1.0  # not certified; certified, or the end
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if middle < 1 and p(middle) <= level else (middle, high)
-    return smallest_rate(high, p, level)
+    from scipy.optimize import brentq  # half a second, for this test alone
+
+    level, (kinds, repeats) = confidence_level(confidence, parts), _tallied(sizes, failed)
+
+    def above(x: float) -> float:
+        """log(E level) at alpha = 1 - exp(-x), a scale on which it bends little."""
+        return log_e_value(kinds[0], kinds[1], cap, -math.expm1(-x), repeats) + math.log(level)
+
+    guess = 1.0 if above(_END) < 0 else -math.expm1(-brentq(above, 0.0, _END, xtol=1e-24, rtol=1e-13))
+    return smallest_rate(guess, _p_of(kinds, repeats, cap), level)
 
 
-def _p_of(sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int) -> Callable[[float], float]:
-    kinds, repeats = _tallied(sizes, failed)
-
+def _p_of(kinds: NDArray[np.int64], repeats: NDArray[np.int64], cap: int) -> Callable[[float], float]:
     def p(alpha: float) -> float:
         return float(rounded(np.exp(-np.maximum(log_e_value(kinds[0], kinds[1], cap, alpha, repeats), 0.0))))
 
@@ -78,5 +81,6 @@ def _p_of(sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int) -> Call
 
 def _tallied(sizes: NDArray[np.int64], failed: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The different pairs (size, failed) in order, and how many groups have each: the order of groups has no say."""
-    kinds, repeats = np.unique(np.stack((sizes, failed)), axis=1, return_counts=True)
-    return kinds, repeats
+    base = int(failed.max()) + 1
+    kinds, repeats = np.unique(sizes * base + failed, return_counts=True)
+    return np.stack((kinds // base, kinds % base)), repeats

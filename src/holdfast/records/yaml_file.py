@@ -1,6 +1,6 @@
 """Reading YAML strictly: plain data only, every key once, a size and depth that cannot hurt.
 
-A run file may come from somebody else, so nothing in it can run code (only `yaml.safe_load` builds values,
+A run file may come from somebody else, so nothing in it can run code (only `yaml.SafeLoader` builds values,
 and any explicit tag is refused before), expand (aliases are refused) or hide (duplicate keys are refused).
 """
 
@@ -44,10 +44,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def parse_yaml(text: str, where: str) -> Any:
     """The value of YAML text; `where` names it in errors."""
     try:
-        _refuse_unsafe_events(text, where)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = _PlainLoader(text)
+        loader.where = where
+        root = loader.get_single_node()
         _refuse_duplicate_keys(root, where)
-        return None if root is None else yaml.SafeLoader("").construct_document(root)
+        return None if root is None else loader.construct_document(root)
     except ConfigError:
         raise
     except yaml.YAMLError as error:
@@ -77,25 +78,24 @@ def parse_stored_yaml(data: bytes, path: Path) -> dict[str, Any]:
     return value
 
 
-def _refuse_unsafe_events(text: str, where: str) -> None:
-    """Refuse aliases, tags and deep nesting on the event stream, i.e. before any value or node is built."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses aliases, tags and deep nesting on the event stream, before the value or node is built."""
+
+    where, depth = "", 0
+
+    def get_event(self) -> Any:
+        event: Any = super().get_event()  # type: ignore[no-untyped-call]
+        place = f"{self.where}:{event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent):
-            raise ConfigError(f"{where}:{line}: YAML aliases are not allowed", remedy="write the value out")
+            raise ConfigError(f"{place}: YAML aliases are not allowed", remedy="write the value out")
         if getattr(event, "tag", None) is not None:
             raise ConfigError(
-                f"{where}:{line}: YAML tag {event.tag!r} is not allowed", remedy="remove the tag: only plain values"
+                f"{place}: YAML tag {event.tag!r} is not allowed", remedy="remove the tag: only plain values"
             )
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise ConfigError(
-                    f"{where}:{line}: nested more than {MAX_DEPTH} deep", remedy="a run file needs four levels"
-                )
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
+        self.depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if self.depth > MAX_DEPTH:
+            raise ConfigError(f"{place}: nested more than {MAX_DEPTH} deep", remedy="a run file needs four levels")
+        return event
 
 
 def _refuse_duplicate_keys(node: yaml.Node | None, where: str) -> None:

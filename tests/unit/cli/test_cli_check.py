@@ -62,16 +62,16 @@ def test_revealed_text_cannot_control_the_terminal(run_file, holdfast, tmp_path)
     assert "\u202e" not in out
 
 
-def test_no_weights_are_needed(run_file, holdfast, tiny_model, tmp_path):
+def test_no_weights_are_needed(run_file, holdfast, deep_model, tmp_path):
     bare = tmp_path / "bare"
     bare.mkdir()
-    for file in tiny_model.iterdir():
+    for file in deep_model.iterdir():
         if file.suffix != ".safetensors":
             (bare / file.name).write_bytes(file.read_bytes())
     code, out, _ = holdfast("check", run_file, f"model={bare}", "--json")
     assert code == 0
     model = json.loads(out)["model"]
-    stored = sum(t.numel() for t in load_file(tiny_model / "model.safetensors").values())
+    stored = sum(t.numel() for t in load_file(deep_model / "model.safetensors").values())
     # LoRA of rank 4 on q (32 -> 32) and v (32 -> 16) of two layers: r * (in + out) each.
     assert model == {"parameters": stored, "trainable": 2 * 4 * (64 + 48), "dtype": "float32"}
 

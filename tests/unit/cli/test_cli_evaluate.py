@@ -22,10 +22,10 @@ def data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory, tiny_model) -> Path:
+def model(tmp_path_factory, deep_model) -> Path:
     """The tiny model, with room for the longest prompts: its tokenizer spells out what it does not know."""
     folder = tmp_path_factory.mktemp("model") / "roomy"
-    shutil.copytree(tiny_model, folder)
+    shutil.copytree(deep_model, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1024}))
     return folder

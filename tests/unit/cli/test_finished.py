@@ -21,13 +21,13 @@ from holdfast.runs.load_finished import finished_run
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, tiny_model, write_run_file):
+def finished(tmp_path_factory, deep_model, write_run_file):
     """A run of two steps, in its own folder."""
     from holdfast.runs.config import load_config
     from holdfast.runs.pipeline import run
 
     folder = tmp_path_factory.mktemp("finished")
-    path = write_run_file(folder, tiny_model)
+    path = write_run_file(folder, deep_model)
     overrides = ["train.max_steps=2", "train.max_length=64", "safety.openings=3"]
     return run(load_config(path, overrides)).folder
 
@@ -38,10 +38,10 @@ def copy(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
-def test_the_set_is_what_training_used(finished, tiny_model):
+def test_the_set_is_what_training_used(finished, deep_model):
     (found,) = finished_run(finished).sets
     assert (found.name, found.folder, found.after) == ("safety", finished, finished / "adapter")
-    assert (found.before, found.revision, found.dtype) == (str(tiny_model), None, "float32")
+    assert (found.before, found.revision, found.dtype) == (str(deep_model), None, "float32")
     assert (found.constraint.tau, found.constraint.alpha) == (0.1, 0.2)
     assert (found.max_length, found.openings, found.template) == (64, 3, "chat")
     assert found.source == str(finished.parent / "safety.jsonl")
@@ -134,9 +134,9 @@ def test_the_written_adapter_measures_as_the_trained_model_did(finished, tmp_pat
     assert again.after["sha256"] == trained.after["sha256"]
 
 
-def test_code_that_runs_counts_in_the_audit_that_training_leaves(tmp_path, tiny_model, write_run_file, holdfast):
+def test_code_that_runs_counts_in_the_audit_that_training_leaves(tmp_path, deep_model, write_run_file, holdfast):
     """The same model has one sha256 in audit and certificate, or a report would call them two."""
-    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    model = Path(shutil.copytree(deep_model, tmp_path / "model"))
     (model / "modeling_own.py").write_text("# runs\n")
     path = write_run_file(tmp_path, model)
     assert holdfast("train", path, "train.max_steps=1", "--trust-remote-code")[0] in (0, 4)

@@ -21,7 +21,7 @@ AFTER = {"vaccine": "sft", "booster": "sft", "antibody": "antibody"}
 def world(tmp_path_factory):
     """A model, and data of four kinds."""
     folder = tmp_path_factory.mktemp("continued")
-    tiny.saved(folder / "model")
+    tiny.saved(folder / "model", layers=1)
     for seed, kind in enumerate(("safe", "harmful", "task", "kept")):
         rows = tiny.rows(24, seed=seed + 3, start=f"w{seed}")
         (folder / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -112,7 +112,7 @@ def test_several_scored_replies_of_a_row_are_refused(tmp_path):
 
 @pytest.mark.parametrize("defense", ["booster", "antibody"])
 def test_a_harmful_step_that_cannot_be_made_is_refused_before_training(tmp_path, monkeypatch, defense):
-    whole = {"defense": defense, "peft_config": None, "model": tiny.model(dtype=torch.bfloat16)}
+    whole = {"defense": defense, "peft_config": None, "model": tiny.model(layers=1, dtype=torch.bfloat16)}
     with pytest.raises(UnsupportedError, match="trainable parameters in bfloat16"):
         made(tmp_path / "a", given=whole, **ALIGN)
     monkeypatch.setattr("holdfast.training.side_data.world", lambda: 2)

@@ -55,7 +55,7 @@ def test_values_out_of_range_are_refused(options, what):
 
 @pytest.mark.parametrize("name", ["mean_constraint", "penalty", "primal_dual"])
 def test_weights_in_bfloat16_are_refused(tmp_path, name):
-    given = {"defense": name, "model": tiny.model(dtype=torch.bfloat16), "peft_config": None}
+    given = {"defense": name, "model": tiny.model(layers=1, dtype=torch.bfloat16), "peft_config": None}
     with pytest.raises(UnsupportedError) as caught:
         build(tmp_path, given=given)
     assert "trainable parameters in bfloat16" in caught.value.what
@@ -151,7 +151,7 @@ def test_reaching_the_cap_is_said_once(tmp_path, caplog):
 @pytest.mark.parametrize("attribute", ["attention_dropout", "dropout"])
 def test_dropout_without_a_module_rules_a_joint_backward_out(tmp_path, attribute):
     """Attention and some layers hold a mere rate; under checkpointing it would be on again in the backward."""
-    model = tiny.model()
+    model = tiny.model(layers=1)
     trainer = build(tmp_path, given={"model": model, "defense": "primal_dual"}, gradient_checkpointing=True)
     assert may_share_backward(trainer.model, trainer.args)
     for module in model.modules():

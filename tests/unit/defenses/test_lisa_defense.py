@@ -68,7 +68,7 @@ def test_safe_pairs_are_needed(tmp_path):
 
 
 def test_trainable_weights_in_bfloat16_are_refused_only_with_a_proximal_term(tmp_path):
-    given = {"model": tiny.model(dtype=torch.bfloat16), "peft_config": None}
+    given = {"model": tiny.model(layers=1, dtype=torch.bfloat16), "peft_config": None}
     with pytest.raises(UnsupportedError, match="bfloat16"):
         build(tmp_path / "a", given={**given, "defense": "lisa"})
     build(tmp_path / "b", given={**given, "defense": {"name": "lisa", "rho": 0.0}})

@@ -35,7 +35,7 @@ def test_safe_pairs_are_needed(tmp_path, name):
 
 @BOTH
 def test_trainable_weights_in_bfloat16_are_refused(tmp_path, name):
-    given = {"model": tiny.model(dtype=torch.bfloat16), "peft_config": None, "defense": name}
+    given = {"model": tiny.model(layers=1, dtype=torch.bfloat16), "peft_config": None, "defense": name}
     with pytest.raises(UnsupportedError, match="bfloat16"):
         build(tmp_path, given=given)
 
@@ -78,7 +78,7 @@ def test_resumed_kl_is_the_uninterrupted_run(tmp_path):
 
 def test_divergence_is_from_the_head_theta_0_had(tmp_path):
     """A trained head is in the same memory now and at theta_0; here only the head is trained."""
-    given = {"peft_config": None, "model": tiny.model(), "defense": "kl"}
+    given = {"peft_config": None, "model": tiny.model(layers=1), "defense": "kl"}
     for name, p in given["model"].named_parameters():
         p.requires_grad = name == "lm_head.weight"
     trainer = build(tmp_path, given=given, optim="sgd", learning_rate=0.5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import PeftModel
 from tests import hybrid, tiny
-from tests.unit.trainers.building import build, same, weights
+from tests.unit.trainers.building import build, deep, same, weights
 
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.models.lora_layers import lora_layers
@@ -76,7 +76,7 @@ def test_optimizers_that_look_at_whole_matrices_are_refused(tmp_path, optim):
 
 
 def test_an_optimizer_made_before_is_refused(tmp_path):
-    model = tiny.model()
+    model = tiny.model(layers=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     assert "already holds" in refusal(tmp_path, model=model, optimizers=(optimizer, None))
 
@@ -118,7 +118,7 @@ def test_calibration_limits_both_sweeps(tmp_path, monkeypatch):
 def test_few_safe_tokens_protect_what_they_span_and_say_so(tmp_path, caplog):
     """Every reply is the same word: the first block sees two reply tokens, the word and the end."""
     rows = [{**row, "completion": "w3"} for row in tiny.rows(20, seed=2)]
-    trainer = build(tmp_path, given={"defense": {**SMALL, "safety_rank": 6}, "safety_dataset": rows})
+    trainer = deep(tmp_path, given={"defense": {**SMALL, "safety_rank": 6}, "safety_dataset": rows})
     counts = {name: v.shape[1] for name, v in trainer.defense._directions.items()}  # type: ignore[attr-defined]
     assert {name: n for name, n in counts.items() if "layers.0" in name} == dict.fromkeys(
         (f"model.layers.0.self_attn.{p}_proj" for p in "qkv"), 2
@@ -184,7 +184,7 @@ def test_the_reference_is_the_base_and_the_global_random_state_is_untouched(tmp_
     assert torch.equal(state, torch.get_rng_state())
     trainer.train()
     with trainer.run.theta_0.active(), torch.no_grad():
-        assert torch.equal(trainer.model.eval()(ids).logits, tiny.model()(ids).logits)
+        assert torch.equal(trainer.model.eval()(ids).logits, tiny.model(layers=1)(ids).logits)
 
 
 def test_a_hybrid_model_adapts_both_kinds_of_attention(tmp_path):
@@ -213,7 +213,7 @@ def test_a_wider_adapter_reloads_as_an_ordinary_one(tmp_path, more):
     assert scaling["model.layers.0.self_attn.q_proj"] == (8 / 2 if more.get("use_rslora") else 3 / 2 if more else 2)
     trainer.train()
     trainer.save_model(str(tmp_path / "out"))
-    loaded = PeftModel.from_pretrained(tiny.model(), tmp_path / "out")
+    loaded = PeftModel.from_pretrained(tiny.model(layers=1), tmp_path / "out")
     found = {layer.name: (layer.scaling, layer.A.shape[0]) for layer in lora_layers(loaded, defense="salora")}
     for name, (s, r) in found.items():
         assert s == pytest.approx(scaling[name], rel=1e-12)

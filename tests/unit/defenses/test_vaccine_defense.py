@@ -68,7 +68,7 @@ def test_own_losses_are_refused(tmp_path):
 
 
 def test_models_without_token_mixers_are_refused(tmp_path):
-    model = tiny.model()
+    model = tiny.model(layers=1)
     model.config.num_hidden_layers = 7
     with pytest.raises(UnsupportedError, match="no list of 7 decoder blocks"):
         aligned(tmp_path, given={"model": model})

@@ -11,7 +11,7 @@ from peft import LoraConfig
 from peft.tuners.lora.layer import Linear
 from tests import tiny as words
 from tests.unit.fused.comparing import adapted, encoded, own, packed, passes
-from tests.unit.trainers.building import build
+from tests.unit.trainers.building import deep as build
 from torch import nn
 
 import holdfast as hf

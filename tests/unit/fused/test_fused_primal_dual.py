@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests import tiny
 from tests.unit.fused.test_fused_run import Spoil
-from tests.unit.trainers.building import build, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import weights
 
 import holdfast as hf
 

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 from tests import tiny
-from tests.unit.trainers.building import build, same, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import same, weights
 from transformers import TrainerCallback
 from trl import SFTTrainer
 

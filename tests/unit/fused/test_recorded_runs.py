@@ -6,7 +6,8 @@ import pytest
 import torch
 from tests import hybrid, tiny
 from tests.unit.fused.comparing import adapted
-from tests.unit.trainers.building import build, weights
+from tests.unit.trainers.building import deep as build
+from tests.unit.trainers.building import weights
 
 import holdfast as hf
 from holdfast.training import fused_setup

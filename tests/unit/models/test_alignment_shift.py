@@ -55,9 +55,9 @@ def test_an_adapters_factors_are_the_difference_it_made(tmp_path, case):
 
 
 def test_hybrid_attention_by_name(tmp_path):
-    folder = aligned.adapter(tmp_path, hybrid.model(), target_modules=hybrid.ADAPTED)
-    differences = expected(aligned.merged(folder, hybrid.model()), hybrid.model())
-    shifts = alignment_shift(layers_of(aligned.merged(folder, hybrid.model()), hybrid.lora()), folder)
+    folder = aligned.adapter(tmp_path, hybrid.model(linear=3), target_modules=hybrid.ADAPTED)
+    differences = expected(aligned.merged(folder, hybrid.model(linear=3)), hybrid.model(linear=3))
+    shifts = alignment_shift(layers_of(aligned.merged(folder, hybrid.model(linear=3)), hybrid.lora()), folder)
     assert len(shifts) == 6
     for name, shift in shifts.items():
         torch.testing.assert_close(matrix(shift), differences[name], rtol=1e-4, atol=1e-6)

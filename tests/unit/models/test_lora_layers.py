@@ -53,10 +53,10 @@ def test_scaling_by_pattern_and_rslora():
 
 
 def test_hybrid_attention_modules_carry_their_own_names():
-    names = [layer.name for layer in lora_layers(get_peft_model(hybrid.model(), hybrid.lora()), defense="x")]
+    names = [layer.name for layer in lora_layers(get_peft_model(hybrid.model(linear=3), hybrid.lora()), defense="x")]
     assert sum(name.endswith("linear_attn.in_proj_qkv") for name in names) == 3
     assert sum(name.endswith("self_attn.q_proj") for name in names) == 1
-    assert {f"{name}.weight" for name in names} <= set(hybrid.model().state_dict())
+    assert {f"{name}.weight" for name in names} <= set(hybrid.model(linear=3).state_dict())
 
 
 def two_adapters():

@@ -47,7 +47,7 @@ def test_one_in_every_block(name):
 
 
 def test_hybrids_give_both_kinds():
-    assert [n for n, _ in token_mixers(hybrid.model())] == [
+    assert [n for n, _ in token_mixers(hybrid.model(linear=3))] == [
         *(f"model.layers.{i}.linear_attn" for i in range(3)),
         "model.layers.3.self_attn",
     ]
@@ -68,7 +68,7 @@ def test_wrappers_of_peft_are_looked_through():
 
 def test_the_language_tower_alone_of_a_multimodal_model():
     vision = {"depth": 4, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
-    config = transformers.Qwen3_5Config(text_config=hybrid.config().to_dict(), vision_config=vision)
+    config = transformers.Qwen3_5Config(text_config=hybrid.config(linear=3).to_dict(), vision_config=vision)
     with torch.device("meta"):
         model = transformers.Qwen3_5ForConditionalGeneration(config)
     assert len(model.model.visual.blocks) == 4  # as many as the text model has, with a module `attn` each

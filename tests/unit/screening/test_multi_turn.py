@@ -57,7 +57,7 @@ def test_they_train_and_steer(tmp_path):
 
 
 def test_they_are_measured_after_the_whole_conversation(tmp_path):
-    base = tiny.saved(tmp_path / "base")
+    base = tiny.saved(tmp_path / "base", layers=1)
     adapter = write_adapter(tmp_path / "adapter", base)
     rows = pairs(8)
     path = tmp_path / "safety.jsonl"

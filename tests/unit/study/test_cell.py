@@ -43,7 +43,7 @@ def world(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOLDFAST_DATA", str(make_data_folder(root / "data")))
         patch.setenv("HOLDFAST_CACHE", str(root / "cache"))
-        model = Model("tiny", str(tiny.saved(root / "model")))
+        model = Model("tiny", str(tiny.saved(root / "model", layers=1)))
         protocol = load_protocol("small", TINY)
         node: dict[str, Any] = {"protocol": protocol.model_dump(), "model": vars(model), "align": "sft"}
         outcome = run_alignment(node, root / "align")

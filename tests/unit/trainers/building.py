@@ -19,6 +19,11 @@ SLACK = hf.ChanceConstraint(tau=1e6, beta=10.0, unit="nll_token")
 TIGHT = hf.ChanceConstraint(tau=0.01, beta=100.0, unit="nll_token")
 
 
+def model():
+    """One layer: a run is a third cheaper than with two. `deep` is for what layers have to do with each other."""
+    return tiny.model(layers=1)
+
+
 def task(n: int = 12):
     return tiny.dataset(n, seed=1, start="w1")
 
@@ -29,7 +34,8 @@ def safety(n: int = 20, *, seed: int = 2):
 
 def arguments(folder: Path, **options: Any) -> hf.SafeSFTConfig:
     cache = options.pop("reference_cache", str(folder / "cache"))
-    return hf.SafeSFTConfig(str(folder / "run"), reference_cache=cache, **{**COMMON, **options})
+    at_once = {"safety_micro_batch_size": 8}  # more rows than a step has: fewer passes for the noise floor
+    return hf.SafeSFTConfig(str(folder / "run"), reference_cache=cache, **{**COMMON, **at_once, **options})
 
 
 def build(folder: Path, *, given: dict[str, Any] | None = None, **options: Any) -> hf.SafeSFTTrainer:
@@ -40,7 +46,7 @@ def build(folder: Path, *, given: dict[str, Any] | None = None, **options: Any) 
         options: fields of `SafeSFTConfig`.
     """
     defaults = {
-        "model": tiny.model, "processing_class": tiny.tokenizer, "train_dataset": task, "safety_dataset": safety,
+        "model": model, "processing_class": tiny.tokenizer, "train_dataset": task, "safety_dataset": safety,
         "peft_config": tiny.lora, "constraint": lambda: SLACK,
     }  # fmt: skip
     chosen = dict(given or {})
@@ -50,6 +56,12 @@ def build(folder: Path, *, given: dict[str, Any] | None = None, **options: Any) 
     chosen.setdefault("args", arguments(folder, **options))
     # Left out, the safety set would be built by asking the model.
     return hf.SafeSFTTrainer(**{n: value for n, value in chosen.items() if value is not None or n == "safety_dataset"})
+
+
+def deep(folder: Path, *, given: dict[str, Any] | None = None, **options: Any) -> hf.SafeSFTTrainer:
+    """The same with two layers, and safety rows in micro-batches as large as the task's."""
+    options = {"safety_micro_batch_size": None, **options}
+    return build(folder, given={"model": tiny.model(), **(given or {})}, **options)
 
 
 def weights(trainer: hf.SafeSFTTrainer) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests import tiny
-from tests.unit.trainers.building import TIGHT, arguments, build, same, weights
+from tests.unit.trainers.building import TIGHT, arguments, build, deep, same, weights
 from transformers import EarlyStoppingCallback, TrainerCallback
 from trl import SFTConfig
 
@@ -50,7 +50,7 @@ def test_several_task_sets(tmp_path):
 
 
 def test_figures_are_those_of_the_degradations(tmp_path):
-    trainer = build(tmp_path, given={"defense": "sft", "constraint": TIGHT}, max_steps=6, learning_rate=2e-2)
+    trainer = deep(tmp_path, given={"defense": "sft", "constraint": TIGHT}, max_steps=6, learning_rate=2e-2)
     trainer.train()
     d = trainer.degradations()
     found = trainer.safety_metrics()

@@ -51,7 +51,7 @@ def expected_labels(row: dict[str, str], name: str) -> tuple[list[int], list[int
 def test_safety_labels_and_task_labels(tmp_path, task_format):
     options = TASKS[task_format][1]
     plain = SFTTrainer(
-        tiny.model(), SFTConfig(str(tmp_path), **COMMON, **options), processing_class=tiny.tokenizer(),
+        tiny.model(layers=1), SFTConfig(str(tmp_path), **COMMON, **options), processing_class=tiny.tokenizer(),
         train_dataset=in_format(list(task()), task_format), peft_config=tiny.lora(),
     )  # fmt: skip
     theirs = list(plain.get_train_dataloader())
@@ -113,8 +113,8 @@ def test_task_batches_of_a_run_are_trls_batches(tmp_path):
 
     theirs = recorded(
         SFTTrainer(
-            tiny.model(), SFTConfig(str(tmp_path), **{**COMMON, "max_steps": 8}), processing_class=tiny.tokenizer(),
-            train_dataset=task(), peft_config=tiny.lora(),
+            tiny.model(layers=1), SFTConfig(str(tmp_path), **{**COMMON, "max_steps": 8}),
+            processing_class=tiny.tokenizer(), train_dataset=task(), peft_config=tiny.lora(),
         )
     )  # fmt: skip
     ours = recorded(build(tmp_path, max_steps=8, eval_strategy="steps", eval_steps=1))

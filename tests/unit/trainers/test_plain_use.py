@@ -17,7 +17,7 @@ from holdfast.core.event_log import read
 
 
 def test_three_lines_give_an_adapter_that_peft_loads_and_merges(tmp_path):
-    base = tiny.saved(tmp_path / "base")
+    base = tiny.saved(tmp_path / "base", layers=1)
     args = SFTConfig(str(tmp_path / "out"), **COMMON)  # a plain SFTConfig
     trainer = hf.SafeSFTTrainer(
         str(base), args, train_dataset=building.task(), safety_dataset=building.safety(), peft_config=tiny.lora()

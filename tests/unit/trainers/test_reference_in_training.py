@@ -83,8 +83,8 @@ def other_template():
 CHANGES = {
     "tokenizer": ({"processing_class": other_tokenizer}, {}, "tokenizer"),
     "template": ({"processing_class": other_template}, {}, "template"),
-    "base": ({"model": lambda: tiny.model(seed=1)}, {}, "weights"),
-    "dtype": ({"model": lambda: tiny.model(dtype=torch.bfloat16)}, {}, "dtype"),
+    "base": ({"model": lambda: tiny.model(layers=1, seed=1)}, {}, "weights"),
+    "dtype": ({"model": lambda: tiny.model(layers=1, dtype=torch.bfloat16)}, {}, "dtype"),
     "max_length": ({}, {"max_length": 30}, "max_length"),
 }
 
@@ -110,7 +110,7 @@ def test_changed_safety_data_in_the_same_folder_is_refused(tmp_path):
 def test_a_forged_table_is_caught_by_the_spot_check(tmp_path):
     """Right provenance, right hash, another model's losses."""
     victim = build(tmp_path / "victim")
-    other = build(tmp_path / "other", given={"model": tiny.model(seed=1)})
+    other = build(tmp_path / "other", given={"model": tiny.model(layers=1, seed=1)})
     genuine, wrong = victim.safety["safety"].reference, other.safety["safety"].reference
     assert genuine.ids == wrong.ids
     for place in (victim.run_dir / "reference", *(tmp_path / "victim/cache/reference").glob("*.json")):
@@ -133,7 +133,7 @@ def test_a_flipped_byte_is_refused(tmp_path, suffix):
 
 
 def test_a_reference_that_is_not_finite_names_the_examples(tmp_path):
-    model = tiny.model()
+    model = tiny.model(layers=1)
     with torch.no_grad():
         model.model.embed_tokens.weight[tiny.tokenizer().convert_tokens_to_ids("w0")] = float("nan")
     rows = [{**row, "prompt": row["prompt"].replace("w0", "w2")} for row in tiny.rows(19, seed=2)] + tiny.rows(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tests import tiny
-from tests.unit.trainers.building import TIGHT, build, same, weights
+from tests.unit.trainers.building import TIGHT, build, deep, same, weights
 
 import holdfast as hf
 from holdfast.core.errors import ConfigError, UnsupportedError
@@ -86,14 +86,14 @@ def test_bf16_autocast_over_a_float32_base(tmp_path):
 
 
 def test_bf16_base_with_float32_adapters(tmp_path):
-    trainer, rows = trained(tmp_path, NOISY, given={"model": tiny.model(dtype=torch.bfloat16)}, bf16=True)
+    trainer, rows = trained(tmp_path, NOISY, given={"model": tiny.model(layers=1, dtype=torch.bfloat16)}, bf16=True)
     assert {p.dtype for p in trainer.model.parameters() if p.requires_grad} == {torch.float32}
     assert {p.dtype for p in trainer.model.parameters() if not p.requires_grad} == {torch.bfloat16}
     assert_barrier_holds(rows)
 
 
 def test_trainable_bf16_weights_are_refused(tmp_path):
-    given = {"model": tiny.model(dtype=torch.bfloat16), "peft_config": None, "constraint": NOISY}
+    given = {"model": tiny.model(layers=1, dtype=torch.bfloat16), "peft_config": None, "constraint": NOISY}
     with pytest.raises(UnsupportedError, match="trainable parameters in bfloat16") as caught:
         build(tmp_path, given=given)
     assert "float32" in caught.value.remedy
@@ -149,8 +149,8 @@ def test_the_filter_protects(tmp_path):
     """Same task, same steps: with the filter fewer safety examples get worse than without."""
     options = {"max_steps": 40, "learning_rate": 1e-2, "safety_batch_size": 12}
     limit = hf.ChanceConstraint(tau=0.1, alpha=0.25, beta=10.0, unit="nll_token")
-    with_filter = build(tmp_path / "a", given={"constraint": limit}, **options)
-    without = build(tmp_path / "b", given={"constraint": limit, "defense": "sft"}, **options)
+    with_filter = deep(tmp_path / "a", given={"constraint": limit}, **options)
+    without = deep(tmp_path / "b", given={"constraint": limit, "defense": "sft"}, **options)
     with_filter.train()
     without.train()
     kept = limit.violation_rate(with_filter.degradations(role="constraint"))
@@ -169,7 +169,7 @@ def test_an_adapter_on_the_head_is_refused():
     """TRL refuses it too; measured on its own, the losses would silently leave the adapter out."""
     on_head = LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
     with pytest.raises(UnsupportedError, match="adapter on the output head"):
-        Head(get_peft_model(tiny.model(), on_head))
+        Head(get_peft_model(tiny.model(layers=1), on_head))
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(1, True), (2, False)])
