@@ -5,7 +5,10 @@ A run's `config.yaml` shows them all. A preset is complete by itself, a study's 
 """
 
 from collections.abc import Collection
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
+
+from holdfast.core.units import KL_UNITS
 
 
 class Default(NamedTuple):
@@ -113,12 +116,18 @@ def constraint_defaults(*, kl: bool = True) -> dict[str, Any]:
     return {**{name: default(f"constraint.{name}") for name in names}, "unit": unit}
 
 
+LATER_OPTIONS: Final = MappingProxyType(
+    {"value_decay": None, "reserve": 0.0, "caution": 0.0, "dual": 0.0, "span": None}
+)
+"""Options of the filter that earlier versions did not have, as they are when they are off: what those stored means."""
+
+
 def own_reply_defaults(keep: str, unit: str | None, written: Collection[str] = ()) -> dict[str, Any]:
     """The limits of a set of the model's own `refusals` or `answers`, below what is `written`.
 
-    tau and beta were tuned together, for KL: they hold for that unit, and where neither is written.
+    tau and beta were tuned together, for kl_token: they hold for units of KL, and where neither is written.
     """
     values = block(f"constraint.{keep}")
-    if unit == default("constraint.unit") and not {"tau", "beta"} & set(written):
+    if unit in KL_UNITS and not {"tau", "beta"} & set(written):
         return values
     return {"alpha": values["alpha"]}

@@ -16,7 +16,7 @@ STEP = {*MODEL, *ASKING, "fused", "training", "defenses"}
 RUN = {*STEP, "auditing", "runs"}
 LAYERS = {
     "core": set(),
-    "defaults": set(),
+    "defaults": {"core"},
     "data": {"core"},
     "certification": {"core"},
     "records": STATISTICS,

@@ -86,20 +86,21 @@ def test_it_steers_where_the_exponential_cannot(tmp_path):
 
 
 def test_a_row_far_above_the_average_has_a_finite_weight(tmp_path):
-    """The first sight of a row e^600 above the mean, the second, and a batch that is as far below it."""
+    """The first sight of a row e^600 above the mean, the second, and batches that are as far below it, unequal too."""
     trainer = made(tmp_path, limit(beta=200.0), defense={"estimator": "ema"})
     steering = Steering(trainer.safety["safety"], trainer.defense.config)
     d = torch.zeros(ROWS, dtype=torch.float64)
     index = torch.arange(ROWS)
-    for worst in (0.0, 3.0, 3.0, 0.0):
+    for worst, other in ((0.0, 0.0), (3.0, 0.0), (3.0, 0.0), (0.0, 0.05), (0.0, 0.0)):
         d = d.detach().clone()
-        d[0] = worst
+        d[0], d[1] = worst, other
         d.requires_grad_()
         slopes = torch.autograd.grad(steering.terms(d).mean(), d)[0].float()
         value, estimate = steering.estimate(Measured(index, d.detach(), [slopes]))
         torch.testing.assert_close(slopes, torch.softmax(200.0 * d.detach(), 0).float(), rtol=1e-6, atol=1e-9)
         assert value == pytest.approx(float(torch.logsumexp(200.0 * (d.detach() - 0.01), 0) - math.log(0.19 * 6)) / 200)
-        assert estimate == pytest.approx(math.log(steering.mean / (ALPHA - BUFFER)) / 200)
+        mean = steering.estimator.state_dict()["mean"]
+        assert estimate == pytest.approx(math.log(mean / (ALPHA - BUFFER)) / 200)
     state = steering.state_dict()
     assert math.isnan(steering.estimate(Measured(index, d.detach() + math.inf, [slopes]))[0])
     assert steering.state_dict() == state, "nothing of it is remembered"
@@ -113,3 +114,9 @@ def test_a_reserve_that_leaves_no_room_for_the_start_is_refused(tmp_path, fields
     """phi(-tau) is exp(-2) = 0.135: below alpha, not below what the reserve leaves of it. Nothing could be learned."""
     with pytest.raises(InfeasibleError, match=r"reserve 0\.3 makes the start infeasible"):
         made(tmp_path, limit(**fields), defense={"reserve": reserve}).train()
+
+
+def test_a_reserve_that_leaves_nothing_is_refused_where_an_infeasible_start_is_allowed(tmp_path):
+    fields = limit(beta=50.0, buffer=0.15, allow_infeasible_start=True)
+    with pytest.raises(InfeasibleError, match=r"reserve 0\.5 makes the start infeasible.*leave 0\n"):
+        made(tmp_path, fields, defense={"reserve": 0.5}).train()

@@ -53,7 +53,7 @@ def test_whatever_else_a_model_hands_down_does_not_turn_it_off(calls):
 
 def test_the_mixers_of_a_whole_model_use_it(calls):
     """With the arguments that transformers gives them, whichever these are in the installed version."""
-    model = hybrid.model()
+    model = hybrid.model(linear=3)
     mixers = [layer.linear_attn for layer in model.model.layers if hasattr(layer, "linear_attn")]
     tokens = torch.arange(2, 12).view(2, 5)
     expected = model(tokens, use_cache=False).logits

@@ -247,6 +247,8 @@ def test_rollback_may_be_asked_for_when_a_run_is_resumed(tmp_path):
 
     assert fingerprint(rollback=True) == fingerprint()
     assert fingerprint(spikes="off") != fingerprint()
+    assert fingerprint(loss_weights="tokens") == fingerprint()
+    assert fingerprint(loss_weights="rows") != fingerprint()
 
 
 def test_options_of_the_filter_that_are_off_are_not_in_the_fingerprint():

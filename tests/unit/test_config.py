@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.redaction import REDACTED, redact
+from holdfast.defaults import LATER_OPTIONS, own_reply_defaults
 from holdfast.records.run_record import settings_sha256
 from holdfast.records.yaml_file import MAX_BYTES
 from holdfast.runs.config import config_from_dict, describe_preset, load_config, resolved, stored_config
@@ -356,8 +357,12 @@ def test_stored_settings_with_a_filter_of_their_own_are_read_and_resumed(tmp_pat
     config = config_from_dict({**BASE, "defense": {"rate": 0.5}, "output_dir": str(tmp_path)})
     values = resolved(config)
     options = values["defense"]
-    old = {**values, "defense": {"name": options.pop("name")}, "filter": options}
+    for later in LATER_OPTIONS:
+        del options[later]  # they did not exist
     file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**values, "defense": dict(options)}))
+    RunFolder(tmp_path).require_free(resolved(config), resume=True)
+    old = {**values, "defense": {"name": options.pop("name")}, "filter": options}
     file.write_text(yaml.safe_dump(old))
     assert hash_of(stored_config(file)) == hash_of(config)
     RunFolder(tmp_path).require_free(resolved(config), resume=True)
@@ -367,6 +372,14 @@ def test_stored_settings_with_a_filter_of_their_own_are_read_and_resumed(tmp_pat
     assert stored_config(file).defense.options == {}
     with pytest.raises(ConfigError, match="filter: unknown key"):
         load_config(file)
+
+
+def test_the_limits_of_own_refusals_hold_in_every_unit_of_kl():
+    tuned = own_reply_defaults("refusals", "kl_token")
+    assert set(tuned) == {"alpha", "tau", "beta"}
+    assert own_reply_defaults("refusals", "kl_first") == tuned
+    assert set(own_reply_defaults("refusals", "nll_token")) == {"alpha"}
+    assert set(own_reply_defaults("refusals", "kl_first", {"tau"})) == {"alpha"}
 
 
 def test_the_hash_follows_every_setting_but_the_folder():

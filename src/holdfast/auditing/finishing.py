@@ -16,7 +16,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.feasibility import NOISE_MARGIN
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
-from holdfast.core.units import KL_UNITS, UNITS
+from holdfast.core.units import UNITS
 from holdfast.records.audit import Audit
 from holdfast.records.audit_figures import violated
 from holdfast.records.audit_folder import table_figures, write_audit_folder
@@ -98,7 +98,8 @@ def _finished(parts: PartialResults, names: Sequence[str], number: int, *, own: 
 
 
 def _degradations(measured: Measured) -> dict[str, Any]:
-    return {unit: None if unit in KL_UNITS and measured.kl is None else measured.degradation(unit) for unit in UNITS}
+    missing = {unit for unit, kl in (("kl_token", measured.kl), ("kl_first", measured.kl_first)) if kl is None}
+    return {unit: None if unit in missing else measured.degradation(unit) for unit in UNITS}
 
 
 @dataclass(frozen=True)

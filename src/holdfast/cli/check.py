@@ -41,9 +41,9 @@ def check(
         _show(findings, reveal)
     if findings["defense"]["constrains"]:
         for name, limit in plan.constraints.items():
-            require_feasible_start(limit)
+            require_feasible_start(limit, getattr(plan.defense.config, "reserve", 0.0))
             warn_of_free_degradation(limit, name)
-            if config.lora is not None and (remark := likelihood_note(limit)) is not None:
+            if (remark := likelihood_note(limit)) is not None:
                 note(f"{name}: {remark}")
 
 

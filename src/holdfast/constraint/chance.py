@@ -83,7 +83,10 @@ class ChanceConstraint:
         return MAJORIZERS[self.majorizer](_examples(degradation) - self.tau, self.beta)
 
     def value(self, degradation: Tensor) -> Tensor:
-        """Returns g = mean phi(D - tau) - alpha, differentiable; entropic: log(mean phi / alpha) / beta. No buffer."""
+        """Returns g = mean phi(D - tau) - alpha, differentiable; entropic: log(mean phi / alpha) / beta, in nats.
+
+        The buffer, a share as alpha is, is in neither.
+        """
         if self.majorizer == "entropic":
             z = self.beta * (_examples(degradation) - self.tau)
             return (z.logsumexp(0) - math.log(self.alpha * len(z))) / self.beta
@@ -118,7 +121,8 @@ class ChanceConstraint:
         """The e of `mean D <= e`, which is g <= 0 where D is a KL and the ramp has no flat part; None elsewhere."""
         if self.unit not in KL_UNITS or self.majorizer != "ramp" or self.beta * self.tau > 1 + _ROUNDING:
             return None
-        return self.threshold() + self.alpha / self.beta
+        bound = self.threshold() + self.alpha / self.beta
+        return bound if bound >= 0 else None  # no model has a mean below 0
 
     def threshold(self, beta: float | None = None) -> float:
         """Returns t = tau - 1/beta, where the ramp starts to rise, at `beta` or the constraint's own."""

@@ -24,8 +24,32 @@ def unreachable(c: ChanceConstraint) -> bool:
     return c.unit in KL_UNITS and not c.feasible_start
 
 
-def require_feasible_start(c: ChanceConstraint) -> None:
-    """Raises `InfeasibleError` when the start is infeasible, unless `allow_infeasible_start`."""
+def require_room(start: float, limit: float, margin: float, reserve: float, *, allowed: bool) -> None:
+    """Raises `InfeasibleError` where a reserve leaves nothing of the limit, or too little for the unchanged model.
+
+    Args:
+        start: what the unchanged model has of the limit.
+        margin: buffer and reserve together.
+        allowed: whether the start misses the limit without a reserve too, which was allowed then.
+    """
+    if not reserve or (margin < limit and (allowed or start <= limit - margin + 1e-12)):
+        return
+    raise InfeasibleError(
+        f"reserve {reserve:g} makes the start infeasible: the unchanged model has {start:.3g} of the limit {limit:g}, "
+        f"and buffer and reserve leave {max(limit - margin, 0.0):.3g}",
+        remedy="lower defense.reserve, or raise constraint.beta",
+    )
+
+
+def require_feasible_start(c: ChanceConstraint, reserve: float = 0.0) -> None:
+    """Raises `InfeasibleError` when the start is infeasible, unless `allow_infeasible_start`.
+
+    Args:
+        reserve: the share of alpha that a filter leaves unused.
+    """
+    require_room(
+        c.start_value() + c.alpha, c.alpha, c.buffer + reserve * c.alpha, reserve, allowed=not c.feasible_start
+    )
     if c.allow_infeasible_start and unreachable(c):
         logger.warning(
             "constraint: no model meets g + buffer <= 0: a KL is never below 0, where phi = %.6g > alpha - "

@@ -135,7 +135,8 @@ class SafetyFilter:
         if armed.nonfinite:
             return
         self._memory.fold_moment(space, gradients, norms, self.metric)
-        self._memory.dual_term.add(space, gradients, norms)
+        if self.dual > 0.0:
+            self._memory.dual_term.add(space, gradients, norms)
         if self.gradient_decay > 0.0:
             armed.batch = armed.gradients if self.caution > 0.0 else []
             armed.gradients = self._memory.fold_gradients(space, armed.gradients, self.gradient_decay, self.span)

@@ -95,6 +95,11 @@ def check_settings(
         raise ConfigError(f"dual is {dual}, expected 0 <= dual <= 1", remedy="0.1 is a good start; 0 has no term")
     if span is not None and not 0.0 < span <= 1.0:
         raise ConfigError(f"span is {span}, expected 0 < span <= 1", remedy="0.2 is a good start; null has no limit")
+    if span is not None and decay == 0.0:
+        raise ConfigError(
+            f"span {span} where nothing is averaged over steps (estimator batch, or decay 0)",
+            remedy="use an estimator that averages (ema or table), or leave span out",
+        )
     if dual > 0.0 and space != "update":
         raise ConfigError(
             f"dual {dual} with space {space!r}, which hands its multiplier to the optimizer already",

@@ -30,6 +30,7 @@ from torch import Tensor
 from holdfast.constraint.event import Event
 from holdfast.constraint.filter import SafetyFilter
 from holdfast.constraint.filter_settings import FilterOptions
+from holdfast.defaults import LATER_OPTIONS
 from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
 from holdfast.training.safety import SafetySet
 from holdfast.training.steering import Steering, one_row
@@ -117,8 +118,7 @@ class FilteredDefense(Defense):
 
         So the checkpoints of those versions fit.
         """
-        off = {"value_decay": None, "reserve": 0.0, "caution": 0.0, "dual": 0.0, "span": None}
-        return {key: value for key, value in super().describe().items() if (key, value) not in off.items()}
+        return {key: value for key, value in super().describe().items() if (key, value) not in LATER_OPTIONS.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Filter memory and estimators."""

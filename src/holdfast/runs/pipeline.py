@@ -56,7 +56,7 @@ def run(
     """
     plan = resolve(config)
     for limit in plan.constraints.values() if plan.defense.constrains else ():
-        require_feasible_start(limit)
+        require_feasible_start(limit, getattr(plan.defense.config, "reserve", 0.0))
     folder, main = RunFolder(plan.folder), plan.arguments.process_index == 0
     with ExitStack() as stack:
         if main:  # the lock is taken before anything is made, and held until what a refused run made is removed

@@ -1,4 +1,4 @@
-"""Hidden states at theta_0 of the completions that a run holds, kept in host memory (unit `kl_token`).
+"""Hidden states at theta_0 of the completions that a run holds, kept in host memory (units of KL).
 
     p_0(token t) = softmax(head_0 h_t)      h_t: the hidden state that predicts token t, at theta_0
 
@@ -78,7 +78,7 @@ class KeptReference:
         size = sum(example.n_labels for example in unique) * head.weight.shape[1] * torch.float32.itemsize
         if size > MOST:
             raise UnsupportedError(
-                "unit 'kl_token' without a fresh adapter keeps the reference's hidden states: up to "
+                "a unit of KL without a fresh adapter keeps the reference's hidden states: up to "
                 f"{size / 2**30:.0f} GiB here, expected at most {MOST / 2**30:.0f}",
                 remedy="hold fewer or shorter safety examples, train a fresh adapter, or use unit nll_token",
             )
@@ -91,7 +91,7 @@ class KeptReference:
         with deterministic(forward.model), forward.precision():
             kept = ReferenceStates.of(batches, states, forward.device)
         reshard(forward.model)
-        logger.info("kl_token: the reference's hidden states of %d examples are kept", len(unique))
+        logger.info("the reference's hidden states of %d examples are kept", len(unique))
         return cls(kept, head)
 
     def __call__(self, rows: Sequence[Encoded]) -> States:

@@ -52,8 +52,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-# Settings that were not known to earlier versions: left out while they are unset, so that their checkpoints fit.
-LATER = frozenset({"spikes", "loss_weights"})
+# Settings that were not known to earlier versions: left out while they change nothing, so that their checkpoints fit.
+LATER = {"spikes": (None,), "loss_weights": (None, "tokens")}
 
 
 def argument_fingerprint(args: Any) -> dict[str, Any]:
@@ -61,9 +61,7 @@ def argument_fingerprint(args: Any) -> dict[str, Any]:
     return {
         f.name: _plain(getattr(args, f.name))
         for f in fields(args)
-        if f.name not in HARMLESS
-        and not f.name.startswith("_")
-        and not (f.name in LATER and getattr(args, f.name) is None)
+        if f.name not in HARMLESS and not f.name.startswith("_") and getattr(args, f.name) not in LATER.get(f.name, ())
     }
 
 

@@ -11,22 +11,23 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.ranks import world
 from holdfast.core.seeding import generator
 from holdfast.core.units import KL_UNITS
+from holdfast.data.encode import Encoded
 from holdfast.scoring.forward import Forward
 from holdfast.scoring.reference_states import KeptReference
 
 if TYPE_CHECKING:
     from holdfast.training.run import Run
 
-ROWS = 64  # passed over at one time, or as many as the device has room for
+ROWS = 64  # passed over at one time on one process, or as many as its device has room for
 
 
 def on_whole_set(constraint: ChanceConstraint, degradations: Tensor) -> ChanceConstraint:
@@ -46,18 +47,7 @@ class ConstraintProbe:
             name: generator(seed, f"probe {name}").permutation(len(one.constraint_set))[:rows].tolist()
             for name, one in run.data.safety.items()
         }
-
-    @cached_property
-    def _forward(self) -> Forward:
-        run, sets = self._run, self._run.data.safety
-        examples = [
-            sets[name].constraint_set[i] for name, places in self._places.items() for i in places
-            if sets[name].constraint.unit in KL_UNITS
-        ]  # fmt: skip
-        if not examples or run.forward.kept is not None:
-            return run.forward
-        with run.theta_0.active():
-            return replace(run.forward, kept=KeptReference.of(run.forward, examples))
+        self._kept: dict[tuple[str, int], KeptReference] = {}
 
     def measure(self) -> dict[str, float]:
         """g of every safety set at the current parameters."""
@@ -66,11 +56,22 @@ class ConstraintProbe:
     def _g(self, name: str, places: list[int]) -> float:
         run, one = self._run, self._run.data.safety[name]
         examples, reference = [one.constraint_set[i] for i in places], one.constraint_reference[places]
-        forward = self._forward
-        degradations = run.fitting.evaluation(
-            ROWS, lambda rows: forward.resized(rows).degradations(examples, reference, one.constraint)
-        )
+
+        def passing(rows: int) -> Tensor:
+            return self._forward(name, examples, rows).degradations(examples, reference, one.constraint)
+
+        degradations = run.fitting.evaluation(ROWS if world() == 1 else run.forward.batch_size, passing)
         return float(on_whole_set(one.constraint, degradations).value(degradations))
+
+    def _forward(self, name: str, examples: list[Encoded], rows: int) -> Forward:
+        """With what is kept of theta_0, from the batches in which the model itself is passed over: rounding cancels."""
+        forward = self._run.forward.resized(rows)
+        if forward.kept is not None or self._run.data.safety[name].constraint.unit not in KL_UNITS:
+            return forward
+        if (name, rows) not in self._kept:
+            with self._run.theta_0.active():
+                self._kept[name, rows] = KeptReference.of(forward, examples)
+        return replace(forward, kept=self._kept[name, rows])
 
 
 def barrier_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Theta0:
 
     Attributes:
         idle_adapter: whether the run trains a fresh adapter; with it switched off the model is theta_0.
-        kept: theta_0 on the examples that are held in kl_token, where no fresh adapter can be switched off.
+        kept: theta_0 on the examples that are held in a KL, where no fresh adapter can be switched off.
     """
 
     def __init__(self, trainer: Any) -> None:

@@ -212,11 +212,12 @@ def encode_set(
 
 def measure_all(trainer: Any) -> None:
     """Measure every safety set of a run at theta_0; a defense that promises the constraints must be able to start."""
+    for one in trainer.safety.values() if trainer.defense.constrains else ():
+        feasibility.require_feasible_start(one.constraint, getattr(trainer.defense.config, "reserve", 0.0))
     by_kl = [one for one in trainer.safety.values() if one.constraint.unit in KL_UNITS]
     trainer.run.theta_0.keep_states([example for one in by_kl for example in one.all_encoded])
     for one in trainer.safety.values():
         if trainer.defense.constrains:
-            feasibility.require_feasible_start(one.constraint)
             feasibility.warn_of_free_degradation(one.constraint, one.name)
             if (note := feasibility.likelihood_note(one.constraint)) is not None:
                 _announce(f"{one.name}: {note}")

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.estimators import Estimator, TailThreshold, make_estimator
-from holdfast.core.errors import InfeasibleError
+from holdfast.constraint.feasibility import require_room
 from holdfast.scoring.degradation import slope
 from holdfast.training.hooks import Row
 from holdfast.training.safety import SafetySet
 from holdfast.training.step import Measured
 
 STRAIGHT, LARGEST = 30.0, 690.0
-"""Exponents: beyond the first entropic terms go on as straight lines, since their slopes are float32; beyond the second
-phi is cut."""
+"""Exponents: beyond the first entropic terms go on as straight lines, as their slopes are float32 (rows that far from
+the limit, above or below, weigh alike); beyond the second phi is cut."""
 
 
 class MovingConstraint:
@@ -68,15 +68,9 @@ class Steering:
         self.estimator: Estimator = make_estimator(
             config.estimator, size=len(safety.constraint_set), start_phi=self.start(), decay=decay, span=config.span
         )
+        require_room(self.start(), self.limit, self.margin, config.reserve, allowed=not self.constraint.feasible_start)
         self.least = max(1e-3 * min(self.start(), self.limit - self.margin), 1e-300)
-        self.mean = max(self.start(), self.least)
-        """Entropic: the running estimate of mean phi after the last step, never below `least`: it has a logarithm."""
-        if config.reserve and not self.feasible_start and self.constraint.feasible_start:
-            raise InfeasibleError(
-                f"{safety.name}: reserve {config.reserve:g} makes the start infeasible: the unchanged model has phi "
-                f"{self.start():.3g}, and buffer and reserve leave {self.limit - self.margin:.3g} of alpha",
-                remedy="lower defense.reserve, or raise constraint.beta",
-            )
+        """Entropic: the least mean phi that counts, since it has a logarithm."""
         self.row: Row = {}
         self.inactive = 0.0
         """Share of the last batch's rows whose term is flat: their gradient is zero."""
@@ -94,12 +88,12 @@ class Steering:
     def terms(self, degradations: Tensor) -> Tensor:
         """One differentiable value per example, the gradient of whose mean is taken.
 
-        Entropic: `phi / (beta M)` with M of the step before, as a straight line where that leaves e^-30 .. e^30.
+        Entropic: `phi / (beta limit)`, as a straight line outside of e^-30 .. e^30.
         """
         if not self.entropic:
             return self.constraint.phi(degradations)
         c = self.constraint
-        z = c.beta * (degradations - c.tau) - math.log(self.mean)
+        z = c.beta * (degradations - c.tau) - math.log(self.limit)
         bent = z.clamp(-STRAIGHT, STRAIGHT)
         return bent.exp() * (1 + z - bent) / c.beta
 
@@ -125,7 +119,7 @@ class Steering:
     def estimate(self, measured: Measured) -> tuple[float, float]:
         """The constraint's value with its margin: on this batch, and as the running estimate that takes it in.
 
-        Entropic: the measured gradient, of terms by M of the step before, is divided in place by its weights' sum.
+        Entropic: the measured gradient is divided in place by the sum of its weights.
         """
         d = measured.degradations
         terms = self._phi(d) if self.entropic else self.terms(d)
@@ -137,19 +131,16 @@ class Steering:
         estimate = self.estimator.update(measured.index, terms)
         if self.entropic:
             torch._foreach_div_(measured.gradient, float(slopes.mean()))
-            self.mean = max(estimate, self.least)
         self.row = {"g": self.value(estimate, 0.0), **self.figures(d)}
         self.moving.follow(measured.index, d)
         return self.value(float(terms.mean()), self.margin), self.value(estimate, self.margin)
 
     def state_dict(self) -> dict[str, Any]:
-        mean = {"mean": self.mean} if self.entropic else {}
-        return {"estimator": dict(self.estimator.state_dict()), **mean, **self.moving.state_dict()}
+        return {"estimator": dict(self.estimator.state_dict()), **self.moving.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.estimator.load_state_dict(state["estimator"])
         self.moving.load_state_dict(state)
-        self.mean = float(state.get("mean", self.mean))
 
 
 def one_row(common: Row, each: dict[str, Row]) -> Row:

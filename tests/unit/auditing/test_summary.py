@@ -182,7 +182,7 @@ def test_reading_an_audit_starts_no_thread(tmp_path):
     """A process that ended while pyarrow's threads were starting was aborted, with its work done."""
     run_audit(tmp_path)
     code = (
-        "import os, sys, holdfast, numpy, pyarrow.parquet\nbefore = os.listdir('/proc/self/task')\n"
+        "import os, sys, holdfast, numpy, scipy.stats, pyarrow.parquet\nbefore = os.listdir('/proc/self/task')\n"
         "holdfast.Audit.load(sys.argv[1])\nassert os.listdir('/proc/self/task') == before"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

@@ -117,6 +117,11 @@ def test_an_infeasible_start_exits_4_after_the_findings(run_file, holdfast):
     code, out, _ = holdfast("check", run_file, "constraint.beta=1", "constraint.allow_infeasible_start=true")
     assert code == 0
     assert "it does NOT hold" in out
+    smooth = ("constraint.majorizer=exponential", "constraint.beta=31")  # phi(-tau) is 0.045
+    assert holdfast("check", run_file, "constraint.alpha=0.05", *smooth)[0] == 0
+    code, _, err = holdfast("check", run_file, "constraint.alpha=0.05", *smooth, "defense.reserve=0.4")
+    assert code == 4
+    assert "reserve 0.4 makes the start infeasible" in err
 
 
 @pytest.mark.parametrize("length", [1, 5, MASK_WIDTH, MASK_WIDTH + 1, 500])

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from holdfast.core.errors import ConfigError
+from holdfast.defaults import LATER_OPTIONS
 from holdfast.records.yaml_file import parse_yaml, read_yaml
 from holdfast.runs.config.blocks import NAMED_PROMPTS, SafetyBlock, is_single
 from holdfast.runs.config.cross_checks import check_together
@@ -54,12 +55,16 @@ def stored_config(path: Path) -> RunConfig:
 
 
 def todays_spelling(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings with the filter's options under `defense`: they had a block of their own before version 0.2."""
+    """Stored settings with the filter's options under `defense`: they had a block of their own before version 0.2.
+
+    Options that did not exist then are filled in, as they are when they are off.
+    """
     values = dict(stored)
     written, options = values.get("defense"), values.pop("filter", None)
-    if not isinstance(options, Mapping) or not isinstance(written, Mapping):
+    if not isinstance(written, Mapping):
         return dict(stored)
-    return {**values, "defense": {**written, **options}}
+    defense = {**written, **(options if isinstance(options, Mapping) else {})}
+    return {**values, "defense": {**LATER_OPTIONS, **defense} if "trust_region" in defense else defense}
 
 
 def config_from_dict(
