@@ -119,7 +119,7 @@ def constraint_defaults(*, kl: bool = True) -> dict[str, Any]:
 LATER_OPTIONS: Final = MappingProxyType(
     {"value_decay": None, "reserve": 0.0, "caution": 0.0, "dual": 0.0, "span": None}
 )
-"""Options of the filter that earlier versions did not have, as they are when they are off: what those stored means."""
+"""Options of the filter that earlier versions lacked, switched off: stored settings without them mean these."""
 
 
 def own_reply_defaults(keep: str, unit: str | None, written: Collection[str] = ()) -> dict[str, Any]:

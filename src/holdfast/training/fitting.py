@@ -2,9 +2,9 @@
 
 A micro-batch of the task is passed over in 2, 4, ... parts whose losses add up to its own. With the step's number of
 scored tokens N, TRL's loss of rows B is `sum over B of NLL / N`, which is a sum already; where the model divides by the
-tokens of each pass instead, a part with n of its micro-batch's m tokens counts `n / m` (rows, with
-`loss_weights: rows`). Batches, schedule and safety
-draws stay as they are, so the step is the same up to the rounding of sums (with dropout, other masks are drawn).
+tokens of each pass instead, a part with n of its micro-batch's m tokens counts `n / m` (rows, with `loss_weights:
+rows`). Batches, schedule and safety draws stay as they are, so the step is the same up to the rounding of sums (with
+dropout, other masks are drawn).
 
 What failed may have left a part of its gradient behind, so the gradient of the step so far is computed again: the
 micro-batches before it are kept until the step ends.

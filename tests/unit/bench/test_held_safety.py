@@ -298,6 +298,11 @@ def test_the_smallest_loss_among_those_that_keep_the_model_is_chosen():
         choose.chosen(choose.trials([before, sft], "0.5b", configs))
 
 
+def test_seven_more_of_350_prompts_are_at_most_two_percent():
+    assert choose.Trial("x", 176 / 350 - 169 / 350, 0.0, 1.0, 4).qualifies  # 0.020000000000000018
+    assert not choose.Trial("x", 177 / 350 - 169 / 350, 0.0, 1.0, 4).qualifies
+
+
 # -- the schedule
 
 
