@@ -47,6 +47,7 @@ WAYS = {
     "continued adapter, fused": Way(tiny.continued, options={"step": "fused"}),
     "adapter with a head of its own": Way(lambda: tiny.continued(modules_to_save=["lm_head"])),
     "adapter taken from the weights": Way(lambda: tiny.fresh(init_lora_weights="pissa")),
+    "DoRA": Way(lambda: tiny.fresh(use_dora=True)),
     "fresh adapter on a frozen one": Way(stacked),
     "all weights, packed": Way(tiny.model, rate=1e-3, options={"packing": True}),
     "all weights, tied": Way(tiny.tied, rate=2e-3),
