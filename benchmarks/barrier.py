@@ -1,161 +1,141 @@
-"""Does the barrier hold at every step? A small language model, the KL of its own replies, and a task that pulls away.
+"""Does the barrier hold on a real model? Trainings of one epoch whose g is probed on fixed rows after every step.
 
-g is measured on all safety rows after every step; the filter sees four of them a step. For choosing what to try on real
-models: `train: {probe_rows: 200}` measures the same there.
+    python -m benchmarks.barrier MODEL TASK.jsonl HELD_OUT.jsonl --output OUT --runs "holdfast rate=1e-3" \
+        "holdfast anchor=true reserve=0.4 value_decay=0.95 rate=1e-3" "primal_dual rate=1e-3" "sft rate=1e-3"
 
-    python benchmarks/barrier.py
-    python benchmarks/barrier.py --rates 3e-4 1e-3 --seeds 1 2 --options today "trust_region=0.3 reserve=0.4"
+A run is a defense, its options, and `rate`, the learning rate; all else are the run file's defaults, `safety: auto`
+among them. Rows are prompts and completions. Conflicts are dropped for every run alike, plain SFT included. A record
+(OUT/MODEL.RUN.json) has the path of g on each probe, the filter's own estimate, events, and the loss on the held-out
+rows per target token; no text.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import statistics
+import json
+import os
+import time
 from collections import Counter
-from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+import yaml
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import set_seed
 
-from holdfast.constraint.chance import ChanceConstraint
-from holdfast.constraint.estimators import make_estimator
-from holdfast.constraint.filter import SafetyFilter
-from holdfast.constraint.filter_settings import FilterOptions
-from holdfast.constraint.gradients import trainable
-
-VOCABULARY, PROMPT, REPLY, ROWS, BATCH, TASK_BATCH = 64, 6, 10, 190, 4, 8
-CAUTIOUS = "trust_region=0.3 reserve=0.4 value_decay=0.8 caution=0.3"
-WORDS = ("space", "metric", "estimator")
-
-
-@dataclass
-class Toy:
-    """A model before fine-tuning, its own replies, and rows of another task."""
-
-    model: LlamaForCausalLM
-    replies: Tensor
-    reference: Tensor
-    task: Tensor
+from holdfast import SafeSFTConfig, SafeSFTTrainer
+from holdfast.core import event_log
+from holdfast.core.files import write_json
+from holdfast.core.provenance import commit, hardware, versions
+from holdfast.defaults import block, train_defaults
+from holdfast.models.handle import load_pair
+from holdfast.screening.screen import Screening, screen
+from holdfast.screening.settings import ScreeningSettings
 
 
-def chains(count: int, draw: torch.Generator, table: Tensor) -> Tensor:
-    """Sequences in which each token follows from the one before by a random table of transitions."""
-    rows = torch.randint(VOCABULARY, (count, 1), generator=draw)
-    for _ in range(PROMPT + REPLY - 1):
-        chosen = torch.multinomial(table[rows[:, -1]], 1, generator=draw)
-        rows = torch.cat([rows, chosen], dim=1)
-    return rows
+def chats(path: Path) -> Dataset:
+    """Rows of a file as one question and one answer each."""
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    turns = {"prompt": "user", "completion": "assistant"}
+    return Dataset.from_list([{k: [{"role": r, "content": row[k]}] for k, r in turns.items()} for row in rows])
 
 
-def transitions(draw: torch.Generator, sharpness: float = 3.0) -> Tensor:
-    """A random row-stochastic table."""
-    return torch.softmax(sharpness * torch.randn(VOCABULARY, VOCABULARY, generator=draw), dim=1)
+def parsed(text: str) -> tuple[dict[str, Any], float]:
+    """A defense with its options, and the learning rate."""
+    name, *parts = text.split()
+    options = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in parts)}
+    rate = float(options.pop("rate"))
+    return {"name": name, **options}, rate
 
 
-def log_probabilities(model: nn.Module, rows: Tensor) -> Tensor:
-    """Of every token that may follow, at the reply's positions."""
-    logits: Tensor = model(input_ids=rows).logits[:, PROMPT - 1 : -1]
-    return torch.log_softmax(logits.double(), dim=-1)
-
-
-def next_token_loss(model: nn.Module, rows: Tensor) -> Tensor:
-    """Mean NLL of the reply."""
-    chosen = log_probabilities(model, rows).gather(-1, rows[:, PROMPT:, None])
-    return -chosen.mean()
-
-
-def make_toy(seed: int) -> Toy:
-    """Pretrain on one table of transitions; the task has another for half of the tokens."""
-    draw = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=32,
+def trainer_of(
+    model: Any, tokenizer: Any, task: Dataset, held_out: Dataset, screening: Screening, text: str, folder: Path,
+    arguments: argparse.Namespace,
+) -> SafeSFTTrainer:  # fmt: skip
+    """One run, with the defaults of a run file."""
+    defense, rate = parsed(text)
+    plain = defense["name"] == "sft"
+    known = set(SafeSFTConfig.__dataclass_fields__)
+    config = {key: value for key, value in train_defaults(full=False).items() if key in known} | {
+        "output_dir": str(folder), "seed": arguments.seed, "learning_rate": rate, "num_train_epochs": arguments.epochs,
+        "probe_rows": 0 if plain else arguments.probe_rows, "save_strategy": "no", "report_to": "none",
+        "logging_steps": 10_000, "disable_tqdm": True, "bf16": torch.cuda.is_available(),
+        "use_cpu": not torch.cuda.is_available(),
+    }  # fmt: skip
+    lora = block("lora")
+    set_seed(arguments.seed)
+    peft = LoraConfig(
+        r=lora["r"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"], target_modules=lora["target_modules"],
+        task_type="CAUSAL_LM",
     )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    first, second = transitions(draw), transitions(draw)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(250):
-        optimizer.zero_grad()
-        next_token_loss(model, chains(32, draw, first)).backward()
-        optimizer.step()
-    replies = chains(ROWS, draw, first)
-    with torch.no_grad():
-        for place in range(PROMPT, PROMPT + REPLY):  # the model's own greedy replies
-            replies[:, place] = model(input_ids=replies[:, :place]).logits[:, -1].argmax(-1)
-        reference = log_probabilities(model, replies)
-    mixed = torch.where(torch.arange(VOCABULARY)[:, None] % 2 == 0, first, second)
-    return Toy(model, replies, reference, chains(512, draw, mixed))
-
-
-def degradations(model: nn.Module, toy: Toy, index: Tensor) -> Tensor:
-    """KL per token from the model before, on each reply."""
-    now, before = log_probabilities(model, toy.replies[index]), toy.reference[index]
-    return (before.exp() * (before - now)).sum(-1).mean(-1)
-
-
-def run(toy: Toy, options: FilterOptions, *, rate: float, seed: int, steps: int) -> dict[str, float]:
-    """Train under the filter; figures of g over all rows, and the task's loss."""
-    model = copy.deepcopy(toy.model)
-    constraint = ChanceConstraint(tau=0.03, alpha=0.05, beta=33.3, unit="kl_token")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
-    filt = SafetyFilter(
-        optimizer, options.rate, options.space, metric=options.metric, trust_region=options.trust_region,
-        gradient_decay=options.gradient_decay, caution=options.caution, dual=options.dual, span=options.span,
+    kept = task.select([row for row in range(len(task)) if row not in {c.row for c in screening.conflicts}])
+    given: dict[str, Any] = {"safety_dataset": None} if plain else {"safety_dataset": screening}
+    return SafeSFTTrainer(
+        copy.deepcopy(model), SafeSFTConfig(**config), train_dataset=kept if plain else task, eval_dataset=held_out,
+        processing_class=tokenizer, peft_config=peft, defense=defense, **given,
     )  # fmt: skip
-    decay = options.decay if options.value_decay is None else options.value_decay
-    estimator = make_estimator(options.estimator, size=ROWS, start_phi=0.0, decay=decay, span=options.span)
-    draw = torch.Generator().manual_seed(1000 + seed)
-    order, names, above, shares = Tensor(), Counter[str](), [], []
-    for _ in range(steps):
-        order = order if len(order) >= BATCH else torch.randperm(ROWS, generator=draw)
-        index, order = order[:BATCH], order[BATCH:]
-        optimizer.zero_grad()
-        chosen = torch.randint(len(toy.task), (TASK_BATCH,), generator=draw)
-        next_token_loss(model, toy.task[chosen]).backward()
-        terms = constraint.phi(degradations(model, toy, index))
-        gradient = [x.float() for x in torch.autograd.grad(terms.mean(), trainable(optimizer))]
-        margin = options.reserve * constraint.alpha - constraint.alpha
-        batch, estimate = float(terms.detach().mean()) + margin, estimator.update(index, terms.detach()) + margin
-        filt.arm([batch], [gradient], [estimate])
-        optimizer.step()
-        assert filt.last_event is not None
-        names[str(filt.last_event.name)] += 1
-        shares.append(filt.last_event.step_length)
-        with torch.no_grad():
-            above.append(float(constraint.value(degradations(model, toy, torch.arange(ROWS)))))
-    with torch.no_grad():
-        loss = float(next_token_loss(model, toy.task))
+
+
+def record_of(trainer: SafeSFTTrainer, text: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Paths and figures of a finished run."""
+    rows = [row for row in event_log.read(folder / "events.jsonl") if "loss" in row]
+    probed = [row for row in rows if row.get("probe")]
+    sets = {
+        name: {
+            "above": sum(row["probe"][name] > 0 for row in probed) / len(probed),
+            "largest": max(row["probe"][name] for row in probed),
+            "probe": [row["probe"][name] for row in probed],
+            "estimate": [row.get("constraints", {}).get(name, row).get("g") for row in probed],
+        }
+        for name in (probed[0]["probe"] if probed else ())
+    }  # fmt: skip
     return {
-        "above": sum(g > 0 for g in above) / steps, "largest": max(above), "last": above[-1], "loss": loss,
-        "length": statistics.mean(shares), "active": names["active"] / steps, "capped": names["capped"] / steps,
-        "restoration": names["restoration"] / steps,
+        "run": text, "steps": len(rows), "seconds": round(seconds, 1), "sets": sets,
+        "events": dict(Counter(str(row.get("event")) for row in rows)),
+        "pulled": [row.get("pulled", 1.0) for row in rows], "losses": [row["loss"] for row in rows],
+        "held_out_loss": trainer.evaluate()["eval_loss"], "step": trainer.run.engine.name,
+        "provenance": {
+            "commit": commit() or os.environ.get("HOLDFAST_COMMIT"), "hardware": hardware(), "versions": versions(),
+        },
     }  # fmt: skip
 
 
-def parsed(text: str) -> FilterOptions:
-    """`caution=1.5 estimator=table` as options; `today` has none."""
-    given = dict(part.split("=") for part in text.split() if part != "today")
-    values = {name: value if name in WORDS else float(value) for name, value in given.items()}
-    return FilterOptions(**values)  # type: ignore[arg-type]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="g over all safety rows after every step, by options of the filter.")
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--options", nargs="+", default=["today", CAUTIOUS])
-    given = parser.parse_args()
-    toys = {seed: make_toy(seed) for seed in given.seeds}
-    for text in given.options:
-        for rate in given.rates:
-            for seed, toy in toys.items():
-                found = run(toy, parsed(text), rate=rate, seed=seed, steps=given.steps)
-                figures = " ".join(f"{name} {value:+.4f}" for name, value in found.items())
-                print(f"{text:70s} {rate:.0e} s{seed} {figures}", flush=True)
+    """Train every run that has no record yet."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("task", type=Path)
+    parser.add_argument("held_out", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--runs", nargs="+", required=True)
+    parser.add_argument("--probe-rows", type=int, default=200)
+    parser.add_argument("--epochs", type=float, default=1)
+    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--replies", type=Path, help="Folder of the stored replies.")
+    arguments = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    model, tokenizer = load_pair(arguments.model, dtype="bfloat16" if cuda else "float32")
+    model.to("cuda" if cuda else "cpu")
+    task, held_out = chats(arguments.task), chats(arguments.held_out)
+    settings = ScreeningSettings(limited=False, accept_unsorted=True, monitor_prompts=0, seed=arguments.seed)
+    screening = screen(model, task, tokenizer, settings=settings, replies=arguments.replies)
+    for text in arguments.runs:
+        place = arguments.output / f"{arguments.model.name}.{text.replace(' ', '.')}.s{arguments.seed}.json"
+        if place.is_file():
+            continue
+        started = time.monotonic()
+        with TemporaryDirectory() as folder:
+            trainer = trainer_of(model, tokenizer, task, held_out, screening, text, Path(folder), arguments)
+            trainer.train()
+            record = record_of(trainer, text, Path(folder), time.monotonic() - started)
+        write_json(place, {"model": arguments.model.name, "seed": arguments.seed, **record})
+        figures = {n: f"{s['above']:.1%} {s['largest']:+.4f}" for n, s in record["sets"].items()}
+        print(arguments.model.name, text, f"loss {record['held_out_loss']:.4f}", figures, flush=True)
+        del trainer
 
 
 if __name__ == "__main__":

@@ -57,9 +57,9 @@ TABLE: Final = (
     Default("defense.decay", 0.9, MEASURED),
     Default("defense.value_decay", None, "as defense.decay"),
     Default("defense.reserve", 0.0, "all of alpha may be used"),
-    Default("defense.caution", 0.0, "steps are taken at full length"),
     Default("defense.dual", 0.0, "the optimizer's gradient is the task's alone"),
-    Default("defense.span", None, "averages are as long as their decay"),
+    Default("defense.every", 1, "every step measures what it holds"),
+    Default("defense.anchor", False, "steps go as far from theta_0 as the barrier lets them"),
     # -- how it is learned
     Default("train.learning_rate", 3e-4, f"{TUNED}; not used with `lora: null`"),
     Default("train.num_train_epochs", 3, TRL),
@@ -116,9 +116,7 @@ def constraint_defaults(*, kl: bool = True) -> dict[str, Any]:
     return {**{name: default(f"constraint.{name}") for name in names}, "unit": unit}
 
 
-LATER_OPTIONS: Final = MappingProxyType(
-    {"value_decay": None, "reserve": 0.0, "caution": 0.0, "dual": 0.0, "span": None}
-)
+LATER_OPTIONS: Final = MappingProxyType({"value_decay": None, "reserve": 0.0, "dual": 0.0, "anchor": False, "every": 1})
 """Options of the filter that earlier versions lacked, switched off: stored settings without them mean these."""
 
 

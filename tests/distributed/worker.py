@@ -104,12 +104,12 @@ def watched(trainer: Any):
     trainer.step_listeners.append(record["rows"].append)
     arm, step = SafetyFilter.arm, trainer.training_step
 
-    def noted_arm(self: SafetyFilter, values: Any, gradients: Any, estimates: Any = None) -> None:
+    def noted_arm(self: SafetyFilter, values: Any, gradients: Any, estimates: Any = None, limits: Any = ()) -> None:
         space = ParameterSpace(trainable(self.optimizer))
         record["safety"].append([x.clone() for x in space.full(gradients[0])])
         record["task"].append([x.clone() for x in space.full(space.task_gradient())])
         record["sharded"].append(all(isinstance(p, DTensor) for p in space.params))
-        arm(self, values, gradients, estimates)
+        arm(self, values, gradients, estimates, limits)
 
     def noted_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):

@@ -86,13 +86,6 @@ def test_gradient_space_is_refused():
         hf.SafetyFilter(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1), space="gradient", dual=0.1)
 
 
-@pytest.mark.parametrize(("span", "decay", "said"), [(0.0, 0.9, "0 < span <= 1"), (0.2, 0.0, "nothing is averaged")])
-def test_a_span_without_effect_is_refused(span, decay, said):
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    with pytest.raises(ConfigError, match=said):
-        hf.SafetyFilter(optimizer, gradient_decay=decay, span=span)
-
-
 def test_a_term_of_an_earlier_run_is_not_added_without_the_option():
     p = torch.nn.Parameter(torch.zeros(2))
     filt = hf.SafetyFilter(torch.optim.SGD([p], lr=0.1))

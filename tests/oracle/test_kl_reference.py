@@ -20,7 +20,7 @@ from tests.unit.trainers.building import build, weights
 TAU, ALPHA = 0.02, 0.25
 LIMIT = hf.ChanceConstraint(tau=TAU, alpha=ALPHA, beta=1 / TAU, unit="kl_token")
 OPTIONS = {"max_steps": 12, "gradient_accumulation_steps": 2, "safety_batch_size": 12, "safety_micro_batch_size": 4}
-HELD = {"name": "holdfast", "estimator": "table", "reserve": 0.5, "caution": 1.0}
+HELD = {"name": "holdfast", "estimator": "table", "reserve": 0.5, "anchor": True}
 
 
 @dataclass(frozen=True)

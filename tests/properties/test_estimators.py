@@ -120,19 +120,6 @@ def test_ema_is_the_normalised_weighted_average() -> None:
         assert k > 1 or estimate == value
 
 
-def test_a_span_keeps_the_average_short_at_first():
-    """Weights 1 / (1 + span k) until the decay's are larger; a value that rises like k^2 is followed more closely."""
-    short, long, weights = EmaEstimator(0.9, span=0.2), EmaEstimator(0.9), []
-    for k in range(1, 101):
-        new = max(0.1 / (1 - 0.9**k), 1 / (1 + 0.2 * k)) if k > 1 else 1.0
-        weights = [*(w * (1 - new) for w in weights), new]
-        found, late = short.absorb(float(k * k)), long.absorb(float(k * k))
-        assert found == pytest.approx(sum(w * (j + 1) ** 2 for j, w in enumerate(weights)))
-        if 2 <= k <= 40:
-            assert late < found < k * k
-    assert weights[-1] == pytest.approx(0.1, rel=1e-3)  # by then as long as the decay's
-
-
 def test_table_follows_its_formula_on_hand_computed_numbers() -> None:
     table = TableEstimator(4, start_phi=0.5, decay=0.0)
     f64 = torch.float64

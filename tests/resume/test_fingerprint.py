@@ -255,7 +255,5 @@ def test_options_of_the_filter_that_are_off_are_not_in_the_fingerprint():
     """Checkpoints of versions that did not know them fit."""
     known = {"name", "space", "rate", "metric", "trust_region", "estimator", "decay"}
     assert set(make_defense("holdfast").describe()) == known
-    cautious = make_defense(
-        {"name": "holdfast", "caution": 0.3, "dual": 0.1, "span": 0.2, "reserve": 0.4, "value_decay": 0.0}
-    )
-    assert set(cautious.describe()) == known | {"caution", "dual", "reserve", "span", "value_decay"}
+    strict = make_defense({"name": "holdfast", "anchor": True, "dual": 0.1, "reserve": 0.4, "value_decay": 0.0})
+    assert set(strict.describe()) == known | {"anchor", "dual", "reserve", "value_decay"}

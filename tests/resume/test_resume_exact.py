@@ -36,16 +36,15 @@ SAVES = {"save_strategy": "steps"}
 CHECKPOINTED = {"gradient_checkpointing": True}  # layers run twice: in two of the variants
 VARIANTS = {
     "update, Adam metric, ema": {"defense": {"name": "holdfast", "metric": "adam"}, "args": CHECKPOINTED},
-    "update, cautious": {
+    "update, anchored": {
         "defense": {
             "name": "holdfast",
             "metric": "adam_unit",
             "estimator": "table",
             "value_decay": 0.5,
             "reserve": 0.2,
-            "caution": 1.0,
+            "anchor": True,
             "dual": 0.3,
-            "span": 0.2,
             "trust_region": 0.3,
         }
     },

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from holdfast.constraint.anchor import scaled
 from holdfast.constraint.chance import TAIL_SHARE
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, NumericalError
 from holdfast.core.registry import nearest
@@ -22,8 +23,15 @@ State = dict[str, Tensor | float | int]
 class Estimator(Protocol):
     """A running estimate of mean phi."""
 
-    def update(self, index: Tensor, phi: Tensor) -> float:
-        """Takes one batch in and returns the current estimate of mean phi."""
+    def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
+        """Takes one batch in and returns the current estimate of mean phi.
+
+        With `square`, the squared distance from theta_0 at which it was measured, averages follow that distance.
+        """
+        ...
+
+    def predict(self, square: float) -> float:
+        """Returns the estimate at another squared distance, without a new batch."""
         ...
 
     def state_dict(self) -> State:
@@ -38,9 +46,13 @@ class Estimator(Protocol):
 class BatchEstimator:
     """The batch's own mean: unbiased, and as noisy as the batch is small."""
 
-    def update(self, index: Tensor, phi: Tensor) -> float:
+    def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
         """Returns mean_B phi."""
         return float(_checked(index, phi).mean())
+
+    def predict(self, square: float) -> float:
+        """Has nothing to predict from."""
+        raise ConfigError("the batch estimator remembers nothing between steps", remedy="use estimator ema or table")
 
     def state_dict(self) -> State:
         """Returns an empty state."""
@@ -54,32 +66,46 @@ class EmaEstimator:
     """A debiased exponential moving average of batch means; decay 0.9 cuts the variance 19-fold.
 
     m_k = m_{k-1} + w_k (x_k - m_{k-1}) with w_k = (1 - decay) / (1 - decay^k): the average with weights
-    decay^(k-j), normalised, so that the first estimate is the first batch's mean. A `span` keeps it short at first:
-    w_k is at least 1 / (1 + span k).
+    decay^(k-j), normalised, so that the first estimate is the first batch's mean. With squared distances from theta_0
+    it is scaled to the newest one (`constraint.anchor`).
+
+    Args:
+        decay: weight of the past.
+        start_phi: phi(-tau), what it is scaled from.
     """
 
-    def __init__(self, decay: float = 0.9, span: float | None = None) -> None:
-        self.decay, self.span = _checked_decay(decay), span
+    def __init__(self, decay: float = 0.9, start_phi: float = 0.0) -> None:
+        self.decay, self.start_phi = _checked_decay(decay), start_phi
         self.steps = 0
         self.mean = 0.0
+        self.mean_square = 0.0
 
-    def update(self, index: Tensor, phi: Tensor) -> float:
+    def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
         """Returns the average including mean_B phi."""
-        return self.absorb(float(_checked(index, phi).mean()))
+        return self.absorb(float(_checked(index, phi).mean()), square)
 
-    def absorb(self, x: float) -> float:
+    def absorb(self, x: float, square: float | None = None) -> float:
         """Takes one scalar in and returns the average."""
         self.steps += 1
-        self.mean += average_weight(self.decay, self.steps, self.span) * (x - self.mean)
-        return self.mean
+        weight = average_weight(self.decay, self.steps)
+        self.mean += weight * (x - self.mean)
+        if square is None:
+            return self.mean
+        self.mean_square += weight * (square - self.mean_square)
+        return self.predict(square)
+
+    def predict(self, square: float) -> float:
+        """Returns the average as it would be at this squared distance from theta_0, without a new batch."""
+        return scaled(self.start_phi, self.mean, square, self.mean_square)
 
     def state_dict(self) -> State:
-        """Returns the average and the number of batches in it."""
-        return {"mean": self.mean, "steps": self.steps}
+        """Returns the averages and the number of batches in them."""
+        return {"mean": self.mean, "mean_square": self.mean_square, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
-        """Takes over the average and the number of batches in it."""
+        """Takes over the averages and the number of batches in them."""
         self.mean, self.steps = float(state["mean"]), int(state["steps"])
+        self.mean_square = float(state.get("mean_square", 0.0))  # not in checkpoints of earlier versions
 
 
 class TableEstimator:
@@ -95,24 +121,23 @@ class TableEstimator:
         size: the number of examples in the constraint split.
         start_phi: phi(-tau).
         decay: of the moments and of the final average.
-        span: of the final average.
     """
 
-    def __init__(self, size: int, start_phi: float, decay: float = 0.9, span: float | None = None) -> None:
+    def __init__(self, size: int, start_phi: float, decay: float = 0.9) -> None:
         self.start_phi = start_phi
         self.table = torch.full((_checked_size(size),), start_phi, dtype=torch.float64)
         self.visited = torch.zeros(size, dtype=torch.float64)  # the update that last saw a row; 0: none yet
-        self.average = EmaEstimator(decay, span)
+        self.average = EmaEstimator(decay, start_phi)
         self.moments = torch.zeros(4, dtype=torch.float64)
 
-    def update(self, index: Tensor, phi: Tensor) -> float:
+    def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
         """Returns the average including the corrected batch mean, and remembers the batch's phi."""
         phi = _checked(index, phi)
         seen = self.table[index]
         now = self.average.steps + 1
         drift = (phi - seen).mean() / (now - self.visited[index]).mean()
         lately = (self.table.mean() - seen.mean()) + drift * (self.visited[index].mean() - self.visited.mean())
-        estimate = self.average.absorb(float(phi.mean() + self.coefficient() * lately))
+        estimate = self.average.absorb(float(phi.mean() + self.coefficient() * lately), square)
         # Measured from the start value, so that rows never seen before are exact zeros in the moments.
         new, old = phi - self.start_phi, seen - self.start_phi
         moments = torch.stack([new.mean(), old.mean(), (new * old).mean(), old.square().mean()])
@@ -120,6 +145,10 @@ class TableEstimator:
         _remember(self.table, index, phi)
         self.visited[index] = float(now)
         return estimate
+
+    def predict(self, square: float) -> float:
+        """Returns the final average at another squared distance."""
+        return self.average.predict(square)
 
     def coefficient(self) -> float:
         """Returns c = Cov(phi, phi~) / Var(phi~) clipped to [0, 1]; 0 while all phi~ seen are equal."""
@@ -183,26 +212,20 @@ class TailThreshold:
         self.t = float(state["t"])
 
 
-def make_estimator(
-    name: str, *, size: int, start_phi: float, decay: float = 0.9, span: float | None = None
-) -> Estimator:
+def make_estimator(name: str, *, size: int, start_phi: float, decay: float = 0.9) -> Estimator:
     """Returns the estimator called batch, ema or table."""
     if name == "batch":
         return BatchEstimator()
     if name == "ema":
-        return EmaEstimator(decay, span)
+        return EmaEstimator(decay, start_phi)
     if name == "table":
-        return TableEstimator(size, start_phi, decay, span)
+        return TableEstimator(size, start_phi, decay)
     raise ConfigError(f"unknown estimator {name!r}", remedy=nearest(name, ["batch", "ema", "table"]))
 
 
-def average_weight(decay: float, step: int, span: float | None = None) -> float:
-    """Returns the weight of the newest of `step` values in a debiased average; 1 for the first.
-
-    With a span it is at least `1 / (1 + span step)`: the average reaches back over about that share of all steps.
-    """
-    weight = (1 - decay) / (1 - decay**step)
-    return weight if span is None or step == 1 else max(weight, 1 / (1 + span * step))
+def average_weight(decay: float, step: int) -> float:
+    """Returns the weight of the newest of `step` values in a debiased average; 1 for the first."""
+    return (1 - decay) / (1 - decay**step)
 
 
 def _remember(table: Tensor, index: Tensor, values: Tensor) -> None:

@@ -36,7 +36,7 @@ class FilterEvent:
         correction_ratio: norm(correction) / norm(nominal); None when the nominal step is zero.
         cosine: cosine between the first constraint's gradient and the nominal step; None when either is zero.
         nonfinite: what was not finite, where the step was discarded for it.
-        step_length: share of the nominal step that was taken before it was corrected (`constraint.step_length`).
+        pulled: share of the distance from theta_0 that the step was pulled back to; 1 where it was not.
     """
 
     name: Event
@@ -46,9 +46,9 @@ class FilterEvent:
     correction_ratio: float | None = None
     cosine: float | None = None
     nonfinite: str = ""
-    step_length: float = 1.0
+    pulled: float = 1.0
 
     @property
     def corrected(self) -> bool:
-        """Whether the nominal step was corrected; one that is only shorter was not."""
+        """Whether the nominal step was corrected; one that was only pulled back was not."""
         return self.name not in (Event.INACTIVE, Event.NONFINITE)

@@ -7,29 +7,30 @@ With values `v_k = g_k + rho_k`, gradients `h_k = grad g_k` and a rate gamma in 
 * `update` space corrects the step the optimizer really took, `s_nom = theta_after - theta_before`:
   `s = s_nom - M H^T mu`, mu the solution of the K x K dual (one constraint: `max(0, h.s_nom + gamma v) / h.M h`),
   followed by a trust region `norm(correction) <= c max(norm(s_nom), its average, floor)`. The optimizer's moments never
-  see the correction. With `caution`, s_nom is shortened first where h is uncertain (`constraint.step_length`); with
-  `dual`, the h_k enter the optimizer's gradient as well (`constraint.dual_term`).
+  see the correction. With `dual`, the h_k enter the optimizer's gradient as well (`constraint.dual_term`); with
+  `anchor`, a step that would leave the radius in which every v_k stays at its ceiling is pulled back towards theta_0
+  (`constraint.anchor`).
 * `gradient` space is the paper's Algorithm 1: `grad = grad_f + lambda h` with `kappa = gamma / lr`, handed to the
   optimizer. With any optimizer but plain SGD the applied step does not satisfy the inequality.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.constraint.anchor import Limit, radius
 from holdfast.constraint.event import Event, FilterEvent
 from holdfast.constraint.filter_input import measured_constraints, nonfinite, one_learning_rate
-from holdfast.constraint.filter_settings import Space, check_settings, require_one_step
+from holdfast.constraint.filter_settings import MOVED, Space, check_settings, require_one_step
 from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.memory import FilterMemory
 from holdfast.constraint.metric import diagonal_of, resolve_metric
 from holdfast.constraint.problem import FilterProblem, measure
-from holdfast.constraint.step_length import step_share
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 
@@ -42,9 +43,8 @@ class _Armed:
 
     values: list[float]
     gradients: list[Vector]
-    batch: list[Vector] = field(default_factory=list)  # of this batch alone, where `gradients` are averages
+    limits: Sequence[Limit] = ()
     before: Vector | None = None
-    step_length: float = 1.0
     nonfinite: str = ""  # what was not finite; the step is then discarded
     skipped: bool = False
 
@@ -68,9 +68,8 @@ class SafetyFilter:
             space only.
         trust_region: c, the largest correction in multiples of the nominal step; update space only.
         gradient_decay: average of the constraint's gradients over steps; 0 uses each step's own.
-        caution: shortens steps along which the gradient is uncertain; 0 never. Needs `gradient_decay`.
         dual: how fast the optimizer's own gradient takes over from the corrections; 0 not at all.
-        span: largest share of the steps so far that the average spans; None: as `gradient_decay` says.
+        anchor: pull steps back towards theta_0, the parameters of the first step; update space only.
     """
 
     def __init__(
@@ -82,16 +81,15 @@ class SafetyFilter:
         metric: str = default("defense.metric"),
         trust_region: float = default("defense.trust_region"),
         gradient_decay: float = 0.0,
-        caution: float = 0.0,
         dual: float = 0.0,
-        span: float | None = None,
+        anchor: bool = False,
     ) -> None:
-        check_settings(rate, space, metric, trust_region, gradient_decay, caution, dual, span)
+        check_settings(rate, space, metric, trust_region, gradient_decay, dual, anchor=anchor)
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         require_one_step(self.optimizer)
         self.rate, self.space, self.trust_region = rate, space, trust_region
         self.metric = resolve_metric(metric, self.optimizer) if space == "update" else "identity"
-        self.gradient_decay, self.caution, self.dual, self.span = gradient_decay, caution, dual, span
+        self.gradient_decay, self.dual, self.anchor = gradient_decay, dual, anchor
         ParameterSpace(trainable(self.optimizer))  # refuse unsupported parameters now, not at the first step
         self._memory = FilterMemory()
         self._armed: _Armed | None = None
@@ -115,8 +113,17 @@ class SafetyFilter:
         assert self.last_event is not None
         return self.last_event
 
+    @property
+    def distance(self) -> float | None:
+        """norm(theta - theta_0) as the last step left it; None without an anchor."""
+        return self._memory.distance if self.anchor else None
+
     def arm(
-        self, values: Sequence[float], gradients: Sequence[Vector], estimates: Sequence[float] | None = None
+        self,
+        values: Sequence[float],
+        gradients: Sequence[Vector],
+        estimates: Sequence[float] | None = None,
+        limits: Sequence[Limit] = (),
     ) -> None:
         """Announce the constraints, measured at the current parameters, for the next optimizer step.
 
@@ -124,9 +131,11 @@ class SafetyFilter:
             values: `g_k + rho_k` on this step's safety batch.
             gradients: `h_k` on this batch, reduced over ranks; taken over, not copied.
             estimates: values averaged over steps, used instead of `values` where given.
+            limits: with an anchor, each constraint's value at theta_0 and its ceiling; unless given, the values of the
+                first step, and 0.
         """
         space = ParameterSpace(trainable(self.optimizer))
-        armed = _Armed(list(estimates if estimates is not None else values), [list(h) for h in gradients])
+        armed = _Armed(list(estimates if estimates is not None else values), [list(h) for h in gradients], limits)
         norms = space.dots([(h, h) for h in gradients])
         self._armed = armed
         armed.nonfinite = nonfinite("value", zip(values, armed.values, strict=True)) or nonfinite(
@@ -138,10 +147,24 @@ class SafetyFilter:
         if self.dual > 0.0:
             self._memory.dual_term.add(space, gradients, norms)
         if self.gradient_decay > 0.0:
-            armed.batch = armed.gradients if self.caution > 0.0 else []
-            armed.gradients = self._memory.fold_gradients(space, armed.gradients, self.gradient_decay, self.span)
+            armed.gradients = self._memory.fold_gradients(space, armed.gradients, self.gradient_decay, self.distance)
+        if self.anchor:
+            self._memory.drop_anchor(space, armed.values)
+            armed.limits = limits or [Limit(start, 0.0) for start in self._memory.starts]
         if self.space == "gradient":
             self._filter_gradient(space, armed)
+
+    def arm_again(self, estimates: Sequence[float], limits: Sequence[Limit]) -> None:
+        """Announce the constraints as they are predicted to be, where this step measures none (with an anchor)."""
+        space, memory = ParameterSpace(trainable(self.optimizer)), self._memory
+        self._armed = _Armed(list(estimates), memory.gradients(self.gradient_decay, memory.distance), limits)
+        if self.dual > 0.0:
+            memory.dual_term.add(space, self._armed.gradients, space.dots([(h, h) for h in self._armed.gradients]))
+
+    @property
+    def fresh(self) -> bool:
+        """Whether theta is about as far from theta_0 as when the constraints were measured last."""
+        return self._memory.distance <= MOVED * self._memory.measured_at
 
     def skip(self) -> None:
         """Discard the next optimizer step: parameters, moments and the filter's memory stay as they are."""
@@ -201,14 +224,14 @@ class SafetyFilter:
             self._discard(space, armed)
         elif self.space == "update":
             self._correct(space, armed)
+            if self.anchor and not armed.nonfinite:
+                self._pull(space, armed)
 
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
         nominal = list(torch._foreach_sub(space.weights(), armed.before))
         diagonal = diagonal_of(self.metric, space, self.optimizer, self._memory.debiased_moment())
-        problem = measure(
-            space, armed.gradients, armed.values, nominal, diagonal=diagonal, rate=self.rate, batch=armed.batch
-        )
+        problem = measure(space, armed.gradients, armed.values, nominal, diagonal=diagonal, rate=self.rate)
         if not problem.finite:
             armed.nonfinite = "correction"
             self._discard(space, armed)
@@ -216,7 +239,6 @@ class SafetyFilter:
         self._memory.fold_norm(problem.nominal_norm)
         if self.dual > 0.0:
             self._memory.dual_term.follow(problem, self.dual)
-        problem = self._shorten(space, armed, nominal, problem)
         mu = problem.multipliers()
         if not mu.any():
             self._report(Event.INACTIVE, armed, mu.tolist(), problem)
@@ -245,18 +267,18 @@ class SafetyFilter:
                 torch._foreach_add_(space.weights(), correction, alpha=-float(mu[k]))
         self._report(name, armed, mu.tolist(), problem)
 
-    def _shorten(self, space: ParameterSpace, armed: _Armed, nominal: Vector, problem: FilterProblem) -> FilterProblem:
-        """Take only the share of the nominal step that the gradients' errors allow."""
-        if not armed.batch:
-            return problem
-        norm = problem.nominal_norm
-        errors = self._memory.gradient_error.update(problem.unforeseen.tolist(), norm)
-        share = step_share(armed.values, errors, norm, rate=self.rate, caution=self.caution)
-        if share < 1.0:
-            self._restore(space, armed)
-            torch._foreach_add_(space.weights(), nominal, alpha=share)
-        armed.step_length = share
-        return problem.shortened(share)
+    def _pull(self, space: ParameterSpace, armed: _Armed) -> None:
+        """Bring the step back to the radius in which every constraint is predicted to stay at its ceiling."""
+        memory = self._memory
+        assert memory.origin is not None
+        assert self.last_event is not None
+        allowed = radius(memory.distance, armed.values, armed.limits, self.rate)
+        away = torch._foreach_sub(space.weights(), memory.origin)
+        memory.distance = math.sqrt(space.dots([(list(away), list(away))])[0])
+        if memory.distance > allowed:
+            share, memory.distance = allowed / memory.distance, allowed
+            torch._foreach_lerp_(space.weights(), memory.origin, 1.0 - share)
+            self.last_event = replace(self.last_event, pulled=share)
 
     def _restore(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
@@ -280,7 +302,7 @@ class SafetyFilter:
             residual=problem.residual(mu) if problem is not None and measured else None,
             correction_ratio=problem.correction_ratio(mu) if problem is not None and measured else None,
             cosine=problem.cosine if problem is not None else None,
-            nonfinite=armed.nonfinite if name is Event.NONFINITE else "", step_length=armed.step_length,
+            nonfinite=armed.nonfinite if name is Event.NONFINITE else "",
         )  # fmt: skip
         self._memory.watch_restoration(name, max(armed.values))
 

@@ -1,6 +1,5 @@
 """What a filter may be asked for: ranges of its settings, and optimizers whose step it can correct."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +11,7 @@ from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.defaults import default
 
 Space = Literal["update", "gradient"]
+MOVED = 1.1  # times the distance at which the constraints were measured last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +27,13 @@ class FilterOptions:
         decay: weight of the past in the averages of value and gradient.
         value_decay: the value's own, where it differs; None: `decay`.
         reserve: share of alpha that steering leaves unused: the barrier is at `g <= -reserve alpha`.
-        caution: how many errors of the averaged gradient must stay within what a step may use; a step that is too long
-            for that is shortened before it is corrected; 0 never shortens. Update space only.
         dual: how much the weight of the constraint's gradient in the optimizer's own may change in a step, so that
             fewer steps need a correction; 0 has no such term. Update space only.
-        span: largest share of the steps so far that the averages of value and gradient span, so that they are short
-            while everything moves; None: as far as the decays say.
+        anchor: whether averages follow the distance from theta_0, and a step that would leave the radius at which g is
+            predicted at `-reserve alpha / 2` is pulled back towards theta_0. Update space only.
+        every: measure the constraints at every such step, and in between go by the averages, which follow the distance
+            from theta_0; a step that comes after `MOVED` of the last measured distance measures too. Above 1 it needs
+            `anchor` and averages.
     """
 
     space: Space = default("defense.space")
@@ -43,18 +44,23 @@ class FilterOptions:
     decay: float = default("defense.decay")
     value_decay: float | None = default("defense.value_decay")
     reserve: float = default("defense.reserve")
-    caution: float = default("defense.caution")
     dual: float = default("defense.dual")
-    span: float | None = default("defense.span")
+    anchor: bool = default("defense.anchor")
+    every: int = default("defense.every")
 
     def __post_init__(self) -> None:
         """Refuse values out of range where they are written, not when training begins."""
         for decay in (self.decay, self.decay if self.value_decay is None else self.value_decay):
             make_estimator(self.estimator, size=1, start_phi=0.0, decay=decay)
         check_settings(
-            self.rate, self.space, self.metric, self.trust_region, self.gradient_decay, self.caution, self.dual,
-            self.span,
-        )  # fmt: skip
+            self.rate, self.space, self.metric, self.trust_region, self.gradient_decay, self.dual, anchor=self.anchor
+        )
+        if self.every < 1 or (self.every > 1 and not (self.anchor and self.gradient_decay > 0.0)):
+            raise ConfigError(
+                f"every is {self.every} with anchor {self.anchor}, estimator {self.estimator}, decay {self.decay}: "
+                "steps that measure nothing go by averages that follow the distance from theta_0",
+                remedy="use every 1, or anchor with estimator ema or table and a decay above 0",
+            )
         if not 0.0 <= self.reserve < 1.0:
             raise ConfigError(f"reserve is {self.reserve}, expected 0 <= reserve < 1", remedy="0 uses all of alpha")
 
@@ -70,9 +76,9 @@ def check_settings(
     metric: str,
     trust_region: float,
     decay: float,
-    caution: float = 0.0,
     dual: float = 0.0,
-    span: float | None = None,
+    *,
+    anchor: bool = False,
 ) -> None:
     """Refuse settings out of range."""
     if not 0.0 < rate <= 1.0:
@@ -87,29 +93,17 @@ def check_settings(
         raise ConfigError(f"trust_region is {trust_region}, expected a positive number", remedy="3 is the default")
     if not 0.0 <= decay < 1.0:
         raise ConfigError(f"decay is {decay}, expected 0 <= decay < 1", remedy="0.9 is the default")
-    if not 0.0 <= caution < math.inf:
-        raise ConfigError(
-            f"caution is {caution}, expected 0 or more", remedy="0.3 shortens uncertain steps; 0 shortens none"
-        )
     if not 0.0 <= dual <= 1.0:
         raise ConfigError(f"dual is {dual}, expected 0 <= dual <= 1", remedy="0.1 is a good start; 0 has no term")
-    if span is not None and not 0.0 < span <= 1.0:
-        raise ConfigError(f"span is {span}, expected 0 < span <= 1", remedy="0.2 is a good start; null has no limit")
-    if span is not None and decay == 0.0:
-        raise ConfigError(
-            f"span {span} where nothing is averaged over steps (estimator batch, or decay 0)",
-            remedy="use an estimator that averages (ema or table), or leave span out",
-        )
     if dual > 0.0 and space != "update":
         raise ConfigError(
             f"dual {dual} with space {space!r}, which hands its multiplier to the optimizer already",
             remedy="use space 'update', or dual 0",
         )
-    if caution > 0.0 and (space != "update" or decay == 0.0):
+    if anchor and space != "update":
         raise ConfigError(
-            f"caution {caution} with space {space!r} and averages of decay {decay}: it compares a batch's gradient "
-            "with the average over steps, and shortens the applied step",
-            remedy="use space 'update' with an estimator that averages (ema or table), or caution 0",
+            f"anchor with space {space!r}: it pulls back the applied step, which that space leaves to the optimizer",
+            remedy="use space 'update', or anchor false",
         )
 
 

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from holdfast.constraint.dual_term import DualTerm
-from holdfast.constraint.estimators import average_weight
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector
-from holdfast.constraint.step_length import GradientError
 from holdfast.core.errors import ConfigError, InfeasibleError, NumericalError
 
 NORM_DECAY = 0.9  # average of norm(s_nom), so that one tiny nominal step does not close the trust region
@@ -27,21 +25,29 @@ class FilterMemory:
 
     Attributes:
         steps: filtered steps, discarded ones not counted.
-        averages: exponential averages of each constraint's gradient, not debiased without a span.
+        averages: exponential averages of each constraint's gradient, not debiased.
+        mean_distance: the same average of their distances from theta_0.
         safety_moment: exponential average of `max_k h_k^2`, or of `max_k h_k^2 / norm(h_k)^2`, not debiased.
         moment_steps: steps in it.
         nominal_norm: average of norm(s_nom).
+        origin, distance: theta_0, and how far from it theta is; with an anchor alone.
+        measured_at: the distance at which the constraints were measured last.
+        starts: the constraints' values at theta_0, where they are not given.
         nonfinite_steps: when recent steps were discarded.
         restoring, restoring_from: restoration steps in a row, and the value they began at.
     """
 
     steps: int = 0
     averages: list[Vector] = field(default_factory=list)
+    mean_distance: float = 0.0
     safety_moment: Vector | None = None
     moment_steps: int = 0
-    gradient_error: GradientError = field(default_factory=GradientError)
     dual_term: DualTerm = field(default_factory=DualTerm)
     nominal_norm: float = 0.0
+    origin: Vector | None = None
+    distance: float = 0.0
+    measured_at: float = 0.0
+    starts: list[float] = field(default_factory=list)
     nonfinite_steps: list[int] = field(default_factory=list)
     restoring: int = 0
     restoring_from: float = 0.0
@@ -78,11 +84,11 @@ class FilterMemory:
         return list(torch._foreach_div(self.safety_moment, 1.0 - SAFETY_BETA2**self.moment_steps))
 
     def fold_gradients(
-        self, space: ParameterSpace, gradients: Sequence[Vector], decay: float, span: float | None = None
+        self, space: ParameterSpace, gradients: Sequence[Vector], decay: float, distance: float | None = None
     ) -> list[Vector]:
         """Update the averages and return them debiased, so that the first is the batch's own gradient.
 
-        With a span they have the weights of `estimators.average_weight`.
+        With a distance from theta_0 they are scaled to it, from the average of the distances (`constraint.anchor`).
         """
         if not self.averages:
             self.averages = [space.zeros() for _ in gradients]
@@ -91,12 +97,22 @@ class FilterMemory:
                 f"{len(gradients)} constraints given, {len(self.averages)} before",
                 remedy="pass the same constraints at every step",
             )
-        weight = 1.0 - decay if span is None else average_weight(decay, self.steps, span)
         for average, gradient in zip(self.averages, gradients, strict=True):
-            torch._foreach_lerp_(average, gradient, weight)
-        if span is not None:
-            return [[x.clone() for x in average] for average in self.averages]
-        return [list(torch._foreach_div(average, 1.0 - decay**self.steps)) for average in self.averages]
+            torch._foreach_lerp_(average, gradient, 1.0 - decay)
+        if distance is not None:
+            self.mean_distance += (1.0 - decay) * (distance - self.mean_distance)
+            self.measured_at = distance
+        return self.gradients(decay, distance)
+
+    def gradients(self, decay: float, distance: float | None) -> list[Vector]:
+        """The averages, debiased or scaled to a distance."""
+        divisor = self.mean_distance / distance if distance else 1.0 - decay**self.steps
+        return [list(torch._foreach_div(average, divisor)) for average in self.averages]
+
+    def drop_anchor(self, space: ParameterSpace, values: Sequence[float]) -> None:
+        """Remember the parameters and values of the first step."""
+        if self.origin is None:
+            self.origin, self.starts = space.snapshot(), list(values)
 
     def fold_norm(self, norm: float) -> None:
         """Update the average length of the optimizer's own steps."""
@@ -144,9 +160,11 @@ class FilterMemory:
             "averages": [space.full(average) for average in self.averages],
             "safety_moment": None if self.safety_moment is None else space.full(self.safety_moment),
             "moment_steps": self.moment_steps,
-            "gradient_error": {"steps": self.gradient_error.steps, "squares": list(self.gradient_error.squares)},
             "dual_ratios": list(self.dual_term.ratios),
             "nominal_norm": self.nominal_norm,
+            "origin": None if self.origin is None else space.full(self.origin),
+            "distances": [self.distance, self.mean_distance, self.measured_at],
+            "starts": list(self.starts),
             "nonfinite_steps": list(self.nonfinite_steps),
             "restoring": self.restoring,
             "restoring_from": self.restoring_from,
@@ -156,16 +174,19 @@ class FilterMemory:
     def from_state(cls, state: dict[str, Any], space: ParameterSpace) -> FilterMemory:
         """The inverse of `state_dict`."""
         moment = state["safety_moment"]
-        # Neither the error nor the dual term is in checkpoints of earlier versions.
-        error = state.get("gradient_error", {"steps": 0, "squares": []})
+        origin, distances = state.get("origin"), state.get("distances", [0.0] * 3)  # not in earlier checkpoints
         return cls(
             steps=int(state["steps"]),
             averages=[space.scatter(average) for average in state["averages"]],
             safety_moment=None if moment is None else space.scatter(moment),
             moment_steps=int(state.get("moment_steps", state["steps"])),
-            gradient_error=GradientError(int(error["steps"]), [float(square) for square in error["squares"]]),
             dual_term=DualTerm([float(ratio) for ratio in state.get("dual_ratios", [])]),
             nominal_norm=float(state["nominal_norm"]),
+            origin=None if origin is None else space.scatter(origin),
+            distance=float(distances[0]),
+            mean_distance=float(distances[1]),
+            measured_at=float(distances[2]),
+            starts=[float(start) for start in state.get("starts", [])],
             nonfinite_steps=[int(step) for step in state["nonfinite_steps"]],
             restoring=int(state["restoring"]),
             restoring_from=float(state["restoring_from"]),

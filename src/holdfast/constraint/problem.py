@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ class FilterProblem:
         gram: `h_k . M h_l`.
         spread: `M h_k . M h_l`, so that `norm(correction)^2 = mu^T spread mu`.
         target: `rate * v_k`.
-        unforeseen: `(b_k - h_k) . s_nom`, b_k the newest batch's gradient; empty where it is not asked for.
     """
 
     inner: np.ndarray
@@ -31,11 +30,10 @@ class FilterProblem:
     target: np.ndarray
     nominal_norm: float
     first_norm: float
-    unforeseen: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def finite(self) -> bool:
-        parts = (self.inner, self.gram, self.spread, self.target, np.asarray(self.nominal_norm), self.unforeseen)
+        parts = (self.inner, self.gram, self.spread, self.target, np.asarray(self.nominal_norm))
         return all(bool(np.isfinite(part).all()) for part in parts)
 
     def multipliers(self) -> np.ndarray:
@@ -59,11 +57,7 @@ class FilterProblem:
 
     def without_nominal(self) -> FilterProblem:
         """The same constraints with the task's step dropped."""
-        return self.shortened(0.0)
-
-    def shortened(self, share: float) -> FilterProblem:
-        """The same constraints with a share of the task's step."""
-        return replace(self, inner=share * self.inner, nominal_norm=share * self.nominal_norm)
+        return replace(self, inner=np.zeros_like(self.inner), nominal_norm=0.0)
 
 
 def measure(
@@ -74,20 +68,14 @@ def measure(
     *,
     diagonal: Vector | None,
     rate: float,
-    batch: Sequence[Vector] = (),
 ) -> FilterProblem:
-    """Every inner product of the problem, in one pass over the parameters.
-
-    Args:
-        batch: each constraint's gradient on the newest batch, where `gradients` are averages; for `unforeseen`.
-    """
+    """Every inner product of the problem, in one pass over the parameters."""
     hs = gradients
     scaled = hs if diagonal is None else [list(torch._foreach_mul(diagonal, h)) for h in hs]
     count = len(hs)
     pairs = [(h, nominal) for h in hs]
     pairs += [(hs[k], scaled[j]) for k in range(count) for j in range(count)]
     pairs += [(scaled[k], scaled[j]) for k in range(count) for j in range(count)]
-    pairs += [(b, nominal) for b in batch]
     pairs += [(nominal, nominal), (hs[0], hs[0])]
     found = np.asarray(space.dots(pairs))
     square = count * count
@@ -98,5 +86,4 @@ def measure(
         target=rate * np.asarray(values),
         nominal_norm=math.sqrt(found[-2]) if found[-2] >= 0 else math.nan,
         first_norm=math.sqrt(found[-1]) if found[-1] >= 0 else math.nan,
-        unforeseen=found[count + 2 * square : -2] - found[:count] if batch else np.zeros(0),
     )

@@ -34,6 +34,7 @@ from holdfast.defaults import LATER_OPTIONS
 from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
 from holdfast.training.safety import SafetySet
 from holdfast.training.steering import Steering, one_row
+from holdfast.training.step import Term
 from holdfast.training.support import require_float32
 
 
@@ -60,7 +61,7 @@ class FilteredDefense(Defense):
         c = self.config
         self._filter = SafetyFilter(
             run.optimizer, rate=c.rate, space=c.space, metric=c.metric, trust_region=c.trust_region,
-            gradient_decay=c.gradient_decay, caution=c.caution, dual=c.dual, span=c.span,
+            gradient_decay=c.gradient_decay, dual=c.dual, anchor=c.anchor,
         )  # fmt: skip
         self._steering = {name: self.steer(safety) for name, safety in run.data.safety.items()}
         self._infeasible_start = [n for n, s in self._steering.items() if not s.feasible_start]
@@ -68,18 +69,26 @@ class FilteredDefense(Defense):
 
     def micro_step(self, run: TrainingRun, inputs: Inputs, items: Items) -> Tensor:
         """The task's gradient, and in a fused step every constraint's with it."""
-        terms = {name: steering.terms for name, steering in self._steering.items()}
-        return run.engine.accumulate(inputs, items, terms, skip=self._skips(run))
+        return run.engine.accumulate(inputs, items, self._terms(run), skip=self._skips(run))
+
+    def _terms(self, run: TrainingRun) -> dict[str, Term]:
+        """Of the constraints that this step measures: all or none (`every`)."""
+        measures = run.progress.step % self.config.every == 0 or not self._filter.fresh
+        return {name: steering.terms for name, steering in self._steering.items()} if measures else {}
 
     def on_gradient(self, run: TrainingRun) -> None:
         """Measure every constraint at theta, estimate it, and arm the filter, which corrects the step that follows."""
-        measured = run.engine.measure({name: steering.terms for name, steering in self._steering.items()})
-        values, estimates = zip(*(s.estimate(measured[name]) for name, s in self._steering.items()), strict=True)
+        distance, followed = self._filter.distance, self._steering.values()
+        limits, self._first = [steering.limit_of_steps() for steering in followed], run.progress.step == 0
+        if not (terms := self._terms(run)):
+            self._filter.arm_again([steering.predict(distance or 0.0) for steering in followed], limits)
+            return
+        measured = run.engine.measure(terms)
+        values, estimates = zip(*(s.estimate(measured[n], distance) for n, s in self._steering.items()), strict=True)
         gradients = [measured[name].gradient for name in self._steering]
-        share = min(steering.inactive for steering in self._steering.values())
+        share = min(steering.inactive for steering in followed)
         self._inactive += 0.1 * (share - self._inactive)
-        self._first = run.progress.step == 0
-        self._filter.arm(values, gradients, estimates)
+        self._filter.arm(values, gradients, estimates, limits)
 
     def skip_step(self, run: TrainingRun) -> None:
         """Let the optimizer's empty step pass; nothing is measured or remembered."""
@@ -109,7 +118,7 @@ class FilteredDefense(Defense):
         name = Event.INFEASIBLE_START if self._first and self._infeasible_start else event.name
         common = {
             "event": str(name), "residual": event.residual, "correction_ratio": event.correction_ratio,
-            "cosine": event.cosine, "active": float(event.corrected), "step_length": event.step_length,
+            "cosine": event.cosine, "active": float(event.corrected), "pulled": event.pulled,
         }  # fmt: skip
         return one_row(common | ({"nonfinite": event.nonfinite} if event.nonfinite else {}), each)
 

@@ -86,7 +86,8 @@ class JointPass:
             terms, references = self._active(terms, references, known, places)
         found = Found(scale, scale, scale, {}, [])
         rows = [list(task), *(encoded_rows(term.rows) for term in terms.values())]
-        parts = [part.to(self.device) for part in scored(rows)]
+        rows += [[] for _ in range(len(rows), self.passes.body.adapter.count)]  # a step that measures no constraint
+        parts = [part.to(self.device) for part in scored(rows[: 1 + len(terms)])]
 
         @torch.no_grad()
         def gradient_of(hidden: Tensor) -> Tensor:
@@ -99,7 +100,7 @@ class JointPass:
                     gradient.index_copy_(0, part.at, own.to(gradient.dtype))
             return gradient
 
-        found.gradients = self.passes.gradients(rows, gradient_of)
+        found.gradients = self.passes.gradients(rows, gradient_of)[: 1 + len(terms)]
         none = torch.zeros(0, dtype=torch.float64, device=self.device)
         found.degradations = {name: known.get(name, found.degradations.get(name, none)) for name in terms}
         return found

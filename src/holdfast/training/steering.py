@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.constraint.anchor import Limit
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.estimators import Estimator, TailThreshold, make_estimator
 from holdfast.constraint.feasibility import require_room
@@ -62,11 +63,12 @@ class Steering:
     def __init__(self, safety: SafetySet, config: Any) -> None:
         self.moving = MovingConstraint(safety, config.decay)
         self.limit = self.constraint.alpha
-        self.margin = self.constraint.buffer + config.reserve * self.limit
+        self.buffer = self.constraint.buffer
+        self.margin = self.buffer + config.reserve * self.limit
         self.entropic = self.constraint.majorizer == "entropic"
         decay = config.decay if config.value_decay is None else config.value_decay
         self.estimator: Estimator = make_estimator(
-            config.estimator, size=len(safety.constraint_set), start_phi=self.start(), decay=decay, span=config.span
+            config.estimator, size=len(safety.constraint_set), start_phi=self.start(), decay=decay
         )
         require_room(self.start(), self.limit, self.margin, config.reserve, allowed=not self.constraint.feasible_start)
         self.least = max(1e-3 * min(self.start(), self.limit - self.margin), 1e-300)
@@ -116,8 +118,15 @@ class Steering:
         c = self.constraint
         return {"violation_rate": c.violation_rate(degradations), "cvar": c.cvar(degradations)}
 
-    def estimate(self, measured: Measured) -> tuple[float, float]:
+    def limit_of_steps(self) -> Limit:
+        """The value at theta_0, and the ceiling of a single step: half of the reserve is left."""
+        half = (self.margin - self.buffer) / 2
+        return Limit(self.value(self.start(), self.margin), self.value(self.limit - self.margin + half, self.margin))
+
+    def estimate(self, measured: Measured, distance: float | None = None) -> tuple[float, float]:
         """The constraint's value with its margin: on this batch, and as the running estimate that takes it in.
+
+        With a distance from theta_0 the estimate follows it (`constraint.anchor`).
 
         Entropic: the measured gradient is divided in place by the sum of its weights.
         """
@@ -128,12 +137,18 @@ class Steering:
             return math.nan, math.nan  # the filter discards the step; nothing may enter the averages
         slopes = slope(self.terms, d)
         self.inactive = float((slopes == 0).double().mean())
-        estimate = self.estimator.update(measured.index, terms)
+        estimate = self.estimator.update(measured.index, terms, None if distance is None else distance**2)
         if self.entropic:
             torch._foreach_div_(measured.gradient, float(slopes.mean()))
         self.row = {"g": self.value(estimate, 0.0), **self.figures(d)}
         self.moving.follow(measured.index, d)
         return self.value(float(terms.mean()), self.margin), self.value(estimate, self.margin)
+
+    def predict(self, distance: float) -> float:
+        """The value with its margin at this distance from theta_0, in a step that measures nothing."""
+        estimate = self.estimator.predict(distance**2)
+        self.row = {"g": self.value(estimate, 0.0), "violation_rate": None, "cvar": None}
+        return self.value(estimate, self.margin)
 
     def state_dict(self) -> dict[str, Any]:
         return {"estimator": dict(self.estimator.state_dict()), **self.moving.state_dict()}

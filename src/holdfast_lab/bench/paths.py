@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
+import yaml
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import PrinterCallback, ProgressCallback
@@ -144,12 +145,18 @@ def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: 
             constraint=ChanceConstraint(
                 tau=cell.tau, beta=1 / cell.tau, unit=cast(Unit, cell.unit), allow_tau_below_noise=True
             ),
-            defense="holdfast",
+            defense={"name": "holdfast", **filter_options(cell.options)},
             **shared,
         )
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def filter_options(text: str) -> dict[str, Any]:
+    """`anchor=true every=4` as options of the defense, which refuses what it does not know."""
+    pairs = [part.partition("=") for part in text.split()]
+    return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
 def adapter(rank: int) -> LoraConfig:

@@ -39,6 +39,7 @@ class Sizes:
     tau: float = 0.1
     # unit, tau: of the constraint; a tiny tau (1e-6) makes the filter correct nearly every step
     unit: str = "nll_token"
+    options: str = ""  # of `defense: holdfast`, such as `anchor=true every=4`
     sweep: str = ""  # the setting that is varied, a name of `SWEEPS`; "" where none is
     seed: int = 42
 

@@ -34,6 +34,7 @@ def bench(
     rank: Annotated[int, Opt(help="Of LoRA on q, k and v.")] = 32,
     tau: Annotated[float, Opt(help="Of the constraint; 1e-6 makes the filter correct nearly every step.")] = 0.1,
     unit: Annotated[str, Opt(help=f"Of the constraint: {', '.join(UNITS)}.")] = "nll_token",
+    options: Annotated[str, Opt(help="Of the defense holdfast, such as 'anchor=true every=4'.")] = "",
     sweep: Annotated[
         str | None, Opt(help=f"Vary one setting: {', '.join(SWEEPS)}; three paths unless --paths says.")
     ] = None,
@@ -53,7 +54,7 @@ def bench(
     settings = Settings(
         shapes=tuple(_parts(shape or [])), task=task, paths=tuple(_parts(paths or [])), steps=steps, warm_up=warm_up,
         checkpointing=_MODES[checkpointing], checkpointed_paths=tuple(_parts(checkpointed_paths or [])),
-        batch=batch, safety_batch=safety_batch, rank=rank, tau=tau, unit=unit,
+        batch=batch, safety_batch=safety_batch, rank=rank, tau=tau, unit=unit, options=options,
         sweep=sweep or "", values=tuple(_numbers(values)), reference=reference, drift=drift, cudnn=cudnn,
     )  # fmt: skip
     if output.suffix != ".json":

@@ -40,7 +40,7 @@ class MeanSteering(Steering):
     def __init__(self, safety: SafetySet, config: MeanConstraint.Config) -> None:
         super().__init__(safety, config)
         self.limit = safety.constraint.tau if config.epsilon is None else config.epsilon
-        self.margin = config.reserve * self.limit
+        self.buffer, self.margin = 0.0, config.reserve * self.limit
         self.entropic = False
 
     feasible_start = True  # every D is 0 there, and epsilon is not negative

@@ -1,0 +1,190 @@
+"""The anchor against what it claims: quadratic growth is followed exactly, and no step ends above its ceiling."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast as hf
+from holdfast.constraint.anchor import Limit, radius
+from holdfast.constraint.estimators import EmaEstimator, TableEstimator
+from holdfast.constraint.filter_settings import FilterOptions
+from holdfast.constraint.gradients import ParameterSpace
+from holdfast.constraint.memory import FilterMemory
+from holdfast.core.errors import ConfigError
+
+F64 = torch.float64
+distances = st.lists(st.floats(1e-3, 10), min_size=1, max_size=30)
+
+
+@given(distances, st.floats(0.01, 5), st.floats(0, 1), st.sampled_from(["ema", "table"]))
+def test_a_value_that_grows_with_the_squared_distance_is_followed_exactly(path, growth, start, name):
+    estimator = EmaEstimator(0.9, start) if name == "ema" else TableEstimator(1, start, 0.9)
+    for r in [0.0, *path]:
+        phi = start + growth * r * r
+        found = estimator.update(torch.zeros(1, dtype=torch.int64), torch.tensor([phi], dtype=F64), r * r)
+        assert found == pytest.approx(phi, rel=1e-9, abs=1e-12)
+
+
+@given(distances, st.floats(0.1, 0.99))
+def test_a_gradient_that_grows_with_the_distance_is_followed_exactly(path, decay):
+    p = torch.nn.Parameter(torch.zeros(2, dtype=F64))
+    space, memory, slope = ParameterSpace([p]), FilterMemory(), torch.tensor([2.0, -1.0], dtype=F64)
+    for r in [0.0, *path]:
+        memory.steps += 1
+        ((found,),) = memory.fold_gradients(space, [[r * slope]], decay, r)
+        assert found.tolist() == pytest.approx((r * slope).tolist(), rel=1e-9, abs=1e-12)
+
+
+@given(
+    st.floats(0.1, 3),
+    st.lists(st.tuples(st.floats(-1, 0.5), st.floats(-1, 1), st.floats(0.01, 5)), min_size=1, max_size=4),
+    st.floats(0.05, 1),
+)
+def test_the_radius_is_the_largest_at_which_no_prediction_is_above_its_ceiling(r, given_limits, rate):
+    """Against a search over distances; from outside, the part `rate` of the way in r^2."""
+    limits = [Limit(start, ceiling) for start, ceiling, _ in given_limits]
+    values = [start + growth * r * r for start, _, growth in given_limits]
+
+    def fits(distance: float) -> bool:
+        pairs = zip(limits, values, strict=True)
+        return all(a.start + (v - a.start) * (distance / r) ** 2 <= a.ceiling for a, v in pairs if a.ceiling > a.start)
+
+    found = radius(r, values, limits, rate)
+    low, high = 0.0, 1e3
+    if fits(high):
+        assert found > high
+        return
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    expected = low if low >= r else math.sqrt(r * r - rate * (r * r - low * low))
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def trained(*, anchor: bool, rate: float, steps: int = 60) -> list[float]:
+    """g after every step of Adam on a far target, under 0.5 p.H p <= 0.05 with 0.4 of it in reserve.
+
+    H has eigenvalues from 0.1 to 10, and every step measures it on four random rows of that covariance.
+    """
+    draw = torch.Generator().manual_seed(0)
+    scales = torch.logspace(-0.5, 0.5, 50, dtype=F64)
+    p = torch.nn.Parameter(torch.zeros(50, dtype=F64))
+    target = torch.randn(50, generator=draw, dtype=F64)
+    optimizer = torch.optim.Adam([p], lr=rate)
+    filt = hf.SafetyFilter(optimizer, rate=0.3, gradient_decay=0.9, anchor=anchor)
+    mean, path = EmaEstimator(0.95), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ((p - target) ** 2).mean().backward()
+        rows = torch.randn(4, 50, generator=draw, dtype=F64) * scales
+        along = (rows @ p).detach()
+        now, gradient = float((along**2).mean()) / 2, (along[:, None] * rows).mean(0)
+        estimate = mean.absorb(now, None if filt.distance is None else filt.distance**2)
+        filt.arm([now - 0.03], [[gradient]], [estimate - 0.03], [Limit(-0.03, 0.0)])
+        optimizer.step()
+        path.append(float(((scales * p) ** 2).sum().detach()) / 2 - 0.05)
+    return path
+
+
+@pytest.mark.parametrize("rate", [0.002, 0.005])
+def test_every_step_holds_whatever_the_rate(rate):
+    """The first step is taken before anything is known of g, so rates are below that at which it alone violates."""
+    assert max(trained(anchor=True, rate=rate)) <= 0.0
+    assert max(trained(anchor=False, rate=rate)) > 0.01
+
+
+def run(filt: hf.SafetyFilter, p: torch.nn.Parameter, rows: list[tuple[list[float], float]]) -> torch.Tensor:
+    for h, value in rows:
+        p.grad = torch.tensor([-1.0, 0.3], dtype=F64)
+        filt.arm([value], [[torch.tensor(h, dtype=F64)]])
+        filt.optimizer.step()
+    return p.detach().clone()
+
+
+def point(**options: object) -> tuple[hf.SafetyFilter, torch.nn.Parameter]:
+    p = torch.nn.Parameter(torch.zeros(2, dtype=F64))
+    return hf.SafetyFilter(torch.optim.SGD([p], lr=0.1), gradient_decay=0.5, **options), p
+
+
+def test_two_steps_by_hand():
+    """From theta_0 a step of 0.1 along each of two axes; g then is 4 times its limit, so r^2 goes 0.3 of the way."""
+    filt, p = point(anchor=True, trust_region=1e-9, rate=0.3)
+    p.grad = -torch.ones(2, dtype=F64)
+    filt.arm([-1.0], [[torch.zeros(2, dtype=F64)]])
+    filt.optimizer.step()
+    assert p.tolist() == pytest.approx([0.1, 0.1])
+    assert filt.last_event.pulled == 1.0
+    p.grad = torch.zeros(2, dtype=F64)
+    filt.arm([3.0], [[torch.ones(2, dtype=F64)]])  # (0 - -1) / (3 - -1) of the squared distance 0.02
+    filt.optimizer.step()
+    expected = math.sqrt(0.02 - 0.3 * (0.02 - 0.005))
+    assert filt.distance == pytest.approx(expected)
+    assert p.tolist() == pytest.approx([expected / math.sqrt(2)] * 2, rel=1e-6)
+    assert filt.last_event.pulled == pytest.approx(expected / math.sqrt(0.02), rel=1e-6)
+
+
+def test_a_resumed_filter_takes_the_same_steps():
+    rows = [([math.sin(t), 1.0 + 0.3 * math.cos(t)], -0.05 + 0.02 * t) for t in range(8)]
+    filt, p = point(anchor=True)
+    other, q = point(anchor=True)
+    run(filt, p, rows[:4])
+    q.data.copy_(p.data)
+    other.load_state_dict(copy.deepcopy(filt.state_dict()))
+    assert torch.equal(run(filt, p, rows[4:]), run(other, q, rows[4:]))
+    assert filt.last_event == other.last_event
+    assert filt.last_event.pulled < 1.0
+
+
+def test_a_slack_constraint_leaves_every_step_as_it_is():
+    filt, p = point(anchor=True)
+    run(filt, p, [([0.0, 1e-9], -0.5)] * 6)
+    q = torch.nn.Parameter(torch.zeros(2, dtype=F64))
+    plain = torch.optim.SGD([q], lr=0.1)
+    for _ in range(6):
+        q.grad = torch.tensor([-1.0, 0.3], dtype=F64)
+        plain.step()
+    assert torch.equal(p, q)
+
+
+def test_a_discarded_step_is_not_pulled():
+    filt, p = point(anchor=True)
+    before = run(filt, p, [([0.0, 0.1], -0.5)] * 3)
+    filt.arm([5.0], [[torch.tensor([math.nan, 0.0], dtype=F64)]])
+    p.grad = torch.ones(2, dtype=F64)
+    filt.optimizer.step()
+    assert torch.equal(p, before)
+    assert filt.last_event.pulled == 1.0
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read():
+    filt, p = point()
+    run(filt, p, [([0.2, 1.0], -0.5)] * 2)
+    state = {k: v for k, v in filt.state_dict().items() if k not in ("origin", "distances", "starts")}
+    other, q = point()
+    other.load_state_dict(state)
+    q.data.copy_(p.data)
+    assert torch.equal(run(filt, p, [([0.2, 1.0], -0.1)]), run(other, q, [([0.2, 1.0], -0.1)]))
+
+
+OUT_OF_RANGE = [
+    {"anchor": True, "space": "gradient"}, {"reserve": 1.0}, {"reserve": -0.1}, {"value_decay": 1.0}, {"every": 0},
+    {"every": 2}, {"every": 2, "anchor": True, "estimator": "batch"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OUT_OF_RANGE, ids=str)
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(ConfigError):
+        FilterOptions(**options)
+
+
+def test_no_constraint_has_a_radius_before_anything_moved():
+    assert radius(0.0, [-0.05], [Limit(-0.05, 0.0)], 0.3) == math.inf
+    assert np.isinf(radius(1.0, [0.2], [Limit(0.1, 0.0)], 0.3))  # violated at theta_0
