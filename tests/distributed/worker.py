@@ -31,6 +31,7 @@ SAFETY = {"safety_batch_size": GLOBAL_BATCH}
 TIGHT = {"tau": 0.05, "alpha": 0.2, "beta": 20.0}
 SLACK = {"tau": 10.0, "alpha": 0.05, "beta": 0.0999}
 KL = {"unit": "kl_token", "tau": 0.01, "alpha": 0.2, "beta": 100.0}
+ANCHORED = {"name": "holdfast", "anchor": True, "reserve": 0.2}
 
 # What is trained, the same in every layout.
 PROBLEMS: dict[str, dict[str, Any]] = {
@@ -38,7 +39,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "adam": {"optim": "adamw_torch", "learning_rate": 2e-2},
     "kl": {"constraint": KL},
     # Tied: sharding must keep the head and the embedding in one group.
-    "full": {"full": True, "learning_rate": 1.0, "constraint": KL},
+    "full": {"full": True, "learning_rate": 1.0, "constraint": KL, "defense": ANCHORED},
 }
 ADAM_WITH_DROPOUT = {**PROBLEMS["adam"], "dropout": 0.2, "gradient_checkpointing": True}
 FSDP2 = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
@@ -68,14 +69,20 @@ def layout(accumulation: int = 1) -> dict[str, int]:
 
 
 def make_trainer(
-    folder: Path, constraint: dict[str, Any] = TIGHT, *, dropout: float = 0.0, full: bool = False, **arguments: Any
+    folder: Path,
+    constraint: dict[str, Any] = TIGHT,
+    *,
+    dropout: float = 0.0,
+    full: bool = False,
+    defense: Any = "holdfast",
+    **arguments: Any,
 ) -> hf.SafeSFTTrainer:
     args = {**BASE, **SAFETY, **layout(), "reference_cache": str(folder / "cache"), **arguments}
     return hf.SafeSFTTrainer(
         tiny.tied() if full else tiny.model(), hf.SafeSFTConfig(str(folder), **args),
         processing_class=tiny.tokenizer(), train_dataset=tiny.dataset(48, seed=1, start="w1"),
         peft_config=None if full else tiny.lora(dropout), safety_dataset=tiny.dataset(60, seed=2),
-        constraint=hf.ChanceConstraint(**{"unit": "nll_token", **constraint}),
+        constraint=hf.ChanceConstraint(**{"unit": "nll_token", **constraint}), defense=defense,
     )  # fmt: skip
 
 

@@ -148,6 +148,15 @@ def test_it_is_the_same_where_an_adapter_goes_on_training(tmp_path):
     assert float(fused.degradations[-1].max()) > 1e-3
 
 
+def test_it_is_the_same_where_only_some_steps_measure(tmp_path):
+    def make() -> dict[str, Any]:
+        return {"defense": {"name": "holdfast", "anchor": True, "every": 4, "reserve": 0.2}}
+
+    limit = {"tau": 0.02, "alpha": 0.2, "beta": 50.0}
+    fused, _ = both(tmp_path, make=make, unit="kl_token", limit=limit, tolerance=1e-5, learning_rate=0.02, max_steps=10)
+    assert 3 <= len(fused.side) < len(fused.task) == 10
+
+
 def test_it_is_the_same_with_several_safety_sets(tmp_path):
     def make() -> dict[str, Any]:
         return {

@@ -44,6 +44,7 @@ VARIANTS = {
             "value_decay": 0.5,
             "reserve": 0.2,
             "anchor": True,
+            "every": 2,
             "dual": 0.3,
             "trust_region": 0.3,
         }

@@ -2,16 +2,19 @@
 
 A KL from theta_0 and its gradient are zero at theta_0. Along a training, to second order,
 
-    g(theta) - g(theta_0) ~ r^2   and   grad g ~ r,      r = norm(theta - theta_0).
+    g(theta) - f ~ r^2   and   grad g ~ r,      r = norm(theta - theta_0),
+
+where f is g(theta_0) and what rounding adds as soon as anything has moved, whatever the distance (in bfloat16 a KL of
+1e-4 to 5e-4 nats a token); the smallest value seen is taken for it.
 
 Averages over steps are of a smaller r while r grows, so that the first rise of g is over before they show it. They are
 scaled to the r of today, all means with the same weights over the steps j:
 
-    v = v(theta_0) + mean(v_j - v(theta_0)) r^2 / mean(r_j^2),      h = mean(h_j) r / mean(r_j).
+    v = f + (mean(v_j) - f) r^2 / mean(r_j^2),      h = mean(h_j) r / mean(r_j).
 
 A step that ends outside of the radius at which a value would reach its ceiling c,
 
-    R^2 = r^2 min_k (c_k - v_k(theta_0)) / (v_k - v_k(theta_0)),
+    R^2 = r^2 min_k (c_k - f_k) / (v_k - f_k),
 
 is pulled back onto it, towards theta_0. That direction needs no gradient, and its effect is known. Where theta is
 outside already, it goes `rate` of the way, as a violation is undone by the barrier: to r^2 - rate (r^2 - R^2).
@@ -20,21 +23,30 @@ Likelihoods and tails grow with another power of r. For them R is exact where v 
 next step's v.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.constraint.gradients import ParameterSpace, Vector
+
+MOVED = 1.1  # times the distance of the last measurement: further out the constraints are measured anew
 
 
 class Limit(NamedTuple):
-    """Of one constraint: its value at theta_0, and the largest one that a step may be predicted to reach."""
+    """Of one constraint: the floor of its value, and the largest one that a step may be predicted to reach."""
 
-    start: float
+    floor: float
     ceiling: float
 
 
-def scaled(start: float, mean: float, square: float, mean_square: float) -> float:
+def scaled(floor: float, mean: float, square: float, mean_square: float) -> float:
     """The average `mean` of values at mean squared distance `mean_square`, as it would be at `square`."""
-    return start + (mean - start) * square / mean_square if mean_square > 0.0 else mean
+    return floor + (mean - floor) * square / mean_square if mean_square > 0.0 else mean
 
 
 def radius(distance: float, values: Sequence[float], limits: Sequence[Limit], rate: float) -> float:
@@ -44,10 +56,70 @@ def radius(distance: float, values: Sequence[float], limits: Sequence[Limit], ra
     """
     largest = math.inf
     for value, limit in zip(values, limits, strict=True):
-        room, grown = limit.ceiling - limit.start, value - limit.start
+        room, grown = limit.ceiling - limit.floor, value - limit.floor
         if room > 0.0 and grown > 0.0:
             square = distance**2 * room / grown
             if square < distance**2:
                 square = distance**2 - rate * (distance**2 - square)
             largest = min(largest, math.sqrt(square))
     return largest
+
+
+@dataclass
+class Anchor:
+    """theta_0, and how far from it theta is; part of a checkpoint.
+
+    Attributes:
+        distance: norm(theta - theta_0), as the last step left it.
+        mean_distance: average of the distances at which gradients were measured, with the weights of theirs.
+        measured_at: the last of them.
+        starts: the constraints' values at theta_0, where no limits are given.
+    """
+
+    origin: Vector | None = None
+    distance: float = 0.0
+    mean_distance: float = 0.0
+    measured_at: float = 0.0
+    starts: list[float] = field(default_factory=list)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether theta is about as far from theta_0 as when the constraints were measured last."""
+        return self.distance <= MOVED * self.measured_at
+
+    def drop(self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit]) -> Sequence[Limit]:
+        """Remember the first step's parameters and values; returns the limits of this step."""
+        if self.origin is None:
+            self.origin, self.starts = space.snapshot(), list(values)
+        return limits or [Limit(start, 0.0) for start in self.starts]
+
+    def fold_distance(self, decay: float) -> None:
+        """Take the distance into the average as gradients measured at it are taken into theirs."""
+        self.mean_distance += (1.0 - decay) * (self.distance - self.mean_distance)
+        self.measured_at = self.distance
+
+    def pull(self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit], rate: float) -> float:
+        """Bring theta back to the radius; returns the share of its distance that is left."""
+        assert self.origin is not None
+        allowed = radius(self.distance, values, limits, rate)
+        away = list(torch._foreach_sub(space.weights(), self.origin))
+        self.distance = math.sqrt(space.dots([(away, away)])[0])
+        if self.distance <= allowed:
+            return 1.0
+        share, self.distance = allowed / self.distance, allowed
+        torch._foreach_lerp_(space.weights(), self.origin, 1.0 - share)
+        return share
+
+    def state_dict(self, space: ParameterSpace) -> dict[str, Any]:
+        """Plain numbers and whole tensors (a collective call for sharded parameters)."""
+        return {
+            "origin": None if self.origin is None else space.full(self.origin), "starts": list(self.starts),
+            "distances": [self.distance, self.mean_distance, self.measured_at],
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], space: ParameterSpace) -> Anchor:
+        """The inverse of `state_dict`."""
+        origin = None if state["origin"] is None else space.scatter(state["origin"])
+        distance, mean_distance, measured_at = (float(r) for r in state["distances"])
+        return cls(origin, distance, mean_distance, measured_at, [float(start) for start in state["starts"]])

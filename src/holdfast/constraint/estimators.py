@@ -21,7 +21,10 @@ State = dict[str, Tensor | float | int]
 
 
 class Estimator(Protocol):
-    """A running estimate of mean phi."""
+    """A running estimate of mean phi; `floor` is the least that a batch had away from theta_0."""
+
+    @property
+    def floor(self) -> float: ...
 
     def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
         """Takes one batch in and returns the current estimate of mean phi.
@@ -45,6 +48,8 @@ class Estimator(Protocol):
 
 class BatchEstimator:
     """The batch's own mean: unbiased, and as noisy as the batch is small."""
+
+    floor = 0.0  # as far as it knows
 
     def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
         """Returns mean_B phi."""
@@ -71,11 +76,11 @@ class EmaEstimator:
 
     Args:
         decay: weight of the past.
-        start_phi: phi(-tau), what it is scaled from.
+        start_phi: phi(-tau), below which no floor is.
     """
 
     def __init__(self, decay: float = 0.9, start_phi: float = 0.0) -> None:
-        self.decay, self.start_phi = _checked_decay(decay), start_phi
+        self.decay, self.start_phi, self.floor = _checked_decay(decay), start_phi, math.inf
         self.steps = 0
         self.mean = 0.0
         self.mean_square = 0.0
@@ -85,27 +90,32 @@ class EmaEstimator:
         return self.absorb(float(_checked(index, phi).mean()), square)
 
     def absorb(self, x: float, square: float | None = None) -> float:
-        """Takes one scalar in and returns the average."""
+        """Takes one scalar in and returns the average; at theta_0 itself there is nothing to average yet."""
+        if square == 0.0:
+            return x
         self.steps += 1
         weight = average_weight(self.decay, self.steps)
         self.mean += weight * (x - self.mean)
         if square is None:
             return self.mean
         self.mean_square += weight * (square - self.mean_square)
+        self.floor = max(self.start_phi, min(self.floor, x))
         return self.predict(square)
 
     def predict(self, square: float) -> float:
         """Returns the average as it would be at this squared distance from theta_0, without a new batch."""
-        return scaled(self.start_phi, self.mean, square, self.mean_square)
+        return scaled(self.floor, self.mean, square, self.mean_square)
 
     def state_dict(self) -> State:
         """Returns the averages and the number of batches in them."""
-        return {"mean": self.mean, "mean_square": self.mean_square, "steps": self.steps}
+        floor = self.start_phi if math.isinf(self.floor) else self.floor
+        return {"mean": self.mean, "mean_square": self.mean_square, "floor": floor, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
         """Takes over the averages and the number of batches in them."""
         self.mean, self.steps = float(state["mean"]), int(state["steps"])
         self.mean_square = float(state.get("mean_square", 0.0))  # not in checkpoints of earlier versions
+        self.floor = float(state.get("floor", math.inf)) if self.mean_square > 0.0 else math.inf
 
 
 class TableEstimator:
@@ -133,6 +143,8 @@ class TableEstimator:
     def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
         """Returns the average including the corrected batch mean, and remembers the batch's phi."""
         phi = _checked(index, phi)
+        if square == 0.0:  # at theta_0, which the table starts from
+            return float(phi.mean())
         seen = self.table[index]
         now = self.average.steps + 1
         drift = (phi - seen).mean() / (now - self.visited[index]).mean()
@@ -145,6 +157,11 @@ class TableEstimator:
         _remember(self.table, index, phi)
         self.visited[index] = float(now)
         return estimate
+
+    @property
+    def floor(self) -> float:
+        """Returns that of the final average."""
+        return self.average.floor
 
     def predict(self, square: float) -> float:
         """Returns the final average at another squared distance."""

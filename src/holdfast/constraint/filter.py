@@ -8,8 +8,7 @@ With values `v_k = g_k + rho_k`, gradients `h_k = grad g_k` and a rate gamma in 
   `s = s_nom - M H^T mu`, mu the solution of the K x K dual (one constraint: `max(0, h.s_nom + gamma v) / h.M h`),
   followed by a trust region `norm(correction) <= c max(norm(s_nom), its average, floor)`. The optimizer's moments never
   see the correction. With `dual`, the h_k enter the optimizer's gradient as well (`constraint.dual_term`); with
-  `anchor`, a step that would leave the radius in which every v_k stays at its ceiling is pulled back towards theta_0
-  (`constraint.anchor`).
+  `anchor`, steps that lead too far from theta_0 are pulled back (`constraint.anchor`).
 * `gradient` space is the paper's Algorithm 1: `grad = grad_f + lambda h` with `kappa = gamma / lr`, handed to the
   optimizer. With any optimizer but plain SGD the applied step does not satisfy the inequality.
 """
@@ -23,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.constraint.anchor import Limit, radius
+from holdfast.constraint.anchor import Anchor, Limit
 from holdfast.constraint.event import Event, FilterEvent
 from holdfast.constraint.filter_input import measured_constraints, nonfinite, one_learning_rate
-from holdfast.constraint.filter_settings import MOVED, Space, check_settings, require_one_step
+from holdfast.constraint.filter_settings import Space, check_settings, require_one_step
 from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.memory import FilterMemory
 from holdfast.constraint.metric import diagonal_of, resolve_metric
@@ -89,9 +88,9 @@ class SafetyFilter:
         require_one_step(self.optimizer)
         self.rate, self.space, self.trust_region = rate, space, trust_region
         self.metric = resolve_metric(metric, self.optimizer) if space == "update" else "identity"
-        self.gradient_decay, self.dual, self.anchor = gradient_decay, dual, anchor
+        self.gradient_decay, self.dual = gradient_decay, dual
         ParameterSpace(trainable(self.optimizer))  # refuse unsupported parameters now, not at the first step
-        self._memory = FilterMemory()
+        self._memory = FilterMemory(anchor=Anchor() if anchor else None)
         self._armed: _Armed | None = None
         self.last_event: FilterEvent | None = None
         self._handles = [self.optimizer.register_step_pre_hook(self._before_step)]
@@ -114,9 +113,9 @@ class SafetyFilter:
         return self.last_event
 
     @property
-    def distance(self) -> float | None:
-        """norm(theta - theta_0) as the last step left it; None without an anchor."""
-        return self._memory.distance if self.anchor else None
+    def anchor(self) -> Anchor | None:
+        """theta_0 and the distance from it, where steps are pulled back."""
+        return self._memory.anchor
 
     def arm(
         self,
@@ -131,8 +130,7 @@ class SafetyFilter:
             values: `g_k + rho_k` on this step's safety batch.
             gradients: `h_k` on this batch, reduced over ranks; taken over, not copied.
             estimates: values averaged over steps, used instead of `values` where given.
-            limits: with an anchor, each constraint's value at theta_0 and its ceiling; unless given, the values of the
-                first step, and 0.
+            limits: with an anchor; unless given, the values of the first step, with 0 as their ceiling.
         """
         space = ParameterSpace(trainable(self.optimizer))
         armed = _Armed(list(estimates if estimates is not None else values), [list(h) for h in gradients], limits)
@@ -147,24 +145,18 @@ class SafetyFilter:
         if self.dual > 0.0:
             self._memory.dual_term.add(space, gradients, norms)
         if self.gradient_decay > 0.0:
-            armed.gradients = self._memory.fold_gradients(space, armed.gradients, self.gradient_decay, self.distance)
-        if self.anchor:
-            self._memory.drop_anchor(space, armed.values)
-            armed.limits = limits or [Limit(start, 0.0) for start in self._memory.starts]
+            armed.gradients = self._memory.fold_gradients(space, armed.gradients, self.gradient_decay)
+        if self.anchor is not None:
+            armed.limits = self.anchor.drop(space, armed.values, limits)
         if self.space == "gradient":
             self._filter_gradient(space, armed)
 
     def arm_again(self, estimates: Sequence[float], limits: Sequence[Limit]) -> None:
         """Announce the constraints as they are predicted to be, where this step measures none (with an anchor)."""
-        space, memory = ParameterSpace(trainable(self.optimizer)), self._memory
-        self._armed = _Armed(list(estimates), memory.gradients(self.gradient_decay, memory.distance), limits)
+        space, gradients = ParameterSpace(trainable(self.optimizer)), self._memory.gradients(self.gradient_decay)
+        self._armed = _Armed(list(estimates), gradients, limits)
         if self.dual > 0.0:
-            memory.dual_term.add(space, self._armed.gradients, space.dots([(h, h) for h in self._armed.gradients]))
-
-    @property
-    def fresh(self) -> bool:
-        """Whether theta is about as far from theta_0 as when the constraints were measured last."""
-        return self._memory.distance <= MOVED * self._memory.measured_at
+            self._memory.dual_term.add(space, gradients, space.dots([(h, h) for h in gradients]))
 
     def skip(self) -> None:
         """Discard the next optimizer step: parameters, moments and the filter's memory stay as they are."""
@@ -224,8 +216,9 @@ class SafetyFilter:
             self._discard(space, armed)
         elif self.space == "update":
             self._correct(space, armed)
-            if self.anchor and not armed.nonfinite:
-                self._pull(space, armed)
+            if self.anchor is not None and self.last_event is not None and not armed.nonfinite:
+                share = self.anchor.pull(space, armed.values, armed.limits, self.rate)
+                self.last_event = replace(self.last_event, pulled=share)
 
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
@@ -266,19 +259,6 @@ class SafetyFilter:
                 correction = h if diagonal is None else torch._foreach_mul(diagonal, h)
                 torch._foreach_add_(space.weights(), correction, alpha=-float(mu[k]))
         self._report(name, armed, mu.tolist(), problem)
-
-    def _pull(self, space: ParameterSpace, armed: _Armed) -> None:
-        """Bring the step back to the radius in which every constraint is predicted to stay at its ceiling."""
-        memory = self._memory
-        assert memory.origin is not None
-        assert self.last_event is not None
-        allowed = radius(memory.distance, armed.values, armed.limits, self.rate)
-        away = torch._foreach_sub(space.weights(), memory.origin)
-        memory.distance = math.sqrt(space.dots([(list(away), list(away))])[0])
-        if memory.distance > allowed:
-            share, memory.distance = allowed / memory.distance, allowed
-            torch._foreach_lerp_(space.weights(), memory.origin, 1.0 - share)
-            self.last_event = replace(self.last_event, pulled=share)
 
     def _restore(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None

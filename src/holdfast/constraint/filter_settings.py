@@ -11,7 +11,6 @@ from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.defaults import default
 
 Space = Literal["update", "gradient"]
-MOVED = 1.1  # times the distance at which the constraints were measured last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class FilterOptions:
         anchor: whether averages follow the distance from theta_0, and a step that would leave the radius at which g is
             predicted at `-reserve alpha / 2` is pulled back towards theta_0. Update space only.
         every: measure the constraints at every such step, and in between go by the averages, which follow the distance
-            from theta_0; a step that comes after `MOVED` of the last measured distance measures too. Above 1 it needs
+            from theta_0; a step from a tenth further out measures too. Above 1 it needs
             `anchor` and averages.
     """
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from holdfast.constraint.anchor import Anchor
 from holdfast.constraint.dual_term import DualTerm
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector
@@ -26,28 +27,21 @@ class FilterMemory:
     Attributes:
         steps: filtered steps, discarded ones not counted.
         averages: exponential averages of each constraint's gradient, not debiased.
-        mean_distance: the same average of their distances from theta_0.
         safety_moment: exponential average of `max_k h_k^2`, or of `max_k h_k^2 / norm(h_k)^2`, not debiased.
         moment_steps: steps in it.
         nominal_norm: average of norm(s_nom).
-        origin, distance: theta_0, and how far from it theta is; with an anchor alone.
-        measured_at: the distance at which the constraints were measured last.
-        starts: the constraints' values at theta_0, where they are not given.
+        anchor: theta_0 and the distance from it, where steps are pulled back.
         nonfinite_steps: when recent steps were discarded.
         restoring, restoring_from: restoration steps in a row, and the value they began at.
     """
 
     steps: int = 0
     averages: list[Vector] = field(default_factory=list)
-    mean_distance: float = 0.0
     safety_moment: Vector | None = None
     moment_steps: int = 0
     dual_term: DualTerm = field(default_factory=DualTerm)
     nominal_norm: float = 0.0
-    origin: Vector | None = None
-    distance: float = 0.0
-    measured_at: float = 0.0
-    starts: list[float] = field(default_factory=list)
+    anchor: Anchor | None = None
     nonfinite_steps: list[int] = field(default_factory=list)
     restoring: int = 0
     restoring_from: float = 0.0
@@ -83,13 +77,8 @@ class FilterMemory:
             return None
         return list(torch._foreach_div(self.safety_moment, 1.0 - SAFETY_BETA2**self.moment_steps))
 
-    def fold_gradients(
-        self, space: ParameterSpace, gradients: Sequence[Vector], decay: float, distance: float | None = None
-    ) -> list[Vector]:
-        """Update the averages and return them debiased, so that the first is the batch's own gradient.
-
-        With a distance from theta_0 they are scaled to it, from the average of the distances (`constraint.anchor`).
-        """
+    def fold_gradients(self, space: ParameterSpace, gradients: Sequence[Vector], decay: float) -> list[Vector]:
+        """Update the averages and return them as `gradients` does: the first is the batch's own gradient."""
         if not self.averages:
             self.averages = [space.zeros() for _ in gradients]
         if len(self.averages) != len(gradients):
@@ -99,20 +88,16 @@ class FilterMemory:
             )
         for average, gradient in zip(self.averages, gradients, strict=True):
             torch._foreach_lerp_(average, gradient, 1.0 - decay)
-        if distance is not None:
-            self.mean_distance += (1.0 - decay) * (distance - self.mean_distance)
-            self.measured_at = distance
-        return self.gradients(decay, distance)
+        if self.anchor is not None:
+            self.anchor.fold_distance(decay)
+        return self.gradients(decay)
 
-    def gradients(self, decay: float, distance: float | None) -> list[Vector]:
-        """The averages, debiased or scaled to a distance."""
-        divisor = self.mean_distance / distance if distance else 1.0 - decay**self.steps
+    def gradients(self, decay: float) -> list[Vector]:
+        """The averages, debiased; with an anchor, scaled from their mean distance from theta_0 to today's."""
+        divisor = 1.0 - decay**self.steps
+        if self.anchor is not None and self.anchor.distance > 0.0:
+            divisor = self.anchor.mean_distance / self.anchor.distance
         return [list(torch._foreach_div(average, divisor)) for average in self.averages]
-
-    def drop_anchor(self, space: ParameterSpace, values: Sequence[float]) -> None:
-        """Remember the parameters and values of the first step."""
-        if self.origin is None:
-            self.origin, self.starts = space.snapshot(), list(values)
 
     def fold_norm(self, norm: float) -> None:
         """Update the average length of the optimizer's own steps."""
@@ -162,9 +147,7 @@ class FilterMemory:
             "moment_steps": self.moment_steps,
             "dual_ratios": list(self.dual_term.ratios),
             "nominal_norm": self.nominal_norm,
-            "origin": None if self.origin is None else space.full(self.origin),
-            "distances": [self.distance, self.mean_distance, self.measured_at],
-            "starts": list(self.starts),
+            "anchor": None if self.anchor is None else self.anchor.state_dict(space),
             "nonfinite_steps": list(self.nonfinite_steps),
             "restoring": self.restoring,
             "restoring_from": self.restoring_from,
@@ -174,7 +157,7 @@ class FilterMemory:
     def from_state(cls, state: dict[str, Any], space: ParameterSpace) -> FilterMemory:
         """The inverse of `state_dict`."""
         moment = state["safety_moment"]
-        origin, distances = state.get("origin"), state.get("distances", [0.0] * 3)  # not in earlier checkpoints
+        anchor = state.get("anchor")  # not in checkpoints of earlier versions
         return cls(
             steps=int(state["steps"]),
             averages=[space.scatter(average) for average in state["averages"]],
@@ -182,11 +165,7 @@ class FilterMemory:
             moment_steps=int(state.get("moment_steps", state["steps"])),
             dual_term=DualTerm([float(ratio) for ratio in state.get("dual_ratios", [])]),
             nominal_norm=float(state["nominal_norm"]),
-            origin=None if origin is None else space.scatter(origin),
-            distance=float(distances[0]),
-            mean_distance=float(distances[1]),
-            measured_at=float(distances[2]),
-            starts=[float(start) for start in state.get("starts", [])],
+            anchor=None if anchor is None else Anchor.from_state(anchor, space),
             nonfinite_steps=[int(step) for step in state["nonfinite_steps"]],
             restoring=int(state["restoring"]),
             restoring_from=float(state["restoring_from"]),

@@ -33,7 +33,7 @@ from holdfast.constraint.filter_settings import FilterOptions
 from holdfast.defaults import LATER_OPTIONS
 from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
 from holdfast.training.safety import SafetySet
-from holdfast.training.steering import Steering, one_row
+from holdfast.training.steering import Steering, looks_first, one_row
 from holdfast.training.step import Term
 from holdfast.training.support import require_float32
 
@@ -69,22 +69,24 @@ class FilteredDefense(Defense):
 
     def micro_step(self, run: TrainingRun, inputs: Inputs, items: Items) -> Tensor:
         """The task's gradient, and in a fused step every constraint's with it."""
-        return run.engine.accumulate(inputs, items, self._terms(run), skip=self._skips(run))
+        return run.engine.accumulate(inputs, items, self._terms(run), skip=looks_first(run.args, self._inactive))
 
     def _terms(self, run: TrainingRun) -> dict[str, Term]:
         """Of the constraints that this step measures: all or none (`every`)."""
-        measures = run.progress.step % self.config.every == 0 or not self._filter.fresh
-        return {name: steering.terms for name, steering in self._steering.items()} if measures else {}
+        anchor = self._filter.anchor
+        if anchor is not None and anchor.fresh and run.progress.step % self.config.every:
+            return {}
+        return {name: steering.terms for name, steering in self._steering.items()}
 
     def on_gradient(self, run: TrainingRun) -> None:
         """Measure every constraint at theta, estimate it, and arm the filter, which corrects the step that follows."""
-        distance, followed = self._filter.distance, self._steering.values()
+        anchor, followed = self._filter.anchor, self._steering.values()
         limits, self._first = [steering.limit_of_steps() for steering in followed], run.progress.step == 0
-        if not (terms := self._terms(run)):
-            self._filter.arm_again([steering.predict(distance or 0.0) for steering in followed], limits)
+        if anchor is not None and not self._terms(run):
+            self._filter.arm_again([steering.predict(anchor) for steering in followed], limits)
             return
-        measured = run.engine.measure(terms)
-        values, estimates = zip(*(s.estimate(measured[n], distance) for n, s in self._steering.items()), strict=True)
+        measured = run.engine.measure(self._terms(run))
+        values, estimates = zip(*(s.estimate(measured[n], anchor) for n, s in self._steering.items()), strict=True)
         gradients = [measured[name].gradient for name in self._steering]
         share = min(steering.inactive for steering in followed)
         self._inactive += 0.1 * (share - self._inactive)
@@ -93,16 +95,6 @@ class FilteredDefense(Defense):
     def skip_step(self, run: TrainingRun) -> None:
         """Let the optimizer's empty step pass; nothing is measured or remembered."""
         self._filter.skip()
-
-    def _skips(self, run: TrainingRun) -> bool:
-        """Whether to look at the safety rows first: while, on average over the last steps, most of them are left out.
-
-        Looking costs a forward of all rows, half of what forward and backward of a row cost (a third with
-        checkpointing); it has to save clearly more than that.
-        """
-        if run.args.skip_inactive_rows != "auto":
-            return bool(run.args.skip_inactive_rows == "on")
-        return self._inactive > (0.6 if run.args.gradient_checkpointing else 0.75)
 
     def row(self) -> Row:
         """The filter's event and the constraints' figures."""

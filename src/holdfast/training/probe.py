@@ -93,4 +93,6 @@ def barrier_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         }
         for name, g in probed.items()
     }  # fmt: skip
-    return {"events": dict(events)} | ({"probe": probes} if probes else {})
+    pulled = [row["pulled"] < 1.0 for row in steps if row.get("pulled") is not None]
+    shares = {"pulled": sum(pulled) / len(pulled)} if any(pulled) else {}
+    return {"events": dict(events)} | shares | ({"probe": probes} if probes else {})

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.constraint.anchor import Limit
+from holdfast.constraint.anchor import Anchor, Limit
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.estimators import Estimator, TailThreshold, make_estimator
 from holdfast.constraint.feasibility import require_room
@@ -119,14 +119,14 @@ class Steering:
         return {"violation_rate": c.violation_rate(degradations), "cvar": c.cvar(degradations)}
 
     def limit_of_steps(self) -> Limit:
-        """The value at theta_0, and the ceiling of a single step: half of the reserve is left."""
-        half = (self.margin - self.buffer) / 2
-        return Limit(self.value(self.start(), self.margin), self.value(self.limit - self.margin + half, self.margin))
+        """The floor of the value, and the ceiling of a single step: half of the reserve is left."""
+        half, floor = (self.margin - self.buffer) / 2, min(self.estimator.floor, self.limit)
+        return Limit(self.value(floor, self.margin), self.value(self.limit - self.margin + half, self.margin))
 
-    def estimate(self, measured: Measured, distance: float | None = None) -> tuple[float, float]:
+    def estimate(self, measured: Measured, anchor: Anchor | None = None) -> tuple[float, float]:
         """The constraint's value with its margin: on this batch, and as the running estimate that takes it in.
 
-        With a distance from theta_0 the estimate follows it (`constraint.anchor`).
+        With an anchor the estimate follows the distance from theta_0.
 
         Entropic: the measured gradient is divided in place by the sum of its weights.
         """
@@ -137,16 +137,16 @@ class Steering:
             return math.nan, math.nan  # the filter discards the step; nothing may enter the averages
         slopes = slope(self.terms, d)
         self.inactive = float((slopes == 0).double().mean())
-        estimate = self.estimator.update(measured.index, terms, None if distance is None else distance**2)
+        estimate = self.estimator.update(measured.index, terms, None if anchor is None else anchor.distance**2)
         if self.entropic:
             torch._foreach_div_(measured.gradient, float(slopes.mean()))
         self.row = {"g": self.value(estimate, 0.0), **self.figures(d)}
         self.moving.follow(measured.index, d)
         return self.value(float(terms.mean()), self.margin), self.value(estimate, self.margin)
 
-    def predict(self, distance: float) -> float:
+    def predict(self, anchor: Anchor) -> float:
         """The value with its margin at this distance from theta_0, in a step that measures nothing."""
-        estimate = self.estimator.predict(distance**2)
+        estimate = self.estimator.predict(anchor.distance**2)
         self.row = {"g": self.value(estimate, 0.0), "violation_rate": None, "cvar": None}
         return self.value(estimate, self.margin)
 
@@ -156,6 +156,17 @@ class Steering:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.estimator.load_state_dict(state["estimator"])
         self.moving.load_state_dict(state)
+
+
+def looks_first(args: Any, inactive: float) -> bool:
+    """Whether to look at the safety rows first: while, on average over the last steps, most of them are left out.
+
+    Looking costs a forward of all rows, half of what forward and backward of a row cost (a third with checkpointing);
+    it has to save clearly more than that.
+    """
+    if args.skip_inactive_rows != "auto":
+        return bool(args.skip_inactive_rows == "on")
+    return inactive > (0.6 if args.gradient_checkpointing else 0.75)
 
 
 def one_row(common: Row, each: dict[str, Row]) -> Row:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
-import yaml
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import PrinterCallback, ProgressCallback
@@ -153,10 +152,13 @@ def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: 
     return trainer
 
 
+JSON_WORDS = ("true", "false", "null")
+
+
 def filter_options(text: str) -> dict[str, Any]:
     """`anchor=true every=4` as options of the defense, which refuses what it does not know."""
     pairs = [part.partition("=") for part in text.split()]
-    return {key: yaml.safe_load(value) for key, _, value in pairs}
+    return {key: value if value.isalpha() and value not in JSON_WORDS else json.loads(value) for key, _, value in pairs}
 
 
 def adapter(rank: int) -> LoraConfig:
