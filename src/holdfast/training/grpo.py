@@ -50,7 +50,7 @@ class SafeGRPOTrainer(SafeTrainer, GRPOTrainer):
         """Arguments of `GRPOTrainer` (by keyword, after these three), and those of `SafeSFTTrainer`."""
         args = self.arguments.of(args)
         require_supported_task(args, kwargs)
-        require_own_generation(args, kwargs)
+        require_own_generation(args)
         super().__init__(model, args, reward_funcs=reward_funcs, **kwargs)
         require_whole_model(self)
 

@@ -1,25 +1,27 @@
 """What training on preferences or rewards does not support: refused by name, before anything is trained."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from holdfast.core.errors import CheckpointError, UnsupportedError
 from holdfast.training.hooks import Defense, make_defense
 
 OTHER_GENERATION = {
-    "use_vllm": "it merges the adapter into the base and takes it out again, which moves theta_0 by rounding",
+    "use_vllm": "never run with the filter; it merges an adapter into its base and out again, which moves theta_0",
     "use_transformers_continuous_batching": "it casts the weights to bfloat16, in which corrections are lost",
 }
 TASK_HOOKS = ("choose_batch", "task_loss", "extra_loss")
 
 
 def require_supported_task(args: Any, given: dict[str, Any]) -> None:
-    """Make the defense of a trainer's arguments; refuse one that changes the batch or the loss, and alignment."""
+    """Make the defense of a trainer's arguments; refuse one that changes the task, alignment and images."""
     if args.stage != "finetune":
         raise UnsupportedError(
             f"stage {args.stage!r} with preferences or rewards: alignment here is training on safe pairs",
             remedy="use SafeSFTTrainer to align, and leave stage out",
         )
+    columns = getattr(given.get("train_dataset"), "column_names", None) or ()
+    if {"image", "images"} & set(columns):
+        raise UnsupportedError("vision data sets", remedy="use a text data set")
     defense = given["defense"] = make_defense(given.get("defense", "holdfast"))
     own = [name for name in TASK_HOOKS if getattr(type(defense), name) is not getattr(Defense, name)]
     if own or not defense.packed("finetune"):
@@ -29,14 +31,11 @@ def require_supported_task(args: Any, given: dict[str, Any]) -> None:
         )
 
 
-def require_own_generation(args: Any, given: Mapping[str, Any]) -> None:
-    """Refuse replies that the model in training does not sample by itself, and images."""
+def require_own_generation(args: Any) -> None:
+    """Refuse replies that the model in training does not sample by itself."""
     for name, why in OTHER_GENERATION.items():
         if getattr(args, name, False):
             raise UnsupportedError(f"{name}: {why}", remedy=f"set {name}=False: the model in training generates")
-    columns = getattr(given.get("train_dataset"), "column_names", None) or ()
-    if {"image", "images"} & set(columns):
-        raise UnsupportedError("vision data sets", remedy="use a text data set")
 
 
 def require_whole_model(trainer: Any) -> None:

@@ -170,7 +170,7 @@ def _asked(value: Any) -> list[str]:
     """The turns of a conversation that are not the assistant's; none of a string."""
     turns = [turn for turn in value if isinstance(turn, Mapping)] if isinstance(value, list | tuple) else []
     asked = [turn for turn in turns if turn.get("role", turn.get("from")) not in ("assistant", "gpt")]
-    return [str(turn.get("content", turn.get("value", ""))) for turn in asked]
+    return [str(turn.get("content") or turn.get("value") or "") for turn in asked]
 
 
 def require_task_tokenizer(args: Any, given: Mapping[str, Any]) -> None:

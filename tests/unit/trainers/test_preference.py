@@ -63,16 +63,31 @@ def test_alignment_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("options", "own", "what"),
+    ("name", "why"),
     [
-        ({"use_vllm": True}, {}, "use_vllm: it merges the adapter into the base .* which moves theta_0"),
-        ({"use_transformers_continuous_batching": True}, {}, "it casts the weights to bfloat16, in which corrections"),
-        ({}, {"train_dataset": Dataset.from_dict({"prompt": ["w1"], "image": [0]})}, "vision data sets"),
+        ("use_vllm", "never run with the filter; it merges an adapter into its base and out again"),
+        ("use_transformers_continuous_batching", "it casts the weights to bfloat16, in which corrections"),
     ],
 )
-def test_replies_come_from_the_model_in_training_and_from_text(tmp_path, options, own, what):
-    with pytest.raises(UnsupportedError, match=what):
-        preferring.safe("grpo", tmp_path, own=own, **options)
+def test_replies_come_from_the_model_in_training(tmp_path, name, why):
+    with pytest.raises(UnsupportedError, match=f"{name}: {why}"):
+        preferring.safe("grpo", tmp_path, **{name: True})
+
+
+@pytest.mark.parametrize("method", ["dpo", "grpo"])
+def test_images_are_refused(tmp_path, method):
+    own = {"train_dataset": Dataset.from_dict({"prompt": ["w1"], "chosen": ["w2"], "rejected": ["w3"], "image": [0]})}
+    with pytest.raises(UnsupportedError, match="vision data sets"):
+        preferring.safe(method, tmp_path, own=own)
+
+
+def test_a_quantised_model_that_was_asked_is_not_quantised_twice():
+    """TRL refuses `quantization_config` beside a loaded model."""
+    given = {"quantization_config": "four bits", "processing_class": tiny.tokenizer()}
+    args = hf.SafeDPOConfig("x", use_cpu=True, bf16=False)
+    model, _ = auto._loaded("name", args, given, lambda name, **options: (name, options["quantization_config"]))
+    assert model == ("name", "four bits")
+    assert "quantization_config" not in given
 
 
 @pytest.mark.parametrize("method", ["dpo", "grpo"])
