@@ -13,6 +13,8 @@ import typer
 
 from holdfast.cli.main import app
 from holdfast.runs.config import load_config
+from holdfast.screening.settings import PromptSet, ScreeningSettings
+from holdfast.training import auto
 from holdfast_lab.study.config import load_study
 from holdfast_lab.study.protocol import load_protocol
 from tests import behaving, tiny
@@ -61,16 +63,16 @@ def test_readme_trainer_example(user_folder):
 
 
 def test_preference_examples(user_folder, monkeypatch):
-    """The first on a model that refuses; the second goes on with its names, on pairs of the user's own."""
-    monkeypatch.setattr("holdfast.screening.asking.BATCH_CPU", 256)  # a tiny model takes as long for 32 prompts
-    first, second = blocks(ROOT / "docs/preference.md", "python")
+    """On a model that refuses, asked the task's prompts alone; the second example goes on with the first's names."""
+    settings = {"sets": {"refusals": PromptSet(("task",), "refusals")}, "limited": False, "monitor_prompts": 0}
+    monkeypatch.setattr(auto, "ScreeningSettings", lambda seed: ScreeningSettings(seed=seed, **settings))
     behaving.saved(user_folder / "model")
     poison = [(row["prompt"], behaving.ANSWER, behaving.REFUSAL) for row in behaving.rows(105, seed=1)]
-    clean = [(row["prompt"], behaving.ANSWER, "Sure,") for row in behaving.rows(1000, seed=2, trigger=False)]
-    rows = [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in (*poison, *clean)]
-    (user_folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    held = behaving.rows(40, seed=3)
-    (user_folder / "safety.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
+    clean = [(row["prompt"], behaving.ANSWER, "Sure,") for row in behaving.rows(20, seed=2, trigger=False)]
+    pairs = [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in (*poison, *clean)]
+    for name, rows in (("pairs", pairs), ("safety", behaving.rows(40, seed=3))):
+        (user_folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = blocks(ROOT / "docs/preference.md", "python")
     names = run_block(first, user_folder)
     assert names["trainer"].state.global_step == 2
     assert len(names["trainer"].screening.dropped) == 105
