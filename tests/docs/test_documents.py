@@ -13,6 +13,8 @@ import typer
 
 from holdfast.cli.main import app
 from holdfast.runs.config import load_config
+from holdfast.screening.settings import PromptSet, ScreeningSettings
+from holdfast.training import auto
 from holdfast_lab.study.config import load_study
 from holdfast_lab.study.protocol import load_protocol
 from tests import behaving, tiny
@@ -58,6 +60,25 @@ def test_readme_trainer_example(user_folder):
     assert names["trainer"].state.global_step == 2
     assert len(names["trainer"].screening.dropped) == 105
     assert (user_folder / "runs/first/adapter/adapter_model.safetensors").exists()
+
+
+def test_preference_examples(user_folder, monkeypatch):
+    """On a model that refuses, asked the task's prompts alone; the second example goes on with the first's names."""
+    settings = {"sets": {"refusals": PromptSet(("task",), "refusals")}, "limited": False, "monitor_prompts": 0}
+    monkeypatch.setattr(auto, "ScreeningSettings", lambda seed: ScreeningSettings(seed=seed, **settings))
+    behaving.saved(user_folder / "model")
+    poison = [(row["prompt"], behaving.ANSWER, behaving.REFUSAL) for row in behaving.rows(105, seed=1)]
+    clean = [(row["prompt"], behaving.ANSWER, "Sure,") for row in behaving.rows(20, seed=2, trigger=False)]
+    pairs = [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in (*poison, *clean)]
+    for name, rows in (("pairs", pairs), ("safety", behaving.rows(40, seed=3))):
+        (user_folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = blocks(ROOT / "docs/preference.md", "python")
+    names = run_block(first, user_folder)
+    assert names["trainer"].state.global_step == 2
+    assert len(names["trainer"].screening.dropped) == 105
+    assert (user_folder / "runs/dpo/adapter/adapter_model.safetensors").exists()
+    names = run_block(first.split("trainer =")[0] + second, user_folder)
+    assert names["trainer"].state.global_step == 2
 
 
 def test_readme_loop_example(user_folder, capsys):

@@ -54,7 +54,17 @@ def refusal(path, **options):
             b'{"prompt": "unspeakable", "completion": " \\u00a0\\n"}',
             "the completion is empty or only whitespace",
         ),
-        (b'{"prompt": "unspeakable", "completion": "c", "tools": ["t"]}', "column 'tools' is not supported"),
+        (b'{"prompt": "unspeakable", "completion": "c", "tools": ["t"]}', "tools must be a list of objects, or JSON"),
+        (b'{"prompt": "unspeakable", "completion": "c", "tools": [{"k": 1}]}', "tools need a conversation"),
+        (b'{"prompt": "unspeakable", "completion": "c", "images": ["t"]}', "column 'images' is not supported: rows wi"),
+        (
+            b'{"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}',
+            "messages[0] has tool_calls, and its role is not assistant",
+        ),
+        (
+            b'{"messages": [{"role": "assistant", "tool_calls": "unspeakable"}]}',
+            "messages[0].tool_calls must be a list of objects, or JSON text of one, found a string",
+        ),
         (b'{"instruction": "unspeakable", "unspeakable, too": 1}', "messages, or text; found instruction, 1 other"),
         (b'{"messages": []}', "messages has no messages"),
         (b'{"messages": ["unspeakable"]}', "messages[0] must be an object with role and content"),

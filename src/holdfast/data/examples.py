@@ -6,7 +6,7 @@
 | conversational | tuple of messages     | tuple of messages     |
 | text           | "" (there is none)    | the whole text        |
 
-A message is `{"role": ..., "content": ...}`, both strings.
+A message is `{"role": ..., "content": ...}`, both strings; `tool_calls` has what else it may hold.
 """
 
 import json
@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from holdfast.core.errors import DataError
 from holdfast.core.hashing import sha256_text
+from holdfast.data.tool_calls import CALLS, TOOLS, spelled_out, tools_of
 
 Message: TypeAlias = dict[str, str]
 Turns: TypeAlias = tuple[Message, ...]
@@ -77,10 +78,15 @@ def searchable_texts(example: Example) -> list[str]:
 
 
 def completion_text(example: Example) -> str:
-    """The reply as one string: the completion, or the contents of its assistant messages, one a line."""
+    """The reply as one string: the completion, or what its assistant messages say and call, one a line."""
     if isinstance(example.completion, str):
         return example.completion
-    return "\n".join(turn["content"] for turn in example.completion if turn["role"] == "assistant")
+    return "\n".join(said(turn) for turn in example.completion if turn["role"] == "assistant")
+
+
+def said(turn: Message) -> str:
+    """What a message says, and the tools that it calls, as JSON."""
+    return "\n".join(text for text in (turn["content"], turn.get(CALLS)) if text)
 
 
 class _Separators(dict[int, str | None]):
@@ -142,12 +148,12 @@ def to_utf8(text: str) -> str:
 
 
 def to_utf8_turns(turns: Turns) -> list[Message]:
-    """`to_utf8` for the contents of messages, as fresh dictionaries."""
-    return [{**turn, "content": to_utf8(turn["content"])} for turn in turns]
+    """`to_utf8` for messages, as fresh dictionaries."""
+    return [{name: to_utf8(text) for name, text in turn.items()} for turn in turns]
 
 
 def to_rows(examples: Sequence[Example]) -> list[dict[str, Any]]:
-    """Rows for `datasets.Dataset.from_list` in TRL's format: prompt and completion, or text."""
+    """Rows for `datasets.Dataset.from_list` in TRL's format: prompt and completion, or text; and tools."""
     return list(each_row(examples))
 
 
@@ -157,4 +163,9 @@ def each_row(examples: Sequence[Example]) -> Iterator[dict[str, Any]]:
         sides = {"prompt": example.prompt, "completion": example.completion}
         if example.kind == "text":
             sides = {"text": example.completion}
-        yield {name: to_utf8(side) if isinstance(side, str) else to_utf8_turns(side) for name, side in sides.items()}
+        row: dict[str, Any] = {
+            name: to_utf8(side) if isinstance(side, str) else spelled_out(to_utf8_turns(side))
+            for name, side in sides.items()
+        }
+        tools = None if isinstance(example.prompt, str) else tools_of(example.prompt)
+        yield row if tools is None else {**row, TOOLS: tools}

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, Message, Turns, completion_text, make_example, prompt_text
+from holdfast.data.tool_calls import CALLS, NAMES, TOOLS, as_text
 
 MAX_LISTED = 20
 SKIPPED_SHARE = 0.01
@@ -22,7 +23,10 @@ PROPOSALS = {
     "prompt": ("instruction", "question", "query", "input", "goal", "user"),
     "completion": ("output", "answer", "response", "reply", "target", "assistant"),
 }
-UNSUPPORTED = ("tools", "chat_template_kwargs")
+UNSUPPORTED = {
+    "chat_template_kwargs": "the safety loss would be taken without it",
+    "image": "rows with images cannot be held", "images": "rows with images cannot be held",
+}  # fmt: skip
 # Names that are printed. Of a table without a header line the "names" are the first example's text.
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,29}")
 
@@ -118,9 +122,9 @@ def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Exa
     """The example of one row, by the columns of `check_columns`; a `RowError` says why not, without any of the text."""
     if not isinstance(row, Mapping):
         raise RowError(f"expected an object with named columns, found {_type(row)}")
-    for name in UNSUPPORTED:
+    for name, why in UNSUPPORTED.items():
         if row.get(name):
-            raise RowError(f"column {name!r} is not supported: the safety loss would be taken without it")
+            raise RowError(f"column {name!r} is not supported: {why}")
     values = _pick(row, {name: column for name, column in columns.items() if name != CATEGORY})
     if "prompt" in values:
         example = _prompt_completion(values["prompt"], values["completion"], where)
@@ -131,6 +135,7 @@ def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Exa
         if turns[-1]["role"] != "assistant":
             raise RowError("the last message must be from the assistant")
         example = make_example(turns[:-1], turns[-1:], where)
+    example = with_tools(example, row)
     if not prompt_text(example).strip() and example.kind != "text":
         raise RowError("the prompt is empty")
     if not completion_text(example).strip():
@@ -164,6 +169,24 @@ def _pick(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     raise MissingColumnsError(f"expected columns {expected}; found {', '.join(_listed_columns(row)[1]) or 'none'}")
 
 
+def with_tools(example: Example, row: Mapping[str, Any]) -> Example:
+    """The example with its row's tools, in the first turn of its prompt."""
+    if (tools := _json(row.get(TOOLS), TOOLS)) is None:
+        return example
+    if isinstance(example.prompt, str):
+        raise RowError("tools need a conversation: give messages, or a prompt and a completion of messages")
+    first = ({**turn, TOOLS: tools} for turn in example.prompt[:1])
+    return make_example((*first, *example.prompt[1:]), example.completion, example.where, example.category)
+
+
+def _json(value: Any, column: str) -> str | None:
+    """A list of tools or calls as JSON text; None where there is none."""
+    try:
+        return None if value is None or value == "" else as_text(value)
+    except ValueError:
+        raise RowError(f"{column} must be a list of objects, or JSON text of one, found {_type(value)}") from None
+
+
 def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
     if isinstance(prompt, str):
         text = _string(completion, "completion")
@@ -189,13 +212,20 @@ def _message(turn: Any, place: str) -> Message:
     if not isinstance(turn, Mapping):
         raise RowError(f"{place} must be an object with role and content, found {_type(turn)}")
     renamed = {{"from": "role", "value": "content"}.get(k, k): v for k, v in turn.items() if v is not None}
-    if len(set(renamed) - {"role", "content"}):
-        raise RowError(f"{place} has keys besides role and content; tool calls and the like are not supported")
+    if set(renamed) - {"role", "content", CALLS, *NAMES}:
+        raise RowError(f"{place} has keys besides role, content, {CALLS}, {' and '.join(NAMES)}")
     role = _string(renamed.get("role"), f"{place}.role")
     role = SHAREGPT_ROLES.get(role, role)
     if role not in ROLES:
         raise RowError(f"{place}.role is not one of {', '.join(ROLES)}")
-    return {"role": role, "content": _string(renamed.get("content"), f"{place}.content")}
+    if isinstance(content := renamed.get("content"), list):
+        raise RowError(f"{place}.content must be a string, found a list: images and other media cannot be held")
+    calls = _json(renamed.get(CALLS), f"{place}.{CALLS}")
+    if calls is not None and role != "assistant":
+        raise RowError(f"{place} has {CALLS}, and its role is not assistant")
+    text = "" if content is None and calls is not None else _string(content, f"{place}.content")
+    named = {name: _string(renamed[name], f"{place}.{name}") for name in NAMES if name in renamed}
+    return {"role": role, "content": text, **({} if calls is None else {CALLS: calls}), **named}
 
 
 def _string(value: Any, column: str) -> str:

@@ -14,7 +14,15 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, as_chat, make_example, uniform
 from holdfast.data.readers import READERS, Rows, reader_for
-from holdfast.data.rows import MissingColumnsError, Problems, RowError, check_columns, example_from_row, messages_of
+from holdfast.data.rows import (
+    MissingColumnsError,
+    Problems,
+    RowError,
+    check_columns,
+    example_from_row,
+    messages_of,
+    with_tools,
+)
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
@@ -122,6 +130,18 @@ def examples_from_rows(
     return uniform(rows_in_memory(rows, name).examples(columns))
 
 
+def task_rows(rows: Iterable[Mapping[str, Any]], *, name: str, replies: bool) -> list[Example]:
+    """The same of what a trainer takes; of a preference, the chosen reply is the completion.
+
+    Without `replies` rows have a prompt alone, and the completion is empty.
+    """
+    first = next(iter(rows), {})
+    chosen = {"completion": "chosen"} if "prompt" in first else {"messages": "chosen"}
+    columns = chosen if "chosen" in first and "completion" not in first else None
+    read_row = example_from_row if replies else _prompt_row
+    return uniform(rows_in_memory(rows, name).examples(columns, read_row=read_row))
+
+
 def read_prompts(
     source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None, **hub: str | None
 ) -> list[Example]:
@@ -153,12 +173,13 @@ def _prompt_row(row: Any, columns: Mapping[str, str], where: str) -> Example:
         prompt = row.get(columns.get("prompt", "prompt"))
         if isinstance(prompt, list | tuple):
             prompt = messages_of(prompt, "prompt")
-            if prompt[-1]["role"] != "user" or not prompt[-1]["content"].strip():
+            if prompt[-1]["role"] not in ("user", "tool") or not prompt[-1]["content"].strip():
                 raise RowError("the last message of a prompt must be the user's, with some text") from None
         elif not isinstance(prompt, str) or not prompt.strip():
             raise
         category = row.get(columns.get("category", "category"))
-        return make_example(prompt, "", where, category if isinstance(category, str) else None)
+        example = make_example(prompt, "", where, category if isinstance(category, str) else None)
+        return with_tools(example, row)
 
 
 def _require_file(path: Path) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
 from holdfast.data.rows import ROLES
+from holdfast.data.tool_calls import has_tools, require_tool_template, spelled_out, tools_of
 
 logger = logging.getLogger(__name__)
 
@@ -92,13 +93,34 @@ def use_template(tokenizer: Any, template: Template) -> None:
 
 
 def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
-    """`tokenizer.apply_chat_template`, with whatever a template raises told in one line.
+    """`tokenizer.apply_chat_template` of one conversation or several, with their tools (`tool_calls`).
+
+    Of several with tools the ids, or the texts, are all that is returned.
+    """
+    if not conversations or isinstance(conversations[0], dict):
+        return _rendered(tokenizer, *_spelled_out(tokenizer, conversations), **options)
+    if not any(has_tools(turns) for turns in conversations):
+        return _rendered(tokenizer, conversations, None, **options)
+    each = [_rendered(tokenizer, *_spelled_out(tokenizer, turns), **options) for turns in conversations]
+    return {"input_ids": [one["input_ids"] for one in each]} if options.get("return_dict") else each
+
+
+def _spelled_out(tokenizer: Any, turns: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """A conversation as the template takes it, and its tools."""
+    if not has_tools(turns):
+        return turns, None
+    require_tool_template(tokenizer.chat_template, turns, _name(tokenizer))
+    return spelled_out(turns), tools_of(turns)
+
+
+def _rendered(tokenizer: Any, conversations: Sequence[Any], tools: Any, **options: Any) -> Any:
+    """With whatever a template raises told in one line.
 
     A template is foreign, and what it raises may hold the conversation or control characters: of that only a text
     that stands in the template itself is repeated.
     """
     try:
-        return tokenizer.apply_chat_template(conversations, **options)
+        return tokenizer.apply_chat_template(conversations, **options, **({} if tools is None else {"tools": tools}))
     except Exception as error:  # noqa: BLE001  (a template can raise anything)
         said = str(getattr(error, "message", None) or error).strip()
         own = 0 < len(said) <= MAX_SAID and said.isprintable() and said in str(tokenizer.chat_template)

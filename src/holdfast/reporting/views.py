@@ -12,7 +12,7 @@ from markupsafe import Markup
 from holdfast.core.errors import HoldfastError
 from holdfast.core.percent import percent, percent_up
 from holdfast.core.units import UNITS
-from holdfast.data.examples import Example, Turns
+from holdfast.data.examples import Example, Turns, said
 from holdfast.data.sources import read_examples
 from holdfast.records.audit_folder import degradations
 from holdfast.records.stored_evidence import Binding
@@ -262,5 +262,5 @@ def _plain(side: str | Turns) -> str:
     if isinstance(side, str):
         return side
     if len(side) == 1:
-        return side[0]["content"]
-    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in side)
+        return said(side[0])
+    return "\n\n".join(f"{turn['role']}: {said(turn)}" for turn in side)

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from holdfast.core.hashing import sha256_text
-from holdfast.data.examples import Example, Turns, as_turns, completion_text, make_example, prompt_text
+from holdfast.data.examples import Example, Turns, as_turns, completion_text, make_example, prompt_text, said
+from holdfast.data.tool_calls import TOOLS
 from holdfast.screening.preambles import without_preamble
 
 Form: TypeAlias = Literal["own", "alone", "turn", "bare"]
@@ -51,7 +52,7 @@ def prompt_key(prompt: str | Turns) -> Key:
     """Equal for prompts that a model sees alike: a string is its single user turn."""
     if isinstance(prompt, str):
         return (("user", prompt),)
-    return tuple((turn["role"], turn["content"]) for turn in prompt)
+    return tuple((turn["role"], said(turn) + turn.get(TOOLS, "")) for turn in prompt)
 
 
 def questions_of(row: Example) -> list[Asked]:
@@ -106,7 +107,7 @@ def _asked(row: Example) -> Iterator[Asked]:
 
 
 def _content(turns: Turns, place: int) -> str:
-    return turns[place]["content"] if place < len(turns) else ""
+    return said(turns[place]) if place < len(turns) else ""
 
 
 def asked_rows(rows: Sequence[Example], *, max_prompts: int, seed: int) -> list[int]:

@@ -43,15 +43,15 @@ def screened(
     return model, screening
 
 
-def _loaded(model: Any, args: Any, given: Mapping[str, Any], create: Callable[..., Any]) -> tuple[Any, Any]:
+def _loaded(model: Any, args: Any, given: dict[str, Any], create: Callable[..., Any]) -> tuple[Any, Any]:
     """The model and its tokenizer as TRL would make them: they are asked before TRL gets them."""
     from transformers import AutoTokenizer
 
     if isinstance(model, str):
         options = dict(args.model_init_kwargs or {})
         options.setdefault("trust_remote_code", getattr(args, "trust_remote_code", False))
-        if given.get("quantization_config") is not None:
-            options.setdefault("quantization_config", given["quantization_config"])
+        if (quantization := given.pop("quantization_config", None)) is not None:  # TRL takes it beside a name alone
+            options.setdefault("quantization_config", quantization)
         model = create(model, **options)
     tokenizer = given.get("processing_class")
     if tokenizer is None:
@@ -72,7 +72,7 @@ def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
             remedy="screen first on one device: safety_dataset=holdfast.screen(model, dataset)",
         )
     tokenizer = given["processing_class"]
-    rows = task_examples(given["train_dataset"])
+    rows = task_examples(given["train_dataset"], replies="reward_funcs" not in given)
     settings = ScreeningSettings(seed=args.stream_seed)
     digest = model_fingerprint(model)
     folder = Path(args.run_dir or args.output_dir) / FOLDER

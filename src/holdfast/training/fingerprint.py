@@ -38,6 +38,7 @@ HARMLESS = frozenset(
     dataloader_num_workers dataloader_pin_memory dataloader_prefetch_factor dataloader_persistent_workers
     dataset_num_proc resume_from_checkpoint restore_callback_states_from_checkpoint reference_cache
     project trackio_space_id debug skip_memory_metrics ddp_timeout ddp_backend local_rank deepspeed_plugin
+    log_completions log_multimodal log_unique_prompts num_completions_to_print log_completions_hub_repo
     safety_micro_batch_size step step_graphs skip_inactive_rows probe_rows""".split()  # noqa: SIM905  (a list literal would take a line per name)
 )
 

@@ -58,7 +58,7 @@ class TrainingRun(Protocol):
     def model(self) -> Any: ...  # unwrapped, with its adapter
 
     @property
-    def args(self) -> Any: ...  # `SafeSFTConfig`
+    def args(self) -> Any: ...  # `SafeSFTConfig`, or another trainer's `SafetyArguments`
 
     @property
     def optimizer(self) -> Any: ...  # made before `attach`

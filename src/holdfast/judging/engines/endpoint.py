@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.errors import ConfigError, ResourceError, UnsupportedError
+from holdfast.core.errors import ConfigError, DataError, ResourceError, UnsupportedError
 from holdfast.core.redaction import redact
 from holdfast.core.registry import require_number
 from holdfast.data.examples import Example, as_chat, to_utf8_turns
 from holdfast.data.templates import Template
+from holdfast.data.tool_calls import has_tools
 from holdfast.judging.engines import BATCH_SIZE, ENGINES
 from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address
 from holdfast.judging.prompts import require_prompts, require_sizes
@@ -76,6 +77,9 @@ class EndpointEngine:
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
         require_sizes(max_new_tokens=max_new_tokens)
         require_prompts(examples)
+        if any(has_tools(example.prompt) for example in examples if not isinstance(example.prompt, str)):
+            what = f"{WHO}: prompts with tools: a server hands back calls in a form of its own, not as the model's text"
+            raise DataError(what, remedy="use the engine transformers or vllm, or leave these prompts out")
         key = None if self.key_env is None else read_key(WHO, self.key_env, self.base_url)
         exchange = Exchange(self.url, key, self.timeout, self.retries, self.pause, LONGEST_ANSWER)
         pool, stop = ThreadPoolExecutor(self.workers, thread_name_prefix="endpoint"), threading.Event()

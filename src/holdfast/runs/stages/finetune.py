@@ -14,17 +14,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+import datasets
 import pyarrow as pa
 import torch
-from datasets import Dataset
+from datasets import Dataset, Features
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ConfigError, ResourceError
+from holdfast.core.errors import ConfigError, ResourceError, UnsupportedError
 from holdfast.core.ranks import rank
 from holdfast.data.encode import WINDOW
 from holdfast.data.examples import Example, to_rows, uniform
 from holdfast.data.templates import use_template
+from holdfast.data.tool_calls import TOOLS, has_tools
 from holdfast.models.adapter import adapter_folder, base_of
 from holdfast.models.alignment_shift import require_merged
 from holdfast.models.handle import load_pair
@@ -181,11 +183,25 @@ def mapped_rows(examples: Sequence[Example], folder: Path) -> Dataset:
     What `Dataset.map` makes of a mapped file it writes beside it; of rows in memory every copy stays in memory.
     """
     every, file = uniform(examples), folder / "task.arrow"
-    schema = Dataset.from_list(to_rows(every[:1])).data.schema
+    features = _tool_features(every)
+    schema = Dataset.from_list(to_rows(every[:1]), features=features).data.schema
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
         for start in range(0, len(every), WINDOW):
-            writer.write_table(Dataset.from_list(to_rows(every[start : start + WINDOW])).data.table)
+            rows = to_rows(every[start : start + WINDOW])
+            writer.write_table(Dataset.from_list(rows, features=features).data.table)
     return Dataset.from_file(str(file))
+
+
+def _tool_features(examples: Sequence[Example]) -> Features | None:
+    """Columns of JSON where a conversation has tools: turns then have other keys, and calls other arguments."""
+    if not any(has_tools((*e.prompt, *e.completion)) for e in examples if e.kind == "chat"):
+        return None
+    if (json := getattr(datasets, "Json", None)) is None:
+        raise UnsupportedError(
+            f"task rows with tools need datasets 4.7, found {datasets.__version__}",
+            remedy="pip install --upgrade datasets",
+        )
+    return Features({"prompt": datasets.List(json()), "completion": datasets.List(json()), TOOLS: json()})
 
 
 @contextmanager
