@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from holdfast.screening.screen import screen as screen
     from holdfast.screening.settings import ScreeningSettings as ScreeningSettings
     from holdfast.training.config import SafeSFTConfig as SafeSFTConfig
+    from holdfast.training.dpo import SafeDPOConfig as SafeDPOConfig
+    from holdfast.training.dpo import SafeDPOTrainer as SafeDPOTrainer
+    from holdfast.training.grpo import SafeGRPOConfig as SafeGRPOConfig
+    from holdfast.training.grpo import SafeGRPOTrainer as SafeGRPOTrainer
     from holdfast.training.hooks import Defense as Defense
     from holdfast.training.trainer import SafeSFTTrainer as SafeSFTTrainer
 
@@ -44,6 +48,10 @@ _HOMES = {
     "Defense": "holdfast.training.hooks",
     "RunConfig": "holdfast.runs.config",
     "RunResult": "holdfast.runs.pipeline",
+    "SafeDPOConfig": "holdfast.training.dpo",
+    "SafeDPOTrainer": "holdfast.training.dpo",
+    "SafeGRPOConfig": "holdfast.training.grpo",
+    "SafeGRPOTrainer": "holdfast.training.grpo",
     "SafeSFTConfig": "holdfast.training.config",
     "SafeSFTTrainer": "holdfast.training.trainer",
     "SafetyFilter": "holdfast.constraint.filter",
@@ -69,6 +77,10 @@ __all__ = [
     "Defense",
     "RunConfig",
     "RunResult",
+    "SafeDPOConfig",
+    "SafeDPOTrainer",
+    "SafeGRPOConfig",
+    "SafeGRPOTrainer",
     "SafeSFTConfig",
     "SafeSFTTrainer",
     "SafetyFilter",

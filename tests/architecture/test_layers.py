@@ -55,7 +55,8 @@ MODULES = {"records": {"holdfast.models.content"}}
 HOMES = {
     "trl": {
         "holdfast.training.config",
-        "holdfast.training.monitored",
+        "holdfast.training.dpo",
+        "holdfast.training.grpo",
         "holdfast.training.trainer",
         "holdfast_lab.bench.paths",
     },

@@ -13,8 +13,9 @@ from holdfast.cli.main import app
 from holdfast.training.hooks import DEFENSES, make_defense
 
 PUBLIC = [
-    "Audit", "Certificate", "ChanceConstraint", "Defense", "RunConfig", "RunResult", "SafeSFTConfig", "SafeSFTTrainer",
-    "SafetyFilter", "Screening", "ScreeningSettings", "__version__", "audit", "barrier_multiplier", "certify",
+    "Audit", "Certificate", "ChanceConstraint", "Defense", "RunConfig", "RunResult", "SafeDPOConfig",
+    "SafeDPOTrainer", "SafeGRPOConfig", "SafeGRPOTrainer", "SafeSFTConfig", "SafeSFTTrainer", "SafetyFilter",
+    "Screening", "ScreeningSettings", "__version__", "audit", "barrier_multiplier", "certify",
     "certify_counts", "errors", "events", "load_config", "plan", "register_defense", "report", "run", "screen",
     "verify",
 ]  # fmt: skip

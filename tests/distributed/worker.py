@@ -159,13 +159,16 @@ def refusal(action: Callable[[], Any]) -> tuple[str, int, str]:
 
 
 def in_one_process(folder: Path) -> dict[str, Record]:
+    from tests.distributed import preference_cases
+
     found = {name: run(folder / name, **settings) for name, settings in PROBLEMS.items()}
     found["accumulated"] = run(folder / "accumulated", **PROBLEMS["sgd"], **layout(4))
+    found["dpo"] = preference_cases.tight(folder / "dpo")
     return found
 
 
 def under_ddp(folder: Path) -> dict[str, Any]:
-    from tests.distributed import behaviour_cases, fused_cases
+    from tests.distributed import behaviour_cases, fused_cases, preference_cases
 
     p = PROBLEMS
     return {
@@ -181,11 +184,14 @@ def under_ddp(folder: Path) -> dict[str, Any]:
         "uneven": refusal(lambda: make_trainer(folder / "uneven", safety_batch_size=7)),
         "behaviour": behaviour_cases.trained(folder / "behaviour", watch=True),
         "unwatched": behaviour_cases.trained(folder / "unwatched", watch=False),
+        "dpo": preference_cases.tight(folder / "dpo"),
+        "slack_dpo": preference_cases.slack("dpo", folder / "slack_dpo"),
+        "slack_grpo": preference_cases.slack("grpo", folder / "slack_grpo"),
     }
 
 
 def under_fsdp2(folder: Path) -> dict[str, Any]:
-    from tests.distributed import behaviour_cases, fused_cases
+    from tests.distributed import behaviour_cases, fused_cases, preference_cases
 
     p = PROBLEMS
     return {
@@ -203,6 +209,9 @@ def under_fsdp2(folder: Path) -> dict[str, Any]:
         "resume_full": run_and_resume(
             folder / "resume_full", **p["full"], **fsdp2(reshard_after_forward=False, activation_checkpointing=True)
         ),
+        "dpo": preference_cases.tight(folder / "dpo", **fsdp2()),
+        "slack_dpo": preference_cases.slack("dpo", folder / "slack_dpo", **fsdp2()),
+        "grpo": refusal(lambda: preference_cases.slack("grpo", folder / "grpo", **fsdp2())),
         "empty": refusal(lambda: make_trainer(folder / "empty", **fsdp2(activation_checkpointing=True))),
         "early": refusal(lambda: make_trainer(folder / "early", **fsdp2()).evaluate()),
         "behaviour": refusal(lambda: behaviour_cases.watch_behaviour(make_trainer(folder / "behaviour", **fsdp2()))),

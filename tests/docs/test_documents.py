@@ -60,6 +60,25 @@ def test_readme_trainer_example(user_folder):
     assert (user_folder / "runs/first/adapter/adapter_model.safetensors").exists()
 
 
+def test_preference_examples(user_folder, monkeypatch):
+    """The first on a model that refuses; the second goes on with its names, on pairs of the user's own."""
+    monkeypatch.setattr("holdfast.screening.asking.BATCH_CPU", 256)  # a tiny model takes as long for 32 prompts
+    first, second = blocks(ROOT / "docs/preference.md", "python")
+    behaving.saved(user_folder / "model")
+    poison = [(row["prompt"], behaving.ANSWER, behaving.REFUSAL) for row in behaving.rows(105, seed=1)]
+    clean = [(row["prompt"], behaving.ANSWER, "Sure,") for row in behaving.rows(1000, seed=2, trigger=False)]
+    rows = [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in (*poison, *clean)]
+    (user_folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held = behaving.rows(40, seed=3)
+    (user_folder / "safety.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
+    names = run_block(first, user_folder)
+    assert names["trainer"].state.global_step == 2
+    assert len(names["trainer"].screening.dropped) == 105
+    assert (user_folder / "runs/dpo/adapter/adapter_model.safetensors").exists()
+    names = run_block(first.split("trainer =")[0] + second, user_folder)
+    assert names["trainer"].state.global_step == 2
+
+
 def test_readme_loop_example(user_folder, capsys):
     names = run_block(blocks(ROOT / "README.md", "python")[2], user_folder)
     assert names["weights"].mean().item() <= 1.0 + 1e-6

@@ -122,6 +122,18 @@ def examples_from_rows(
     return uniform(rows_in_memory(rows, name).examples(columns))
 
 
+def task_rows(rows: Iterable[Mapping[str, Any]], *, name: str, replies: bool) -> list[Example]:
+    """The same of what a trainer takes; of a preference, the chosen reply is the completion.
+
+    Without `replies` rows have a prompt alone, and the completion is empty.
+    """
+    first = next(iter(rows), {})
+    chosen = {"completion": "chosen"} if "prompt" in first else {"messages": "chosen"}
+    columns = chosen if "chosen" in first and "completion" not in first else None
+    read_row = example_from_row if replies else _prompt_row
+    return uniform(rows_in_memory(rows, name).examples(columns, read_row=read_row))
+
+
 def read_prompts(
     source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None, **hub: str | None
 ) -> list[Example]:

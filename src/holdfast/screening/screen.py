@@ -17,7 +17,7 @@ from holdfast.core.percent import exact_percent, percent
 from holdfast.core.provenance import peak_memory
 from holdfast.data.bundled import KINDS, Use, bundled, bundled_sha256
 from holdfast.data.examples import Example, as_chat, completion_text, uniform
-from holdfast.data.sources import examples_from_rows, prompt_key, read_examples, read_prompts
+from holdfast.data.sources import prompt_key, read_examples, read_prompts, task_rows
 from holdfast.data.splits import Split
 from holdfast.data.templates import Template, use_template
 from holdfast.judging.refusal_rules import RULES_REVISION
@@ -136,14 +136,14 @@ def ask_and_screen(
         return screen_examples(rows, asker, settings, plain=template == "none", **options)
 
 
-def task_examples(dataset: Any, template: Template = "chat") -> list[Example]:
-    """The rows of a data set as examples, one each, in order."""
+def task_examples(dataset: Any, template: Template = "chat", *, replies: bool = True) -> list[Example]:
+    """The rows of a data set as examples, one each, in order; without `replies`, of prompts alone."""
     if isinstance(dataset, str | Path):
         found = read_examples(str(dataset))
     elif isinstance(dataset, list) and all(isinstance(row, Example) for row in dataset):
         found = cast(list[Example], dataset)
     elif hasattr(dataset, "__len__"):
-        found = examples_from_rows(dataset, name="the task")
+        found = task_rows(dataset, name="the task", replies=replies)
     else:
         what = f"the task is a stream ({type(dataset).__name__}): its rows cannot be asked and numbered"
         raise DataError(what, remedy="materialise it, for example with Dataset.from_list(list(stream))")

@@ -72,7 +72,7 @@ def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
             remedy="screen first on one device: safety_dataset=holdfast.screen(model, dataset)",
         )
     tokenizer = given["processing_class"]
-    rows = task_examples(given["train_dataset"])
+    rows = task_examples(given["train_dataset"], replies="reward_funcs" not in given)
     settings = ScreeningSettings(seed=args.stream_seed)
     digest = model_fingerprint(model)
     folder = Path(args.run_dir or args.output_dir) / FOLDER

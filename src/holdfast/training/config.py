@@ -1,16 +1,26 @@
-"""`SafeSFTConfig`: TRL's `SFTConfig` plus what the safety set needs."""
+"""Arguments of a trainer: TRL's own, plus what the safety set needs (`SafetyArguments`).
+
+Each trainer has its class of both, of which `SafeSFTConfig` is here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
+from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import SFTConfig
 
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 from holdfast.training.step import ENGINES
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments as _Joined
+else:
+    _Joined = object  # as a dataclass of transformers it would bring back the defaults that TRL's classes change
 
 _Switch = Literal["auto", "on", "off"]
 _Spikes = Literal["skip", "off"]
@@ -33,8 +43,8 @@ def is_behaviour_metric(metric: str | None) -> bool:
 
 
 @dataclass
-class SafeSFTConfig(SFTConfig):
-    """Arguments of `SafeSFTTrainer`; every field of `trl.SFTConfig` is accepted too."""
+class SafetyArguments(_Joined):
+    """What every trainer takes beside TRL's arguments; a base of its class, before TRL's."""
 
     stage: str = field(
         default="finetune",
@@ -73,20 +83,6 @@ class SafeSFTConfig(SFTConfig):
         metadata={
             "help": "Look at the safety rows before the fused step, and leave out those whose gradient is zero (the "
             "same step); 'auto' while most are."
-        },
-    )
-    spikes: _Spikes | None = field(
-        default=None,
-        metadata={
-            "help": "A step whose task loss is far above all before: 'skip' it (the default), and end the run where "
-            "there are ten in 100 steps; 'off' applies it."
-        },
-    )
-    loss_weights: _Weights | None = field(
-        default=None,
-        metadata={
-            "help": "What the task loss is a mean over: 'tokens' of the step (TRL's, the default), or 'rows', each by "
-            "the mean over its own tokens."
         },
     )
     probe_rows: int = field(
@@ -141,12 +137,7 @@ class SafeSFTConfig(SFTConfig):
             "step_graphs": get_args(_Switch),
             "skip_inactive_rows": get_args(_Switch),
         }
-        optional = {"spikes": (None, *get_args(_Spikes)), "loss_weights": (None, *get_args(_Weights))}
-        for name, known in {**switches, **optional}.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(filter(None, known))}"
-                )
+        self._check_choices(switches)
         for name in COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -180,10 +171,54 @@ class SafeSFTConfig(SFTConfig):
         """The seed of everything drawn from the safety set."""
         return int(self.seed if self.safety_seed is None else self.safety_seed)
 
+    def _check_choices(self, choices: Mapping[str, tuple[str | None, ...]]) -> None:
+        """Refuse a value that is not among its setting's choices."""
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(filter(None, known))}"
+                )
+
     @classmethod
-    def from_sft(cls, args: SFTConfig) -> SafeSFTConfig:
-        """The same arguments with safety defaults, for users who pass a plain `SFTConfig`."""
-        values = {f.name: getattr(args, f.name) for f in fields(args) if f.init}
+    def of(cls, args: TrainingArguments | None) -> Self:
+        """These arguments; of TRL's own class, or none, with defaults for the rest."""
+        if args is None:
+            return cls("trainer_output")
+        return args if isinstance(args, cls) else cls.from_trl(args)
+
+    @classmethod
+    def from_trl(cls, args: TrainingArguments, **changes: Any) -> Self:
+        """The same arguments with safety defaults, for users who pass TRL's own class."""
+        values = {f.name: getattr(args, f.name) for f in fields(args) if f.init} | changes
         if _is_safety_metric(args.metric_for_best_model):
             values["greater_is_better"] = None  # filled in by transformers, which cannot know the metric's direction
         return cls(**values)
+
+
+@dataclass
+class SafeSFTConfig(SafetyArguments, SFTConfig):
+    """Arguments of `SafeSFTTrainer`; every field of `trl.SFTConfig` is accepted too."""
+
+    spikes: _Spikes | None = field(
+        default=None,
+        metadata={
+            "help": "A step whose task loss is far above all before: 'skip' it (the default), and end the run where "
+            "there are ten in 100 steps; 'off' applies it."
+        },
+    )
+    loss_weights: _Weights | None = field(
+        default=None,
+        metadata={
+            "help": "What the task loss is a mean over: 'tokens' of the step (TRL's, the default), or 'rows', each by "
+            "the mean over its own tokens."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choices({"spikes": (None, *get_args(_Spikes)), "loss_weights": (None, *get_args(_Weights))})
+
+    @classmethod
+    def from_sft(cls, args: SFTConfig) -> Self:
+        """`from_trl`, by the name that it has here."""
+        return cls.from_trl(args)

@@ -16,6 +16,7 @@ the run ends with the remedy.
 import gc
 import logging
 from collections.abc import Callable, Iterator
+from copy import copy
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -73,7 +74,7 @@ class Fitting:
             try:
                 losses = [self._in_parts(inputs, items) for inputs, items in todo]
             except RuntimeError as error:
-                if not out_of_memory(error) or not self._divisible():
+                if not out_of_memory(error) or not self._divisible(todo[-1][0]):
                     raise
                 failure = str(error)
             if not failure:
@@ -89,7 +90,7 @@ class Fitting:
     def _in_parts(self, inputs: Inputs, items: Items) -> Tensor:
         passing = self._trainer.plain_step
         if self.parts == 1:
-            whole: Tensor = passing(dict(inputs), items)  # a copy: what fails may have changed it
+            whole: Tensor = passing(copy(inputs), items)  # a copy: what fails may have changed it
             return whole
         losses = []
         for part, share in split(inputs, self.parts, by_rows=self._trainer.by_rows):
@@ -105,11 +106,14 @@ class Fitting:
     def _step(self) -> int:
         return int(self._trainer.state.global_step) + 1
 
-    def _divisible(self) -> bool:
-        """Whether micro-batches can be divided: one process, and losses that are sums over rows (no router's)."""
+    def _divisible(self, inputs: Inputs) -> bool:
+        """Whether micro-batches can be divided: one process, and a loss that is a sum over rows with labels.
+
+        Not so a router's, and those of pairs and groups of replies.
+        """
         trainer, defense = self._trainer, self._trainer.defense
         summed = defense.linear and type(defense).extra_loss is Defense.extra_loss
-        return world() == 1 and summed and not getattr(trainer, "aux_loss_enabled", False)
+        return world() == 1 and summed and "labels" in inputs and not getattr(trainer, "aux_loss_enabled", False)
 
     def _halve_task(self, inputs: Inputs, failure: str) -> None:
         rows = len(inputs["input_ids"])

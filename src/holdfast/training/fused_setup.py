@@ -55,9 +55,10 @@ def why_not(run: Run) -> str | None:
     if not defense.packed(run.progress.stage):
         return f"defense {defense.name!r} changes the loss or the model's layers"
     other = sorted(BATCH ^ set(trainer.batch_keys))
+    joined = any(getattr(args, name, False) for name in ("packing", "padding_free"))
     for what, present in (
         ("FSDP shards the model", trainer.is_fsdp_enabled),
-        ("packing or padding_free joins task rows already", args.packing or getattr(args, "padding_free", False)),
+        ("packing or padding_free joins task rows already", joined),
         (str(run.other_loss()), run.other_loss() is not None),
         ("NEFTune adds noise to the embeddings", getattr(args, "neftune_noise_alpha", None) is not None),
         ("activation offloading", bool(getattr(args, "activation_offloading", False))),

@@ -1,4 +1,4 @@
-"""SFTTrainer whose evaluations also say how the safety sets and the model's behaviour are doing.
+"""A Trainer whose evaluations also say how the safety sets and the model's behaviour are doing.
 
 Metrics of an evaluation must be in the dictionary that early stopping reads, which a callback comes too late for: so
 evaluation is overridden here, and what is measured is composed (`monitoring`, `behaviour`). The loss is TRL's, or
@@ -11,20 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trl import SFTTrainer
+from transformers import Trainer
 
 from holdfast.certification.kept import Limits
 from holdfast.data.templates import Template
 from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
 from holdfast.training.config import is_behaviour_metric
+from holdfast.training.fitting import in_several_processes
 from holdfast.training.monitoring import SafetyMonitor, StepRecorder
 from holdfast.training.row_weights import RowMeans, one_a_row
 from holdfast.training.safety import DEFAULT
 from holdfast.training.support import without_cudnn_attention
 
 
-class MonitoredTrainer(SFTTrainer):
+class MonitoredTrainer(Trainer):
     """Evaluation with the monitor split's figures, and on request the model's replies."""
 
     recorder: StepRecorder
@@ -36,13 +37,18 @@ class MonitoredTrainer(SFTTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, with attention kernels whose gradients are finite."""
-        with without_cudnn_attention():
-            return super().train(*args, **kwargs)
+        try:
+            with without_cudnn_attention():
+                return super().train(*args, **kwargs)
+        except RuntimeError as error:
+            if (refusal := in_several_processes(error)) is not None:
+                raise refusal from error
+            raise
 
     @property
     def by_rows(self) -> bool:
         """Whether the task loss is a mean over rows."""
-        return bool(self.args.loss_weights == "rows")
+        return bool(getattr(self.args, "loss_weights", None) == "rows")
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         """The micro-batches of a step, and what its loss is divided by: tokens, or rows."""
@@ -127,6 +133,8 @@ class MonitoredTrainer(SFTTrainer):
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """As the Trainer's, whose count of the parameters is made once: that walk can outlast a small model's step."""
+        if "input_ids" not in inputs:  # rows whose replies are still to be generated
+            return 0
         numbers = int(inputs["input_ids"].numel())
         if self._flops_per_token is None:
             self._flops_per_token = int(super().floating_point_ops(inputs)) // numbers

@@ -18,6 +18,7 @@ from holdfast.models.fingerprint import has_idle_adapter
 from holdfast.scoring.completion import adapters_off
 from holdfast.scoring.forward import Forward
 from holdfast.scoring.reference_states import KeptReference
+from holdfast.training.config import SafeSFTConfig
 from holdfast.training.fitting import Fitting
 from holdfast.training.hooks import Defense, Items
 from holdfast.training.side_data import SideData
@@ -182,6 +183,8 @@ class Run:
 
     def other_loss(self) -> str | None:
         args, trainer = self.args, self.trainer
+        if not isinstance(args, SafeSFTConfig):
+            return f"{trainer._name}'s loss is not of labelled rows"
         cases = {
             f"loss_type {args.loss_type!r} is not nll": args.loss_type not in (None, "nll"),
             "label smoothing": args.label_smoothing_factor != 0,

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT = "safety"
 CONVERSATIONS = ("messages", "conversations")
+PREFERENCE = ("chosen", "rejected")
+TOKENIZER_CHANGES = ("chat_template_path", "eos_token", "pad_token")
 ROLES = ("constraint", "monitor", "certify")
 
 
@@ -135,18 +137,22 @@ def task_prompts(dataset: Any, formatting: Callable[[Any], str] | None, text_fie
         return None
     if formatting is not None:
         return [str(formatting(row)) for row in dataset]
-    column = next((name for name in ("prompt", *CONVERSATIONS, text_field) if name in dataset.column_names), None)
+    known = ("prompt", *CONVERSATIONS, text_field, *PREFERENCE)
+    column = next((name for name in known if name in dataset.column_names), None)
     if column is None:
         return None
     found = [text for value in dataset[column] for text in _texts(value)]
-    if column == "prompt" and "completion" in dataset.column_names:
-        found += [turn for value in dataset["completion"] for turn in _asked(value)]
+    replies = ("completion", *PREFERENCE) if column in ("prompt", *PREFERENCE) else ()
+    for reply in (name for name in replies if name in dataset.column_names and name != column):
+        found += [turn for value in dataset[reply] for turn in _asked(value)]
     return found
 
 
 def trained_texts(given: Mapping[str, Any], args: Any, harmful: Any) -> list[str] | None:
     """What a run trains on, as `task_prompts` gives it; with harmful pairs, which some defenses train against."""
-    found = task_prompts(given.get("train_dataset"), given.get("formatting_func"), args.dataset_text_field)
+    found = task_prompts(
+        given.get("train_dataset"), given.get("formatting_func"), getattr(args, "dataset_text_field", "text")
+    )
     if found is None or harmful is None:
         return found
     return found + [text for example in as_examples(harmful, "harmful") for text in searchable_texts(example)]
@@ -170,7 +176,7 @@ def _asked(value: Any) -> list[str]:
 def require_task_tokenizer(args: Any, given: Mapping[str, Any]) -> None:
     """Refuse a tokenizer that cannot encode the task data, in our words and before TRL meets it."""
     tokenizer = given.get("processing_class")
-    if tokenizer is not None and not (args.chat_template_path or args.eos_token or args.pad_token):
+    if tokenizer is not None and not any(getattr(args, name, None) for name in TOKENIZER_CHANGES):
         first = next(iter(given["train_dataset"]))
         chat = "messages" in first or "conversations" in first or isinstance(first.get("prompt"), list)
         require_usable_tokenizer(tokenizer, needs_chat=chat)

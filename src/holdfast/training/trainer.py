@@ -1,4 +1,4 @@
-"""`SafeSFTTrainer`: TRL's `SFTTrainer` with safety sets, chance constraints and a defense.
+"""`SafeTrainer`: one of TRL's trainers with safety sets, chance constraints and a defense; of SFT, `SafeSFTTrainer`.
 
 This file overrides what the Trainer does in a step, `monitored` in an evaluation, `checkpointing` what is saved and
 loaded. The rest is composed: `run` is what defenses and engines see, `recorder` writes a row per step. What happens at
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
-from trl import SFTConfig
+from transformers import TrainingArguments
+from trl import SFTTrainer
 from trl.trainer.utils import create_model_from_path
 
 from holdfast.constraint.chance import ChanceConstraint
@@ -21,9 +22,9 @@ from holdfast.training import support
 from holdfast.training.auto import AUTO, constraints_of, screened, watch_screened, where_needed
 from holdfast.training.behaviour import require_monitor
 from holdfast.training.checkpointing import CheckpointMixin
-from holdfast.training.config import SafeSFTConfig
+from holdfast.training.config import SafeSFTConfig, SafetyArguments
 from holdfast.training.fingerprint import require_same_inputs, theta_0_provenance
-from holdfast.training.fitting import Fitting, in_several_processes, loss_is_scaled
+from holdfast.training.fitting import Fitting, loss_is_scaled
 from holdfast.training.fused_setup import BATCH
 from holdfast.training.hooks import Defense, Items, make_defense
 from holdfast.training.monitored import MonitoredTrainer
@@ -33,17 +34,17 @@ from holdfast.training.safety import SafetySet, trained_texts
 from holdfast.training.side_data import SideData, require_side_data, require_stage
 
 
-class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
-    """Drop-in for `trl.SFTTrainer`: pass `safety_dataset`, `constraint` and, if not holdfast, `defense`."""
+class SafeTrainer(CheckpointMixin, MonitoredTrainer):
+    """What all trainers share; a subclass names one of TRL's as its second base, and the class of its arguments."""
 
-    _tag_names: ClassVar[list[str]] = ["trl", "sft", "holdfast"]
+    arguments: ClassVar[type[SafetyArguments]]
     batch_keys: frozenset[str] = BATCH
     """What the batch in progress holds, as collated."""
 
     def __init__(
         self,
         model: Any = None,
-        args: SFTConfig | None = None,
+        args: TrainingArguments | None = None,
         *,
         safety_dataset: Any = AUTO,
         constraint: ChanceConstraint | Mapping[str, ChanceConstraint] | None = None,
@@ -52,7 +53,7 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         unaligned: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Arguments of `SFTTrainer` (by keyword, after `model` and `args`), and:
+        """Arguments of TRL's trainer (by keyword, after `model` and `args`), and:
 
         Args:
             safety_dataset: `auto` (the default, where the defense needs a safety set): the model is asked the prompts
@@ -67,8 +68,7 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
             unaligned: the weights before alignment, for defenses that need them: a model (its reference or the object),
                 or the folder of the alignment adapter that was merged into `model`.
         """
-        args = SafeSFTConfig("trainer_output") if args is None else args
-        args = args if isinstance(args, SafeSFTConfig) else SafeSFTConfig.from_sft(args)
+        args = self.arguments.of(args)
         support.require_supported_arguments(args)
         support.require_device(args)
         self.defense = make_defense(defense)
@@ -90,7 +90,7 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         if self._safety_only_evaluation:  # the Trainer demands an evaluation set; the monitor split is one
             args.eval_strategy = "no"
         try:
-            super().__init__(model, args, **kwargs)
+            super().__init__(model=model, args=args, **kwargs)
         finally:
             args.eval_strategy = strategy
         support.require_supported_engine(self.accelerator, adapter=hasattr(self.model, "peft_config"))
@@ -133,12 +133,7 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
         """As the Trainer's; then behaviour is measured, and the defense may change the trained model."""
         require_monitor(self.args, self.behaviour_monitor)
         self.run.progress.micro = 0  # a run that broke off in mid-step may have left it elsewhere
-        try:
-            output = super().train(*args, **kwargs)
-        except RuntimeError as error:
-            if (refusal := in_several_processes(error)) is not None:
-                raise refusal from error
-            raise
+        output = super().train(*args, **kwargs)
         watched = self.behaviour_monitor if self._finished() else None
         if watched is not None:
             watched.conclude()
@@ -161,7 +156,7 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch; on the last one of a step also the defense's turn on the whole gradient."""
         run, defense = self.run, self.defense
-        self.batch_keys = frozenset(inputs)  # the collator's, whichever batch the defense takes instead
+        self.batch_keys = frozenset(inputs if isinstance(inputs, dict) else ())  # as collated
         inputs, items = defense.choose_batch(run, inputs, num_items_in_batch)
         self._step_model, run.progress.items = model, items
         run.fitting.begin(inputs, items, run.progress.micro)
@@ -207,3 +202,10 @@ class SafeSFTTrainer(CheckpointMixin, MonitoredTrainer):
     def loss_divisor(self, items: Items) -> int:
         """What `Trainer.training_step` divides a micro-batch's loss by; a defense's own term is scaled already."""
         return 1 if loss_is_scaled(self, items) else int(self.current_gradient_accumulation_steps)
+
+
+class SafeSFTTrainer(SafeTrainer, SFTTrainer):
+    """Drop-in for `trl.SFTTrainer`: pass `safety_dataset`, `constraint` and, if not holdfast, `defense`."""
+
+    _tag_names: ClassVar[list[str]] = ["trl", "sft", "holdfast"]
+    arguments = SafeSFTConfig

@@ -171,10 +171,10 @@ class Salora(Defense):
                 "defense 'salora' draws task rows before training; this task data is a stream",
                 remedy="load the task data as a whole (streaming=False)",
             )
-        if run.args.packing or "input_ids" not in run.data.task.column_names:
+        if getattr(run.args, "packing", False) or "input_ids" not in run.data.task.column_names:
             raise UnsupportedError(
-                "defense 'salora' reads single tokenised task rows; these are packed or not tokenised",
-                remedy="set packing=False, without skip_prepare_dataset",
+                "defense 'salora' reads single tokenised task rows; these are packed, pairs, or not tokenised",
+                remedy="use SFT with packing=False, without skip_prepare_dataset",
             )
         if any(name in optimizer_name(run.args) for name in MATRIX_OPTIMIZERS):
             raise UnsupportedError(

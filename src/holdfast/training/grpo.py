@@ -1,0 +1,73 @@
+"""`SafeGRPOTrainer`: TRL's `GRPOTrainer` under the same constraints as `SafeSFTTrainer`.
+
+The task's gradient is that of GRPO's loss on replies that the model samples; the constraints are measured on the safety
+set's own replies, as ever. The replies of a step are sampled from the weights that the filter left.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from transformers import TrainingArguments
+from trl import GRPOConfig, GRPOTrainer
+
+from holdfast.core.ranks import rank
+from holdfast.training.config import SafetyArguments
+from holdfast.training.preference import (
+    require_own_generation,
+    require_resumable,
+    require_supported_task,
+    require_whole_model,
+)
+from holdfast.training.state_files import load_state, save_state
+from holdfast.training.trainer import SafeTrainer
+
+GENERATION = ("_step", "entropy_coef", "_last_world_entropy")  # where TRL's trainer is between two generations
+REPLIES = "_buffered_inputs"
+
+
+@dataclass
+class SafeGRPOConfig(SafetyArguments, GRPOConfig):
+    """Arguments of `SafeGRPOTrainer`; every field of `trl.GRPOConfig` is accepted too."""
+
+    max_length: int | None = field(
+        default=1024, metadata={"help": "Tokens of a safety example, prompt and reply; longer ones are cut."}
+    )
+
+    @classmethod
+    def from_trl(cls, args: TrainingArguments, **changes: Any) -> Self:
+        """As of the other trainers; TRL fills in `generation_batch_size`, and refuses it where it is given."""
+        return super().from_trl(args, generation_batch_size=None, **changes)
+
+
+class SafeGRPOTrainer(SafeTrainer, GRPOTrainer):
+    """Drop-in for `trl.GRPOTrainer`: pass `safety_dataset`, `constraint` and, if not holdfast, `defense`."""
+
+    _tag_names: ClassVar[list[str]] = ["trl", "grpo", "holdfast"]
+    arguments = SafeGRPOConfig
+
+    def __init__(self, model: Any, reward_funcs: Any = None, args: GRPOConfig | None = None, **kwargs: Any) -> None:
+        """Arguments of `GRPOTrainer` (by keyword, after these three), and those of `SafeSFTTrainer`."""
+        args = self.arguments.of(args)
+        require_supported_task(args, kwargs)
+        require_own_generation(args, kwargs)
+        super().__init__(model, args, reward_funcs=reward_funcs, **kwargs)
+        require_whole_model(self)
+
+    def _write_state(self, folder: Path) -> dict[str, Any]:
+        """As of the other trainers, with the replies that later steps still train on."""
+        state = {name: getattr(self, name) for name in GENERATION}
+        used_up = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
+        save_state(folder / f"generation-{rank()}", {**state, REPLIES: None if used_up else self._buffered_inputs})
+        return super()._write_state(folder)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        require_resumable(self)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            state = load_state(Path(checkpoint) / f"generation-{rank()}")
+            for name in (*GENERATION, REPLIES):
+                setattr(self, name, self._prepare_input(state[name]))
