@@ -73,7 +73,7 @@ class HeldRun:
 
     def conclude(self) -> None:
         """Write result and audit, let the trainer go, then certificate and report."""
-        if not _finished(self.trainer):
+        if not self.trainer._finished():
             logger.warning("training did not reach its last step: no result is written in %s", self.plan.folder)
             return
         folder, adapter = RunFolder(self.plan.folder), self.plan.config.lora is not None
@@ -83,12 +83,13 @@ class HeldRun:
             "steps": int(self.trainer.state.global_step), "seconds": round(time.monotonic() - self.started, 3)
         }  # fmt: skip
         result = RunResult(folder.path, measured_result(self.plan, self.trainer, self.before, known))
-        self.trainer = None
+        closed = any(one.split.certify for one in self.trainer.safety.values())
+        self.trainer = None  # its memory is needed for the certificate
         wanted = self.cfg.get("holdfast") or {}
-        verdicts = [("certify", _command("certify", folder.path))] if wanted.get("certify", True) else []
+        certified = _command("certify", folder.path) if closed and wanted.get("certify", True) else 0
         if wanted.get("report", True):
             _command("report", folder.path)
-        _require_held(result, dict(verdicts))
+        _require_held(result, certified)
 
 
 def _hold(cfg: Any, trainer: Any, plan: ResolvedRun) -> tuple[ModelContent, dict[str, Any]]:
@@ -145,10 +146,6 @@ def _require_free(folder: RunFolder, plan: ResolvedRun, cfg: Any) -> None:
         raise ConfigError(f"the run in {folder.path} is finished", remedy="choose another output_dir")
 
 
-def _finished(trainer: Any) -> bool:
-    return bool(trainer._finished())
-
-
 def _take(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
     """The files that Axolotl saved, as links where the disk allows: the run folder is whole without another copy."""
     target.mkdir(parents=True)
@@ -168,16 +165,16 @@ def _command(name: str, folder: Path) -> int:
     return subprocess.run([sys.executable, "-m", "holdfast", name, str(folder)], env=kept, check=False).returncode  # noqa: S603
 
 
-def _require_held(result: RunResult, verdicts: dict[str, int]) -> None:
-    """End with an error where behaviour was lost, or where the certificate was not given."""
+def _require_held(result: RunResult, certified: int) -> None:
+    """End with an error where behaviour was lost, or where the certificate was refused (its exit code is not 0)."""
     if not result.feasible:
         raise InfeasibleError(
             f"the constraint or the behaviour that is watched was not kept; {result.folder / 'report.html'} says what",
             remedy="lower learning_rate, or raise holdfast: {train: {safety_batch_size: ...}}",
         )
-    if verdicts.get("certify"):
+    if certified:
         raise InfeasibleError(
-            f"not certified (exit code {verdicts['certify']} of holdfast certify); the reason is printed above",
+            f"not certified (exit code {certified} of holdfast certify); the reason is printed above",
             remedy=f"holdfast: {{certify: false}} leaves the closed prompts closed; later: holdfast certify "
             f"{result.folder}",
         )
