@@ -1,4 +1,4 @@
-"""The Axolotl plugin: `plugins: [holdfast.integrations.axolotl.HoldfastPlugin]` in an Axolotl file (docs/axolotl.md)."""
+"""The Axolotl plugin, docs/axolotl.md: `plugins: [holdfast.integrations.axolotl.HoldfastPlugin]` in an Axolotl file."""
 
 from typing import Any
 

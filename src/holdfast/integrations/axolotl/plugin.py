@@ -20,7 +20,7 @@ from holdfast.integrations.axolotl.unsupported import require_supported
 logger = logging.getLogger(__name__)
 
 
-class HoldfastPlugin(BasePlugin):  # type: ignore[misc]  # Axolotl is untyped
+class HoldfastPlugin(BasePlugin):
     """Holds the model's own refusals and answers while Axolotl fine-tunes it; see docs/axolotl.md."""
 
     def __init__(self) -> None:

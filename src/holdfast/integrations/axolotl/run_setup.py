@@ -45,9 +45,7 @@ def planned(cfg: Any, args: Any) -> ResolvedRun:
     own = {"run_dir": folder, "stage": "finetune", "step": "two_pass", "max_length": int(cfg.sequence_len)}
     for name, value in {**missing, **given, **own, "stream_seed": config.seed}.items():
         setattr(args, name, value)
-    return ResolvedRun(
-        config, constraints(config), defense(config), args, resolved(config), screening_settings(config)
-    )
+    return ResolvedRun(config, constraints(config), defense(config), args, resolved(config), screening_settings(config))
 
 
 def run_config(cfg: Any, args: Any) -> RunConfig:
