@@ -47,8 +47,10 @@ class Folder:
         written: Any = [{"messages": [{"role": r, "content": c} for r, c in one]} for one in turns]
         return [{"path": self.write(name, written), "type": "chat_template"}]
 
-    def train(self, name: str, datasets: Any, command: list[str], **changes: Any) -> tuple[Path, int, str]:
-        """One run: its output folder, exit code and what it printed."""
+    def train(
+        self, name: str, datasets: Any, command: list[str], *, kill: str = "", **changes: Any
+    ) -> tuple[Path, int, str]:
+        """One run: its output folder, exit code and what it printed; `kill`: the file in it that ends the process."""
         values = {
             **AXOLOTL, "base_model": str(self.path / "model"), "datasets": datasets,
             "output_dir": str(self.path / name), "dataset_prepared_path": str(self.path / f"prepared-{name}"),
@@ -60,10 +62,10 @@ class Folder:
             **os.environ, "HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1", "ACCELERATE_USE_CPU": "true",
             "OMP_NUM_THREADS": "1", "HOLDFAST_CACHE": str(self.path / "cache"), "HF_HOME": str(self.path / "hub"),
         }  # fmt: skip
-        place = 2 if command is COMMAND else len(command)
+        place, last = 2 if command is COMMAND else len(command), [str(self.path / name / kill)] if kill else []
         done = subprocess.run(
-            [*command[:place], str(file), *command[place:]], capture_output=True, text=True, timeout=900, check=False,
-            env=environment, cwd=self.path,
+            [*command[:place], str(file), *command[place:], *last], capture_output=True, text=True, timeout=900,
+            check=False, env=environment, cwd=self.path,
         )  # fmt: skip
         return self.path / name, done.returncode, done.stdout + done.stderr
 

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from holdfast.core.event_log import read
+from tests import behaving
 from tests.axolotl.conftest import COMMAND, DRIVEN, PLUGIN
 
 SLACK = {"tau": 1.0e6}
@@ -166,3 +167,44 @@ def test_refusals_end_the_command(folder, mixed, changes, words):
     assert code != 0
     assert words in said
     assert not (run / "holdfast").exists()
+
+
+def test_all_weights_and_packed_rows_too(folder, mixed):
+    """By the command itself: without an adapter Axolotl's own runs agree bit for bit."""
+    packed = {"adapter": None, "sample_packing": True, "attn_implementation": "sdpa", "learning_rate": 1e-4}
+    plain, code, said = folder.train("packed", mixed, COMMAND, **packed)
+    assert code == 0, said[-3000:]
+    slack, code, said = folder.train(
+        "packed-slack", mixed, COMMAND, **packed, plugins=PLUGIN,
+        holdfast={
+            "safety": {"data": folder.write("others", behaving.rows(60, seed=5))}, "constraint": SLACK,
+            "monitor": {"prompts": 0}, "certify": False,
+        },
+    )  # fmt: skip
+    assert code == 0, said[-3000:]
+    weights = [load_file(run / "model.safetensors") for run in (plain, slack, folder.path / "model")]
+    assert same(*weights[:2])
+    assert not same(*weights[1:])  # something was learned
+    assert (slack / "holdfast" / "model" / "model.safetensors").samefile(slack / "model.safetensors")  # no second copy
+
+
+def test_a_killed_run_goes_on_bit_for_bit(folder, mixed):
+    steps = {"max_steps": 12, "save_strategy": "steps", "save_steps": 4, "learning_rate": 0.02, "plugins": PLUGIN}
+    block = {
+        "safety": {"data": folder.write("steering", behaving.rows(60, seed=6))}, "monitor": {"prompts": 0},
+        "certify": False, "report": False,
+    }  # fmt: skip
+    whole, code, said = folder.train("whole", mixed, DRIVEN, **steps, holdfast=block)
+    assert code == 0, said[-3000:]
+    killed, code, _ = folder.train("killed", mixed, DRIVEN, kill="checkpoint-4/manifest.json", **steps, holdfast=block)
+    assert code == -9
+    assert not (killed / "holdfast" / "result.json").exists()
+    _, code, said = folder.train("killed", mixed, DRIVEN, **steps, holdfast=block)
+    assert code != 0
+    assert "auto_resume_from_checkpoints" in said  # a run that was broken off is not begun anew unasked
+    _, code, said = folder.train("killed", mixed, DRIVEN, **steps, holdfast=block, auto_resume_from_checkpoints=True)
+    assert code == 0, said[-3000:]
+    assert same(adapter(whole), adapter(killed))
+    rows = [read(run / "holdfast" / "events.jsonl") for run in (whole, killed)]
+    assert [row["g"] for row in rows[0]] == [row["g"] for row in rows[1]]
+    assert any(row["active"] for row in rows[0])

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from axolotl.prompt_strategies import load as load_strategy
+from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
 from axolotl.prompt_strategies.chat_template import ChatTemplateStrategy
 from axolotl.prompt_tokenizers import AlpacaPromptTokenizingStrategy, InstructionPromptTokenizingStrategy
 from axolotl.prompters import AlpacaPrompter
@@ -18,6 +19,12 @@ from axolotl.utils.data.shared import datasets_with_name_generator, load_dataset
 from holdfast.core.errors import DataError, UnsupportedError
 
 Conversation = list[dict[str, str]]
+KNOWN = (
+    ChatTemplateStrategy,
+    InstructionPromptTokenizingStrategy,
+    InstructionWSystemPromptTokenizingStrategy,  # mappings of the user's own, too
+)
+"""Strategies that know what is prompt and what is reply."""
 
 
 def conversations(cfg: Any, tokenizer: Any, dataset: Any) -> list[Conversation]:
@@ -75,7 +82,7 @@ def _strategy(config: Any, cfg: Any, tokenizer: Any) -> Any:
             made = AlpacaPromptTokenizingStrategy(
                 AlpacaPrompter(style), tokenizer, cfg.train_on_inputs, cfg.sequence_len
             )
-    if isinstance(made, ChatTemplateStrategy | InstructionPromptTokenizingStrategy):
+    if isinstance(made, KNOWN):
         return made
     raise UnsupportedError(
         f"datasets: type {kind!r} of {config.path} with the holdfast plugin: its rows have no prompt to ask",
