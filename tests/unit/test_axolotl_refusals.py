@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
+import yaml
+from pydantic import ValidationError
 
 from holdfast.core.errors import ResourceError, UnsupportedError
+from holdfast.integrations.axolotl.settings import OF_RUN_FILE, TRAIN, HoldfastArgs, HoldfastSettings
 from holdfast.integrations.axolotl.unsupported import REFUSED, SIZES, require_supported
+from holdfast.runs.config import RunConfig
+from holdfast.training.config import SafeSFTConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "axolotl.md"
 
 
 @pytest.mark.parametrize("key", REFUSED)
@@ -45,6 +55,25 @@ def test_other_plugins_unless_they_change_neither_trainer_nor_loss():
     require_supported({"plugins": [ours, "axolotl.integrations.liger.LigerPlugin"]})
     with pytest.raises(UnsupportedError, match=r"plugins: some\.Plugin"):
         require_supported({"plugins": [ours, "some.Plugin"]})
+
+
+def test_the_file_of_the_page_is_supported():
+    (text,) = re.findall(r"^```yml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S)
+    values = yaml.safe_load(text)
+    require_supported(values)
+    assert values["plugins"] == ["holdfast.integrations.axolotl.HoldfastPlugin"]
+    assert HoldfastArgs(**values).holdfast == HoldfastArgs().holdfast  # it writes what is the default
+
+
+def test_unknown_keys_of_the_block_are_refused():
+    with pytest.raises(ValidationError, match="saftey"):
+        HoldfastArgs(holdfast={"saftey": "auto"})
+
+
+def test_every_key_of_a_run_file_in_the_block_is_one():
+    assert set(OF_RUN_FILE) <= set(RunConfig.model_fields)
+    assert set(HoldfastSettings.model_fields) == {*OF_RUN_FILE, "train", "certify", "report"}
+    assert set(TRAIN) <= {field.name for field in fields(SafeSFTConfig)}
 
 
 def test_all_cases_are_named_at_once():

@@ -12,6 +12,7 @@ from typing import Any
 from axolotl.prompt_strategies import load as load_strategy
 from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
 from axolotl.prompt_strategies.chat_template import ChatTemplateStrategy
+from axolotl.prompt_strategies.completion import CompletionPromptTokenizingStrategy
 from axolotl.prompt_tokenizers import AlpacaPromptTokenizingStrategy, InstructionPromptTokenizingStrategy
 from axolotl.prompters import AlpacaPrompter
 from axolotl.utils.data.shared import datasets_with_name_generator, load_dataset_with_config
@@ -82,7 +83,7 @@ def _strategy(config: Any, cfg: Any, tokenizer: Any) -> Any:
             made = AlpacaPromptTokenizingStrategy(
                 AlpacaPrompter(style), tokenizer, cfg.train_on_inputs, cfg.sequence_len
             )
-    if isinstance(made, KNOWN):
+    if isinstance(made, KNOWN) and not isinstance(made, CompletionPromptTokenizingStrategy):
         return made
     raise UnsupportedError(
         f"datasets: type {kind!r} of {config.path} with the holdfast plugin: its rows have no prompt to ask",
