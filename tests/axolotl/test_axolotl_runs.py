@@ -52,10 +52,13 @@ def plain(folder, mixed) -> Path:
 
 @pytest.fixture(scope="session")
 def held(folder, mixed) -> tuple[Path, int, str]:
-    """By the command itself; 30 steps at a rate at which plain fine-tuning loses all refusals."""
+    """30 steps at a rate at which plain fine-tuning loses the refusals."""
     return folder.train(
-        "held", mixed, COMMAND, max_steps=30, learning_rate=0.02, plugins=PLUGIN,
-        holdfast={"safety": {"data": str(folder.path / "pairs.jsonl")}, "monitor": {"prompts": 60}},
+        "held", mixed, DRIVEN, max_steps=30, learning_rate=0.02, plugins=PLUGIN,
+        holdfast={
+            "safety": {"data": str(folder.path / "pairs.jsonl")}, "constraint": {"tau": 0.02, "beta": 50.0},
+            "monitor": {"prompts": 60},
+        },
     )  # fmt: skip
 
 
@@ -110,7 +113,7 @@ def test_a_constrained_run_holds_and_is_certified(plain, held):
 def test_plain_fine_tuning_loses_what_the_constraint_keeps(folder, mixed, held):
     """With the plugin as a gauge: `defense: sft` enforces nothing."""
     run, code, said = folder.train(
-        "gauge", mixed, COMMAND, max_steps=30, learning_rate=0.02, plugins=PLUGIN,
+        "gauge", mixed, DRIVEN, max_steps=30, learning_rate=0.02, plugins=PLUGIN,
         holdfast={
             "safety": {"data": str(folder.path / "pairs.jsonl")}, "monitor": {"prompts": 60}, "defense": "sft",
             "certify": False,
@@ -159,8 +162,9 @@ def test_a_finished_run_is_not_trained_over(folder, mixed, held):
         ({"rl": "dpo"}, "rl: dpo with the holdfast plugin: preference and reinforcement learning"),
         ({"holdfast": {"saftey": "auto"}}, "saftey"),
         ({"holdfast": {"defense": "kl"}}, "defense 'kl' under Axolotl"),
+        ({"chat_template": "chatml"}, "the model refuses in its own template, not in another one"),
     ],
-    ids=["rl", "misspelt key", "another defense"],
+    ids=["rl", "misspelt key", "another defense", "another template"],
 )
 def test_refusals_end_the_command(folder, mixed, changes, words):
     run, code, said = folder.train("refused", mixed, COMMAND, **{"plugins": PLUGIN, **changes})

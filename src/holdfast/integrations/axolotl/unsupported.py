@@ -42,7 +42,10 @@ REFUSED = {
     "kd_trainer": ("distillation", _PLAIN),
     "orpo_alpha": ("ORPO", _SFT),
     "trust_remote_code": ("code of the model's own", "use a model that transformers knows"),
-    "hub_strategy": ("checkpoints on the hub", "push the finished adapter: axolotl's hub_model_id, or huggingface-cli"),
+    "hub_model_id": (
+        "Axolotl pushes the whole output_dir, with the rows and the model's replies in it",
+        "push the finished weights afterwards: hf upload OWNER/NAME output_dir/holdfast/adapter",
+    ),
 }  # fmt: skip
 """Keys that must be unset or false, each with what is wrong with it and what to do."""
 SIZES = ("context_parallel_size", "tensor_parallel_size", "dp_shard_size", "dp_replicate_size", "expert_parallel_size")
