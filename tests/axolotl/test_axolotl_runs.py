@@ -20,8 +20,11 @@ from tests import behaving
 from tests.axolotl.conftest import COMMAND, DRIVEN, PLUGIN
 
 SLACK = {"tau": 1.0e6}
-LEFT = {"max_steps": None, "warmup_steps": None, "warmup_ratio": 0.2, "learning_rate": 1e-4}
-"""Steps and warm-up follow from the number of rows; a rate at which 20 steps lose nothing."""
+LEFT = {
+    "max_steps": None, "warmup_steps": None, "warmup_ratio": 0.2, "lr_scheduler": "cosine", "learning_rate": 1e-4,
+    "shuffle_merged_datasets": False,
+}  # fmt: skip
+"""Steps and warm-up follow from the number of rows, at a rate at which 20 steps lose nothing; rows in their order."""
 
 
 def adapter(run: Path) -> dict[str, torch.Tensor]:

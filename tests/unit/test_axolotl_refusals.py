@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,11 @@ def test_the_file_of_the_page_is_supported():
     assert HoldfastArgs(**values).holdfast == HoldfastArgs().holdfast  # it writes what is the default
 
 
+def test_an_empty_block_is_every_default():
+    assert HoldfastArgs(holdfast=None).holdfast is None
+    assert HoldfastArgs().holdfast == HoldfastSettings()
+
+
 def test_unknown_keys_of_the_block_are_refused():
     with pytest.raises(ValidationError, match="saftey"):
         HoldfastArgs(holdfast={"saftey": "auto"})
@@ -74,6 +80,11 @@ def test_every_key_of_a_run_file_in_the_block_is_one():
     assert set(OF_RUN_FILE) <= set(RunConfig.model_fields)
     assert set(HoldfastSettings.model_fields) == {*OF_RUN_FILE, "train", "certify", "report"}
     assert set(TRAIN) <= {field.name for field in fields(SafeSFTConfig)}
+
+
+def test_an_enumeration_is_shown_as_it_is_written():
+    with pytest.raises(UnsupportedError, match="^rl: dpo with the holdfast plugin"):
+        require_supported({"rl": Enum("RLType", {"DPO": "dpo"}).DPO})
 
 
 def test_all_cases_are_named_at_once():

@@ -30,6 +30,7 @@ from holdfast.runs.stages.prepare import row_counts
 from holdfast.runs.stages.result import measured_result
 from holdfast.runs.stages.run_folder import RunFolder, whole_folder
 from holdfast.training.auto import without_conflicts
+from holdfast.training.fitting import release
 from holdfast.training.state_files import capture_rng, restore_rng
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ class HeldRun:
         }  # fmt: skip
         result = RunResult(folder.path, measured_result(self.plan, self.trainer, self.before, known))
         closed = any(one.split.certify for one in self.trainer.safety.values())
-        self.trainer = None  # its memory is needed for the certificate
+        self.trainer = None
+        release()  # the certificate needs the memory
         wanted = self.cfg.get("holdfast") or {}
         certified = _command("certify", folder.path) if closed and wanted.get("certify", True) else 0
         if wanted.get("report", True):

@@ -57,7 +57,8 @@ def run_config(cfg: Any, args: Any) -> RunConfig:
             f"holdfast: train: {', '.join(other)}: everything but the safety pass is Axolotl's",
             remedy=f"set it at the top of the Axolotl file; here: {', '.join(TRAIN)}",
         )
-    mirrored = {name: _word(getattr(args, name)) for name in ARGUMENTS if hasattr(args, name)}
+    counted = {name for name in ("max_steps", "warmup_steps") if cfg.get(name) is None}  # of rows: some may leave yet
+    mirrored = {name: _word(getattr(args, name)) for name in ARGUMENTS if hasattr(args, name) and name not in counted}
     raw = {
         "model": str(cfg.base_model), "dtype": _dtype(cfg), "task": {"data": str(run_folder(cfg) / TASK)},
         "lora": _lora(cfg), "output_dir": str(run_folder(cfg).resolve()), "seed": int(cfg.seed or default("seed")),

@@ -38,4 +38,5 @@ class HoldfastSettings(BaseModel):
 class HoldfastArgs(BaseModel):
     """What Axolotl adds to the keys of its file."""
 
-    holdfast: HoldfastSettings = Field(default_factory=HoldfastSettings)
+    holdfast: HoldfastSettings | None = Field(default_factory=HoldfastSettings)
+    """The block; empty, or left out, it has every default."""

@@ -87,6 +87,7 @@ PLUGINS = ("axolotl.integrations.liger.", "axolotl.integrations.cut_cross_entrop
 
 def _shown(key: str, value: Any) -> str:
     """The key with its value where that is one word."""
+    value = getattr(value, "value", value)  # of an enumeration, as it is written in the file
     return f"{key}: {str(value).lower() if isinstance(value, bool) else value}" if _is_word(value) else f"{key}:"
 
 
