@@ -84,7 +84,7 @@ def test_every_key_of_a_run_file_in_the_block_is_one():
 
 def test_an_enumeration_is_shown_as_it_is_written():
     with pytest.raises(UnsupportedError, match=r"^rl: dpo with the holdfast plugin"):
-        require_supported({"rl": Enum("RLType", {"DPO": "dpo"}).DPO})
+        require_supported({"rl": Enum("RLType", {"DPO": "dpo"})("dpo")})
 
 
 def test_all_cases_are_named_at_once():
