@@ -96,6 +96,16 @@ def test_a_screening_of_other_rows_is_refused(tmp_path):
         )  # fmt: skip
 
 
+def test_prompts_and_replies_are_never_pushed(tmp_path):
+    arguments = hf.SafeSFTConfig(str(tmp_path / "safe"), push_to_hub=True, **COMMON)
+    with pytest.raises(ConfigError, match="the hub would get the prompts and replies in") as caught:
+        hf.SafeSFTTrainer(
+            behaving.model(), arguments, processing_class=behaving.tokenizer(), train_dataset=rows(), peft_config=lora()
+        )
+    assert "run_dir" in caught.value.remedy
+    assert not (tmp_path / "safe").exists()
+
+
 def test_auto_is_the_default_where_the_defense_needs_a_safety_set(tmp_path):
     """This model answers nearly all bundled probes, so asking ends where it should: before training."""
     with pytest.raises(InfeasibleError, match="refuses too little to hold"):
