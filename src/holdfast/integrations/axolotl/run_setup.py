@@ -69,7 +69,7 @@ def run_config(cfg: Any, args: Any) -> RunConfig:
         **({"revision": cfg.revision_of_model} if cfg.revision_of_model else {}),
         **{key: block[key] for key in OF_RUN_FILE if block.get(key) is not None},
     }  # fmt: skip
-    config = config_from_dict(raw, where="holdfast:", complete=True)
+    config = config_from_dict(raw, where="holdfast", complete=True)
     if config.defense.name not in DEFENSES:
         raise UnsupportedError(
             f"defense {config.defense.name!r} under Axolotl: it has a loss, batches or saved weights of its own",
