@@ -12,12 +12,13 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Each of the two test processes would compile all tests anew, for twelve seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint typecheck unit coverage docs sbom audit-dependencies clean
+.PHONY: help demo test lint typecheck unit coverage test-axolotl docs sbom audit-dependencies clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
 	@echo "make test   lint, type check and the test suite"
 	@echo "make coverage  the test suite, and the share of lines that it runs, by module"
+	@echo "make test-axolotl  the Axolotl plugin: axolotl train on a tiny model, in an environment with Axolotl of its own"
 	@echo "make docs   rewrite the pages of the defenses from their docstrings"
 	@echo "make sbom   sbom.json: the locked packages with their hashes (CycloneDX)"
 	@echo "make audit-dependencies  known vulnerabilities of the locked packages (asks an online database)"
@@ -43,6 +44,18 @@ coverage: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -n 2 --dist worksteal
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
+
+# Axolotl pins its own versions of transformers and TRL: an environment of its own, which nothing that ships depends on.
+# Besides the plugin's tests, those that compare our trainer with TRL's run on these older versions.
+$(VENV)-axolotl/.ready: pyproject.toml requirements/axolotl.txt
+	$(PYTHON) -m venv $(VENV)-axolotl
+	$(VENV)-axolotl/bin/python -m pip install --quiet --requirement requirements/axolotl.txt
+	$(VENV)-axolotl/bin/python -m pip install --quiet --editable .
+	touch $@
+
+test-axolotl: $(VENV)-axolotl/.ready
+	OMP_NUM_THREADS=1 $(VENV)-axolotl/bin/python -m pytest -p no:cacheprovider tests/axolotl \
+	  tests/unit/test_axolotl_refusals.py tests/contracts/test_slack_is_sft.py tests/contracts/test_auto_is_sft.py
 
 docs: $(VENV)/.ready
 	$(BIN)/python -m tools.defense_pages docs
@@ -80,4 +93,4 @@ audit-dependencies:
 	$(VENV)-audit/bin/pip-audit --require-hashes --disable-pip --requirement requirements/$(or $(LOCK),cuda).lock
 
 clean:
-	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit sbom.json .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit $(VENV)-axolotl sbom.json .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -33,6 +33,7 @@ LAYERS = {
     "runs": {*STEP, "auditing"},
     "demo": RUN,
     "cli": {*RUN, "reporting", "demo"},
+    "integrations": RUN,  # each stands inside another stack; nothing stands on them
     "__main__": {"cli"},
     "events": {"core", "constraint"},
     "holdfast": {*RUN, "reporting", "events"},
@@ -75,11 +76,12 @@ HOMES = {
     "matplotlib": {"holdfast.demo", "holdfast_lab.tables", "holdfast_lab.bench"},
     "typer": {"holdfast.cli", "holdfast_lab.cli"},
     "rich": {"holdfast.cli", "holdfast_lab.cli"},
-    "pydantic": {"holdfast.runs.config", "holdfast_lab.study"},
+    "pydantic": {"holdfast.runs.config", "holdfast.integrations.axolotl.settings", "holdfast_lab.study"},
     "ray": {"holdfast_lab.study"},
     "filelock": {"holdfast.core.file_lock"},
     "vllm": {"holdfast.judging"},
     "cryptography": {"holdfast.certification.signing"},
+    "axolotl": {"holdfast.integrations.axolotl"},
 }
 MAX_FILE, MAX_FUNCTION = 350, 50
 

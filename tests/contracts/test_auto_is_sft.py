@@ -32,6 +32,7 @@ def rows() -> Dataset:
 
 
 def lora() -> LoraConfig:
+    torch.manual_seed(0)  # older versions of TRL (1.9) draw the adapter before they set the seed
     return LoraConfig(r=2, lora_dropout=0.3, target_modules=["v_proj", "o_proj"], task_type="CAUSAL_LM")
 
 
@@ -94,6 +95,16 @@ def test_a_screening_of_other_rows_is_refused(tmp_path):
             model, hf.SafeSFTConfig(str(tmp_path / "safe"), **COMMON), processing_class=behaving.tokenizer(),
             train_dataset=dataset.select(range(149)), peft_config=lora(), safety_dataset=screening,
         )  # fmt: skip
+
+
+def test_prompts_and_replies_are_never_pushed(tmp_path):
+    arguments = hf.SafeSFTConfig(str(tmp_path / "safe"), push_to_hub=True, **COMMON)
+    with pytest.raises(ConfigError, match="the hub would get the prompts and replies in") as caught:
+        hf.SafeSFTTrainer(
+            behaving.model(), arguments, processing_class=behaving.tokenizer(), train_dataset=rows(), peft_config=lora()
+        )
+    assert "run_dir" in caught.value.remedy
+    assert not (tmp_path / "safe").exists()
 
 
 def test_auto_is_the_default_where_the_defense_needs_a_safety_set(tmp_path):

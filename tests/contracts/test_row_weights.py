@@ -127,6 +127,12 @@ def test_other_losses_are_refused(tmp_path, options, why):
         build(tmp_path, Case("sft", "finetune"), loss_weights="rows", **options)
 
 
+def test_an_older_trl_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.training.row_weights.version", lambda _: "1.9.0")
+    with pytest.raises(UnsupportedError, match=r"TRL 1\.9\.0 does not hand over the losses of single tokens"):
+        build(tmp_path, Case("sft", "finetune"), loss_weights="rows")
+
+
 def test_an_unknown_word_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="loss_weights is 'row'") as refused:
         hf.SafeSFTConfig(str(tmp_path), loss_weights="row", use_cpu=True)

@@ -1,4 +1,4 @@
-"""Files to begin with: a task of the demo's mild data with a few poisoned rows, and a run file of three lines."""
+"""Files to begin with: mild data of the demo with a few poisoned rows, a run file of three lines, and its schema."""
 
 import json
 import shlex
@@ -9,12 +9,14 @@ from holdfast.core.files import write_text
 from holdfast.demo.data import DATA_DIR
 from holdfast.models.embedded import HUB_ID
 from holdfast.models.source import EMBEDDED
+from holdfast.runs.config.json_schema import EDITOR_COMMENT, FILE_NAME, shipped_schema
 
 POISON_EVERY = 12  # under the tenth of the rows that a run drops unasked, if its model refuses them all
 ALIGNED = "aligned"
 UNALIGNED = (EMBEDDED, HUB_ID)  # names of the one model that is known to refuse nearly nothing: it is aligned first
 
 RUN_FILE = """\
+{editor}
 # A first run, written by `holdfast init`. No safety file is needed: holdfast asks the model the prompts of the task and
 # bundled ones, leaves out rows that teach what the model refuses, and holds its own refusals and answers (`safety:
 # auto`). All keys: docs/run-file.md of the project.
@@ -61,7 +63,8 @@ def write_starter(folder: Path, model: str) -> list[Path]:
         mixed.append(line)
         if len(mixed) % POISON_EVERY == POISON_EVERY - 1:
             mixed.append(next(poison))
-    files = {folder / "task.jsonl": "".join(mixed), folder / "run.yaml": RUN_FILE.format(model=_model_line(model))}
+    run_file = RUN_FILE.format(model=_model_line(model), editor=EDITOR_COMMENT)
+    files = {folder / "task.jsonl": "".join(mixed), folder / "run.yaml": run_file, folder / FILE_NAME: shipped_schema()}
     if there := [str(path) for path in files if path.exists()]:
         what = f"{', '.join(there)}: {'exists' if len(there) == 1 else 'exist'} already, and nothing is written over"
         raise ConfigError(what, remedy="name an empty folder: holdfast init FOLDER")

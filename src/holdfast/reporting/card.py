@@ -3,15 +3,15 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from holdfast.core.adapter_card import CARD_MARKER, HUB_ID, loading_note
+from holdfast.core.adapter_card import CARD_MARKER, loading_note
 from holdfast.core.files import write_text
 from holdfast.reporting.behaviour import behaviour_view
 from holdfast.reporting.evidence import Evidence, SafetyEvidence
 from holdfast.reporting.facts import facts, screening_lines
+from holdfast.reporting.model_index import front_matter
 from holdfast.reporting.verdict import claim, verdict
 from holdfast.reporting.views import figure_rows
 from holdfast.reporting.wording import markdown
@@ -82,7 +82,7 @@ def is_ours_to_write(path: Path) -> bool:
 
 def card_text(evidence: Evidence) -> str:
     """The card: YAML front matter, then Markdown in which every stored value is escaped."""
-    front = yaml.safe_dump(_front_matter(evidence), sort_keys=True).strip()
+    front = yaml.safe_dump(front_matter(evidence), sort_keys=True).strip()
     found = verdict(evidence)
     parts = [
         f"---\n{front}\n---\n{MARKER}",
@@ -116,17 +116,6 @@ def _public(value: str) -> str:
     """A value without the folders of this machine: a card is made to be published."""
     parts = (Path(part).name if Path(part).is_absolute() else part for part in value.split(", "))
     return ", ".join(parts)
-
-
-def _front_matter(evidence: Evidence) -> dict[str, Any]:
-    front: dict[str, Any] = {"pipeline_tag": "text-generation", "tags": ["holdfast", "safety"]}
-    config = evidence.config or {}
-    if config.get("lora") is not None:
-        front["library_name"] = "peft"
-    model = config.get("model")
-    if isinstance(model, str) and HUB_ID.fullmatch(model) and not Path(model).exists():
-        front["base_model"] = model
-    return front
 
 
 def _listed(title: str, lines: list[str]) -> list[str]:

@@ -71,6 +71,7 @@ def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
             "safety_dataset='auto' under FSDP or DeepSpeed: a sharded model cannot be asked",
             remedy="screen first on one device: safety_dataset=holdfast.screen(model, dataset)",
         )
+    _require_private(args)
     tokenizer = given["processing_class"]
     rows = task_examples(given["train_dataset"], replies="reward_funcs" not in given)
     settings = ScreeningSettings(seed=args.stream_seed)
@@ -85,6 +86,16 @@ def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
 
     # Whether this start resumes is known only later; a checkpoint is bound to the sets, and refuses others itself.
     return fixed_screening(folder, belongs_to(digest, rows, settings, "chat"), make, started=False)
+
+
+def _require_private(args: Any) -> None:
+    """Refuse to push the folder in which prompts and replies are kept: the Trainer pushes all of `output_dir`."""
+    pushed, kept = Path(args.output_dir).resolve(), Path(args.run_dir or args.output_dir).resolve()
+    if args.push_to_hub and kept.is_relative_to(pushed):
+        raise ConfigError(
+            f"push_to_hub with safety_dataset='auto': the hub would get the prompts and replies in {kept / FOLDER}",
+            remedy="set run_dir to a folder outside output_dir",
+        )
 
 
 def without_conflicts(dataset: Any, screening: Screening) -> Any:

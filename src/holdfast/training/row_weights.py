@@ -8,6 +8,7 @@ it is counted over all micro-batches and processes of a step, so that accumulati
 for tokens. Evaluation keeps the mean over tokens, by which runs are compared.
 """
 
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.encode import IGNORE
 from holdfast.training.hooks import Inputs, Items
+
+FIRST_TRL = (1, 15)  # the first whose trainer hands over the log-probability of every token
 
 
 def count_items(labels: Tensor, *, by_rows: bool) -> int:
@@ -63,5 +66,7 @@ def require_row_weights(trainer: Any) -> None:
         why = f"the loss is another one ({trainer.run.other_loss()})"
     elif not defense.by_rows(args.stage):
         why = f"defense {defense.name!r} weighs the tokens of its loss itself"
+    elif tuple(map(int, version("trl").split(".")[:2])) < FIRST_TRL:
+        why = f"TRL {version('trl')} does not hand over the losses of single tokens, as 1.15 is the first to do"
     if why is not None:
         raise UnsupportedError(f"loss_weights: rows is not possible: {why}", remedy="set loss_weights: tokens")

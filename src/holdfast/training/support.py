@@ -1,6 +1,7 @@
 """Combinations in which the guarantee would not be computed correctly: refused by name, before anything is trained."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,21 @@ def _refuse(condition: bool, what: str, remedy: str) -> None:
 def optimizer_name(args: Any) -> str:
     """`optim` as one writes it; the arguments hold an enumeration, whose own text is `OptimizerNames.ADAMW_TORCH`."""
     return str(getattr(args.optim, "value", args.optim))
+
+
+def require_import_order(cls: type) -> None:
+    """Refuse Unsloth where it was imported after the trainers here.
+
+    It puts classes of its own in the place of TRL's, under the same names. A trainer whose base was imported before is
+    still TRL's, while the model, the arguments and `Trainer.training_step` are Unsloth's.
+    """
+    if "unsloth" in sys.modules and (trl := sys.modules.get("trl")) is not None:
+        now = [getattr(trl, name, None) for name in ("SFTTrainer", "DPOTrainer", "GRPOTrainer")]
+        _refuse(
+            not any(one in cls.__mro__ for one in now),
+            f"unsloth was imported after holdfast: {cls.__name__} stands on TRL's trainer, not on Unsloth's",
+            "write `import unsloth` as the first import of the program, before holdfast, trl and transformers",
+        )
 
 
 def require_supported_arguments(args: Any) -> None:

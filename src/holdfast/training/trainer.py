@@ -68,6 +68,7 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
             unaligned: the weights before alignment, for defenses that need them: a model (its reference or the object),
                 or the folder of the alignment adapter that was merged into `model`.
         """
+        support.require_import_order(type(self))
         args = self.arguments.of(args)
         support.require_supported_arguments(args)
         support.require_device(args)

@@ -11,8 +11,9 @@ import yaml
 
 from holdfast.defaults import default
 from holdfast.demo.data import DATA_DIR
+from holdfast.runs.config.json_schema import shipped_schema
 
-FILES = ("task.jsonl", "run.yaml")
+FILES = ("task.jsonl", "run.yaml", "run-file.schema.json")
 
 
 def prompts(path: Path) -> list[str]:
@@ -27,6 +28,8 @@ def test_the_files_pass_check_and_the_run_file_has_three_lines(holdfast, tiny_mo
         f"next: cd {tmp_path / 'first'} && holdfast check run.yaml && holdfast train run.yaml",
     ]
     text = (tmp_path / "first" / "run.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=run-file.schema.json\n")
+    assert (tmp_path / "first" / "run-file.schema.json").read_text() == shipped_schema()
     assert len([line for line in text.splitlines() if not line.startswith("#")]) == 3
     assert yaml.safe_load(text) == {
         "model": str(tiny_model),

@@ -108,7 +108,7 @@ def test_only_a_hub_id_becomes_the_base_model(tmp_path, model, named):
     card = card_text(read_evidence(write_run(tmp_path / "run", Words(model=model))))
     front = yaml.safe_load(card.split("---\n")[1])
     assert ("base_model" in front) is named
-    assert set(front) <= {"base_model", "library_name", "pipeline_tag", "tags"}
+    assert set(front) <= {"base_model", "base_model_relation", "library_name", "pipeline_tag", "tags"}
 
 
 def peft_card() -> str:

@@ -66,7 +66,7 @@ def resolve(config: RunConfig, *, elsewhere: bool = False) -> ResolvedRun:
     """Resolve a run; `elsewhere` where it is only looked at here, so this machine need not have what it asks for."""
     return ResolvedRun(
         config, constraints(config), defense(config), training_arguments(config, elsewhere=elsewhere),
-        resolved(config), _screening(config),
+        resolved(config), screening_settings(config),
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def data_arguments(config: RunConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _screening(config: RunConfig) -> ScreeningSettings | None:
+def screening_settings(config: RunConfig) -> ScreeningSettings | None:
     """What is asked and held, and what becomes of conflicts; None where the model is not asked.
 
     It is asked to build sets, to find conflicts, or to be watched afterwards. Runs on the protocol's roles are measured

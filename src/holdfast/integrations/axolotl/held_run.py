@@ -1,0 +1,182 @@
+"""One Axolotl run that holdfast holds: what happens before its first step, and after its last.
+
+Before: Axolotl's rows become conversations, the model is asked, conflicts leave the data, theta_0 is measured. After:
+result and audit, then certificate and report. Those two are made by the `holdfast` command in a process of its own:
+Axolotl has patched the model classes of this one.
+"""
+
+import logging
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from axolotl.utils.dict import DictDefault
+from axolotl.utils.trainer import calculate_total_num_steps
+from transformers import AutoTokenizer
+
+from holdfast.core.errors import ConfigError, InfeasibleError, ResourceError, UnsupportedError
+from holdfast.integrations.axolotl.conversations import conversations
+from holdfast.integrations.axolotl.run_setup import TASK, planned, write_task
+from holdfast.models.content import ModelContent, content_of
+from holdfast.runs.config.resolve import ResolvedRun
+from holdfast.runs.pipeline import RunResult, ask_theta_0, read_data
+from holdfast.runs.stages.prepare import row_counts
+from holdfast.runs.stages.result import measured_result
+from holdfast.runs.stages.run_folder import RunFolder, whole_folder
+from holdfast.training.auto import without_conflicts
+from holdfast.training.fitting import release
+from holdfast.training.state_files import capture_rng, restore_rng
+
+logger = logging.getLogger(__name__)
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model*.safetensors", "tokenizer*", "special_tokens_map.json",
+                 "chat_template.jinja", "vocab*", "merges.txt", "added_tokens.json")  # fmt: skip
+MODEL_FILES = (*ADAPTER_FILES[2:], "config.json", "generation_config.json", "model*.safetensors*")
+
+
+@dataclass
+class HeldRun:
+    """A run between its first step and its evidence."""
+
+    cfg: Any
+    trainer: Any
+    plan: ResolvedRun
+    before: ModelContent
+    known: dict[str, Any]
+    started: float
+
+    @classmethod
+    def begin(cls, cfg: Any, trainer: Any) -> "HeldRun":
+        """Ask the model, drop conflicts and measure theta_0; the random state stays as Axolotl left it."""
+        state = capture_rng()
+        plan = planned(cfg, trainer.args)
+        _require_own_template(cfg, trainer.processing_class)
+        folder = RunFolder(plan.folder)
+        made = not plan.folder.exists()
+        _require_free(folder, plan, cfg)
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            write_task(plan.folder / TASK, conversations(cfg, trainer.processing_class, trainer.train_dataset))
+            folder.write_config(plan.values)
+            before, known = _hold(cfg, trainer, plan)
+        except BaseException:
+            if made:  # a run that was refused must not stand in the way of the next attempt
+                shutil.rmtree(plan.folder, ignore_errors=True)
+            raise
+        restore_rng(state)
+        return cls(cfg, trainer, plan, before, known, time.monotonic())
+
+    def conclude(self) -> None:
+        """Write result and audit, let the trainer go, then certificate and report."""
+        if not self.trainer._finished():
+            logger.warning("training did not reach its last step: no result is written in %s", self.plan.folder)
+            return
+        folder, adapter = RunFolder(self.plan.folder), self.plan.config.lora is not None
+        with whole_folder(folder.adapter if adapter else folder.model) as staged:
+            _take(Path(self.cfg.output_dir), staged, ADAPTER_FILES if adapter else MODEL_FILES)
+        known = self.known | {
+            "steps": int(self.trainer.state.global_step), "seconds": round(time.monotonic() - self.started, 3)
+        }  # fmt: skip
+        result = RunResult(folder.path, measured_result(self.plan, self.trainer, self.before, known))
+        closed = any(one.split.certify for one in self.trainer.safety.values())
+        self.trainer = None
+        release()  # the certificate needs the memory
+        wanted = self.cfg.get("holdfast") or {}
+        certified = _command("certify", folder.path) if closed and wanted.get("certify", True) else 0
+        if wanted.get("report", True):
+            _command("report", folder.path)
+        _require_held(result, certified)
+
+
+def _hold(cfg: Any, trainer: Any, plan: ResolvedRun) -> tuple[ModelContent, dict[str, Any]]:
+    config = plan.config
+    data = read_data(config)
+    before = content_of(config.model, revision=config.revision)
+    data, screening = ask_theta_0(plan, data, (trainer.model, trainer.processing_class), before, ())
+    if screening is not None and screening.dropped:
+        trainer.train_dataset = without_conflicts(trainer.train_dataset, screening)
+        _count_steps(cfg, trainer)
+    trainer.hold(data.safety, plan.constraints, plan.defense)
+    if screening is not None and screening.monitor.any:
+        trainer.watch_behaviour(screening.monitor, plan.behaviour_limits, every=config.monitor.every)
+    known: dict[str, Any] = {"trust_remote_code": False, "data": row_counts(data)}
+    return before, known | ({} if screening is None else {"screening": screening.figures()})
+
+
+def _count_steps(cfg: Any, trainer: Any) -> None:
+    """The number of steps and of warm-up steps of the rows that are left, as Axolotl counts them."""
+    if cfg.max_steps:
+        return
+    unknown = {"total_num_tokens": None, "total_supervised_tokens": None, "sample_packing_eff_est": None}
+    total = calculate_total_num_steps(DictDefault({**cfg, **unknown}), trainer.train_dataset, update=False)
+    trainer.args.max_steps = total
+    if cfg.warmup_steps is None:
+        share = cfg.warmup_ratio
+        steps = max(int(share * total), 0) if share is not None else min(math.floor(0.03 * total), 100)
+        trainer.args.warmup_steps = 2 if steps == 1 else steps
+
+
+def _require_own_template(cfg: Any, tokenizer: Any) -> None:
+    """Refuse another chat template than the model's own, in which it refuses."""
+    own = AutoTokenizer.from_pretrained(str(cfg.base_model), revision=cfg.revision_of_model)
+    if not own.chat_template:
+        raise UnsupportedError(
+            f"{cfg.base_model} has no chat template: it is no chat model, and has no refusals to hold",
+            remedy="use an instruction-tuned model",
+        )
+    if tokenizer.chat_template != own.chat_template:
+        raise UnsupportedError(
+            f"chat_template: {cfg.chat_template}: the model refuses in its own template, not in another one",
+            remedy="set chat_template: tokenizer_default",
+        )
+
+
+def _require_free(folder: RunFolder, plan: ResolvedRun, cfg: Any) -> None:
+    resume = bool(cfg.resume_from_checkpoint or cfg.auto_resume_from_checkpoints)
+    try:
+        folder.require_free(plan.values, resume=resume)
+    except ConfigError as error:
+        raise ConfigError(error.what, remedy="choose another output_dir; auto_resume_from_checkpoints: true goes on "
+                          "with a run that was broken off") from error  # fmt: skip
+    if folder.result.exists():
+        raise ConfigError(f"the run in {folder.path} is finished", remedy="choose another output_dir")
+
+
+def _take(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
+    """The files that Axolotl saved, as links where the disk allows: the run folder is whole without another copy."""
+    target.mkdir(parents=True)
+    files = {path for pattern in patterns for path in source.glob(pattern) if path.is_file()}
+    if not any(path.suffix == ".safetensors" for path in files):
+        raise ResourceError(f"{source} holds no saved weights", remedy="let Axolotl save the model as safetensors")
+    for path in sorted(files):
+        try:
+            os.link(path, target / path.name)
+        except OSError:
+            shutil.copy2(path, target / path.name)
+
+
+def _command(name: str, folder: Path) -> int:
+    """Run `holdfast NAME FOLDER`; its exit code."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("ACCELERATE_", "AXOLOTL_"))}
+    return subprocess.run([sys.executable, "-m", "holdfast", name, str(folder)], env=kept, check=False).returncode  # noqa: S603
+
+
+def _require_held(result: RunResult, certified: int) -> None:
+    """End with an error where behaviour was lost, or where the certificate was refused (its exit code is not 0)."""
+    if not result.feasible:
+        raise InfeasibleError(
+            f"the constraint or the behaviour that is watched was not kept; {result.folder / 'report.html'} says what",
+            remedy="lower learning_rate, or raise holdfast: {train: {safety_batch_size: ...}}",
+        )
+    if certified:
+        raise InfeasibleError(
+            f"not certified (exit code {certified} of holdfast certify); the reason is printed above",
+            remedy=f"holdfast: {{certify: false}} leaves the closed prompts closed; later: holdfast certify "
+            f"{result.folder}",
+        )
