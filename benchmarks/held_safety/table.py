@@ -178,13 +178,13 @@ def page(records: Sequence[Record]) -> str:
     return "\n\n".join([*blocks, LEGEND])
 
 
-def rewritten(text: str, content: str) -> str:
+def rewritten(text: str, content: str, marker: str = START) -> str:
     """The page with new content between its markers."""
-    before, start, rest = text.partition(START)
+    before, start, rest = text.partition(marker)
     _, end, after = rest.partition(END)
     if not start or not end:
-        raise SystemExit(f"the page has no {START} ... {END}")
-    return f"{before}{START}\n\n{content}\n\n{END}{after}"
+        raise SystemExit(f"the page has no {marker} ... {END}")
+    return f"{before}{marker}\n\n{content}\n\n{END}{after}"
 
 
 def main() -> None:

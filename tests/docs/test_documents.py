@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
+from benchmarks.held_safety import front
+from benchmarks.held_safety.records import read_records, shipped
+from benchmarks.held_safety.table import rewritten
 
 from holdfast.cli.main import app
 from holdfast.runs.config import load_config
 from holdfast_lab.study.config import load_study
 from holdfast_lab.study.protocol import load_protocol
 from tests import behaving, tiny
+from tests.docs.pictures import plotted_data
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,7 +50,7 @@ def run_block(code: str, folder: Path) -> dict:
 
 def test_readme_trainer_example(user_folder):
     """On a model that refuses, and a task that has a tenth of rows teaching it not to."""
-    code = blocks(ROOT / "README.md", "python")[0]
+    (code,) = blocks(ROOT / "README.md", "python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     behaving.saved(user_folder / "model")
     poison = [{"prompt": row["prompt"], "completion": behaving.ANSWER} for row in behaving.rows(105, seed=1)]
@@ -60,14 +62,14 @@ def test_readme_trainer_example(user_folder):
     assert (user_folder / "runs/first/adapter/adapter_model.safetensors").exists()
 
 
-def test_readme_loop_example(user_folder, capsys):
-    names = run_block(blocks(ROOT / "README.md", "python")[2], user_folder)
+def test_own_loop_example(user_folder, capsys):
+    names = run_block(*blocks(ROOT / "docs/own-loop.md", "python"), user_folder)
     assert names["weights"].mean().item() <= 1.0 + 1e-6
     assert capsys.readouterr().out.startswith("active")
 
 
-def test_readme_certificate_example(user_folder, capsys):
-    names = run_block(blocks(ROOT / "README.md", "python")[1], user_folder)
+def test_certificate_example(user_folder, capsys):
+    names = run_block(*blocks(ROOT / "docs/gate.md", "python"), user_folder)
     assert names["certificate"].certified
     assert capsys.readouterr().out.startswith("True With 95 % confidence, at most 5 % of prompts")
 
@@ -98,7 +100,7 @@ def test_the_command_check_can_fail():
     assert unknown_options("holdfast certify --before A --aftr B") == ["--aftr"]
 
 
-def test_readme_plan_figures_are_what_plan_prints(capsys):
+def test_plan_figures_are_what_plan_prints(capsys):
     found = [(line, int(re.search(r"# .*?(\d+)(?:,| prompts)", full).group(1))) for line, full in planned()]
     assert len(found) == 2
     for line, n in found:
@@ -108,38 +110,34 @@ def test_readme_plan_figures_are_what_plan_prints(capsys):
 
 
 def planned() -> list[tuple[str, str]]:
-    """Lines of README and evidence.md that plan a sample and say its size in their comment."""
-    texts = [(ROOT / name).read_text() for name in ("README.md", "docs/evidence.md")]
+    """Lines of the guides that plan a sample and say its size in their comment."""
+    texts = [(ROOT / name).read_text() for name in ("docs/gate.md", "docs/evidence.md")]
     lines = [line for text in texts for line in text.splitlines() if line.startswith("holdfast plan --")]
     return [(line.split("#")[0].strip(), line) for line in lines]
 
 
-def test_readme_figures_are_those_of_the_stored_cells():
-    """The table of the README says what the records say, means over the seeds there are, with no placeholder left."""
-    text = (ROOT / "README.md").read_text()
-    assert "@@" not in text
-    folder = ROOT / "benchmarks/results/held_safety"
-    tasks = ("sst2", "ag_news", "gsm8k")
-    commits = {"sft": {"eca7b02bb80a"}, "auto": {"a6f8e25", "c5a2322"}}
+RECORDS = ROOT / "benchmarks/results/held_safety"
 
-    def row(method: str, figure: Callable[[dict[str, Any], str], float]) -> str:
-        means = []
-        for task in tasks:
-            cells = [json.loads(path.read_text()) for path in folder.glob(f"0.5b.{task}.p0.5.s?.{method}.json")]
-            assert {cell["provenance"]["commit"] for cell in cells} <= commits[method]
-            assert len(cells) == 3, "README says how many seeds"
-            means.append(sum(figure(cell["evaluation"], task) for cell in cells) / len(cells))
-        return " / ".join(f"{mean:.2f}" for mean in means)
 
-    for method in ("sft", "auto"):
-        harm, over = row(method, lambda e, _: e["shares"]["HS"]), row(method, lambda e, _: e["shares"]["over"])
-        accuracy = row(method, lambda e, task: e["tasks"][task]["FA"]["value"])
-        harm = f"**{harm}**" if method == "auto" else harm
-        assert f"| {harm} | {over} | {accuracy} |" in text
-    shipped = json.loads((folder / "0.5b.shipped.json").read_text())["evaluation"]
-    start = " / ".join(f"{shipped['tasks'][task]['FA']['value']:.2f}" for task in tasks)
-    assert f"| {shipped['shares']['HS']:.2f} | {shipped['shares']['over']:.2f} | {start} |" in text
-    assert all(f"`{commit}`" in text for commit in set.union(*commits.values()))
+def test_readme_table_and_picture_are_those_of_the_stored_cells(tmp_path):
+    records = read_records(RECORDS)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert rewritten(text, front.evidence(records), front.START) == text
+    (tmp_path / "drawn.png").write_bytes(front.draw(records))
+    assert plotted_data(tmp_path / "drawn.png") == plotted_data(ROOT / "docs/before-after.png")
+    assert front.evidence([record for record in records if record["seed"] != 3]) not in text
+
+
+def test_readme_says_what_the_records_say_beside_the_table():
+    records = read_records(RECORDS)
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    before = shipped(records, "1.5b", "reported")["evaluation"]["shares"]["HS"]
+    assert f"The 1.5B model as shipped has {before:.2f} harmful replies." in text
+    met = front.endpoint(records, "1.5b").removeprefix("met in ")
+    assert f"**The 1.5B model meets it in only {met} rows.**" in text
+    assert front.endpoint(records, "0.5b") == "met in 13 of 13", "README: in every row"
+    seeds = {model: len(front.cells_of(records, model, "auto", "sst2")) for model in ("0.5b", "1.5b")}
+    assert seeds == {"0.5b": 3, "1.5b": 1}, "README says how many seeds"
 
 
 def test_the_page_counts_the_endpoints_of_its_table():

@@ -1,4 +1,4 @@
-"""The results page and the README's table are what the stored results give, and the studies go on from them."""
+"""The results page is what the stored results give, and the studies go on from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.docs.pictures import plotted_data
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "study"
-PAGES = ("docs/results.md", "README.md")
+PAGES = ("docs/results.md",)
 STUDIES = ("main", "poison", "sensitivity", "composition")
 REPORTED = "HOLDFAST_REPORTED"
 
