@@ -13,6 +13,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
+from tools.markdown_width import fit
+
 from holdfast.training.hooks import DEFENSES, Defense
 
 NEEDS = {"safety": "safe pairs", "harmful": "harmful pairs", "unaligned": "the weights before alignment"}
@@ -31,9 +33,11 @@ plain SFT, it restores what it perturbs, resumes exactly, gives the same gradien
 no data it does not declare. `holdfast ls defenses` prints this list; the pages are generated from the code
 (`make docs`).
 
-| defense | stage | passes per step | side data | what it does |
-|---|---|---|---|---|
+| defense | stage | side data | what it does |
+|---|---|---|---|
 {rows}
+
+What each costs per step: [cost](performance.md#every-defense).
 
 ## Choosing
 
@@ -44,7 +48,7 @@ no data it does not declare. `holdfast ls defenses` prints this list; the pages 
   others are published baselines.
 * You publish a model that others will fine-tune: the alignment stage ({align}). None of the three held a model of 135M
   parameters against poisoned fine-tuning ([results](results.md), [replication](replication.md)).
-* The adapter is to be trained as usual and mended at the end: {posthoc}.
+* The adapter is to be trained as usual and corrected at the end: {posthoc}.
 
 ```yaml
 model: embedded
@@ -121,22 +125,23 @@ def render(cls: type[Defense]) -> str:
         _markdown(body.strip()),
         "[All defenses](../defenses.md)",
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return fit("\n\n".join(part for part in parts if part) + "\n")
 
 
 def render_index() -> str:
     """The list of all defenses."""
     rows = [
-        [f"[{name}](defenses/{name}.md)", ", ".join(cls.stages), cls.passes, _side_data(cls), cls.summary]
+        [f"[{name}](defenses/{name}.md)", ", ".join(cls.stages), _side_data(cls), cls.summary]
         for name, cls in DEFENSES.items()
     ]
     classes = [cls for _, cls in DEFENSES.items()]
-    return INTRODUCTION.format(
+    text = INTRODUCTION.format(
         rows="\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows),
         constrains=_names(cls for cls in classes if cls.constrains),
         align=_names(cls for cls in classes if "align" in cls.stages and cls.name != "sft"),
         posthoc=_names(cls for cls in classes if "posthoc" in cls.stages),
     )
+    return fit(text)
 
 
 def _names(classes: Iterable[type[Defense]]) -> str:
@@ -175,24 +180,18 @@ def _run_file(cls: type[Defense]) -> str:
 
 
 def _options(cls: type[Defense]) -> str:
-    """The table of a defense's options."""
+    """The list of a defense's options."""
     documents = [inspect.getdoc(base) or "" for base in reversed(cls.Config.__mro__)]
     meanings = {name: text for doc in documents for name, text in _attributes(doc)}
     found: list[Field[Any]] = list(fields(cls.Config))
     if not found:
         return ""
-    paper = bool(cls.paper)
-    lines = (
-        ["| option | default | the paper | |", "|---|---|---|---|"]
-        if paper
-        else ["| option | default | |", "|---|---|---|"]
-    )
+    lines = ["Options, with their defaults:", ""]
     for field in found:
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        stated = [_value(cls.paper[field.name]) if field.name in cls.paper else ""] if paper else []
+        paper = f"; the paper: {_value(cls.paper[field.name])}" if field.name in cls.paper else ""
         meaning = field.metadata.get("meaning") or meanings.get(field.name, "")
-        cells = [f"`{field.name}`", _value(default), *stated, meaning]
-        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+        lines.append(f"* `{field.name}` ({_value(default)}{paper}): {_escaped(meaning)}")
     return "\n".join(lines)
 
 

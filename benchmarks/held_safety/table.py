@@ -24,6 +24,7 @@ from benchmarks.held_safety.records import (
     read_records,
     shipped,
 )
+from tools.markdown_width import fit
 
 from holdfast.core.files import write_text
 
@@ -175,7 +176,7 @@ def page(records: Sequence[Record]) -> str:
         blocks.append(
             "\n\n".join([f"### {name}", *("\n".join(part) for part in parts if part), provenance(records, model)])
         )
-    return "\n\n".join([*blocks, LEGEND])
+    return fit("\n\n".join([*blocks, LEGEND]))
 
 
 def rewritten(text: str, content: str, marker: str = START) -> str:

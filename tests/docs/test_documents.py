@@ -63,13 +63,15 @@ def test_readme_trainer_example(user_folder):
 
 
 def test_own_loop_example(user_folder, capsys):
-    names = run_block(*blocks(ROOT / "docs/own-loop.md", "python"), user_folder)
+    (code,) = blocks(ROOT / "docs/own-loop.md", "python")
+    names = run_block(code, user_folder)
     assert names["weights"].mean().item() <= 1.0 + 1e-6
     assert capsys.readouterr().out.startswith("active")
 
 
 def test_certificate_example(user_folder, capsys):
-    names = run_block(*blocks(ROOT / "docs/gate.md", "python"), user_folder)
+    (code,) = blocks(ROOT / "docs/gate.md", "python")
+    names = run_block(code, user_folder)
     assert names["certificate"].certified
     assert capsys.readouterr().out.startswith("True With 95 % confidence, at most 5 % of prompts")
 
