@@ -4,7 +4,8 @@
 
 A paragraph or list item is wrapped at `WRAP` characters where one of its lines is longer than `LOOSE`. A table with a
 line over `LIMIT` becomes several with the same first column. Code, headings, comments and HTML stay as they are. The
-page writers call `fit`, so that generated tables keep the limit too; tests/docs/test_readability.py holds all pages to it.
+page writers call `fit`, so that generated tables keep the limit too. tests/docs/test_readability.py holds all pages to
+it.
 """
 
 from __future__ import annotations
@@ -72,9 +73,13 @@ def _fitted(block: list[str]) -> list[str]:
     first = mark[1] if mark else re.match(r"\s*", block[0])[0]  # type: ignore[index]
     indent = " " * len(first)
     words = " ".join([block[0][len(first) :], *(line.strip() for line in block[1:])])
-    hard = " ".join(_glued(words).split(" "))
     wrapped = textwrap.wrap(
-        hard, WRAP, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        _glued(words),
+        WRAP,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     return [line.replace(SPACE, " ") for line in wrapped]
 
