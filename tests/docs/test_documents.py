@@ -20,7 +20,7 @@ from tests import behaving, tiny
 from tests.docs.pictures import plotted_data
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 HUB_ID = "Qwen/Qwen2.5-1.5B-Instruct"
 
 
