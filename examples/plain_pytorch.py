@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         events[safe.step(g).name] += 1
     with torch.no_grad():
         after = losses(model, held)
-    print(f"steps by what the filter did: {dict(events)}")
+    print(f"steps by what the filter did: {', '.join(f'{name} {n}' for name, n in events.items())}")
     print(f"refusals that lost more than {limit.tau} nats per token: {limit.violation_rate(after - before):.1%}")
     return 0
 
