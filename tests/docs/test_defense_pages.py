@@ -17,11 +17,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.mark.parametrize("name", list(DEFENSES))
 def test_the_page_is_what_the_code_says(name):
-    assert (DOCS / "defenses" / f"{name}.md").read_text(encoding="utf-8") == _pages.render(DEFENSES[name]), "make docs"
+    assert (DOCS / "defenses" / f"{name}.md").read_text(encoding="utf-8") == _pages.render(DEFENSES[name]), "make pages"
 
 
 def test_so_is_the_list():
-    assert (DOCS / "defenses.md").read_text(encoding="utf-8") == _pages.render_index(), "make docs"
+    assert (DOCS / "defenses.md").read_text(encoding="utf-8") == _pages.render_index(), "make pages"
 
 
 def test_no_page_is_left_of_a_defense_that_is_gone():
