@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 from benchmarks.held_safety import front
 from benchmarks.held_safety.records import read_records, shipped
 from benchmarks.held_safety.table import rewritten
 
+import holdfast
 from holdfast.cli.main import app
 from holdfast.runs.config import load_config
 from holdfast_lab.study.config import load_study
@@ -197,3 +199,13 @@ def test_links_lead_somewhere(path):
 def test_guarantees_name_existing_tests():
     for target in re.findall(r"`(tests/[\w/.]+)`", (ROOT / "docs" / "guarantees.md").read_text()):
         assert (ROOT / target).exists(), target
+
+
+def test_the_site_has_every_page_of_its_navigation_and_the_reference_only_public_names():
+    named = re.findall(r"[\w/-]+\.md", str(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    made = {"index.md", "examples.md", "changelog.md"}  # tools/site_hooks.py
+    assert len(named) == len(set(named)) > 20
+    assert [name for name in named if name not in made and not (ROOT / "docs" / name).exists()] == []
+    described = re.findall(r"^::: holdfast\.(\w+)", (ROOT / "docs/reference.md").read_text(encoding="utf-8"), re.M)
+    assert len(described) > 15
+    assert set(described) <= set(holdfast.__all__)
