@@ -237,7 +237,7 @@ def test_the_heading_is_the_claim_and_what_it_rests_on_is_small(tmp_path):
     page = page_of(write_run(tmp_path / "run", certified=certificate(Words())))
     (heading,) = re.findall(r'<h1 class="claim">(.*?)</h1>', page)
     (details,) = re.findall(r'<p class="lead">(.*?)</p>', page)
-    assert heading.startswith("With 95 % confidence")
+    assert heading.replace("\xa0", " ").startswith("With 95 % confidence")
     assert heading.endswith(").")
     assert details.startswith("Before: ")
     assert "sha256" not in heading
