@@ -57,6 +57,13 @@ def test_no_sentence_of_a_guide_is_longer_than_forty_words(name):
     assert [sentence for sentence in found if words(sentence) > LONGEST] == []
 
 
+def test_the_readme_takes_five_minutes():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    evidence = text.partition("<!-- evidence -->")[2].partition("<!-- end -->")[0]
+    assert 1 <= evidence.strip().count("\n") - 1 <= 5  # rows under the heading
+
+
 def test_the_checks_can_fail():
     assert long_lines("a" * 201) == ["1: 201 characters"]
     assert [words(s) for s in sentences("One two. Three `a b` four.\n\n* five\n  six\n* seven")] == [2, 3, 2, 1]
