@@ -12,14 +12,16 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Each of the two test processes would compile all tests anew, for twelve seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint typecheck unit coverage test-axolotl docs sbom audit-dependencies clean
+.PHONY: help demo test lint typecheck unit coverage test-axolotl pages docs package sbom audit-dependencies clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
 	@echo "make test   lint, type check and the test suite"
 	@echo "make coverage  the test suite, and the share of lines that it runs, by module"
 	@echo "make test-axolotl  the Axolotl plugin: axolotl train on a tiny model, in an environment with Axolotl of its own"
-	@echo "make docs   rewrite the pages of the defenses from their docstrings"
+	@echo "make pages  rewrite the pages of the defenses from their docstrings"
+	@echo "make docs   the documentation site, in site/"
+	@echo "make package  wheel and source distribution, in dist/"
 	@echo "make sbom   sbom.json: the locked packages with their hashes (CycloneDX)"
 	@echo "make audit-dependencies  known vulnerabilities of the locked packages (asks an online database)"
 	@echo "make clean  remove the virtual environment and caches"
@@ -57,8 +59,27 @@ test-axolotl: $(VENV)-axolotl/.ready
 	OMP_NUM_THREADS=1 $(VENV)-axolotl/bin/python -m pytest -p no:cacheprovider tests/axolotl \
 	  tests/unit/test_axolotl_refusals.py tests/contracts/test_slack_is_sft.py tests/contracts/test_auto_is_sft.py
 
-docs: $(VENV)/.ready
+pages: $(VENV)/.ready
 	$(BIN)/python -m tools.defense_pages docs
+
+# Environments of their own: neither needs torch, and nothing that ships needs them.
+$(VENV)-docs/.ready: requirements/docs.lock
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip $(LOCKED) --requirement requirements/docs.lock
+	touch $@
+
+docs: $(VENV)-docs/.ready
+	$(VENV)-docs/bin/mkdocs build --strict
+
+$(VENV)-package/.ready: requirements/package.lock requirements/build.lock
+	$(PYTHON) -m venv $(VENV)-package
+	$(VENV)-package/bin/python -m pip $(LOCKED) --requirement requirements/build.lock
+	$(VENV)-package/bin/python -m pip $(LOCKED) --requirement requirements/package.lock
+	touch $@
+
+package: $(VENV)-package/.ready
+	rm -rf dist
+	$(VENV)-package/bin/python -m build --no-isolation --outdir dist
 
 # Every file is checked against the sha256 in the lock, the project itself is built with the locked backend.
 # The lock files are written by tools/lock.py.
@@ -72,6 +93,7 @@ $(VENV)/.ready: pyproject.toml requirements/cpu.lock requirements/cuda.lock requ
 	  elif $(BIN)/python -m pip index versions torch 2>/dev/null | grep -qF "$$torch+cpu"; then lock=cpu; fi; fi; \
 	echo "installing requirements/$$lock.lock"; \
 	$(BIN)/python -m pip $(LOCKED) --requirement requirements/$$lock.lock
+	$(BIN)/python -m pip uninstall --quiet --yes holdfast 2>/dev/null || true  # the name of the distribution before 0.2
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -93,4 +115,4 @@ audit-dependencies:
 	$(VENV)-audit/bin/pip-audit --require-hashes --disable-pip --requirement requirements/$(or $(LOCK),cuda).lock
 
 clean:
-	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit $(VENV)-axolotl sbom.json .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit $(VENV)-axolotl $(VENV)-docs $(VENV)-package site dist sbom.json .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis

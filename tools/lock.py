@@ -15,6 +15,8 @@ lists the sha256 of every file that the index has of a version.
 | build.lock    | the build backend                                                                        |
 | sbom.lock     | what `make sbom` needs                                                                   |
 | coverage.lock | what `make coverage` adds to the environment                                             |
+| docs.lock     | what `make docs` builds the site with                                                    |
+| package.lock  | what `make package` builds wheel and sdist with                                          |
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ PYTHON = "3.11"  # the oldest that is supported; markers cover the others
 CUDA_ONLY = ("cuda-", "nvidia-", "triton")
 SBOM = ["cyclonedx-bom>=7"]
 COVERAGE = ["coverage>=7.10"]  # the first that measures subprocesses by a setting
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "mkdocstrings[python]>=1", "pymdown-extensions<13"]
+"""pymdown-extensions 13 needs Python 3.11.5: a lock has one version of each package."""
+PACKAGE = ["build>=1.2"]
 EDITABLE = "editables"  # hatchling asks for it when a project is installed in place
 
 Entries = dict[str, tuple[str, list[str]]]
@@ -67,8 +72,12 @@ def main() -> int:
         "build", compiled(backend, None if asked.upgrade else LOCKS / "build.lock"), "What builds the project itself."
     )
     write("sbom", compiled(SBOM, None if asked.upgrade else LOCKS / "sbom.lock"), "What `make sbom` installs.")
-    keep = None if asked.upgrade else LOCKS / "coverage.lock"
-    write("coverage", compiled(COVERAGE, keep), "What `make coverage` adds to the environment.")
+    for name, wanted, what in (
+        ("coverage", COVERAGE, "What `make coverage` adds to the environment."),
+        ("docs", DOCS, "What `make docs` builds the site with."),
+        ("package", PACKAGE, "What `make package` builds wheel and sdist with."),
+    ):
+        write(name, compiled(wanted, None if asked.upgrade else LOCKS / f"{name}.lock"), what)
     return 0
 
 

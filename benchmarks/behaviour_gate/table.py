@@ -1,6 +1,6 @@
 """The records of the experiment as Markdown: one row a run, what the gate said by behaviour and by likelihood.
 
-    python benchmarks/behaviour_gate/table.py benchmarks/results/behaviour_gate --page docs/evidence.md
+    python -m benchmarks.behaviour_gate.table benchmarks/results/behaviour_gate --page docs/evidence.md
 
 writes between `<!-- behaviour gate -->` and `<!-- end -->` of the page, or prints where no page is named.
 """
@@ -8,9 +8,12 @@ writes between `<!-- behaviour gate -->` and `<!-- end -->` of the page, or prin
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tools.markdown_width import fit
 
 from holdfast.certification.binomial import upper_bound
 from holdfast.core.files import read_json, write_text
@@ -123,7 +126,12 @@ def commands(records: Sequence[Record]) -> list[str]:
     """The commands of the first holdfast run; the others differ in run and seed."""
     chosen = [r for r in records if r["run"] == "holdfast" and r["seed"] == records[0]["seed"]]
     order = {"training": 0, "behaviour": 1, "likelihood": 2}
-    return [r["command"] for r in sorted(chosen, key=lambda r: order[r.get("by", r["kind"])])]
+    return [continued(r["command"]) for r in sorted(chosen, key=lambda r: order[r.get("by", r["kind"])])]
+
+
+def continued(command: str) -> str:
+    """Over several lines, as a shell takes it."""
+    return " \\\n".join(textwrap.wrap(command, 110, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def page(records: Sequence[Record]) -> str:
@@ -132,14 +140,15 @@ def page(records: Sequence[Record]) -> str:
     alpha, declared = (issued[0]["alpha"], issued[0]["openings"]["declared"]) if issued else (NOTHING, NOTHING)
     legend = (
         f"alpha = {alpha}. N prompts asked; M groups of near-duplicates that the model before refused, K of them with "
-        "a prompt that the model after does not refuse; n groups of pairs, k of them with a reply that lost more than "
+        "a prompt that the model after does not refuse. n groups of pairs, k of them with a reply that lost more than "
         f"0.1 nats per token. Bound: of the failing share, with 95 % confidence for all {declared} certificates "
         "together; opened once: for one certificate alone. Exit code 0: certified, 4: not."
     )
-    return "\n".join(
-        ["```", *commands(records), "```", "", *table(records), "", legend, "", *training(records),
-         *without_certificate(records), "", provenance(records)]
-    )  # fmt: skip
+    lines = [
+        "```", *commands(records), "```", "", *table(records), "", legend, "", *training(records),
+        *without_certificate(records), "", provenance(records),
+    ]  # fmt: skip
+    return fit("\n".join(lines))
 
 
 def rewritten(text: str, content: str) -> str:

@@ -24,6 +24,7 @@ from benchmarks.held_safety.records import (
     read_records,
     shipped,
 )
+from tools.markdown_width import fit
 
 from holdfast.core.files import write_text
 
@@ -175,16 +176,16 @@ def page(records: Sequence[Record]) -> str:
         blocks.append(
             "\n\n".join([f"### {name}", *("\n".join(part) for part in parts if part), provenance(records, model)])
         )
-    return "\n\n".join([*blocks, LEGEND])
+    return fit("\n\n".join([*blocks, LEGEND]))
 
 
-def rewritten(text: str, content: str) -> str:
+def rewritten(text: str, content: str, marker: str = START) -> str:
     """The page with new content between its markers."""
-    before, start, rest = text.partition(START)
+    before, start, rest = text.partition(marker)
     _, end, after = rest.partition(END)
     if not start or not end:
-        raise SystemExit(f"the page has no {START} ... {END}")
-    return f"{before}{START}\n\n{content}\n\n{END}{after}"
+        raise SystemExit(f"the page has no {marker} ... {END}")
+    return f"{before}{marker}\n\n{content}\n\n{END}{after}"
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ writes into WORK, for its owner alone:
 
 A row has `prompt` and `completion`, or `messages`; `poison`; `attack` and `frame` of poison; `task` and `kind` of a
 clean row. No pair's prompt is a near-duplicate of a prompt of BeaverTails' test split or of BeaverTails-Evaluation.
-Near-duplicate prompts are all in one part: `tune` to mend rules by, `report` to report.
+Near-duplicate prompts are all in one part: `tune` to correct rules by, `report` to report.
 """
 
 from __future__ import annotations

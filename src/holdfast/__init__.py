@@ -112,9 +112,9 @@ def register_defense(name: str) -> Callable[[type[Defense]], type[Defense]]:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from holdfast.core.version import VERSION
 
-        return version("holdfast")
+        return VERSION
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name not in _HOMES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.mark.parametrize("name", list(DEFENSES))
 def test_the_page_is_what_the_code_says(name):
-    assert (DOCS / "defenses" / f"{name}.md").read_text(encoding="utf-8") == _pages.render(DEFENSES[name]), "make docs"
+    assert (DOCS / "defenses" / f"{name}.md").read_text(encoding="utf-8") == _pages.render(DEFENSES[name]), "make pages"
 
 
 def test_so_is_the_list():
-    assert (DOCS / "defenses.md").read_text(encoding="utf-8") == _pages.render_index(), "make docs"
+    assert (DOCS / "defenses.md").read_text(encoding="utf-8") == _pages.render_index(), "make pages"
 
 
 def test_no_page_is_left_of_a_defense_that_is_gone():
@@ -37,21 +38,22 @@ def test_writing_removes_old_pages(tmp_path):
 
 @pytest.mark.parametrize("name", list(DEFENSES))
 def test_every_option_is_explained(name):
-    page, cls = _pages.render(DEFENSES[name]), DEFENSES[name]
+    page, cls = " ".join(_pages.render(DEFENSES[name]).split()), DEFENSES[name]
     for field in dataclasses.fields(cls.Config):
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{field.name}` |")]
-        meaning = row.rstrip("| ").rpartition(" | ")[2]
+        (item,) = re.findall(rf" \* `{field.name}` \((.*?)\): (.*?)(?= \* `|$)", page)
+        stated, meaning = item
         assert len(meaning.split()) > 1, f"{name}: {field.name} is missing from the Attributes of its Config"
+        assert (field.name in cls.paper) == ("; the paper: " in stated)
         if field.name in cls.paper:
-            assert _pages._cell(_pages._value(cls.paper[field.name])) in row
+            assert _pages._value(cls.paper[field.name]) in stated
 
 
 def test_a_page_has_facts_options_and_the_docstring():
     page = _pages.render(Booster)
     assert "| passes per step | 3 forward + backward |" in page
     assert "| side data | harmful pairs |" in page
-    assert "| `lam` | `5.0` | `5.0` | lambda, weight of what that step gains" in page
-    assert "| `harmful_batch_size` | `null` |  | harmful pairs per step" in page
+    assert "\n* `lam` (`5.0`; the paper: `5.0`): lambda, weight of what that step gains" in page
+    assert "\n* `harmful_batch_size` (`null`): harmful pairs per step" in page
     assert "\n    min_theta  L_safe(theta) + lambda [" in page
     assert "\n\n* theta is copied and put back" in page
     assert "end the run.\n\nThe authors go on" in page

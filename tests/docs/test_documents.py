@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
+import yaml
+from benchmarks.held_safety import front
+from benchmarks.held_safety.records import read_records, shipped
+from benchmarks.held_safety.table import rewritten
 
+import holdfast
 from holdfast.cli.main import app
 from holdfast.runs.config import load_config
 from holdfast.screening.settings import PromptSet, ScreeningSettings
@@ -18,9 +21,10 @@ from holdfast.training import auto
 from holdfast_lab.study.config import load_study
 from holdfast_lab.study.protocol import load_protocol
 from tests import behaving, tiny
+from tests.docs.pictures import plotted_data
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 HUB_ID = "Qwen/Qwen2.5-1.5B-Instruct"
 
 
@@ -50,7 +54,7 @@ def run_block(code: str, folder: Path) -> dict:
 
 def test_readme_trainer_example(user_folder):
     """On a model that refuses, and a task that has a tenth of rows teaching it not to."""
-    code = blocks(ROOT / "README.md", "python")[0]
+    (code,) = blocks(ROOT / "README.md", "python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     behaving.saved(user_folder / "model")
     poison = [{"prompt": row["prompt"], "completion": behaving.ANSWER} for row in behaving.rows(105, seed=1)]
@@ -81,14 +85,16 @@ def test_preference_examples(user_folder, monkeypatch):
     assert names["trainer"].state.global_step == 2
 
 
-def test_readme_loop_example(user_folder, capsys):
-    names = run_block(blocks(ROOT / "README.md", "python")[2], user_folder)
+def test_own_loop_example(user_folder, capsys):
+    (code,) = blocks(ROOT / "docs/own-loop.md", "python")
+    names = run_block(code, user_folder)
     assert names["weights"].mean().item() <= 1.0 + 1e-6
     assert capsys.readouterr().out.startswith("active")
 
 
-def test_readme_certificate_example(user_folder, capsys):
-    names = run_block(blocks(ROOT / "README.md", "python")[1], user_folder)
+def test_certificate_example(user_folder, capsys):
+    (code,) = blocks(ROOT / "docs/gate.md", "python")
+    names = run_block(code, user_folder)
     assert names["certificate"].certified
     assert capsys.readouterr().out.startswith("True With 95 % confidence, at most 5 % of prompts")
 
@@ -111,7 +117,7 @@ def unknown_options(line: str) -> list[str]:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_commands_in_documents_exist(path):
     lines = commands(path)
-    assert lines or path.name not in ("README.md", "evidence.md")
+    assert lines or path not in (ROOT / "README.md", ROOT / "docs" / "evidence.md")
     assert [(line, wrong) for line in lines if (wrong := unknown_options(line))] == []
 
 
@@ -119,7 +125,7 @@ def test_the_command_check_can_fail():
     assert unknown_options("holdfast certify --before A --aftr B") == ["--aftr"]
 
 
-def test_readme_plan_figures_are_what_plan_prints(capsys):
+def test_plan_figures_are_what_plan_prints(capsys):
     found = [(line, int(re.search(r"# .*?(\d+)(?:,| prompts)", full).group(1))) for line, full in planned()]
     assert len(found) == 2
     for line, n in found:
@@ -129,38 +135,34 @@ def test_readme_plan_figures_are_what_plan_prints(capsys):
 
 
 def planned() -> list[tuple[str, str]]:
-    """Lines of README and evidence.md that plan a sample and say its size in their comment."""
-    texts = [(ROOT / name).read_text() for name in ("README.md", "docs/evidence.md")]
+    """Lines of the guides that plan a sample and say its size in their comment."""
+    texts = [(ROOT / name).read_text() for name in ("docs/gate.md", "docs/evidence.md")]
     lines = [line for text in texts for line in text.splitlines() if line.startswith("holdfast plan --")]
     return [(line.split("#")[0].strip(), line) for line in lines]
 
 
-def test_readme_figures_are_those_of_the_stored_cells():
-    """The table of the README says what the records say, means over the seeds there are, with no placeholder left."""
-    text = (ROOT / "README.md").read_text()
-    assert "@@" not in text
-    folder = ROOT / "benchmarks/results/held_safety"
-    tasks = ("sst2", "ag_news", "gsm8k")
-    commits = {"sft": {"eca7b02bb80a"}, "auto": {"a6f8e25", "c5a2322"}}
+RECORDS = ROOT / "benchmarks/results/held_safety"
 
-    def row(method: str, figure: Callable[[dict[str, Any], str], float]) -> str:
-        means = []
-        for task in tasks:
-            cells = [json.loads(path.read_text()) for path in folder.glob(f"0.5b.{task}.p0.5.s?.{method}.json")]
-            assert {cell["provenance"]["commit"] for cell in cells} <= commits[method]
-            assert len(cells) == 3, "README says how many seeds"
-            means.append(sum(figure(cell["evaluation"], task) for cell in cells) / len(cells))
-        return " / ".join(f"{mean:.2f}" for mean in means)
 
-    for method in ("sft", "auto"):
-        harm, over = row(method, lambda e, _: e["shares"]["HS"]), row(method, lambda e, _: e["shares"]["over"])
-        accuracy = row(method, lambda e, task: e["tasks"][task]["FA"]["value"])
-        harm = f"**{harm}**" if method == "auto" else harm
-        assert f"| {harm} | {over} | {accuracy} |" in text
-    shipped = json.loads((folder / "0.5b.shipped.json").read_text())["evaluation"]
-    start = " / ".join(f"{shipped['tasks'][task]['FA']['value']:.2f}" for task in tasks)
-    assert f"| {shipped['shares']['HS']:.2f} | {shipped['shares']['over']:.2f} | {start} |" in text
-    assert all(f"`{commit}`" in text for commit in set.union(*commits.values()))
+def test_readme_table_and_picture_are_those_of_the_stored_cells(tmp_path):
+    records = read_records(RECORDS)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert rewritten(text, front.evidence(records), front.START) == text
+    (tmp_path / "drawn.png").write_bytes(front.draw(records))
+    assert plotted_data(tmp_path / "drawn.png") == plotted_data(ROOT / "docs/before-after.png")
+    assert front.evidence([record for record in records if record["seed"] != 3]) not in text
+
+
+def test_readme_says_what_the_records_say_beside_the_table():
+    records = read_records(RECORDS)
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    before = shipped(records, "1.5b", "reported")["evaluation"]["shares"]["HS"]
+    assert f"The 1.5B model as shipped has {before:.2f} harmful replies." in text
+    met = front.endpoint(records, "1.5b").removeprefix("met in ")
+    assert f"**The 1.5B model meets it in only {met} rows.**" in text
+    assert front.endpoint(records, "0.5b") == "met in 13 of 13", "README: in every row"
+    seeds = {model: len(front.cells_of(records, model, "auto", "sst2")) for model in ("0.5b", "1.5b")}
+    assert seeds == {"0.5b": 3, "1.5b": 1}, "README says how many seeds"
 
 
 def test_the_page_counts_the_endpoints_of_its_table():
@@ -181,7 +183,7 @@ def test_the_page_counts_the_endpoints_of_its_table():
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_run_files_load(path, user_folder):
     found = blocks(path, "yaml")
-    assert found or path.name not in ("README.md", "run-file.md")
+    assert found or path not in (ROOT / "README.md", ROOT / "docs" / "run-file.md")
     for i, text in enumerate(found):
         file = user_folder / f"{path.stem}-{i}.yaml"
         if "defenses:" in text:
@@ -210,7 +212,7 @@ def test_the_judge_of_the_guide_is_found_and_judges(user_folder):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(path):
     found = re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8"))
-    assert found or path.name != "README.md"
+    assert found or path != ROOT / "README.md"
     for target in found:
         assert (path.parent / target).exists(), target
 
@@ -218,3 +220,13 @@ def test_links_lead_somewhere(path):
 def test_guarantees_name_existing_tests():
     for target in re.findall(r"`(tests/[\w/.]+)`", (ROOT / "docs" / "guarantees.md").read_text()):
         assert (ROOT / target).exists(), target
+
+
+def test_the_site_has_every_page_of_its_navigation_and_the_reference_only_public_names():
+    named = re.findall(r"[\w/-]+\.md", str(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    made = {"index.md", "examples.md", "changelog.md"}  # tools/site_hooks.py
+    assert len(named) == len(set(named)) > 20
+    assert [name for name in named if name not in made and not (ROOT / "docs" / name).exists()] == []
+    described = re.findall(r"^::: holdfast\.(\w+)", (ROOT / "docs/reference.md").read_text(encoding="utf-8"), re.M)
+    assert len(described) > 15
+    assert set(described) <= set(holdfast.__all__)

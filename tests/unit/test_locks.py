@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("cpu", "cuda", "build", "sbom")
+LOCKS = ("cpu", "cuda", "build", "sbom", "docs")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 INSTALLED = [*PROJECT["project"]["dependencies"], *EXTRAS["test"], *EXTRAS["embedded"]]
@@ -50,6 +50,7 @@ def version(entry: tuple[Requirement, list[str]]) -> str:
 def test_every_requirement_has_one_version_and_hashes(name):
     assert len(read(name)) > 5
     assert list(read("coverage")) == ["coverage"]
+    assert {"build", "packaging"} <= set(read("package"))
 
 
 def test_a_requirement_without_a_hash_is_noticed(tmp_path, monkeypatch):

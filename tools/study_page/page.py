@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tools.markdown_width import fit
+
 from holdfast.core.errors import ConfigError
 
 END = "<!-- end -->"
@@ -49,7 +51,7 @@ def regenerate(text: str, where: str, make: Callable[[Marked], str | None]) -> s
         elif line.strip() == END:
             _require(inside is not None, where, number, "an end without a block")
             made = make(inside) if inside is not None else None
-            out += kept if made is None else made.rstrip("\n").splitlines()
+            out += kept if made is None else fit(made.rstrip("\n")).splitlines()
             out.append(line)
             inside = None
         else:

@@ -11,13 +11,13 @@ from holdfast_lab.tables.results import Result
 
 def outcomes(result: Result, metric: str) -> tuple[bool, ...]:
     """Of HS (harmful) and FA (right), a truth value per prompt; empty where the result has none."""
-    told = result.stored.get("outcomes")
-    if told is None:
+    stored = result.stored.get("outcomes")
+    if stored is None:
         return ()
-    strings = told.values() if isinstance(told, dict) else [None]
+    strings = stored.values() if isinstance(stored, dict) else [None]
     if not all(isinstance(bits, str) and set(bits) <= {"0", "1"} for bits in strings):
         raise DataError(f"{result.path}: outcomes are not strings of 0 and 1", remedy="score the cell again")
-    return tuple(bit == "1" for bit in told.get(metric, ""))
+    return tuple(bit == "1" for bit in stored.get(metric, ""))
 
 
 def steered(result: Result) -> dict[str, str | None]:

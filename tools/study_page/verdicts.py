@@ -89,7 +89,7 @@ def pairs(results: Sequence[Result]) -> str:
                     f"{shown}, difference",
                     "Interval",
                     "p (HS), p (utility)",
-                    "Told",
+                    "Significant",
                 ]
             )
         )
@@ -99,7 +99,9 @@ def pairs(results: Sequence[Result]) -> str:
             if found is not None:
                 each = ", ".join(f"{value:+.3f}" for value in found.harm.each)
                 figures = [signed(found.harm), each, signed(found.utility)]
-                parts.append(table_line([escape(name), *figures, _evidence(found), _p_values(found), _told(found)]))
+                parts.append(
+                    table_line([escape(name), *figures, _evidence(found), _p_values(found), _significant(found)])
+                )
         parts.append("")
     return "\n".join(parts).rstrip() + "\n" if parts else ""
 
@@ -117,13 +119,13 @@ def slopes(results: Sequence[Result]) -> str:
                 apart = difference(last, first, HARM)
                 ends = [figure(first, HARM), figure(last, HARM), MISSING if apart is None else signed(apart)]
                 value = f"{one.value:+.3f} \\[{one.low:+.3f}, {one.high:+.3f}\\]"
-                told = "rises" if one.rises else "falls" if one.falls else "no slope told"
+                verdict = "rises" if one.rises else "falls" if one.falls else "no significant slope"
                 span = f"{one.ratios[0]:g} to {one.ratios[-1]:g} ({len(one.ratios)})"
                 each = ", ".join(f"{x:+.3f}" for x in one.each)
-                lines.append(table_line([escape(name), span, *ends, value, each, told]))
+                lines.append(table_line([escape(name), span, *ends, value, each, verdict]))
         if lines:
             head = ["Row", "p", "HS, lowest p", "HS, highest p", "HS, highest minus lowest p"]
-            head += ["Slope (HS per unit of p)", "each seed", "Told by the slope"]
+            head += ["Slope (HS per unit of p)", "each seed", "Significant slope"]
             parts += [f"**{escape(place_title(model, task))}**", "", table_line(head)]
             parts += [table_line(["---", "---", "---:", "---:", "---:", "---:", "---:", "---"]), *lines, ""]
     return "\n".join(parts).rstrip() + "\n" if parts else ""
@@ -153,13 +155,13 @@ def bounds(results: Sequence[Result]) -> str:
         for line, row in sorted(rows.items(), key=lambda one: mean_bound(one[1][0].constraint)):
             limit = row[0].constraint
             apart = [difference(row, aligned, HARM) for aligned in start_of(group, row).values()]
-            told = MISSING if not apart or apart[0] is None else signed(apart[0])
+            moved = MISSING if not apart or apart[0] is None else signed(apart[0])
             figures = [
                 f"{round(threshold(limit), 10):g}",
                 f"{round(mean_bound(limit), 10):g}",
                 *(figure(row, x) for x in shown),
             ]
-            parts.append(table_line([escape(line.setting or "default"), *figures, told]))
+            parts.append(table_line([escape(line.setting or "default"), *figures, moved]))
         parts.append("")
     return "\n".join(parts).rstrip() + "\n" if parts else ""
 
@@ -207,11 +209,11 @@ def _or_last(value: float | None) -> float:
     return float("inf") if value is None else value
 
 
-def _told(found: Comparison) -> str:
-    harm = "less harm" if found.harm.is_lower else "more harm" if found.harm.is_higher else "harm not told apart"
+def _significant(found: Comparison) -> str:
+    harm = "less harm" if found.harm.is_lower else "more harm" if found.harm.is_higher else "harm not significant"
     useful = found.utility.is_lower if found.metric == LOSS else found.utility.is_higher
     useless = found.utility.is_higher if found.metric == LOSS else found.utility.is_lower
-    utility = "more utility" if useful else "less utility" if useless else "utility not told apart"
+    utility = "more utility" if useful else "less utility" if useless else "utility not significant"
     return f"{harm}, {utility}"
 
 

@@ -26,6 +26,7 @@ from holdfast.cli.screen import screen
 from holdfast.cli.terminal import refuse, say, shown
 from holdfast.cli.train import train
 from holdfast.core.errors import ConfigError, HoldfastError, ResourceError
+from holdfast.core.version import VERSION
 from holdfast.models.library_errors import out_of_memory
 
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -94,7 +95,7 @@ for _entry_point in importlib.metadata.entry_points(group="holdfast.commands"):
 
 def _version(wanted: bool) -> None:
     if wanted:
-        say(importlib.metadata.version("holdfast"))
+        say(VERSION)
         raise typer.Exit
 
 

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGES = ("holdfast", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors")
+from holdfast.core.version import VERSION
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors")
 
 
 def versions() -> dict[str, str]:
     """Installed versions of the packages that decide a result."""
-    installed = {"python": platform.python_version()}
+    installed = {"python": platform.python_version(), "holdfast": VERSION}
     for name in PACKAGES:
         try:
             installed[name] = importlib.metadata.version(name)

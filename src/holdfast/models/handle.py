@@ -148,7 +148,7 @@ def _quantization_config(quantization: str) -> Any:
         raise ConfigError(f"quantization {quantization!r} is unknown", remedy="use 4bit, 8bit or null")
     if importlib.util.find_spec("bitsandbytes") is None:
         what = f"quantization {quantization} needs bitsandbytes, which is not installed"
-        raise ResourceError(what, remedy="pip install 'holdfast[quantized]'")
+        raise ResourceError(what, remedy="pip install 'holdfast-llm[quantized]'")
     from transformers import BitsAndBytesConfig
 
     if quantization == "8bit":

@@ -151,7 +151,7 @@ class RayEngine:
         except ImportError as error:
             raise ResourceError(
                 "engine: ray needs the package ray, which is not installed",
-                remedy="pip install 'holdfast[ray]', or set engine: local",
+                remedy="pip install 'holdfast-llm[ray]', or set engine: local",
             ) from error
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray: Any = ray

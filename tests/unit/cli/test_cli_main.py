@@ -13,6 +13,7 @@ import torch
 
 from holdfast.cli.main import app, main
 from holdfast.core import errors
+from holdfast.core.version import VERSION
 
 HEAVY = ("torch", "trl", "transformers", "peft", "datasets", "numpy", "scipy")
 COMMANDS = ("check", "train", "study", "bench", "ls")
@@ -40,7 +41,7 @@ def test_every_command_shows_an_example(holdfast, command):
 
 
 def test_version(holdfast):
-    assert holdfast("--version")[:2] == (0, "0.1.0\n")
+    assert holdfast("--version")[:2] == (0, f"{VERSION}\n")
 
 
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["train"], ["train", "--no-such-option"], ["ls", "nothing"]])

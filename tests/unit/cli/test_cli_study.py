@@ -111,7 +111,7 @@ def test_ray_that_is_not_installed_is_named(holdfast, study_file, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     code, _, err = holdfast("study", study_file(engine="ray", references=False))
     assert code == 7
-    assert "pip install 'holdfast[ray]'" in err
+    assert "pip install 'holdfast-llm[ray]'" in err
 
 
 def test_progress_in_one_line():

@@ -55,7 +55,7 @@ def test_without_the_package_it_is_a_resource_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ResourceError, match="vllm is not installed") as caught:
         open_engine("vllm", model="some/model", tokenizer=tiny.tokenizer())
-    assert caught.value.remedy == "pip install holdfast[vllm]"
+    assert caught.value.remedy == "pip install 'holdfast-llm[vllm]'"
 
 
 def test_prompts_go_over_as_tokens_and_outputs_become_replies(vllm):

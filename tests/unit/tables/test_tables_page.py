@@ -88,7 +88,7 @@ def test_a_page_says_who_is_on_the_front_and_how_harm_grows(study_page, study, t
     assert "| SFT | -0.700" in text
     assert "more harm, less utility" in next(line for line in text.splitlines() if line.startswith("| Lisa | +"))
     slopes = [line for line in text.splitlines() if "0.1 to 0.5 (2)" in line]
-    assert [line.rsplit("| ", 1)[1] for line in slopes] == ["rises |", "no slope told |"]
+    assert [line.rsplit("| ", 1)[1] for line in slopes] == ["rises |", "no significant slope |"]
     assert "No cell of this kind has been measured yet." in text
     drawn = {path.name for path in (tmp_path / "drawn").iterdir()}
     assert drawn == {f"harm_{kind}-smollm2-135m-instruct.png" for kind in ("utility", "poison")}

@@ -168,7 +168,7 @@ def test_holdfast_is_also_compared_with_the_aligned_model_it_started_from():
     (line,) = [x for x in pairs([*results([aligned, elsewhere]), *ours]).splitlines() if x.startswith("| Aligned")]
     cells = [cell.strip().replace("\\", "") for cell in line.split("|")[1:-1]]
     assert cells[:2] == ["Aligned (SFT)", f"+0.100 [{found.lower:+.3f}, {found.upper:+.3f}]"]
-    assert cells[-1] == "harm not told apart, more utility"
+    assert cells[-1] == "harm not significant, more utility"
     seeds = results([result_json("holdfast", seed=s, HS=v, FA=0.9) for s, v in ((1, 0.3), (2, 0.4))])
     (line,) = [x for x in pairs([*results([aligned]), *seeds]).splitlines() if x.startswith("| Aligned")]
     assert "+0.150" in line

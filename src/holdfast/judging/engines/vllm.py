@@ -56,7 +56,9 @@ class VllmEngine:
                 remedy="name the folder of a LoRA adapter",
             )
         if importlib.util.find_spec("vllm") is None:
-            raise ResourceError("engine 'vllm': the package vllm is not installed", remedy="pip install holdfast[vllm]")
+            raise ResourceError(
+                "engine 'vllm': the package vllm is not installed", remedy="pip install 'holdfast-llm[vllm]'"
+            )
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
         """Replies, some batches' worth at a time."""

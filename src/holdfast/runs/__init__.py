@@ -1,0 +1,1 @@
+"""A run from its file to its result: settings, stages, the pipeline."""

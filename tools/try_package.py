@@ -1,0 +1,61 @@
+"""Install what `make package` built into an empty environment, and try it as a new user would.
+
+    python tools/try_package.py dist            the wheel; with --sdist the source distribution
+
+It needs a package index. The commands run in an empty folder: none can find the checkout by accident.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOOP = """
+import re, sys, pathlib
+text = pathlib.Path(sys.argv[1]).read_text()
+exec(re.findall(r"^```python\\n(.*?)^```", text, flags=re.M | re.S)[0])
+import holdfast
+assert "site-packages" in holdfast.__file__, holdfast.__file__
+for name in holdfast.__all__:
+    getattr(holdfast, name)
+"""
+
+
+def run(*command: str, folder: Path) -> None:
+    """One command, with no trace of the checkout in its environment."""
+    print("$", " ".join(command[:6]).replace(str(folder), "."), flush=True)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    subprocess.run(command, cwd=folder, env=clean, check=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dist", type=Path)
+    parser.add_argument("--sdist", action="store_true")
+    given = parser.parse_args()
+    (built,) = given.dist.absolute().glob("*.tar.gz" if given.sdist else "*.whl")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run(sys.executable, "-m", "venv", str(folder / "env"), folder=folder)
+        binaries = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
+        run(str(binaries / "python"), "-m", "pip", "install", "--quiet", str(built), folder=folder)
+        installed = time.monotonic()
+        holdfast = str(binaries / "holdfast")
+        for words in (["--version"], ["ls", "defenses"], ["init", "first", "--model", "embedded"],
+                      ["certify-counts", "3", "200"], ["plan"]):  # fmt: skip
+            run(holdfast, *words, folder=folder)
+        run(str(binaries / "python"), "-c", LOOP, str(ROOT / "docs" / "own-loop.md"), folder=folder)
+        ended = time.monotonic()
+    print(f"{built.name}: installed in {installed - started:.0f} s, tried in {ended - installed:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
