@@ -115,10 +115,7 @@ class FilteredDefense(Defense):
         return one_row(common | ({"nonfinite": event.nonfinite} if event.nonfinite else {}), each)
 
     def describe(self) -> dict[str, Any]:
-        """Name and settings; options that earlier versions did not know are left out while they are off.
-
-        So the checkpoints of those versions fit.
-        """
+        """Name and settings, without options that are off and that earlier versions lack: their checkpoints fit."""
         return {key: value for key, value in super().describe().items() if (key, value) not in LATER_OPTIONS.items()}
 
     def state_dict(self) -> dict[str, Any]:
