@@ -45,19 +45,22 @@ class Limit(NamedTuple):
 
 
 def scaled(floor: float, mean: float, square: float, mean_square: float) -> float:
-    """The average `mean` of values at mean squared distance `mean_square`, as it would be at `square`."""
-    return floor + (mean - floor) * square / mean_square if mean_square > 0.0 else mean
+    """The average `mean` of values at mean squared distance `mean_square`, as it would be at `square`.
+
+    One below the floor (likelihoods that improve) is left as it is: a fall is not known to go on.
+    """
+    return floor + (mean - floor) * square / mean_square if mean_square > 0.0 and mean > floor else mean
 
 
 def radius(distance: float, values: Sequence[float], limits: Sequence[Limit], rate: float) -> float:
     """How far from theta_0 a step that begins at `distance`, with these values, may end; inf where nothing says.
 
-    A constraint that is violated at theta_0 has no radius.
+    A constraint that is violated at theta_0 has no radius, and at theta_0 none has: nothing is known of its growth.
     """
     largest = math.inf
     for value, limit in zip(values, limits, strict=True):
         room, grown = limit.ceiling - limit.floor, value - limit.floor
-        if room > 0.0 and grown > 0.0:
+        if distance > 0.0 and room > 0.0 and grown > 0.0:
             square = distance**2 * room / grown
             if square < distance**2:
                 square = distance**2 - rate * (distance**2 - square)
@@ -84,8 +87,8 @@ class Anchor:
 
     @property
     def fresh(self) -> bool:
-        """Whether theta is about as far from theta_0 as when the constraints were measured last."""
-        return self.distance <= MOVED * self.measured_at
+        """Whether theta is about as far from theta_0 as when the constraints were measured last; not at theta_0."""
+        return 0.0 < self.distance <= MOVED * self.measured_at
 
     def drop(self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit]) -> Sequence[Limit]:
         """Remember the first step's parameters and values; returns the limits of this step."""

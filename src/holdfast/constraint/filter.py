@@ -294,4 +294,5 @@ class SafetyFilter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._memory = FilterMemory.from_state(state, ParameterSpace(trainable(self.optimizer)))
+        space = ParameterSpace(trainable(self.optimizer))
+        self._memory = FilterMemory.from_state(state, space, anchored=self.anchor is not None)

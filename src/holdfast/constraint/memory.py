@@ -12,7 +12,7 @@ from holdfast.constraint.anchor import Anchor
 from holdfast.constraint.dual_term import DualTerm
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector
-from holdfast.core.errors import ConfigError, InfeasibleError, NumericalError
+from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError, NumericalError
 
 NORM_DECAY = 0.9  # average of norm(s_nom), so that one tiny nominal step does not close the trust region
 SAFETY_BETA2 = 0.999  # second moment of the constraint's gradient, as Adam's default
@@ -154,10 +154,15 @@ class FilterMemory:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], space: ParameterSpace) -> FilterMemory:
-        """The inverse of `state_dict`."""
+    def from_state(cls, state: dict[str, Any], space: ParameterSpace, *, anchored: bool) -> FilterMemory:
+        """The inverse of `state_dict`; refuses one with an anchor where none is wanted, and one without where it is."""
         moment = state["safety_moment"]
         anchor = state.get("anchor")  # not in checkpoints of earlier versions
+        if anchored != (anchor is not None):
+            raise CheckpointError(
+                f"the filter's stored state is of anchor {not anchored}, this filter has anchor {anchored}",
+                remedy=f"make the filter with anchor={not anchored}, or begin a new training",
+            )
         return cls(
             steps=int(state["steps"]),
             averages=[space.scatter(average) for average in state["averages"]],
