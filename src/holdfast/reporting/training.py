@@ -115,7 +115,12 @@ def _panel(
         words = f"limit {exact_percent(level)}" if share else "g = 0"
         hangs = bool(every.size) and every[-1] > level  # on the side of the line where the curve does not end
         parts.append(text(words, x.end, y(level) + (15 if hangs else -5), "strong", "end"))
-    return parts + [polyline([(x(a), y(b)) for a, b in piece], css) for piece in _pieces(steps, values)]
+    for piece in _pieces(steps, values):
+        a, b = piece[0]
+        alone = len(piece) == 1  # a step between others that measured nothing (`every`)
+        dot = element("circle", class_=css, cx=x(a), cy=y(b), r=1.0)
+        parts.append(dot if alone else polyline([(x(a), y(b)) for a, b in piece], css))
+    return parts
 
 
 def _pieces(steps: NDArray[np.float64], values: NDArray[np.float64]) -> list[list[tuple[float, float]]]:
