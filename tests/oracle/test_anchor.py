@@ -158,7 +158,7 @@ def test_a_slack_constraint_leaves_every_step_as_it_is():
     assert torch.equal(p, q)
 
 
-def test_a_discarded_step_is_not_pulled():
+def test_a_discarded_step_is_not_pulled_and_the_next_one_measures():
     filt, p = point(anchor=True)
     before = run(filt, p, [([0.0, 0.1], -0.5)] * 3)
     filt.arm([5.0], [[torch.tensor([math.nan, 0.0], dtype=F64)]])
@@ -166,6 +166,7 @@ def test_a_discarded_step_is_not_pulled():
     filt.optimizer.step()
     assert torch.equal(p, before)
     assert filt.last_event.pulled == 1.0
+    assert not filt.anchor.fresh
 
 
 def test_a_checkpoint_of_an_earlier_version_is_read():

@@ -5,7 +5,8 @@ A KL from theta_0 and its gradient are zero at theta_0. Along a training, to sec
     g(theta) - f ~ r^2   and   grad g ~ r,      r = norm(theta - theta_0),
 
 where f is g(theta_0) and what rounding adds as soon as anything has moved, whatever the distance (in bfloat16 a KL of
-1e-4 to 5e-4 nats a token); the smallest value seen is taken for it.
+1e-4 to 5e-4 nats a token); the smallest value seen is taken for it. Above the ceiling it is no rounding, and f is
+g(theta_0).
 
 Averages over steps are of a smaller r while r grows, so that the first rise of g is over before they show it. They are
 scaled to the r of today, all means with the same weights over the steps j:
@@ -75,7 +76,7 @@ class Anchor:
     Attributes:
         distance: norm(theta - theta_0), as the last step left it.
         mean_distance: average of the distances at which gradients were measured, with the weights of theirs.
-        measured_at: the last of them.
+        measured_at: the last of them; 0 where the last step was discarded.
         starts: the constraints' values at theta_0, where no limits are given.
     """
 

@@ -113,6 +113,8 @@ class FilterMemory:
         """
         recent = [*self.nonfinite_steps, self.steps]
         self.nonfinite_steps = [step for step in recent if step > self.steps - NONFINITE_WINDOW]
+        if self.anchor is not None:
+            self.anchor.measured_at = 0.0  # what this step measured may be lost: the next one measures
         if len(self.nonfinite_steps) > NONFINITE_LIMIT:
             raise NumericalError(
                 f"non-finite loss, gradient or constraint in {len(self.nonfinite_steps)} of the last "
