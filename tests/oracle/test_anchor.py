@@ -264,6 +264,20 @@ def test_nothing_is_predicted_at_theta_0():
     assert filt.anchor.fresh
 
 
+def test_steps_that_measure_nothing_count_as_steps():
+    """So that four discarded steps end a run where they are among a hundred, not among a hundred measured ones."""
+    filt, p = point(anchor=True)
+    run(filt, p, [([0.0, 0.1], -0.5)] * 2)
+    for _ in range(5):
+        filt.arm([math.nan], [[torch.ones(2, dtype=F64)]])
+        filt.optimizer.step()
+        for _ in range(40):
+            p.grad = torch.zeros(2, dtype=F64)
+            filt.arm_again([-0.5], [Limit(-1.0, 0.0)])
+            filt.optimizer.step()
+    assert len(filt.state_dict()["nonfinite_steps"]) == 3
+
+
 @pytest.mark.parametrize("anchor", [False, True])
 def test_a_state_of_the_other_kind_of_filter_is_refused(anchor):
     """A state without theta_0 would switch the anchor off."""

@@ -99,6 +99,11 @@ class FilterMemory:
             divisor = self.anchor.mean_distance / self.anchor.distance
         return [list(torch._foreach_div(average, divisor)) for average in self.averages]
 
+    def gradients_again(self, decay: float) -> list[Vector]:
+        """Count a step that measures nothing, and return the gradients that it goes by."""
+        self.steps += 1
+        return self.gradients(decay)
+
     def fold_norm(self, norm: float) -> None:
         """Update the average length of the optimizer's own steps."""
         self.nominal_norm = (
