@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from holdfast.constraint.estimators import EmaEstimator, TableEstimator
 from holdfast.constraint.filter_settings import FilterOptions
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.constraint.memory import FilterMemory
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.training.steering import Steering
+from holdfast.training.step import Measured
 
 F64 = torch.float64
 distances = st.lists(st.floats(1e-3, 10), min_size=1, max_size=30)
@@ -155,7 +158,7 @@ def test_a_slack_constraint_leaves_every_step_as_it_is():
     assert torch.equal(p, q)
 
 
-def test_a_discarded_step_is_not_pulled():
+def test_a_discarded_step_is_not_pulled_and_the_next_one_measures():
     filt, p = point(anchor=True)
     before = run(filt, p, [([0.0, 0.1], -0.5)] * 3)
     filt.arm([5.0], [[torch.tensor([math.nan, 0.0], dtype=F64)]])
@@ -163,6 +166,7 @@ def test_a_discarded_step_is_not_pulled():
     filt.optimizer.step()
     assert torch.equal(p, before)
     assert filt.last_event.pulled == 1.0
+    assert not filt.anchor.fresh
 
 
 def test_a_checkpoint_of_an_earlier_version_is_read():
@@ -189,4 +193,93 @@ def test_options_out_of_range_are_refused(options):
 
 def test_no_constraint_has_a_radius_before_anything_moved():
     assert radius(0.0, [-0.05], [Limit(-0.05, 0.0)], 0.3) == math.inf
+    assert radius(0.0, [-0.04], [Limit(-0.05, 0.0)], 0.3) == math.inf  # above its floor by noise alone
     assert np.isinf(radius(1.0, [0.2], [Limit(0.1, 0.0)], 0.3))  # violated at its floor
+
+
+def followed(beta: float, majorizer: str = "ramp", **options: object) -> Steering:
+    constraint = hf.ChanceConstraint(tau=0.1, alpha=0.05, beta=beta, majorizer=majorizer, unit="nll_token")
+    safety = SimpleNamespace(constraint=constraint, constraint_set=[None] * 4)
+    return Steering(safety, FilterOptions(anchor=True, **options))
+
+
+def at(distance: float) -> Anchor:
+    return Anchor(distance=distance)
+
+
+def batch(*degradations: float) -> Measured:
+    return Measured(torch.arange(len(degradations)), torch.tensor(degradations, dtype=F64), [])
+
+
+def test_a_first_step_that_goes_too_far_is_pulled_back():
+    """What it leaves is no rounding: the radius is that of the way from the start, not none."""
+    steering = followed(10.0, reserve=0.4)
+    steering.estimate(batch(0.0, 0.0), at(0.0))
+    _, value = steering.estimate(batch(0.02, 0.02), at(2.0))  # phi = 0.2, four times alpha
+    limit = steering.limit_of_steps()
+    assert (limit.floor, limit.ceiling) == pytest.approx((-0.03, 0.01))
+    assert radius(2.0, [value], [limit], 1.0) == pytest.approx(2.0 * math.sqrt(0.04 / 0.2))
+
+
+def test_what_a_first_step_adds_below_the_ceiling_is_taken_for_rounding():
+    """In the same step: value and limit have one floor."""
+    steering = followed(10.0, reserve=0.4)
+    _, value = steering.estimate(batch(0.001, 0.001), at(2.0))
+    limit = steering.limit_of_steps()
+    assert limit.floor == pytest.approx(0.01 - 0.03)
+    assert radius(2.0, [value], [limit], 1.0) == math.inf
+
+
+@pytest.mark.parametrize("estimator", ["batch", "ema", "table"])
+def test_the_floor_of_every_estimator_is_the_start_where_nothing_degraded(estimator):
+    """phi(-tau) is not zero with the exponential majorizer; of a lower floor it would be growth."""
+    steering = followed(40.0, "exponential", estimator=estimator)
+    _, value = steering.estimate(batch(0.0, 0.0), at(2.0))
+    assert steering.limit_of_steps().floor == pytest.approx(math.exp(-4.0) - 0.05)
+    assert radius(2.0, [value], [steering.limit_of_steps()], 1.0) == math.inf
+
+
+@given(distances, st.floats(-1, 0))
+def test_values_that_fall_are_not_predicted_to_fall_further(path, fall):
+    """A likelihood may improve. The average is then what it is without an anchor."""
+    following, plain = EmaEstimator(0.9), EmaEstimator(0.9)
+    for r in path:
+        assert following.absorb(fall * r, r * r) == plain.absorb(fall * r)
+
+
+def test_nothing_is_predicted_at_theta_0():
+    """Where the first step was discarded there is no gradient to go by, and at learning rate 0 no distance."""
+    filt, p = point(anchor=True)
+    filt.arm([math.nan], [[torch.ones(2, dtype=F64)]])
+    p.grad = torch.ones(2, dtype=F64)
+    filt.optimizer.step()
+    assert not filt.anchor.fresh
+    filt.optimizer.param_groups[0]["lr"] = 0.0
+    run(filt, p, [([0.0, 0.1], -0.5)])
+    assert not filt.anchor.fresh
+    filt.optimizer.param_groups[0]["lr"] = 0.1
+    run(filt, p, [([0.0, 0.1], -0.5)] * 2)
+    filt.optimizer.param_groups[0]["lr"] = 0.0
+    run(filt, p, [([0.0, 0.1], -0.5)])
+    assert filt.anchor.fresh
+
+
+def test_steps_that_measure_nothing_count_as_steps():
+    """So that four discarded steps end a run where they are among a hundred, not among a hundred measured ones."""
+    filt, p = point(anchor=True)
+    run(filt, p, [([0.0, 0.1], -0.5)] * 2)
+    for _ in range(5):
+        filt.arm([math.nan], [[torch.ones(2, dtype=F64)]])
+        filt.optimizer.step()
+        for _ in range(40):
+            p.grad = torch.zeros(2, dtype=F64)
+            filt.arm_again([-0.5], [Limit(-1.0, 0.0)])
+            filt.optimizer.step()
+    assert len(filt.state_dict()["nonfinite_steps"]) == 3
+
+
+@pytest.mark.parametrize("anchor", [False, True])
+def test_a_state_of_the_other_kind_of_filter_is_refused(anchor):
+    """A state without theta_0 would switch the anchor off."""
+    with pytest.raises(CheckpointError, match=f"this filter has anchor {anchor}"):
+        point(anchor=anchor)[0].load_state_dict(point(anchor=not anchor)[0].state_dict())

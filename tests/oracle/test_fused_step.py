@@ -153,7 +153,7 @@ def test_it_is_the_same_where_only_some_steps_measure(tmp_path):
         return {"defense": {"name": "holdfast", "anchor": True, "every": 4, "reserve": 0.2}}
 
     limit = {"tau": 0.02, "alpha": 0.2, "beta": 50.0}
-    fused, _ = both(tmp_path, make=make, unit="kl_token", limit=limit, tolerance=1e-5, learning_rate=0.02, max_steps=10)
+    fused, _ = both(tmp_path, make=make, unit="kl_token", limit=limit, tolerance=1e-5, learning_rate=5e-3, max_steps=10)
     assert 3 <= len(fused.side) < len(fused.task) == 10
 
 

@@ -5,7 +5,8 @@ A KL from theta_0 and its gradient are zero at theta_0. Along a training, to sec
     g(theta) - f ~ r^2   and   grad g ~ r,      r = norm(theta - theta_0),
 
 where f is g(theta_0) and what rounding adds as soon as anything has moved, whatever the distance (in bfloat16 a KL of
-1e-4 to 5e-4 nats a token); the smallest value seen is taken for it.
+1e-4 to 5e-4 nats a token); the smallest value seen is taken for it. Above the ceiling it is no rounding, and f is
+g(theta_0).
 
 Averages over steps are of a smaller r while r grows, so that the first rise of g is over before they show it. They are
 scaled to the r of today, all means with the same weights over the steps j:
@@ -45,19 +46,22 @@ class Limit(NamedTuple):
 
 
 def scaled(floor: float, mean: float, square: float, mean_square: float) -> float:
-    """The average `mean` of values at mean squared distance `mean_square`, as it would be at `square`."""
-    return floor + (mean - floor) * square / mean_square if mean_square > 0.0 else mean
+    """The average `mean` of values at mean squared distance `mean_square`, as it would be at `square`.
+
+    One below the floor (likelihoods that improve) is left as it is: a fall is not known to go on.
+    """
+    return floor + (mean - floor) * square / mean_square if mean_square > 0.0 and mean > floor else mean
 
 
 def radius(distance: float, values: Sequence[float], limits: Sequence[Limit], rate: float) -> float:
     """How far from theta_0 a step that begins at `distance`, with these values, may end; inf where nothing says.
 
-    A constraint that is violated at theta_0 has no radius.
+    A constraint that is violated at theta_0 has no radius, and at theta_0 none has: nothing is known of its growth.
     """
     largest = math.inf
     for value, limit in zip(values, limits, strict=True):
         room, grown = limit.ceiling - limit.floor, value - limit.floor
-        if room > 0.0 and grown > 0.0:
+        if distance > 0.0 and room > 0.0 and grown > 0.0:
             square = distance**2 * room / grown
             if square < distance**2:
                 square = distance**2 - rate * (distance**2 - square)
@@ -72,7 +76,7 @@ class Anchor:
     Attributes:
         distance: norm(theta - theta_0), as the last step left it.
         mean_distance: average of the distances at which gradients were measured, with the weights of theirs.
-        measured_at: the last of them.
+        measured_at: the last of them; 0 where the last step was discarded.
         starts: the constraints' values at theta_0, where no limits are given.
     """
 
@@ -84,8 +88,8 @@ class Anchor:
 
     @property
     def fresh(self) -> bool:
-        """Whether theta is about as far from theta_0 as when the constraints were measured last."""
-        return self.distance <= MOVED * self.measured_at
+        """Whether theta is about as far from theta_0 as when the constraints were measured last; not at theta_0."""
+        return 0.0 < self.distance <= MOVED * self.measured_at
 
     def drop(self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit]) -> Sequence[Limit]:
         """Remember the first step's parameters and values; returns the limits of this step."""

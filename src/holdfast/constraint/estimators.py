@@ -47,9 +47,10 @@ class Estimator(Protocol):
 
 
 class BatchEstimator:
-    """The batch's own mean: unbiased, and as noisy as the batch is small."""
+    """The batch's own mean: unbiased, and as noisy as the batch is small. Its floor is `start_phi`, phi(-tau)."""
 
-    floor = 0.0  # as far as it knows
+    def __init__(self, start_phi: float = 0.0) -> None:
+        self.floor = start_phi
 
     def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
         """Returns mean_B phi."""
@@ -232,7 +233,7 @@ class TailThreshold:
 def make_estimator(name: str, *, size: int, start_phi: float, decay: float = 0.9) -> Estimator:
     """Returns the estimator called batch, ema or table."""
     if name == "batch":
-        return BatchEstimator()
+        return BatchEstimator(start_phi)
     if name == "ema":
         return EmaEstimator(decay, start_phi)
     if name == "table":

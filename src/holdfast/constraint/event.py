@@ -8,7 +8,7 @@ class Event(StrEnum):
     """What the filter did in one step."""
 
     INACTIVE = "inactive"
-    """The nominal step already satisfies the barrier; nothing was changed."""
+    """The nominal step already satisfies the barrier; nothing was corrected (an anchor may have pulled it back)."""
     ACTIVE = "active"
     """The step was corrected, and the barrier holds with equality."""
     CAPPED = "capped"

@@ -153,7 +153,7 @@ class SafetyFilter:
 
     def arm_again(self, estimates: Sequence[float], limits: Sequence[Limit]) -> None:
         """Announce the constraints as they are predicted to be, where this step measures none (with an anchor)."""
-        space, gradients = ParameterSpace(trainable(self.optimizer)), self._memory.gradients(self.gradient_decay)
+        space, gradients = ParameterSpace(trainable(self.optimizer)), self._memory.gradients_again(self.gradient_decay)
         self._armed = _Armed(list(estimates), gradients, limits)
         if self.dual > 0.0:
             self._memory.dual_term.add(space, gradients, space.dots([(h, h) for h in gradients]))
@@ -294,4 +294,5 @@ class SafetyFilter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._memory = FilterMemory.from_state(state, ParameterSpace(trainable(self.optimizer)))
+        space = ParameterSpace(trainable(self.optimizer))
+        self._memory = FilterMemory.from_state(state, space, anchored=self.anchor is not None)

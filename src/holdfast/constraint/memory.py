@@ -12,7 +12,7 @@ from holdfast.constraint.anchor import Anchor
 from holdfast.constraint.dual_term import DualTerm
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector
-from holdfast.core.errors import ConfigError, InfeasibleError, NumericalError
+from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError, NumericalError
 
 NORM_DECAY = 0.9  # average of norm(s_nom), so that one tiny nominal step does not close the trust region
 SAFETY_BETA2 = 0.999  # second moment of the constraint's gradient, as Adam's default
@@ -99,6 +99,11 @@ class FilterMemory:
             divisor = self.anchor.mean_distance / self.anchor.distance
         return [list(torch._foreach_div(average, divisor)) for average in self.averages]
 
+    def gradients_again(self, decay: float) -> list[Vector]:
+        """Count a step that measures nothing, and return the gradients that it goes by."""
+        self.steps += 1
+        return self.gradients(decay)
+
     def fold_norm(self, norm: float) -> None:
         """Update the average length of the optimizer's own steps."""
         self.nominal_norm = (
@@ -113,6 +118,8 @@ class FilterMemory:
         """
         recent = [*self.nonfinite_steps, self.steps]
         self.nonfinite_steps = [step for step in recent if step > self.steps - NONFINITE_WINDOW]
+        if self.anchor is not None:
+            self.anchor.measured_at = 0.0  # what this step measured may be lost: the next one measures
         if len(self.nonfinite_steps) > NONFINITE_LIMIT:
             raise NumericalError(
                 f"non-finite loss, gradient or constraint in {len(self.nonfinite_steps)} of the last "
@@ -154,10 +161,15 @@ class FilterMemory:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], space: ParameterSpace) -> FilterMemory:
-        """The inverse of `state_dict`."""
+    def from_state(cls, state: dict[str, Any], space: ParameterSpace, *, anchored: bool) -> FilterMemory:
+        """The inverse of `state_dict`; refuses one with an anchor where none is wanted, and one without where it is."""
         moment = state["safety_moment"]
         anchor = state.get("anchor")  # not in checkpoints of earlier versions
+        if anchored != (anchor is not None):
+            raise CheckpointError(
+                f"the filter's stored state is of anchor {not anchored}, this filter has anchor {anchored}",
+                remedy=f"make the filter with anchor={not anchored}, or begin a new training",
+            )
         return cls(
             steps=int(state["steps"]),
             averages=[space.scatter(average) for average in state["averages"]],

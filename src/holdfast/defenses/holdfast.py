@@ -81,16 +81,17 @@ class FilteredDefense(Defense):
     def on_gradient(self, run: TrainingRun) -> None:
         """Measure every constraint at theta, estimate it, and arm the filter, which corrects the step that follows."""
         anchor, followed = self._filter.anchor, self._steering.values()
-        limits, self._first = [steering.limit_of_steps() for steering in followed], run.progress.step == 0
+        self._first = run.progress.step == 0
         if anchor is not None and not self._terms(run):
-            self._filter.arm_again([steering.predict(anchor) for steering in followed], limits)
+            predicted = [steering.predict(anchor) for steering in followed]
+            self._filter.arm_again(predicted, [steering.limit_of_steps() for steering in followed])
             return
         measured = run.engine.measure(self._terms(run))
         values, estimates = zip(*(s.estimate(measured[n], anchor) for n, s in self._steering.items()), strict=True)
         gradients = [measured[name].gradient for name in self._steering]
         share = min(steering.inactive for steering in followed)
         self._inactive += 0.1 * (share - self._inactive)
-        self._filter.arm(values, gradients, estimates, limits)
+        self._filter.arm(values, gradients, estimates, [steering.limit_of_steps() for steering in followed])
 
     def skip_step(self, run: TrainingRun) -> None:
         """Let the optimizer's empty step pass; nothing is measured or remembered."""

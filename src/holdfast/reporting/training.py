@@ -15,7 +15,7 @@ from holdfast.reporting.svg import Scale, Size, element, line, picture, polyline
 
 MAX_COLUMNS = 240
 EVENTS = {
-    "inactive": "the constraint asked for nothing: the task's own step was left alone",
+    "inactive": "no correction was asked for: the task's own step was left alone, or pulled back by an anchor",
     "active": "the constraint changed the step: a filter corrected it, or a term was added to the loss",
     "capped": "the same, at the strongest allowed: the filter's trust region, or the multiplier's cap",
     "restoration": "g > 0 and the correction did not fit: the task step was dropped",
@@ -115,7 +115,12 @@ def _panel(
         words = f"limit {exact_percent(level)}" if share else "g = 0"
         hangs = bool(every.size) and every[-1] > level  # on the side of the line where the curve does not end
         parts.append(text(words, x.end, y(level) + (15 if hangs else -5), "strong", "end"))
-    return parts + [polyline([(x(a), y(b)) for a, b in piece], css) for piece in _pieces(steps, values)]
+    for piece in _pieces(steps, values):
+        a, b = piece[0]
+        alone = len(piece) == 1  # a step between others that measured nothing (`every`)
+        dot = element("circle", class_=css, cx=x(a), cy=y(b), r=1.0)
+        parts.append(dot if alone else polyline([(x(a), y(b)) for a, b in piece], css))
+    return parts
 
 
 def _pieces(steps: NDArray[np.float64], values: NDArray[np.float64]) -> list[list[tuple[float, float]]]:
@@ -139,7 +144,7 @@ def _pieces(steps: NDArray[np.float64], values: NDArray[np.float64]) -> list[lis
 def _marks(found: Course, kinds: Sequence[str], x: Scale, top: float, size: Size) -> list[Markup]:
     """A row of ticks for each kind of event: told apart by place, not by colour."""
     if not kinds:
-        return [text("every step was left alone", size.left, top + 12, "muted")]
+        return [text("no step was corrected", size.left, top + 12, "muted")]
     parts = []
     for number, kind in enumerate(kinds):
         y = top + number * ROW

@@ -119,9 +119,13 @@ class Steering:
         return {"violation_rate": c.violation_rate(degradations), "cvar": c.cvar(degradations)}
 
     def limit_of_steps(self) -> Limit:
-        """The floor of the value, and the ceiling of a single step: half of the reserve is left."""
-        half, floor = (self.margin - self.buffer) / 2, min(self.estimator.floor, self.limit)
-        return Limit(self.value(floor, self.margin), self.value(self.limit - self.margin + half, self.margin))
+        """The floor of the value, and the ceiling of a single step: half of the reserve is left.
+
+        A floor above the ceiling is no rounding (a first step that went too far): then the start's counts.
+        """
+        ceiling, floor = self.limit - (self.margin + self.buffer) / 2, self.estimator.floor
+        floor = floor if floor < ceiling else self.start()
+        return Limit(self.value(floor, self.margin), self.value(ceiling, self.margin))
 
     def estimate(self, measured: Measured, anchor: Anchor | None = None) -> tuple[float, float]:
         """The constraint's value with its margin: on this batch, and as the running estimate that takes it in.

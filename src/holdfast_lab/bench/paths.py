@@ -152,13 +152,15 @@ def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: 
     return trainer
 
 
-JSON_WORDS = ("true", "false", "null")
-
-
 def filter_options(text: str) -> dict[str, Any]:
-    """`anchor=true every=4` as options of the defense, which refuses what it does not know."""
-    pairs = [part.partition("=") for part in text.split()]
-    return {key: value if value.isalpha() and value not in JSON_WORDS else json.loads(value) for key, _, value in pairs}
+    """`anchor=true metric=adam_unit` as options of the defense, which refuses what it does not know."""
+    options: dict[str, Any] = {}
+    for key, _, value in (part.partition("=") for part in text.split()):
+        try:
+            options[key] = json.loads(value)
+        except ValueError:  # a word
+            options[key] = value
+    return options
 
 
 def adapter(rank: int) -> LoraConfig:

@@ -10,7 +10,17 @@ import pytest
 
 from holdfast.data.encode import IGNORE, encode_all
 from holdfast.data.sources import examples_from_rows
-from holdfast_lab.bench.paths import WORDS, Material, build, rows, safety_pairs, stored, task_pairs, word_tokenizer
+from holdfast_lab.bench.paths import (
+    WORDS,
+    Material,
+    build,
+    filter_options,
+    rows,
+    safety_pairs,
+    stored,
+    task_pairs,
+    word_tokenizer,
+)
 from holdfast_lab.bench.settings import TASKS, Settings
 from holdfast_lab.bench.shapes import SHAPES
 
@@ -20,6 +30,11 @@ SMALL = Settings(shapes=("tiny",), steps=3, warm_up=1, batch=5, safety_batch=4)
 def counted(labels: list[int]) -> tuple[int, int]:
     prompt = list(labels).count(IGNORE)
     return prompt, len(labels) - prompt
+
+
+def test_options_of_the_filter_are_numbers_truths_and_words():
+    expected = {"anchor": True, "every": 4, "value_decay": None, "dual": 0.1, "metric": "adam_unit"}
+    assert filter_options("anchor=true every=4 value_decay=null dual=1e-1 metric=adam_unit") == expected
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -140,6 +140,15 @@ def test_a_gap_in_the_log_is_a_gap_in_the_curve():
     assert chart.count('class="mark-nonfinite"') == 2
 
 
+def test_steps_that_measured_nothing_leave_the_others_visible():
+    """With `every` most steps have no violation rate, and two with one are never neighbours."""
+    found = rows(12)
+    for row in found:
+        row["violation_rate"] = 0.25 if row["step"] % 4 == 1 else None
+    chart = training_chart(course(found, "safety"), 0.05, 704, "wide")
+    assert chart.count('<circle class="curve rate"') == 3
+
+
 def test_a_panel_without_any_value_says_so_instead_of_showing_an_empty_scale():
     """`penalty` has no multiplier."""
     drawn = str(training_chart(course(rows(4, multiplier=None), "safety"), 0.05, 704, "wide"))
