@@ -16,6 +16,7 @@ from trl import SFTTrainer
 import holdfast as hf
 from holdfast.core.errors import UnsupportedError
 from holdfast.training import side_pass
+from holdfast.training.steering import looks_first
 from holdfast.training.step import Measured
 
 ACTIVE = {"tau": 0.05, "alpha": 0.05, "beta": 5.0, "allow_infeasible_start": True, "unit": "nll_token"}
@@ -154,19 +155,19 @@ def test_automatic_skipping_goes_on_and_off_with_the_share_of_inactive_rows(tmp_
     defense._inactive = 0.0
     defense.load_state_dict(state)
     run = trainer.run
-    assert defense._skips(run)
+    assert looks_first(run.args, defense._inactive)
     zero = [torch.zeros_like(p) for p in run.space().params]
     run.engine.measure = lambda terms: {name: Measured(torch.zeros(0), torch.zeros(0), zero) for name in terms}
     for steering in defense._steering.values():
         steering.inactive, steering.estimate = 0.0, lambda *_: (-1.0, -1.0)
     defense.on_gradient(run)
-    assert defense._skips(run)
+    assert looks_first(run.args, defense._inactive)
     for _ in range(2):
         defense.on_gradient(run)
-    assert not defense._skips(run)
+    assert not looks_first(run.args, defense._inactive)
     del state["inactive"]  # a checkpoint of an earlier version
     defense.load_state_dict(state)
-    assert not defense._skips(run)
+    assert not looks_first(run.args, defense._inactive)
 
 
 def test_automatic_skipping_takes_the_step_of_none(tmp_path):
