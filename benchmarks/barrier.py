@@ -16,13 +16,11 @@ import copy
 import json
 import os
 import time
-from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import yaml
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import set_seed
@@ -35,6 +33,8 @@ from holdfast.defaults import block, train_defaults
 from holdfast.models.handle import load_pair
 from holdfast.screening.screen import Screening, screen
 from holdfast.screening.settings import ScreeningSettings
+from holdfast.training.probe import barrier_figures
+from holdfast_lab.bench.paths import filter_options
 
 
 def chats(path: Path) -> Dataset:
@@ -46,8 +46,8 @@ def chats(path: Path) -> Dataset:
 
 def parsed(text: str) -> tuple[dict[str, Any], float]:
     """A defense with its options, and the learning rate."""
-    name, *parts = text.split()
-    options = {key: yaml.safe_load(value) for key, value in (part.split("=") for part in parts)}
+    name, _, rest = text.partition(" ")
+    options = filter_options(rest)
     rate = float(options.pop("rate"))
     return {"name": name, **options}, rate
 
@@ -83,19 +83,17 @@ def trainer_of(
 def record_of(trainer: SafeSFTTrainer, text: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Paths and figures of a finished run."""
     rows = [row for row in event_log.read(folder / "events.jsonl") if "loss" in row]
-    probed = [row for row in rows if row.get("probe")]
+    figures = barrier_figures(rows)
     sets = {
         name: {
-            "above": sum(row["probe"][name] > 0 for row in probed) / len(probed),
-            "largest": max(row["probe"][name] for row in probed),
-            "probe": [row["probe"][name] for row in probed],
-            "estimate": [row.get("constraints", {}).get(name, row).get("g") for row in probed],
+            **found, "probe": [row["probe"][name] for row in rows if "probe" in row],
+            "estimate": [row.get("constraints", {}).get(name, row).get("g") for row in rows if "probe" in row],
         }
-        for name in (probed[0]["probe"] if probed else ())
+        for name, found in figures.get("probe", {}).items()
     }  # fmt: skip
     return {
         "run": text, "steps": len(rows), "seconds": round(seconds, 1), "sets": sets,
-        "events": dict(Counter(str(row.get("event")) for row in rows)),
+        "events": figures["events"],
         "pulled": [row.get("pulled", 1.0) for row in rows], "losses": [row["loss"] for row in rows],
         "held_out_loss": trainer.evaluate()["eval_loss"], "step": trainer.run.engine.name,
         "provenance": {
@@ -133,7 +131,7 @@ def main() -> None:
             trainer.train()
             record = record_of(trainer, text, Path(folder), time.monotonic() - started)
         write_json(place, {"model": arguments.model.name, "seed": arguments.seed, **record})
-        figures = {n: f"{s['above']:.1%} {s['largest']:+.4f}" for n, s in record["sets"].items()}
+        figures = {n: f"{s['above']:.1%} {s['largest']}" for n, s in record["sets"].items()}
         print(arguments.model.name, text, f"loss {record['held_out_loss']:.4f}", figures, flush=True)
         del trainer
 

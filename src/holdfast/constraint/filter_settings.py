@@ -31,8 +31,7 @@ class FilterOptions:
         anchor: whether averages follow the distance from theta_0, and a step that would leave the radius at which g is
             predicted at `-reserve alpha / 2` is pulled back towards theta_0. Update space only.
         every: measure the constraints at every such step, and in between go by the averages, which follow the distance
-            from theta_0; a step from a tenth further out measures too. Above 1 it needs
-            `anchor` and averages.
+            from theta_0; a step from a tenth further out measures too. Above 1 it needs `anchor` and averages.
     """
 
     space: Space = default("defense.space")

@@ -1,0 +1,38 @@
+"""`benchmarks.barrier`: how a run is written, and what its record holds."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from benchmarks import barrier
+
+
+def test_a_run_is_a_defense_its_options_and_a_rate():
+    text = "holdfast anchor=true reserve=0.4 dual=1e-1 metric=adam_unit rate=1e-3"
+    expected = {"name": "holdfast", "anchor": True, "reserve": 0.4, "dual": 0.1, "metric": "adam_unit"}
+    assert barrier.parsed(text) == (expected, 1e-3)
+    assert barrier.parsed("sft rate=3e-4") == ({"name": "sft"}, 3e-4)
+    with pytest.raises(KeyError, match="rate"):
+        barrier.parsed("sft")
+
+
+def test_a_record_has_the_path_of_every_set(tmp_path):
+    """A g that is not finite is stored as null, and counts as above zero."""
+    rows = [
+        {"step": 1, "loss": 2.0, "event": "inactive", "pulled": 1.0, "g": -0.05, "probe": {"refusals": -0.04}},
+        {"step": 2, "loss": 1.0, "event": "active", "pulled": 0.9, "g": -0.02, "probe": {"refusals": None}},
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trainer = SimpleNamespace(
+        evaluate=lambda: {"eval_loss": 0.5}, run=SimpleNamespace(engine=SimpleNamespace(name="two_pass"))
+    )
+    found = barrier.record_of(trainer, "holdfast rate=1e-3", tmp_path, 1.0)
+    assert found["sets"] == {
+        "refusals": {"steps": 2, "above": 0.5, "largest": None, "probe": [-0.04, None], "estimate": [-0.05, -0.02]}
+    }
+    assert (found["events"], found["pulled"], found["losses"]) == (
+        {"inactive": 1, "active": 1}, [1.0, 0.9], [2.0, 1.0],
+    )  # fmt: skip
+    assert found["held_out_loss"] == 0.5
