@@ -19,6 +19,7 @@ from holdfast.core.errors import ConfigError, UnsupportedError
 
 Vector = list[Tensor]
 BLOCK = 4 * 2**20  # numbers of each vector that are held in float64 at one time
+SHORT = 4096  # numbers of each vector in one of the products that make up an inner product
 
 
 def shard(tensor: Tensor) -> Tensor:
@@ -64,6 +65,14 @@ def _joined(tensors: Vector) -> Tensor:
     return flat
 
 
+def _gram(rows: Tensor) -> Tensor:
+    """F F^T as the sum of many short products: for a single long one a GPU uses few of its cores."""
+    parts = rows.shape[1] // SHORT
+    short = rows[:, : parts * SHORT].reshape(len(rows), parts, SHORT).transpose(0, 1)
+    rest = rows[:, parts * SHORT :]
+    return torch.bmm(short, short.transpose(1, 2)).sum(0) + rest @ rest.T
+
+
 class ParameterSpace:
     """Vectors over a list of parameters."""
 
@@ -91,14 +100,19 @@ class ParameterSpace:
                 remedy="remove ignored_modules from the FSDP configuration, or freeze these parameters",
             )
         self.params = list(params)
+        self._weights = [shard(p) for p in self.params]
+
+    @property
+    def _sharded(self) -> bool:
+        return isinstance(self.params[0], DTensor)  # all of them or none
 
     def zeros(self) -> Vector:
         """The zero vector."""
-        return [torch.zeros_like(shard(p)) for p in self.params]
+        return [torch.zeros_like(weight) for weight in self._weights]
 
     def weights(self) -> Vector:
         """The parameters' storage (not a copy: writing to it moves the model)."""
-        return [shard(p) for p in self.params]
+        return list(self._weights)
 
     def snapshot(self) -> Vector:
         """A copy of the parameters, in a few kernels."""
@@ -158,12 +172,22 @@ class ParameterSpace:
         gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device=device)
         for block in _blocks(vectors[0]):
             for rows in zip(*(torch.split(_joined(v[block]), BLOCK) for v in vectors), strict=True):
-                joined = torch.stack(rows).double()
-                gram += (joined @ joined.T).to(device)
-        if any(isinstance(p, DTensor) for p in self.params):
+                gram += _gram(torch.stack(rows).double()).to(device)
+        if self._sharded:
             dist.all_reduce(gram)
         found = gram.tolist()
         return [float(found[place[id(a)]][place[id(b)]]) for a, b in pairs]
+
+    def means(self, vectors: Sequence[Vector]) -> list[float]:
+        """The mean number of each vector, with one reduction and one host synchronisation for all."""
+        device = vectors[0][0].device
+        total = torch.zeros(len(vectors), dtype=torch.float64, device=device)
+        for block in _blocks(vectors[0]):
+            total += torch.stack([_joined(v[block]).sum(dtype=torch.float64) for v in vectors]).to(device)
+        if self._sharded:
+            dist.all_reduce(total)
+        count = sum(p.numel() for p in self.params)
+        return [float(found) / count for found in total.tolist()]
 
     def full(self, vector: Vector) -> Vector:
         """The vector with every shard gathered, on the CPU: what a checkpoint stores. A collective call."""

@@ -100,15 +100,13 @@ def adam_diagonal(
     top = max(float(group["lr"]) for group in optimizer.param_groups)
     moments = _second_moments(space, optimizer)
     if unit:
-        ones = [torch.ones_like(m) for m in moments]
-        task, safe = space.dots([(moments, ones), (safety_moment, ones)])
+        task, safe = space.means([moments, safety_moment])
         safety_moment = list(torch._foreach_mul(safety_moment, task / safe if task > 0 else 1.0))
     torch._foreach_maximum_(moments, safety_moment)
     torch._foreach_sqrt_(moments)
-    ones = [torch.ones_like(d) for d in moments]
-    total, count = space.dots([(moments, ones), (ones, ones)])
+    (mean,) = space.means([moments])
     groups = [group_of[id(p)] for p in space.params]
-    torch._foreach_add_(moments, [float(group["eps"]) + RELATIVE_FLOOR * total / count for group in groups])
+    torch._foreach_add_(moments, [float(group["eps"]) + RELATIVE_FLOOR * mean for group in groups])
     torch._foreach_reciprocal_(moments)
     torch._foreach_mul_(moments, [float(group["lr"]) / top if top > 0 else 1.0 for group in groups])
     return moments
