@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.constraint.anchor import Anchor, Limit, radius
 from holdfast.constraint.estimators import EmaEstimator, TableEstimator
+from holdfast.constraint.event import Event
 from holdfast.constraint.filter_settings import FilterOptions
-from holdfast.constraint.gradients import ParameterSpace
-from holdfast.constraint.memory import FilterMemory
-from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.constraint.memory import RESTORATION_LIMIT, FilterMemory
+from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError
 from holdfast.training.steering import Steering
 from holdfast.training.step import Measured
 
@@ -38,12 +38,11 @@ def test_a_value_that_grows_with_the_squared_distance_is_followed_exactly(path, 
 
 @given(distances, st.floats(0.1, 0.99))
 def test_a_gradient_that_grows_with_the_distance_is_followed_exactly(path, decay):
-    p = torch.nn.Parameter(torch.zeros(2, dtype=F64))
-    space, memory, slope = ParameterSpace([p]), FilterMemory(anchor=Anchor()), torch.tensor([2.0, -1.0], dtype=F64)
+    memory, slope = FilterMemory(anchor=Anchor()), torch.tensor([2.0, -1.0], dtype=F64)
     for r in [0.0, *path]:
         memory.steps += 1
         memory.anchor.distance = r
-        ((found,),) = memory.fold_gradients(space, [[r * slope]], decay)
+        ((found,),) = memory.fold_gradients([[r * slope]], decay)
         assert found.tolist() == pytest.approx((r * slope).tolist(), rel=1e-9, abs=1e-12)
 
 
@@ -283,3 +282,15 @@ def test_a_state_of_the_other_kind_of_filter_is_refused(anchor):
     """A state without theta_0 would switch the anchor off."""
     with pytest.raises(CheckpointError, match=f"this filter has anchor {anchor}"):
         point(anchor=anchor)[0].load_state_dict(point(anchor=not anchor)[0].state_dict())
+
+
+def test_using_the_reserve_is_no_violation():
+    """Up to its ceiling a constraint may stay for as long as it likes; above it, restoring must get somewhere."""
+    memory = FilterMemory(anchor=Anchor())
+    for _ in range(3 * RESTORATION_LIMIT):
+        memory.watch_restoration(Event.RESTORATION, [0.009, -0.1], [Limit(-0.1, 0.01), Limit(-0.1, 0.0)])
+    above = [0.011, -0.1], [Limit(-0.1, 0.01), Limit(-0.1, 0.0)]
+    for _ in range(RESTORATION_LIMIT - 1):
+        memory.watch_restoration(Event.RESTORATION, *above)
+    with pytest.raises(InfeasibleError):
+        memory.watch_restoration(Event.RESTORATION, *above)

@@ -94,7 +94,7 @@ class Anchor:
     def drop(self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit]) -> Sequence[Limit]:
         """Remember the first step's parameters and values; returns the limits of this step."""
         if self.origin is None:
-            self.origin, self.starts = space.snapshot(), list(values)
+            self.origin, self.starts = space.theta(), list(values)
         return limits or [Limit(start, 0.0) for start in self.starts]
 
     def fold_distance(self, decay: float) -> None:
@@ -106,24 +106,26 @@ class Anchor:
         """Bring theta back to the radius; returns the share of its distance that is left."""
         assert self.origin is not None
         allowed = radius(self.distance, values, limits, rate)
-        away = list(torch._foreach_sub(space.weights(), self.origin))
+        away = space.theta()
+        torch._foreach_sub_(away, self.origin)
         self.distance = math.sqrt(space.dots([(away, away)])[0])
         if self.distance <= allowed:
             return 1.0
         share, self.distance = allowed / self.distance, allowed
-        torch._foreach_lerp_(space.weights(), self.origin, 1.0 - share)
+        space.pull(self.origin, 1.0 - share)
         return share
 
     def state_dict(self, space: ParameterSpace) -> dict[str, Any]:
         """Plain numbers and whole tensors (a collective call for sharded parameters)."""
         return {
-            "origin": None if self.origin is None else space.full(self.origin), "starts": list(self.starts),
+            "origin": None if self.origin is None else space.full(space.split(self.origin)),
+            "starts": list(self.starts),
             "distances": [self.distance, self.mean_distance, self.measured_at],
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], space: ParameterSpace) -> Anchor:
         """The inverse of `state_dict`."""
-        origin = None if state["origin"] is None else space.scatter(state["origin"])
+        origin = None if state["origin"] is None else space.join(space.scatter(state["origin"]))
         distance, mean_distance, measured_at = (float(r) for r in state["distances"])
         return cls(origin, distance, mean_distance, measured_at, [float(start) for start in state["starts"]])

@@ -36,7 +36,7 @@ class DualTerm:
         """Add the term to `.grad`.
 
         Args:
-            gradients: h_k on this step's batch.
+            gradients: h_k on this step's batch, joined.
             norms: their squared norms.
         """
         if not any(self.ratios):  # a gradient of zeros would still move parameters that have none
@@ -44,7 +44,7 @@ class DualTerm:
         task = space.task_gradient()
         norm = math.sqrt(space.dots([(task, task)])[0])
         weights = [r * norm / math.sqrt(h) if h > 0.0 else 0.0 for r, h in zip(self.ratios, norms, strict=True)]
-        space.add_to_gradient(gradients, weights)
+        space.add_to_gradient([space.split(h) for h in gradients], weights)
 
     def follow(self, problem: FilterProblem, dual: float) -> None:
         """Move every r_k by what the nominal step lacks, as a share of its own terms."""

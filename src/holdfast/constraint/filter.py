@@ -41,7 +41,7 @@ class _Armed:
     """A constraint measured at theta, waiting for the optimizer's step."""
 
     values: list[float]
-    gradients: list[Vector]
+    gradients: list[Vector]  # joined, as `before` is
     limits: Sequence[Limit] = ()
     before: Vector | None = None
     nonfinite: str = ""  # what was not finite; the step is then discarded
@@ -128,24 +128,25 @@ class SafetyFilter:
 
         Args:
             values: `g_k + rho_k` on this step's safety batch.
-            gradients: `h_k` on this batch, reduced over ranks; taken over, not copied.
+            gradients: `h_k` on this batch by parameter, reduced over ranks.
             estimates: values averaged over steps, used instead of `values` where given.
             limits: with an anchor; unless given, the values of the first step, with 0 as their ceiling.
         """
         space = ParameterSpace(trainable(self.optimizer))
-        armed = _Armed(list(estimates if estimates is not None else values), [list(h) for h in gradients], limits)
-        norms = space.dots([(h, h) for h in gradients])
+        joined = [space.join(h) for h in gradients]
+        armed = _Armed(list(estimates if estimates is not None else values), joined, limits)
+        norms = space.dots([(h, h) for h in joined])
         self._armed = armed
         armed.nonfinite = nonfinite("value", zip(values, armed.values, strict=True)) or nonfinite(
             "gradient", zip(norms, strict=True)
         )
         if armed.nonfinite:
             return
-        self._memory.fold_moment(space, gradients, norms, self.metric)
+        self._memory.fold_moment(joined, norms, self.metric)
         if self.dual > 0.0:
-            self._memory.dual_term.add(space, gradients, norms)
+            self._memory.dual_term.add(space, joined, norms)
         if self.gradient_decay > 0.0:
-            armed.gradients = self._memory.fold_gradients(space, armed.gradients, self.gradient_decay)
+            armed.gradients = self._memory.fold_gradients(joined, self.gradient_decay)
         if self.anchor is not None:
             armed.limits = self.anchor.drop(space, armed.values, limits)
         if self.space == "gradient":
@@ -170,7 +171,7 @@ class SafetyFilter:
             self._report(Event.INACTIVE, armed, [0.0] * len(armed.values))
             return
         kappa = self.rate / lr
-        nominal = [-x for x in space.task_gradient()]
+        nominal = list(torch._foreach_neg(space.join(space.task_gradient())))
         problem = measure(space, armed.gradients, armed.values, nominal, diagonal=None, rate=kappa)
         if not problem.finite:
             armed.nonfinite = "correction"
@@ -182,7 +183,7 @@ class SafetyFilter:
         elif not mu.any():
             self._report(Event.INACTIVE, armed, mu.tolist(), problem)
         else:
-            space.add_to_gradient(armed.gradients, mu.tolist())
+            space.add_to_gradient([space.split(h) for h in armed.gradients], mu.tolist())
             self._report(Event.ACTIVE, armed, mu.tolist(), problem)
 
     # -- update space: around the optimizer's step ---------------------------------------------------------------
@@ -198,13 +199,12 @@ class SafetyFilter:
         if armed.skipped:
             space.drop_gradient()
             return
-        gradient = space.task_gradient()
-        if not math.isfinite(space.dots([(gradient, gradient)])[0]):
+        if not space.finite(space.task_gradient()):
             armed.nonfinite = "task gradient"
         if armed.nonfinite:
             space.drop_gradient()  # the optimizer then touches neither parameters nor moments
         if armed.nonfinite or self.space == "update":
-            armed.before = space.snapshot()
+            armed.before = space.theta()
 
     def _after_step(self, *_: Any) -> None:
         armed, self._armed = self._armed, None
@@ -222,7 +222,7 @@ class SafetyFilter:
 
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
-        nominal = list(torch._foreach_sub(space.weights(), armed.before))
+        nominal = list(torch._foreach_sub(space.theta(), armed.before))
         diagonal = diagonal_of(self.metric, space, self.optimizer, self._memory.debiased_moment())
         problem = measure(space, armed.gradients, armed.values, nominal, diagonal=diagonal, rate=self.rate)
         if not problem.finite:
@@ -256,13 +256,13 @@ class SafetyFilter:
         mu = mu * scale
         for k, h in enumerate(armed.gradients):
             if mu[k] != 0.0:
-                correction = h if diagonal is None else torch._foreach_mul(diagonal, h)
-                torch._foreach_add_(space.weights(), correction, alpha=-float(mu[k]))
+                correction = h if diagonal is None else list(torch._foreach_mul(diagonal, h))
+                space.move(correction, -float(mu[k]))
         self._report(name, armed, mu.tolist(), problem)
 
     def _restore(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
-        torch._foreach_copy_(space.weights(), armed.before)
+        space.put(armed.before)
 
     # -- degenerate cases ----------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class SafetyFilter:
             cosine=problem.cosine if problem is not None else None,
             nonfinite=armed.nonfinite if name is Event.NONFINITE else "",
         )  # fmt: skip
-        self._memory.watch_restoration(name, max(armed.values))
+        self._memory.watch_restoration(name, armed.values, armed.limits)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

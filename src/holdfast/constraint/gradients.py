@@ -1,17 +1,19 @@
 """Trainable parameters as one vector: the only file of the constraint that touches parameter tensors.
 
-A vector is a list of float tensors, one per trainable parameter, each holding this rank's shard. Inner products
-are accumulated in float64 and, for sharded (FSDP2) parameters, summed over the ranks, so that every rank sees
-the same scalars and takes the same decision.
+A vector is a list of float tensors, one per trainable parameter, each holding this rank's shard; or, joined, one per
+device, which takes a few kernels where an adapter's hundreds of small tensors would take thousands. Inner products are
+accumulated in float64 and, for sharded (FSDP2) parameters, summed over the ranks, so that every rank sees the same
+scalars and takes the same decision.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -46,11 +48,12 @@ def trainable(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-def _blocks(vector: Vector) -> Iterator[slice]:
-    """Stretches of consecutive tensors on one device, of at most `BLOCK` numbers unless a single one has more."""
+def _stretches(vector: Sequence[Tensor], most: float = math.inf) -> Iterator[slice]:
+    """Consecutive tensors of one device and type, of at most `most` numbers unless a single one has more."""
     start, held = 0, 0
     for i, x in enumerate(vector):
-        if i > start and (held + x.numel() > BLOCK or x.device != vector[start].device):
+        first = vector[start]
+        if i > start and (held + x.numel() > most or x.device != first.device or x.dtype != first.dtype):
             yield slice(start, i)
             start, held = i, 0
         held += x.numel()
@@ -101,6 +104,7 @@ class ParameterSpace:
             )
         self.params = list(params)
         self._weights = [shard(p) for p in self.params]
+        self._stretches = list(_stretches(self._weights))
 
     @property
     def _sharded(self) -> bool:
@@ -114,32 +118,57 @@ class ParameterSpace:
         """The parameters' storage (not a copy: writing to it moves the model)."""
         return list(self._weights)
 
+    def join(self, vector: Sequence[Tensor]) -> Vector:
+        """A vector given by parameter, as one tensor per device; new tensors."""
+        joined = [_joined(list(vector[stretch])) for stretch in self._stretches]
+        return [x.clone() if len(vector[s]) == 1 else x for x, s in zip(joined, self._stretches, strict=True)]
+
+    def split(self, joined: Vector) -> Vector:
+        """The inverse of `join`: views, one per parameter."""
+        parts: Vector = []
+        for stretch, flat in zip(self._stretches, joined, strict=True):
+            parts += _unflatten_dense_tensors(flat, self._weights[stretch])  # type: ignore[no-untyped-call]
+        return parts
+
+    def theta(self) -> Vector:
+        """A copy of the parameters, joined."""
+        return self.join(self._weights)
+
+    def put(self, joined: Vector) -> None:
+        """Set the parameters."""
+        torch._foreach_copy_(self._weights, self.split(joined))
+
+    def move(self, joined: Vector, step: float) -> None:
+        """`theta += step joined`."""
+        torch._foreach_add_(self._weights, self.split(joined), alpha=step)
+
+    def pull(self, joined: Vector, share: float) -> None:
+        """`theta += share (joined - theta)`."""
+        torch._foreach_lerp_(self._weights, self.split(joined), share)
+
     def snapshot(self) -> Vector:
         """A copy of the parameters, in a few kernels."""
-        return list(torch._foreach_mul(self.weights(), 1.0))
+        return list(torch._foreach_mul(self._weights, 1.0))
 
     @contextmanager
     def moved(self, direction: Vector, step: float) -> Iterator[None]:
         """A context in which the parameters are `theta + step direction`; afterwards theta is back bit for bit."""
         before = self.snapshot()
         try:
-            torch._foreach_add_(self.weights(), direction, alpha=step)
+            torch._foreach_add_(self._weights, direction, alpha=step)
             yield
         finally:
-            self._put(before)
+            torch._foreach_copy_(self._weights, before)
 
     @contextmanager
     def exchanged(self, weights: Vector) -> Iterator[None]:
         """A context in which the parameters are `weights`; afterwards theta is back bit for bit."""
         before = self.snapshot()
         try:
-            self._put(weights)
+            torch._foreach_copy_(self._weights, weights)
             yield
         finally:
-            self._put(before)
-
-    def _put(self, weights: Vector) -> None:
-        torch._foreach_copy_(self.weights(), weights)
+            torch._foreach_copy_(self._weights, before)
 
     def task_gradient(self) -> Vector:
         """`.grad` of every parameter, zero where there is none."""
@@ -170,7 +199,7 @@ class ParameterSpace:
         place = {id(v): i for i, v in enumerate(vectors)}
         device = vectors[0][0].device
         gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device=device)
-        for block in _blocks(vectors[0]):
+        for block in _stretches(vectors[0], BLOCK):
             for rows in zip(*(torch.split(_joined(v[block]), BLOCK) for v in vectors), strict=True):
                 gram += _gram(torch.stack(rows).double()).to(device)
         if self._sharded:
@@ -178,11 +207,26 @@ class ParameterSpace:
         found = gram.tolist()
         return [float(found[place[id(a)]][place[id(b)]]) for a, b in pairs]
 
+    def finite(self, vector: Vector) -> bool:
+        """Whether every number is, on all ranks; one host synchronisation."""
+        device = vector[0].device
+        sizes = torch.stack([size.to(device) for size in torch._foreach_norm(vector, 1)])  # inf or nan where one is
+        lost = (~sizes.isfinite()).sum()
+        if self._sharded:
+            dist.all_reduce(lost)
+        return not lost.item()
+
+    def per_parameter(self, numbers: Sequence[float]) -> float | Vector:
+        """Numbers given by parameter: the one that they all are, or a joined vector."""
+        if len(set(numbers)) == 1:
+            return numbers[0]
+        return self.join([torch.full_like(w, number) for w, number in zip(self._weights, numbers, strict=True)])
+
     def means(self, vectors: Sequence[Vector]) -> list[float]:
         """The mean number of each vector, with one reduction and one host synchronisation for all."""
         device = vectors[0][0].device
         total = torch.zeros(len(vectors), dtype=torch.float64, device=device)
-        for block in _blocks(vectors[0]):
+        for block in _stretches(vectors[0], BLOCK):
             total += torch.stack([_joined(v[block]).sum(dtype=torch.float64) for v in vectors]).to(device)
         if self._sharded:
             dist.all_reduce(total)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from holdfast.constraint.anchor import Anchor
+from holdfast.constraint.anchor import Anchor, Limit
 from holdfast.constraint.dual_term import DualTerm
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector
@@ -20,9 +21,13 @@ NONFINITE_LIMIT, NONFINITE_WINDOW = 3, 100
 RESTORATION_LIMIT, RESTORATION_FALL = 50, 0.9
 
 
+def _zeros(like: Sequence[Tensor]) -> Vector:
+    return [torch.zeros_like(x) for x in like]
+
+
 @dataclass
 class FilterMemory:
-    """Averages of the constraint's gradients, and counts of what must not go on for long.
+    """Averages of the constraint's gradients, and counts of what must not go on for long. Vectors are joined.
 
     Attributes:
         steps: filtered steps, discarded ones not counted.
@@ -46,9 +51,7 @@ class FilterMemory:
     restoring: int = 0
     restoring_from: float = 0.0
 
-    def fold_moment(
-        self, space: ParameterSpace, gradients: Sequence[Vector], norms: Sequence[float], metric: str
-    ) -> None:
+    def fold_moment(self, gradients: Sequence[Vector], norms: Sequence[float], metric: str) -> None:
         """Count a step, and update the second moment that the metric needs with its raw gradients.
 
         `adam`: `max_k h_k^2`. `adam_unit`: `max_k h_k^2 / norm(h_k)^2`, whatever the constraints' scales; a zero
@@ -62,12 +65,14 @@ class FilterMemory:
         seen = [(h, norm) for h, norm in zip(gradients, norms, strict=True) if norm > 0.0 or not unit]
         if metric == "identity" or not seen:
             return
-        square = space.zeros()
-        for h, norm in seen:
-            own = torch._foreach_mul(h, h)
-            torch._foreach_maximum_(square, torch._foreach_div(own, norm) if unit else own)
+        squares = [torch._foreach_mul(h, h) for h, _ in seen]
+        if unit:
+            squares = [torch._foreach_div(own, norm) for own, (_, norm) in zip(squares, seen, strict=True)]
+        square = squares[0]
+        for other in squares[1:]:
+            torch._foreach_maximum_(square, other)
         if self.safety_moment is None:
-            self.safety_moment = space.zeros()
+            self.safety_moment = _zeros(square)
         self.moment_steps += 1
         torch._foreach_lerp_(self.safety_moment, square, 1.0 - SAFETY_BETA2)
 
@@ -77,10 +82,10 @@ class FilterMemory:
             return None
         return list(torch._foreach_div(self.safety_moment, 1.0 - SAFETY_BETA2**self.moment_steps))
 
-    def fold_gradients(self, space: ParameterSpace, gradients: Sequence[Vector], decay: float) -> list[Vector]:
+    def fold_gradients(self, gradients: Sequence[Vector], decay: float) -> list[Vector]:
         """Update the averages and return them as `gradients` does: the first is the batch's own gradient."""
         if not self.averages:
-            self.averages = [space.zeros() for _ in gradients]
+            self.averages = [_zeros(gradient) for gradient in gradients]
         if len(self.averages) != len(gradients):
             raise ConfigError(
                 f"{len(gradients)} constraints given, {len(self.averages)} before",
@@ -127,9 +132,14 @@ class FilterMemory:
                 remedy="lower the learning rate, check the data for extreme examples, or train in float32",
             )
 
-    def watch_restoration(self, name: Event, value: float) -> None:
-        """Stop when the constraint stays violated and restoring it makes no headway."""
-        if name not in (Event.RESTORATION, Event.INFEASIBLE):
+    def watch_restoration(self, name: Event, values: Sequence[float], limits: Sequence[Limit] = ()) -> None:
+        """Stop when a constraint stays violated and restoring it makes no headway.
+
+        Up to its ceiling, where it has one, a constraint uses its reserve and is not violated.
+        """
+        value = max(values)
+        within = bool(limits) and all(v <= limit.ceiling for v, limit in zip(values, limits, strict=True))
+        if within or name not in (Event.RESTORATION, Event.INFEASIBLE):
             self.restoring = 0
             return
         if self.restoring == 0:
@@ -149,8 +159,8 @@ class FilterMemory:
         """Plain numbers and whole tensors (a collective call for sharded parameters)."""
         return {
             "steps": self.steps,
-            "averages": [space.full(average) for average in self.averages],
-            "safety_moment": None if self.safety_moment is None else space.full(self.safety_moment),
+            "averages": [space.full(space.split(average)) for average in self.averages],
+            "safety_moment": None if self.safety_moment is None else space.full(space.split(self.safety_moment)),
             "moment_steps": self.moment_steps,
             "dual_ratios": list(self.dual_term.ratios),
             "nominal_norm": self.nominal_norm,
@@ -172,8 +182,8 @@ class FilterMemory:
             )
         return cls(
             steps=int(state["steps"]),
-            averages=[space.scatter(average) for average in state["averages"]],
-            safety_moment=None if moment is None else space.scatter(moment),
+            averages=[space.join(space.scatter(average)) for average in state["averages"]],
+            safety_moment=None if moment is None else space.join(space.scatter(moment)),
             moment_steps=int(state.get("moment_steps", state["steps"])),
             dual_term=DualTerm([float(ratio) for ratio in state.get("dual_ratios", [])]),
             nominal_norm=float(state["nominal_norm"]),

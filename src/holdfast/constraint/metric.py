@@ -62,7 +62,7 @@ def _steps(states: list[dict[str, Any]]) -> list[float]:
 
 
 def _second_moments(space: ParameterSpace, optimizer: torch.optim.Optimizer) -> Vector:
-    """Adam's debiased second moments of the task gradient; zero for a parameter that it never stepped.
+    """Adam's debiased second moments of the task gradient, joined; zero for a parameter that it never stepped.
 
     Such a parameter has a safety gradient but no task gradient, and so no optimizer state.
     """
@@ -75,7 +75,9 @@ def _second_moments(space: ParameterSpace, optimizer: torch.optim.Optimizer) -> 
     bias = [
         1.0 - beta2[id(p)] ** step if step > 0 else 1.0 for p, step in zip(space.params, _steps(states), strict=True)
     ]
-    return list(torch._foreach_div(moments, bias))
+    joined = space.join(moments)
+    torch._foreach_div_(joined, space.per_parameter(bias))
+    return joined
 
 
 def diagonal_of(
@@ -90,7 +92,7 @@ def diagonal_of(
 def adam_diagonal(
     space: ParameterSpace, optimizer: torch.optim.Optimizer, safety_moment: Vector, *, unit: bool = False
 ) -> Vector:
-    """The diagonal of M for Adam's metrics, up to a common factor (the filter does not depend on it).
+    """The diagonal of M for Adam's metrics, joined, up to a common factor (the filter does not depend on it).
 
     Args:
         safety_moment: debiased second moment of the constraint's gradient.
@@ -106,7 +108,7 @@ def adam_diagonal(
     torch._foreach_sqrt_(moments)
     (mean,) = space.means([moments])
     groups = [group_of[id(p)] for p in space.params]
-    torch._foreach_add_(moments, [float(group["eps"]) + RELATIVE_FLOOR * mean for group in groups])
+    torch._foreach_add_(moments, space.per_parameter([float(g["eps"]) + RELATIVE_FLOOR * mean for g in groups]))
     torch._foreach_reciprocal_(moments)
-    torch._foreach_mul_(moments, [float(group["lr"]) / top if top > 0 else 1.0 for group in groups])
+    torch._foreach_mul_(moments, space.per_parameter([float(g["lr"]) / top if top > 0 else 1.0 for g in groups]))
     return moments

@@ -88,8 +88,54 @@ def test_the_metric_is_adams_of_each_group(space, fused):
         task = optimizer.state[p]["exp_avg_sq"] / (1 - beta2**2) if p in optimizer.state else torch.zeros_like(p)
         moments.append(torch.maximum(task, v_safe).sqrt())
     mean = sum(float(m.double().sum()) for m in moments) / sum(m.numel() for m in moments)
-    found = adam_diagonal(space, optimizer, safe)
+    found = space.split(adam_diagonal(space, optimizer, space.join(safe)))
     assert space.params[4] not in optimizer.state
     for i, (m, diagonal) in enumerate(zip(moments, found, strict=True)):
         lr, eps = (1.0, 1e-3) if i < 3 else (0.2, 1e-8)
         torch.testing.assert_close(diagonal, lr / (m + eps + RELATIVE_FLOOR * mean), rtol=1e-5, atol=0)
+
+
+def test_joined_vectors_are_the_same_numbers(space):
+    before = [p.detach().clone() for p in space.params]
+    theta = space.theta()
+    assert [len(theta), theta[0].dim()] == [1, 1]
+    space.move(space.join(vector(1)), 0.5)
+    for p, start, moved in zip(space.params, before, vector(1), strict=True):
+        assert torch.equal(p, start + 0.5 * moved)
+    space.pull(theta, 1.0)
+    for p, back in zip(space.params, space.split(theta), strict=True):
+        torch.testing.assert_close(p.detach(), back, rtol=1e-6, atol=1e-6)
+    space.put(theta)
+    for p, start in zip(space.params, before, strict=True):
+        assert torch.equal(p, start)
+
+
+def test_a_single_parameter_is_copied_too():
+    alone = ParameterSpace([nn.Parameter(torch.zeros(3))])
+    theta = alone.theta()
+    alone.move([torch.ones(3)], 1.0)
+    assert theta[0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_types_are_joined_apart():
+    params = [
+        nn.Parameter(torch.zeros(2)),
+        nn.Parameter(torch.zeros(3, dtype=torch.float64)),
+        nn.Parameter(torch.ones(1)),
+    ]
+    theta = ParameterSpace(params).theta()
+    assert [(len(x), x.dtype) for x in theta] == [(2, torch.float32), (3, torch.float64), (1, torch.float32)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_number_that_is_not_finite_is_seen(space, bad):
+    a = [*vector(1), torch.zeros(0)]
+    assert space.finite(a)
+    a[3][4, 1] = bad
+    assert not space.finite(a)
+
+
+def test_means(space):
+    a, b = vector(1), vector(2)
+    expected = [float(torch.cat([x.reshape(-1) for x in v]).double().mean()) for v in (a, b)]
+    assert space.means([a, b]) == pytest.approx(expected)
