@@ -18,6 +18,7 @@ from holdfast.constraint.estimators import EmaEstimator, TableEstimator
 from holdfast.constraint.event import Event
 from holdfast.constraint.filter_settings import FilterOptions
 from holdfast.constraint.memory import RESTORATION_LIMIT, FilterMemory
+from holdfast.constraint.problem import FilterProblem
 from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError
 from holdfast.training.steering import Steering
 from holdfast.training.step import Measured
@@ -275,6 +276,35 @@ def test_steps_that_measure_nothing_count_as_steps():
             filt.arm_again([-0.5], [Limit(-1.0, 0.0)])
             filt.optimizer.step()
     assert len(filt.state_dict()["nonfinite_steps"]) == 3
+
+
+def test_steps_in_between_undo_a_violation_once():
+    """v = 0.5 - 0.15 - ...: what the steps since the measurement have taken is not asked for again, resumed or not."""
+    p, h, far = torch.nn.Parameter(torch.zeros(2, dtype=F64)), [torch.tensor([1.0, 0.0], dtype=F64)], [Limit(-9.0, 1e6)]
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    filt = hf.SafetyFilter(optimizer, rate=0.3, anchor=True, gradient_decay=0.5)
+    left = 0.5
+    for step in range(6):
+        if step == 3:
+            state = filt.state_dict()
+            filt.detach()
+            filt = hf.SafetyFilter(optimizer, rate=0.3, anchor=True, gradient_decay=0.5)
+            filt.load_state_dict(state)
+        filt.anchor.mean_distance = 0.5 * filt.anchor.distance  # that of the average of 0 and h: it does not grow here
+        filt.arm([0.5], [h], None, far) if step == 0 else filt.arm_again([0.5], far)
+        p.grad, before = torch.tensor([0.0, 10.0], dtype=F64), p[0].item()
+        optimizer.step()
+        assert p[0].item() - before == pytest.approx(-0.3 * left)
+        assert filt.last_event.values[0] == pytest.approx(left)
+        left *= 0.7
+
+
+def test_a_step_within_its_barrier_takes_nothing():
+    """Where the nominal step raises a constraint that has room, cancelling the rest of it is no relief."""
+    problem = FilterProblem(np.array([0.5, 0.2]), np.eye(2), np.eye(2), np.array([-0.1, 0.3]), 1.0, 1.0)
+    mu = problem.multipliers()
+    assert mu == pytest.approx([0.4, 0.5])
+    assert problem.taken(mu) == pytest.approx([0.0, 0.3])
 
 
 @pytest.mark.parametrize("anchor", [False, True])

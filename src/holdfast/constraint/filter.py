@@ -43,6 +43,7 @@ class _Armed:
     values: list[float]
     gradients: list[Vector]  # joined, as `before` is
     limits: Sequence[Limit] = ()
+    at_distance: Sequence[float] = ()  # the values by the distance from theta_0 alone, which the anchor goes by
     before: Vector | None = None
     nonfinite: str = ""  # what was not finite; the step is then discarded
     skipped: bool = False
@@ -137,9 +138,8 @@ class SafetyFilter:
         armed = _Armed(list(estimates if estimates is not None else values), joined, limits)
         norms = space.dots([(h, h) for h in joined])
         self._armed = armed
-        armed.nonfinite = nonfinite("value", zip(values, armed.values, strict=True)) or nonfinite(
-            "gradient", zip(norms, strict=True)
-        )
+        bad = nonfinite("value", zip(values, armed.values, strict=True))
+        armed.nonfinite = bad or nonfinite("gradient", zip(norms, strict=True))
         if armed.nonfinite:
             return
         self._memory.fold_moment(joined, norms, self.metric)
@@ -155,7 +155,7 @@ class SafetyFilter:
     def arm_again(self, estimates: Sequence[float], limits: Sequence[Limit]) -> None:
         """Announce the constraints as they are predicted to be, where this step measures none (with an anchor)."""
         space, gradients = ParameterSpace(trainable(self.optimizer)), self._memory.gradients_again(self.gradient_decay)
-        self._armed = _Armed(list(estimates), gradients, limits)
+        self._armed = _Armed(self._memory.relieved(estimates), gradients, limits, estimates)
         if self.dual > 0.0:
             self._memory.dual_term.add(space, gradients, space.dots([(h, h) for h in gradients]))
 
@@ -217,7 +217,7 @@ class SafetyFilter:
         elif self.space == "update":
             self._correct(space, armed)
             if self.anchor is not None and self.last_event is not None and not armed.nonfinite:
-                share = self.anchor.pull(space, armed.values, armed.limits, self.rate)
+                share = self.anchor.pull(space, armed.at_distance or armed.values, armed.limits, self.rate)
                 self.last_event = replace(self.last_event, pulled=share)
 
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
@@ -272,13 +272,13 @@ class SafetyFilter:
         self._report(Event.NONFINITE, armed, [0.0] * len(armed.values))
         self._memory.count_nonfinite(armed.nonfinite)
 
-    def _report(
-        self, name: Event, armed: _Armed, multipliers: list[float], problem: FilterProblem | None = None
-    ) -> None:
-        mu = np.asarray(multipliers)
+    def _report(self, name: Event, armed: _Armed, solution: list[float], problem: FilterProblem | None = None) -> None:
+        mu = np.asarray(solution)
         measured = problem is not None and bool(np.isfinite(mu).all())
+        if problem is not None and measured:
+            self._memory.relieve(problem.taken(mu))
         self.last_event = FilterEvent(
-            name, tuple(armed.values), tuple(multipliers),
+            name, tuple(armed.values), tuple(solution),
             residual=problem.residual(mu) if problem is not None and measured else None,
             correction_ratio=problem.correction_ratio(mu) if problem is not None and measured else None,
             cosine=problem.cosine if problem is not None else None,

@@ -36,6 +36,7 @@ class FilterMemory:
         moment_steps: steps in it.
         nominal_norm: average of norm(s_nom).
         anchor: theta_0 and the distance from it, where steps are pulled back.
+        relief: what corrections have taken from each constraint since it was measured, to first order.
         nonfinite_steps: when recent steps were discarded.
         restoring, restoring_from: restoration steps in a row, and the value they began at.
     """
@@ -47,6 +48,7 @@ class FilterMemory:
     dual_term: DualTerm = field(default_factory=DualTerm)
     nominal_norm: float = 0.0
     anchor: Anchor | None = None
+    relief: list[float] = field(default_factory=list)
     nonfinite_steps: list[int] = field(default_factory=list)
     restoring: int = 0
     restoring_from: float = 0.0
@@ -61,6 +63,7 @@ class FilterMemory:
             norms: squared norms of the gradients.
         """
         self.steps += 1
+        self.relief = [0.0] * len(gradients)
         unit = metric == "adam_unit"
         seen = [(h, norm) for h, norm in zip(gradients, norms, strict=True) if norm > 0.0 or not unit]
         if metric == "identity" or not seen:
@@ -108,6 +111,19 @@ class FilterMemory:
         """Count a step that measures nothing, and return the gradients that it goes by."""
         self.steps += 1
         return self.gradients(decay)
+
+    def relieve(self, taken: Sequence[float]) -> None:
+        """Count what a corrected step has taken."""
+        before = self.relief or [0.0] * len(taken)
+        self.relief = [old + float(new) for old, new in zip(before, taken, strict=True)]
+
+    def relieved(self, estimates: Sequence[float]) -> list[float]:
+        """Predictions from the distance alone, less what corrections have taken since the constraints were measured.
+
+        Otherwise each of the steps in between would undo the same violation once more.
+        """
+        relief = self.relief or [0.0] * len(estimates)  # not in checkpoints of earlier versions
+        return [estimate - taken for estimate, taken in zip(estimates, relief, strict=True)]
 
     def fold_norm(self, norm: float) -> None:
         """Update the average length of the optimizer's own steps."""
@@ -165,6 +181,7 @@ class FilterMemory:
             "dual_ratios": list(self.dual_term.ratios),
             "nominal_norm": self.nominal_norm,
             "anchor": None if self.anchor is None else self.anchor.state_dict(space),
+            "relief": list(self.relief),
             "nonfinite_steps": list(self.nonfinite_steps),
             "restoring": self.restoring,
             "restoring_from": self.restoring_from,
@@ -188,6 +205,7 @@ class FilterMemory:
             dual_term=DualTerm([float(ratio) for ratio in state.get("dual_ratios", [])]),
             nominal_norm=float(state["nominal_norm"]),
             anchor=None if anchor is None else Anchor.from_state(anchor, space),
+            relief=[float(taken) for taken in state.get("relief", [])],
             nonfinite_steps=[int(step) for step in state["nonfinite_steps"]],
             restoring=int(state["restoring"]),
             restoring_from=float(state["restoring_from"]),
