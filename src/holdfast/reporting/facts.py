@@ -21,7 +21,7 @@ def facts(evidence: Evidence) -> list[Fact]:
             words = f"at most {exact_percent(one.limit.alpha)} beyond {setting(one.limit.tau)} {one.limit.words}"
             found.append((f"limit{suffix}", f"{words} ({one.limit.unit})"))
         if one.noise_floor == one.noise_floor:
-            found.append(("noise floor", f"{one.noise_floor:.2g} (the unchanged model measured twice)"))
+            found.append(("noise floor", f"{one.noise_floor:.2g} (what rounding alone moves the model by)"))
     made = evidence.result or next((one.audit for one in evidence.sets if one.audit is not None), None)
     if evidence.result is not None:
         steps = f"{counted(evidence.result.count('steps'), 'step')} in {evidence.result.number('seconds'):,.0f} s"

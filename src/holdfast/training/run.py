@@ -24,6 +24,8 @@ from holdfast.training.hooks import Defense, Items
 from holdfast.training.side_data import SideData
 from holdfast.training.step import StepEngine, choose_engine
 
+NUDGE = 1e-5  # of an adapter's weights: far too little to change what the model says
+
 
 class Progress:
     """Where a run is."""
@@ -93,6 +95,24 @@ class Theta0:
         params, values = zip(*self._weights, strict=True)
         with ParameterSpace(params).exchanged(list(values)):
             yield
+
+    @contextmanager
+    def nudged(self) -> Iterator[None]:
+        """A context in which every weight of a fresh adapter is `NUDGE` higher or lower, at random.
+
+        An adapter whose B is zero changes no bit, so that a KL from theta_0 is exactly zero. With any other one
+        rounding shows at once, and hardly grows with the distance.
+        """
+        moved = [p for p in self._trainer.model.parameters() if p.requires_grad] if self.idle_adapter else []
+        before = [p.detach().clone() for p in moved]
+        try:
+            for p in moved:
+                draw = torch.Generator(p.device).manual_seed(0)
+                p.data.add_(torch.empty_like(p.data).bernoulli_(generator=draw).sub_(0.5), alpha=2 * NUDGE)
+            yield
+        finally:
+            for p, weights in zip(moved, before, strict=True):
+                p.data.copy_(weights)
 
     def keep_states(self, examples: Sequence[Encoded]) -> None:
         """Keep theta_0 on these examples, where no fresh adapter can be switched off; the model must still be it."""

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class SafetySet:
     # Losses at theta_0 in the constraint's unit.
     constraint_reference: Tensor = field(default_factory=lambda: torch.empty(0))
     monitor_reference: Tensor = field(default_factory=lambda: torch.empty(0))
-    noise_floor: float | None = None  # 99 % quantile of |D| at theta_0
+    noise_floor: float | None = None  # 99 % quantile of |D| at theta_0, but for a nudge (`Theta0.nudged`)
 
     @property
     def all_encoded(self) -> list[Encoded]:
@@ -253,9 +254,11 @@ def _measure(safety: SafetySet, trainer: Any) -> None:
     safety.constraint_reference, safety.monitor_reference = losses[:cut], losses[cut:]
     # In training's batch size: kernels differ between shapes, and with them the last bits.
     training = forward.resized(trainer.run.side_rows)
-    safety.noise_floor = noise_floor(
-        training, safety.constraint_set, safety.constraint_reference, constraint, args.stream_seed
-    )
+    # A KL grows with the square of a nudge, a likelihood with the nudge itself.
+    with trainer.run.theta_0.nudged() if constraint.unit in KL_UNITS else nullcontext():
+        safety.noise_floor = noise_floor(
+            training, safety.constraint_set, safety.constraint_reference, constraint, args.stream_seed
+        )
     _announce(f"{safety.name}: {constraint.describe()}")
     _announce(
         f"{safety.name}: {cut} constraint, {len(safety.monitor_set)} monitor, {len(safety.split.certify)} certify "

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 import torch
+from peft import LoraConfig
 from tests import tiny
 from tests.unit.trainers.building import SLACK, build, safety
 
@@ -155,6 +156,24 @@ def test_the_noise_floor_is_printed_with_its_unit(tmp_path, caplog):
     assert "12 constraint, 4 monitor, 4 certify" in caplog.text
     assert trainer.safety["safety"].noise_floor < 1e-5
     assert json.loads((trainer.run_dir / "reference.json").read_text())["provenance"]["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(("dtype", "least", "most"), [(torch.float32, 0.0, 1e-6), (torch.bfloat16, 1e-7, 0.1)])
+def test_a_fresh_adapter_does_not_hide_what_rounding_does(tmp_path, dtype, least, most):
+    """With B = 0 a KL is zero to the last bit, in bfloat16 as well; with the first step it is not."""
+    adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    given = {"model": tiny.model(dtype=dtype), "peft_config": adapter}
+    trainer = build(tmp_path, given={**given, "constraint": hf.ChanceConstraint(unit="kl_token")})
+    one, drawn = trainer.safety["safety"], torch.get_rng_state()
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    assert least <= one.noise_floor <= most
+    forward = trainer.run.forward.resized(trainer.run.side_rows)
+    at_theta_0 = forward.degradations(one.constraint_set, one.constraint_reference, one.constraint)
+    assert not at_theta_0.any()
+    with trainer.run.theta_0.nudged():
+        assert any(not torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
+    assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
+    assert torch.equal(drawn, torch.get_rng_state())
 
 
 def test_tau_inside_the_noise_is_refused_unless_allowed(tmp_path, monkeypatch):
