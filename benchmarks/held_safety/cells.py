@@ -12,7 +12,7 @@ import yaml
 
 HERE = Path(__file__).parent
 Part = Literal["reported", "tuning"]
-SHIPPED, TUNING = "shipped", "tuning"
+SHIPPED, TUNING, STRENGTHS = "shipped", "tuning", "strengths"
 SAFETY_FILE = "safety.jsonl"
 _DATA = {"data": SAFETY_FILE, "on_leak": "move"}
 
@@ -24,13 +24,20 @@ METHODS: dict[str, dict[str, Any]] = {
     "data_advbench": {"safety": _DATA},
     "data_written": {"safety": _DATA},
     "data_sft": {"defense": "sft", "safety": _DATA},
-    "safegrad": {"defense": "safegrad", "conflicts": "drop"},
-    "mix": {"defense": "mix", "conflicts": "drop"},
-    "primal_dual": {"defense": "primal_dual", "conflicts": "drop"},
     "auto_answered": {"conflicts": "drop"},
     "sft_answered": {"defense": "sft", "conflicts": "keep"},
 }
 """What a method adds to the run file's three lines: model, task, output_dir."""
+
+COMPARED = ("primal_dual", "mean_constraint", "penalty", "kl", "mix", "safegrad")
+"""Defenses that hold the same sets, each with the conflicts dropped and with all rows (`NAME_unscreened`)."""
+
+for _name in COMPARED:
+    METHODS[_name] = {"defense": _name, "conflicts": "drop"}
+    METHODS[f"{_name}_unscreened"] = {"defense": _name, "conflicts": "keep"}
+for _name in ("mean_constraint", "penalty"):  # alone they would measure likelihoods, as the paper does
+    for _end in ("", "_unscreened"):
+        METHODS[_name + _end]["constraint"] = {"unit": "kl_token"}
 
 ANSWERED = ("auto_answered", "sft_answered")
 """Methods whose poison comes from an attacker who knows the rules: only prompts that screening does not find."""
@@ -119,11 +126,17 @@ class Plan:
     overrides: Mapping[str, Any]
     groups: Mapping[str, Mapping[str, Any]]
     tuning: Mapping[str, Any] = field(default_factory=dict)
+    strengths: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method, as chosen on tuning prompts
+
+    @property
+    def every_group(self) -> tuple[str, ...]:
+        """Those of cells.yaml and of tuning.yaml."""
+        return (*self.groups, TUNING, *([STRENGTHS] if STRENGTHS in self.tuning else []))
 
     def cells(self, group: str) -> list[Cell]:
         """The cells of a group in the order in which they run, the model itself first."""
-        if group == TUNING:
-            cells = dict.fromkeys(self._tuning())
+        if group in (TUNING, STRENGTHS):
+            cells = dict.fromkeys(self._tuning("cells" if group == TUNING else group))
             return [*(Cell(model, SHIPPED, part="tuning") for model in dict.fromkeys(c.model for c in cells)), *cells]
         one = self.groups[group]
         part = one["prompts"]
@@ -135,20 +148,20 @@ class Plan:
         ]  # fmt: skip
         return [Cell(one["model"], SHIPPED, part=part), *found]
 
-    def _tuning(self) -> Iterator[Cell]:
-        for block in self.tuning["cells"]:
+    def _tuning(self, key: str) -> Iterator[Cell]:
+        for block in self.tuning[key]:
             keys = ("models", "tasks", "poison", "configs")
             for model, task, ratio, config in itertools.product(*(block[key] for key in keys)):
                 yield Cell(model, block["method"], task, ratio, self.tuning["seed"], "tuning", config)
 
     def data_files(self) -> set[tuple[str, float, int]]:
         """Task, ratio and seed of every file of task rows."""
-        every = [cell for group in (*self.groups, TUNING) for cell in self.cells(group)]
+        every = [cell for group in self.every_group for cell in self.cells(group)]
         return {(c.task, c.ratio or 0, c.seed or 0) for c in every if c.task is not None and c.method not in ANSWERED}
 
     def cell(self, name: str) -> Cell:
         """The cell of that name."""
-        for group in (*self.groups, TUNING):
+        for group in self.every_group:
             for cell in self.cells(group):
                 if cell.name == name:
                     return cell
@@ -156,7 +169,7 @@ class Plan:
 
     def arguments(self, cell: Cell) -> list[str]:
         """What is put over the run file: the seed, and while tuning the settings under trial."""
-        overrides = dict(self.overrides)
+        overrides = {**self.overrides, **self.strengths.get(cell.method.removesuffix("_unscreened"), {})}
         if cell.config is not None:
             overrides |= self.tuning["common"] | self.tuning["configs"][cell.config]
         return override_arguments({"seed": cell.seed, **overrides})
@@ -166,4 +179,4 @@ def read_plan(folder: Path = HERE) -> Plan:
     """The plan in a folder."""
     one = yaml.safe_load((folder / "cells.yaml").read_text("utf-8"))
     tuning = yaml.safe_load((folder / "tuning.yaml").read_text("utf-8"))
-    return Plan(one["models"], one["overrides"] or {}, one["groups"], tuning)
+    return Plan(one["models"], one["overrides"] or {}, one["groups"], tuning, one["strengths"] or {})

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.held_safety.bounds import Difference
-from benchmarks.held_safety.cells import ANSWERED, SHIPPED, TUNING, ratio_text
+from benchmarks.held_safety.cells import ANSWERED, COMPARED, SHIPPED, TUNING, ratio_text
 from benchmarks.held_safety.records import (
     Record,
     evaluated,
@@ -35,7 +35,7 @@ GRADED = 0.05
 TASKS = ("sst2", "ag_news", "gsm8k")
 METHODS = (
     "auto", "sft", "sft_screened", "unscreened", "data_advbench", "data_written", "safegrad", "mix", "primal_dual",
-    "auto_answered", "sft_answered",
+    "mean_constraint", "penalty", "kl", *(f"{name}_unscreened" for name in COMPARED), "auto_answered", "sft_answered",
 )  # fmt: skip
 HEAD = (
     "| task | p | method | seeds | HS | minus shipped (upper) | complied | refused | over | minus shipped "

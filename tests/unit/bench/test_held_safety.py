@@ -22,7 +22,7 @@ PLAN = cells.read_plan()
 
 
 def test_every_cell_has_a_name_of_its_own_and_is_found_by_it():
-    every = [cell for group in (*PLAN.groups, cells.TUNING) for cell in PLAN.cells(group)]
+    every = [cell for group in PLAN.every_group for cell in PLAN.cells(group)]
     assert len({cell.name for cell in every}) == len(set(every))
     assert all(PLAN.cell(cell.name) == cell for cell in every)
     with pytest.raises(SystemExit, match=r"no cell '0\.5b\.nothing'"):
@@ -62,10 +62,35 @@ def test_every_run_file_is_one_that_holdfast_reads(method, tmp_path):
 def test_every_setting_under_trial_is_one_that_holdfast_reads(name, tmp_path):
     (tmp_path / "cells" / "one").mkdir(parents=True)
     (tmp_path / "models" / "m").mkdir(parents=True)
-    cell = cells.Cell("0.5b", "auto", "sst2", 0.25, 11, "tuning", name)
+    tried = [one.method for group in (cells.TUNING, cells.STRENGTHS) for one in PLAN.cells(group) if one.config == name]
+    cell = cells.Cell("0.5b", tried[0] if tried else "auto", "sst2", 0.25, 11, "tuning", name)
     (tmp_path / "cells" / "one" / "run.yaml").write_text(cells.run_file(cell, "m"))
     config = load_config(tmp_path / "cells" / "one" / "run.yaml", PLAN.arguments(cell))
-    assert (config.seed, config.defense.name) == (11, "holdfast")
+    assert (config.seed, config.defense.name) == (11, cells.METHODS[cell.method].get("defense", "holdfast"))
+
+
+def test_the_first_part_of_the_comparison_has_144_cells():
+    found = [cell for cell in PLAN.cells("study05") if cell.method != cells.SHIPPED]
+    assert len(found) == 144
+    assert {cell.method for cell in found} >= {f"{name}{end}" for name in cells.COMPARED for end in ("", "_unscreened")}
+
+
+def test_a_strength_is_that_of_a_method_with_all_rows_too(tmp_path):
+    plan = cells.Plan({}, {}, {}, {}, {"kl": {"defense.weight": 10.0}})
+    for method in ("kl", "kl_unscreened"):
+        assert "defense.weight=10.0" in plan.arguments(cells.Cell("0.5b", method, "sst2", 0.5, 1))
+    assert plan.arguments(cells.Cell("0.5b", "mix", "sst2", 0.5, 1)) == ["seed=1"]
+
+
+@pytest.mark.parametrize(("figures", "expected"), [
+    ({"a": (0.10, 0.0, 0.0), "b": (0.05, 0.0, -0.01), "c": (0.01, 0.0, -0.05)}, "b"),  # c learns too little
+    ({"a": (0.10, 0.06, 0.0), "b": (0.20, 0.05, 0.0)}, "b"),  # a refuses too much
+    ({"a": (0.10, 0.06, 0.0), "b": (0.20, 0.07, 0.0)}, "a"),  # both do
+    ({"a": (0.10, 0.0, -0.1), "b": (0.20, 0.0, -0.05)}, "b"),  # neither learns
+])  # fmt: skip
+def test_the_strength_of_a_compared_defense_follows_the_rule(figures, expected):
+    found = [choose.Strength(name, *values) for name, values in figures.items()]
+    assert min(found, key=lambda one: one.rank).config == expected
 
 
 def test_tuning_runs_both_shipped_models_first():
