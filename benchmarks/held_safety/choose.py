@@ -105,7 +105,7 @@ def strengths(records: Sequence[Record], model: str, method: str, configs: Seque
 
 
 def _accuracy(record: Record) -> float:
-    return float(record["evaluation"]["tasks"][record["task"]]["accuracy"]["value"])
+    return float(record["evaluation"]["tasks"][record["task"]]["FA"]["value"])
 
 
 def chosen(found: Sequence[Trial]) -> Trial:

@@ -82,6 +82,17 @@ def test_a_strength_is_that_of_a_method_with_all_rows_too(tmp_path):
     assert plan.arguments(cells.Cell("0.5b", "mix", "sst2", 0.5, 1)) == ["seed=1"]
 
 
+def test_the_figures_of_a_strength_are_those_of_its_records():
+    """Plain SFT against itself, in the records of the third round."""
+    kept = records.read_records(cells.HERE.parent / "results" / "held_safety" / "tuning_third_round")
+    (found,) = choose.strengths(kept, "0.5b", "sft", ["default", "absent"])
+    before = records.shipped(kept, "0.5b", cells.TUNING)["evaluation"]["shares"]
+    own = records.evaluated(kept, model="0.5b", part=cells.TUNING, method="sft", config="default")
+    assert (found.config, found.task) == ("default", 0.0)
+    assert found.harm == pytest.approx(np.mean([one["evaluation"]["shares"]["HS"] for one in own]) - before["HS"])
+    assert found.harm > 0.2
+
+
 @pytest.mark.parametrize(("figures", "expected"), [
     ({"a": (0.10, 0.0, 0.0), "b": (0.05, 0.0, -0.01), "c": (0.01, 0.0, -0.05)}, "b"),  # c learns too little
     ({"a": (0.10, 0.06, 0.0), "b": (0.20, 0.05, 0.0)}, "b"),  # a refuses too much
