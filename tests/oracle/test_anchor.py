@@ -179,6 +179,18 @@ def test_a_checkpoint_of_an_earlier_version_is_read():
     assert torch.equal(run(filt, p, [([0.2, 1.0], -0.1)]), run(other, q, [([0.2, 1.0], -0.1)]))
 
 
+def test_a_checkpoint_without_relief_goes_on_with_a_step_that_measures_nothing():
+    filt, p = point(anchor=True)
+    run(filt, p, [([0.2, 1.0], -0.5)] * 2)
+    state = {k: v for k, v in filt.state_dict().items() if k != "relief"}
+    filt.load_state_dict(state)
+    filt.arm_again([0.1], [Limit(-0.5, 0.2)])
+    p.grad = torch.zeros(2, dtype=F64)
+    filt.optimizer.step()
+    assert filt.last_event.values == (0.1,)
+    assert filt.state_dict()["relief"] == pytest.approx([0.3 * 0.1])
+
+
 OUT_OF_RANGE = [
     {"anchor": True, "space": "gradient"}, {"reserve": 1.0}, {"reserve": -0.1}, {"value_decay": 1.0}, {"every": 0},
     {"every": 2}, {"every": 2, "anchor": True, "estimator": "batch"},
@@ -305,6 +317,28 @@ def test_a_step_within_its_barrier_takes_nothing():
     mu = problem.multipliers()
     assert mu == pytest.approx([0.4, 0.5])
     assert problem.taken(mu) == pytest.approx([0.0, 0.3])
+
+
+def test_predicted_headway_does_not_hide_a_violation():
+    """v is 1 whenever it is measured: what the steps in between are predicted to take does not end the restoration.
+
+    The radius is 0.3, so v goes 1, 0.7, 0.4, 0.1, and by then the whole correction fits.
+    """
+    p, h, limits = torch.nn.Parameter(torch.zeros(2, dtype=F64)), [torch.tensor([1.0, 0.0], dtype=F64)], [Limit(2, 0)]
+    filt = hf.SafetyFilter(torch.optim.SGD([p], lr=0.1), rate=0.9, trust_region=1.0, anchor=True, gradient_decay=0.5)
+    names = []
+
+    def train() -> None:
+        for step in range(3 * RESTORATION_LIMIT):
+            filt.anchor.mean_distance = (1 - 0.5 ** ((step + 5) // 6)) * filt.anchor.distance  # h stays what it is
+            filt.arm([1.0], [h], None, limits) if step % 6 == 0 else filt.arm_again([1.0], limits)
+            p.grad = torch.tensor([0.0, 3.0], dtype=F64)
+            filt.optimizer.step()
+            names.append(filt.last_event.name)
+
+    with pytest.raises(InfeasibleError, match=rf"= 1\) and {RESTORATION_LIMIT} restoration steps"):
+        train()
+    assert names[:12] == ([Event.RESTORATION] * 3 + [Event.ACTIVE] * 3) * 2
 
 
 @pytest.mark.parametrize("anchor", [False, True])

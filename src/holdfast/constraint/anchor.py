@@ -31,8 +31,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-
 from holdfast.constraint.gradients import ParameterSpace, Vector
 
 MOVED = 1.1  # times the distance of the last measurement: further out the constraints are measured anew
@@ -106,8 +104,7 @@ class Anchor:
         """Bring theta back to the radius; returns the share of its distance that is left."""
         assert self.origin is not None
         allowed = radius(self.distance, values, limits, rate)
-        away = space.theta()
-        torch._foreach_sub_(away, self.origin)
+        away = space.since(self.origin)
         self.distance = math.sqrt(space.dots([(away, away)])[0])
         if self.distance <= allowed:
             return 1.0

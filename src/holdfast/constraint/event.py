@@ -29,7 +29,7 @@ class FilterEvent:
 
     Attributes:
         name: the case, see `Event`.
-        values: `g_k + rho_k` as given.
+        values: `g_k + rho_k` as given; in a step that measures nothing, less what corrections have taken since.
         multipliers: lambda_k (gradient space) or mu_k (update space) as applied.
         residual: `max_k h_k . s + gamma v_k` of the corrected step (gradient space: of the direction, with kappa);
             at most zero, up to rounding, unless capped.

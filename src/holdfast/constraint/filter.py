@@ -131,7 +131,7 @@ class SafetyFilter:
             values: `g_k + rho_k` on this step's safety batch.
             gradients: `h_k` on this batch by parameter, reduced over ranks.
             estimates: values averaged over steps, used instead of `values` where given.
-            limits: with an anchor; unless given, the values of the first step, with 0 as their ceiling.
+            limits: of restoring and of an anchor; its own, unless given: the first values, and 0 as their ceiling.
         """
         space = ParameterSpace(trainable(self.optimizer))
         joined = [space.join(h) for h in gradients]
@@ -222,7 +222,7 @@ class SafetyFilter:
 
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
-        nominal = list(torch._foreach_sub(space.theta(), armed.before))
+        nominal = space.since(armed.before)
         diagonal = diagonal_of(self.metric, space, self.optimizer, self._memory.debiased_moment())
         problem = measure(space, armed.gradients, armed.values, nominal, diagonal=diagonal, rate=self.rate)
         if not problem.finite:
@@ -284,7 +284,7 @@ class SafetyFilter:
             cosine=problem.cosine if problem is not None else None,
             nonfinite=armed.nonfinite if name is Event.NONFINITE else "",
         )  # fmt: skip
-        self._memory.watch_restoration(name, armed.values, armed.limits)
+        self._memory.watch_restoration(name, armed.values, armed.limits, armed.at_distance)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

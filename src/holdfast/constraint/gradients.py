@@ -1,14 +1,15 @@
 """Trainable parameters as one vector: the only file of the constraint that touches parameter tensors.
 
 A vector is a list of float tensors, one per trainable parameter, each holding this rank's shard; or, joined, one per
-device, which takes a few kernels where an adapter's hundreds of small tensors would take thousands. Inner products are
-accumulated in float64 and, for sharded (FSDP2) parameters, summed over the ranks, so that every rank sees the same
-scalars and takes the same decision.
+stretch of parameters of one device and type, which takes a few kernels where an adapter's hundreds of small tensors
+would take thousands. Inner products are accumulated in float64 and, for sharded (FSDP2) parameters, summed over the
+ranks, so that every rank sees the same scalars and takes the same decision.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -110,16 +111,26 @@ class ParameterSpace:
     def _sharded(self) -> bool:
         return isinstance(self.params[0], DTensor)  # all of them or none
 
-    def zeros(self) -> Vector:
-        """The zero vector."""
-        return [torch.zeros_like(weight) for weight in self._weights]
-
     def weights(self) -> Vector:
         """The parameters' storage (not a copy: writing to it moves the model)."""
         return list(self._weights)
 
     def join(self, vector: Sequence[Tensor]) -> Vector:
-        """A vector given by parameter, as one tensor per device; new tensors."""
+        """A vector given by parameter, as one tensor per stretch; new tensors.
+
+        Raises:
+            ConfigError: other shapes than the parameters', which joined could not be told from the right ones.
+        """
+        for i, (x, w) in enumerate(zip_longest(vector, self._weights)):
+            if x is None or w is None or x.shape != w.shape:
+                found, wanted = (None if t is None else tuple(t.shape) for t in (x, w))
+                raise ConfigError(
+                    f"tensor {i} of a vector over the trained parameters: found shape {found}, expected {wanted}",
+                    remedy="pass one tensor per trainable parameter, in the order of the optimizer's groups",
+                )
+        return self._join(vector)
+
+    def _join(self, vector: Sequence[Tensor]) -> Vector:
         joined = [_joined(list(vector[stretch])) for stretch in self._stretches]
         return [x.clone() if len(vector[s]) == 1 else x for x, s in zip(joined, self._stretches, strict=True)]
 
@@ -128,11 +139,18 @@ class ParameterSpace:
         parts: Vector = []
         for stretch, flat in zip(self._stretches, joined, strict=True):
             parts += _unflatten_dense_tensors(flat, self._weights[stretch])  # type: ignore[no-untyped-call]
-        return parts
+        # an empty shard, (0, n), comes back as (0,) from some versions of torch
+        return [x if x.numel() else x.view(w.shape) for x, w in zip(parts, self._weights, strict=True)]
 
     def theta(self) -> Vector:
         """A copy of the parameters, joined."""
-        return self.join(self._weights)
+        return self._join(self._weights)
+
+    def since(self, joined: Vector) -> Vector:
+        """`theta - joined`, joined."""
+        away = self.theta()
+        torch._foreach_sub_(away, joined)
+        return away
 
     def put(self, joined: Vector) -> None:
         """Set the parameters."""
@@ -220,14 +238,15 @@ class ParameterSpace:
         """Numbers given by parameter: the one that they all are, or a joined vector."""
         if len(set(numbers)) == 1:
             return numbers[0]
-        return self.join([torch.full_like(w, number) for w, number in zip(self._weights, numbers, strict=True)])
+        return self._join([torch.full_like(w, number) for w, number in zip(self._weights, numbers, strict=True)])
 
     def means(self, vectors: Sequence[Vector]) -> list[float]:
         """The mean number of each vector, with one reduction and one host synchronisation for all."""
         device = vectors[0][0].device
         total = torch.zeros(len(vectors), dtype=torch.float64, device=device)
         for block in _stretches(vectors[0], BLOCK):
-            total += torch.stack([_joined(v[block]).sum(dtype=torch.float64) for v in vectors]).to(device)
+            for rows in zip(*(torch.split(_joined(v[block]), BLOCK) for v in vectors), strict=True):
+                total += torch.stack(rows).sum(1, dtype=torch.float64).to(device)  # makes a float64 copy
         if self._sharded:
             dist.all_reduce(total)
         count = sum(p.numel() for p in self.params)

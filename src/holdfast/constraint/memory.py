@@ -68,12 +68,15 @@ class FilterMemory:
         seen = [(h, norm) for h, norm in zip(gradients, norms, strict=True) if norm > 0.0 or not unit]
         if metric == "identity" or not seen:
             return
-        squares = [torch._foreach_mul(h, h) for h, _ in seen]
-        if unit:
-            squares = [torch._foreach_div(own, norm) for own, (_, norm) in zip(squares, seen, strict=True)]
-        square = squares[0]
-        for other in squares[1:]:
-            torch._foreach_maximum_(square, other)
+        square: Vector = []
+        for h, norm in seen:
+            own = list(torch._foreach_mul(h, h))
+            if unit:
+                torch._foreach_div_(own, norm)
+            if square:
+                torch._foreach_maximum_(square, own)
+            else:
+                square = own
         if self.safety_moment is None:
             self.safety_moment = _zeros(square)
         self.moment_steps += 1
@@ -115,7 +118,7 @@ class FilterMemory:
     def relieve(self, taken: Sequence[float]) -> None:
         """Count what a corrected step has taken."""
         before = self.relief or [0.0] * len(taken)
-        self.relief = [old + float(new) for old, new in zip(before, taken, strict=True)]
+        self.relief = [old + new for old, new in zip(before, taken, strict=True)]
 
     def relieved(self, estimates: Sequence[float]) -> list[float]:
         """Predictions from the distance alone, less what corrections have taken since the constraints were measured.
@@ -148,15 +151,19 @@ class FilterMemory:
                 remedy="lower the learning rate, check the data for extreme examples, or train in float32",
             )
 
-    def watch_restoration(self, name: Event, values: Sequence[float], limits: Sequence[Limit] = ()) -> None:
+    def watch_restoration(
+        self, name: Event, values: Sequence[float], limits: Sequence[Limit] = (), at_distance: Sequence[float] = ()
+    ) -> None:
         """Stop when a constraint stays violated and restoring it makes no headway.
 
-        Up to its ceiling, where it has one, a constraint uses its reserve and is not violated.
+        Up to its ceiling, where it has one, a constraint uses its reserve and is not violated. In a step that measures
+        nothing, `at_distance` counts: what corrections are predicted to have taken is no headway yet.
         """
-        value = max(values)
-        within = bool(limits) and all(v <= limit.ceiling for v, limit in zip(values, limits, strict=True))
-        if within or name not in (Event.RESTORATION, Event.INFEASIBLE):
-            self.restoring = 0
+        known = at_distance or values
+        value, restores = max(known), name in (Event.RESTORATION, Event.INFEASIBLE)
+        within = bool(limits) and all(v <= limit.ceiling for v, limit in zip(known, limits, strict=True))
+        if within or not restores:
+            self.restoring = self.restoring if at_distance and not within else 0
             return
         if self.restoring == 0:
             self.restoring_from = value

@@ -42,9 +42,9 @@ class FilterProblem:
     def residual(self, mu: np.ndarray) -> float:
         return float(np.max(self.inner - self.gram @ mu + self.target))
 
-    def taken(self, mu: np.ndarray) -> np.ndarray:
+    def taken(self, mu: np.ndarray) -> list[float]:
         """What the corrected step takes from each constraint that asked for a correction: `max(0, -h_k . s)`."""
-        return np.where(mu > 0.0, np.maximum(self.gram @ mu - self.inner, 0.0), 0.0)
+        return [float(x) for x in np.where(mu > 0.0, np.maximum(self.gram @ mu - self.inner, 0.0), 0.0)]
 
     def correction_norm(self, mu: np.ndarray) -> float:
         return math.sqrt(max(float(mu @ self.spread @ mu), np.finfo(float).tiny))

@@ -7,10 +7,13 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch._utils import _unflatten_dense_tensors
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.constraint import gradients
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.constraint.metric import RELATIVE_FLOOR, adam_diagonal
+from holdfast.core.errors import ConfigError
 
 SHAPES = [(3, 4), (7,), (1, 1), (5, 2), (40,), (2, 3, 2)]
 
@@ -133,6 +136,53 @@ def test_one_number_that_is_not_finite_is_seen(space, bad):
     assert space.finite(a)
     a[3][4, 1] = bad
     assert not space.finite(a)
+
+
+@pytest.mark.parametrize("shapes", [SHAPES[1:], [*SHAPES, (1,)], [SHAPES[1], SHAPES[0], *SHAPES[2:]]])
+def test_a_vector_of_other_shapes_is_refused(space, shapes):
+    """As many numbers in another order would be joined to a vector that looks right."""
+    with pytest.raises(ConfigError, match=r"tensor \d of a vector over the trained parameters: found shape"):
+        space.join([torch.zeros(shape) for shape in shapes])
+
+
+def test_an_empty_shard_keeps_its_shape(monkeypatch):
+    """Also where torch gives it back as (0,), which does not fit (0, 8)."""
+    monkeypatch.setattr(
+        gradients,
+        "_unflatten_dense_tensors",
+        lambda *args: [x if x.numel() else x.view(0) for x in _unflatten_dense_tensors(*args)],
+    )
+    some = ParameterSpace([nn.Parameter(torch.zeros(0, 8)), nn.Parameter(torch.zeros(3))])
+    start = some.theta()
+    some.move(some.join([torch.ones(0, 8), torch.ones(3)]), 2.0)
+    some.pull(start, 0.5)
+    assert some.params[1].tolist() == [1.0, 1.0, 1.0]
+    some.put(start)
+    assert [tuple(x.shape) for x in some.full(some.split(start))] == [(0, 8), (3,)]
+    assert some.params[1].tolist() == [0.0, 0.0, 0.0]
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that went into a float64 tensor."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.dtype == torch.float64:
+            self.count = max(self.count, *(x.numel() for x in args if isinstance(x, torch.Tensor)), found.numel())
+        return found
+
+
+def test_float64_copies_are_of_a_block(monkeypatch):
+    """A joined vector is as long as the model."""
+    monkeypatch.setattr(gradients, "BLOCK", 8)
+    model = ParameterSpace([nn.Parameter(torch.ones(1000))])
+    a, b = model.theta(), model.theta()
+    with Largest() as seen:
+        assert model.means([a, b]) == [1.0, 1.0]
+        assert model.dots([(a, b)]) == [1000.0]
+    assert seen.count == 16
 
 
 def test_means(space):
