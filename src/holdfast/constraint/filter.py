@@ -276,7 +276,7 @@ class SafetyFilter:
         mu = np.asarray(solution)
         measured = problem is not None and bool(np.isfinite(mu).all())
         if problem is not None and measured:
-            self._memory.relieve(problem.taken(mu).tolist())
+            self._memory.relieve(problem.taken(mu))
         self.last_event = FilterEvent(
             name, tuple(armed.values), tuple(solution),
             residual=problem.residual(mu) if problem is not None and measured else None,
