@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Each of the two test processes would compile all tests anew, for twelve seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint typecheck unit coverage test-axolotl pages docs accessibility package sbom audit-dependencies clean
+.PHONY: help demo test lint typecheck unit coverage test-axolotl pages notebooks docs accessibility package sbom audit-dependencies clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
@@ -20,6 +20,7 @@ help:
 	@echo "make coverage  the test suite, and the share of lines that it runs, by module"
 	@echo "make test-axolotl  the Axolotl plugin: axolotl train on a tiny model, in an environment with Axolotl of its own"
 	@echo "make pages  rewrite the pages of the defenses from their docstrings"
+	@echo "make notebooks  execute the notebooks of examples/ and store what they print"
 	@echo "make docs   the documentation site, in site/"
 	@echo "make accessibility  axe over the site and the report in Chromium: no serious fault (needs npm and chromium)"
 	@echo "make package  wheel and source distribution, in dist/"
@@ -68,6 +69,9 @@ $(VENV)-docs/.ready: requirements/docs.lock
 	$(PYTHON) -m venv $(VENV)-docs
 	$(VENV)-docs/bin/python -m pip $(LOCKED) --requirement requirements/docs.lock
 	touch $@
+
+notebooks: $(VENV)/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.notebooks
 
 docs: $(VENV)-docs/.ready
 	$(VENV)-docs/bin/mkdocs build --strict
