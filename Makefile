@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Each of the two test processes would compile all tests anew, for twelve seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint typecheck unit coverage test-axolotl pages docs package sbom audit-dependencies clean
+.PHONY: help demo test lint typecheck unit coverage test-axolotl pages notebooks docs accessibility package sbom audit-dependencies clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
@@ -20,7 +20,9 @@ help:
 	@echo "make coverage  the test suite, and the share of lines that it runs, by module"
 	@echo "make test-axolotl  the Axolotl plugin: axolotl train on a tiny model, in an environment with Axolotl of its own"
 	@echo "make pages  rewrite the pages of the defenses from their docstrings"
+	@echo "make notebooks  execute the notebooks of examples/ and store what they print"
 	@echo "make docs   the documentation site, in site/"
+	@echo "make accessibility  axe over the site and the report in Chromium: no serious fault (needs npm and chromium)"
 	@echo "make package  wheel and source distribution, in dist/"
 	@echo "make sbom   sbom.json: the locked packages with their hashes (CycloneDX)"
 	@echo "make audit-dependencies  known vulnerabilities of the locked packages (asks an online database)"
@@ -68,8 +70,21 @@ $(VENV)-docs/.ready: requirements/docs.lock
 	$(VENV)-docs/bin/python -m pip $(LOCKED) --requirement requirements/docs.lock
 	touch $@
 
+notebooks: $(VENV)/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.notebooks
+
 docs: $(VENV)-docs/.ready
 	$(VENV)-docs/bin/mkdocs build --strict
+
+# axe-core comes from npm and Chromium from the system; nothing that ships needs either.
+$(VENV)-axe/package/axe.min.js:
+	mkdir -p $(VENV)-axe
+	cd $(VENV)-axe && npm pack --silent axe-core@4.14.0 && tar -xzf axe-core-4.14.0.tgz
+
+# 404.html names its files from the root of a server, so it cannot be opened from disk.
+accessibility: $(VENV)/.ready docs $(VENV)-axe/package/axe.min.js
+	$(BIN)/python -m tests.unit.report.pages $(VENV)-axe/reports
+	$(BIN)/python -m tools.accessibility $(VENV)-axe/package/axe.min.js $(VENV)-axe/reports/*.html $$(find site -name '*.html' ! -name 404.html | sort)
 
 $(VENV)-package/.ready: requirements/package.lock requirements/build.lock
 	$(PYTHON) -m venv $(VENV)-package
@@ -115,4 +130,4 @@ audit-dependencies:
 	$(VENV)-audit/bin/pip-audit --require-hashes --disable-pip --requirement requirements/$(or $(LOCK),cuda).lock
 
 clean:
-	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit $(VENV)-axolotl $(VENV)-docs $(VENV)-package site dist sbom.json .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit $(VENV)-axolotl $(VENV)-docs $(VENV)-axe $(VENV)-package site dist sbom.json .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis

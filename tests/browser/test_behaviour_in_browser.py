@@ -46,3 +46,17 @@ def test_the_first_picture_is_behaviour_and_nothing_of_it_is_cut(open_page, repo
     assert found["outside"] == []
     assert "100 % of 12 groups, too few to show the limit" in found["texts"]
     assert "32.1 % of 190 groups, over the limit" in found["texts"]
+
+
+def test_runs_side_by_side_begin_with_their_behaviour(open_page, report, tmp_path):
+    """A run may lose its refusals while every held reply moved less than its limit: the table must not hide that."""
+    runs = [report.parent / "run", write_run(tmp_path / "unwatched")]
+    write_report([read_evidence(run) for run in runs], tmp_path / "both.html")
+    opened = open_page(tmp_path / "both.html")
+    first, second = opened.page.locator("table").first.locator("tbody tr").all()
+    shown = [words.replace("\N{NO-BREAK SPACE}", " ") for words in first.locator("td").all_inner_texts()]
+    assert shown[1:] == ["100 % of 12", "99 % of 200", "32.1 % of 190"]
+    assert first.locator("td").last.get_attribute("class") == "fit bad"
+    assert second.locator("td").all_inner_texts()[1:] == ["\N{EN DASH}"] * 3
+    regions = opened.page.locator('[role="region"]').evaluate_all("all => all.map(e => e.ariaLabel)")
+    assert len(set(regions)) == len(regions)  # axe: landmark-unique

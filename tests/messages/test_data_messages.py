@@ -169,7 +169,10 @@ def test_other_columns_are_listed_with_the_mapping_to_write(tmp_path, row, colum
     error = refusal(path, columns=columns)
     assert error.what.startswith(f"{path}:1: expected columns ")
     assert error.what.endswith(f"found {', '.join(sorted(row))}")
-    assert error.remedy == f"name the columns to use, for example columns: {proposal}"
+    wanted = f"columns: {proposal}"
+    assert error.remedy == (
+        f"name the columns to use, for example {wanted}; in a run file task: {{data: FILE, {wanted}}}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,7 @@ def test_a_strange_name_that_the_user_wrote_is_a_column():
     columns = {"prompt": "Best Question", "completion": "answer"}
     with pytest.raises(DataError, match="expected columns answer; found Best Question, reply") as caught:
         examples_from_rows([{"Best Question": SECRET, "reply": "a"}], name="n", columns=columns)
-    assert caught.value.remedy.endswith("columns: {prompt: Best Question, completion: reply}")
+    assert caught.value.remedy.endswith("columns: {prompt: Best Question, completion: reply}}")
 
 
 def test_bad_column_mappings():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +15,17 @@ from holdfast.core.percent import exact_percent, percent, percent_up
 @given(st.floats(0, 1))
 def test_an_upper_bound_is_never_rounded_down(share):
     shown = float(percent_up(share).removesuffix(" %"))
-    assert shown >= 100 * share - 1e-6
-    assert shown <= 100 * share + 0.1001
+    assert Decimal(percent_up(share).removesuffix(" %")) >= 100 * Decimal(repr(share))
+    assert shown <= 100 * share * 1.01
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(0, "0 %"), (1, "100 %"), (0.05, "5 %"), (0.02761, "2.77 %"), (0.0064123, "0.642 %"), (0.5, "50 %"),
+     (0.99901, "100 %"), (float("nan"), "not a number")],
+)  # fmt: skip
+def test_an_upper_bound_has_three_significant_digits(share, shown):
+    assert percent_up(share) == shown
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,10 @@ Certifying and verifying both call these functions, so that what is verified is 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 from holdfast.certification.share import Counted, ShareTest
-from holdfast.core.percent import exact_percent
-
-_UPWARDS = Context(prec=3, rounding=ROUND_CEILING)
+from holdfast.core.percent import exact_percent, percent_up
 
 
 @dataclass(frozen=True)
@@ -61,11 +58,6 @@ def confident(confidence: float, openings: int = 1, claims: int = 1) -> str:
     at = f"With {exact_percent(confidence)} confidence"
     at += f" over {openings} openings" if openings > 1 else ""
     return at + (f" for {claims} claims together" if claims > 1 else "")
-
-
-def percent_up(share: float) -> str:
-    """A bound as a percentage of three significant digits at most, never rounded below itself."""
-    return f"{_UPWARDS.multiply(Decimal(repr(share)), Decimal(100)).normalize():f} %"
 
 
 def words_of(by: str) -> Words | None:

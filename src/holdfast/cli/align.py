@@ -41,7 +41,9 @@ def align(
     trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
-    """Train refusals of bundled probes into a model, together with its own ordinary answers, and measure it.
+    """Teach a model to refuse, where it refuses too little.
+
+    It is trained on refusals of bundled probes together with its own ordinary answers, and measured.
 
     For models that refuse too little to hold. What it reached is measured on kinds of prompts that it was not trained
     on; under 50 % refusals, or 20 % over-refusal or more, ends with exit code 4. The model is written in any case.

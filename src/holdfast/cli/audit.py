@@ -77,7 +77,9 @@ def audit(
     trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
-    """Measure how much worse one model is than another on safety examples; exit code 4 when over the limit.
+    """Measure how much worse a model is than the one before.
+
+    On safety examples; exit code 4 when over the limit.
 
     \b
     Example:

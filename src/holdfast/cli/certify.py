@@ -81,7 +81,9 @@ def certify(
     trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
-    """Certify that at most alpha of what the model before refused is no longer refused. Exit code 0: certified, 4: not.
+    """Test on closed prompts that refusals were kept.
+
+    Certified: at most alpha of what the model before refused is no longer refused. Exit code 0: certified, 4: not.
 
     \b
     Example: a gate in CI for a model that someone else trained

@@ -16,7 +16,9 @@ def check(
     skip_bad: SkipBad = False,
     json: Json = False,
 ) -> None:
-    """Check settings, data and tokens of a run, and estimate its size; no GPU and no weights needed.
+    """Check settings, data and size of a run, without a GPU.
+
+    No weights are needed either.
 
     \b
     Example:

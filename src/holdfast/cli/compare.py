@@ -31,7 +31,9 @@ def compare(
     confidence: Annotated[float, Opt(help="Confidence of the intervals.")] = default("certify.confidence"),
     json: Json = False,
 ) -> None:
-    """Compare the violations of two runs on the same held-out examples; never pooled over seeds.
+    """Compare two runs on the same held-out examples.
+
+    Their violations are compared, never pooled over seeds.
 
     \b
     Example:

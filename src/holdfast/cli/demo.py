@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from holdfast.cli.options import Arg, Json, Opt
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import columns, duration, note, quiet_libraries, say, say_json
+from holdfast.cli.terminal import columns, duration, note, note_loading, quiet_libraries, say, say_json
 from holdfast.core.percent import percent
 
 MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
@@ -21,7 +21,9 @@ def init(
     ] = MODEL,
     json: Json = False,
 ) -> None:
-    """Write task.jsonl and a run.yaml of three lines to start from: mild data of our own, a twelfth of it poisoned.
+    """Write task.jsonl and run.yaml for a first run.
+
+    The task is mild data of our own, a twelfth of it poisoned; the run file has three lines. Nothing is asked.
 
     The embedded model does not refuse by itself: its run file names a folder that `holdfast align` makes first.
 
@@ -29,7 +31,7 @@ def init(
     Example:
       holdfast init first && cd first && holdfast check run.yaml && holdfast train run.yaml
     """
-    from holdfast.demo.starter import next_commands, write_starter
+    from holdfast.demo.starter import FILES, next_commands, write_starter
 
     paths = write_starter(folder, model)
     inside = "" if folder == Path() else f"cd {folder} && "
@@ -37,42 +39,64 @@ def init(
     if json:
         say_json({"files": [str(path) for path in paths], "next": following})
         return
-    for path in paths:
-        say(str(path))
+    for line in columns([(str(path), words) for path, words in zip(paths, FILES, strict=True)]):
+        say(line)
     say(f"next: {following}")
 
 
 if TYPE_CHECKING:
+    from holdfast.demo.data import DemoSettings
     from holdfast.demo.story import DemoResult
     from holdfast.judging.rate import Rate
 
 
 def demo(
     output: Annotated[Path, Opt(help="Folder for the results.")] = Path("runs/demo"),
+    fast: Annotated[
+        bool, Opt("--fast", help="Under two minutes on two cores: fewer steps and prompts, recorded replies.")
+    ] = False,
     reveal: Annotated[bool, Opt("--reveal", help="Show replies that give in as well.")] = False,
     json: Json = False,
 ) -> None:
-    """Screen a poisoned file, fine-tune the embedded model by plain SFT and by holdfast, and compare.
+    """Compare plain SFT with holdfast on a small model.
+
+    A poisoned file is screened, and the embedded model is fine-tuned on it by plain SFT and by holdfast.
 
     The embedded model was aligned beforehand, by a shipped adapter, so that there is a behaviour to keep.
 
     \b
     Example:
-      holdfast demo
+      holdfast demo --fast
     """
+    note_loading()
+    from holdfast.demo.data import FAST, DemoSettings
     from holdfast.demo.picture import draw
     from holdfast.demo.story import run_demo
 
     quiet_libraries()
     with show_progress() as progress:
-        result = run_demo(output, say=note, listener=progress)
+        result = run_demo(output, FAST if fast else DemoSettings(), say=note, listener=progress)
     draw(result, output / PICTURE)
     if json:
         say_json(result.as_json())
         return
     for part in (found(result), table(result), replies(result, reveal=reveal)):
         say(f"{part}\n")
+    if fast:
+        say(f"{left_out(result.settings, DemoSettings())}\n")
     say(f"{duration(result.seconds)} in all. Picture: {output / PICTURE}; figures: {output / 'result.json'}")
+
+
+def left_out(fast: DemoSettings, whole: DemoSettings) -> str:
+    """What a fast demo did not do."""
+    asked = [f"{one.test_probes}, {one.test_ordinary} and {one.test_task}" for one in (fast, whole)]
+    return (
+        "--fast left out: asking the model while screening (its replies came with the package), "
+        f"{whole.steps - fast.steps} of {whole.steps} steps (at {fast.rate / whole.rate:.0f} times the rate), all but "
+        f"{fast.most_held} replies of each held set, and most held-out prompts ({asked[0]} instead of {asked[1]}), so "
+        "the intervals are wide.\n"
+        "The whole comparison, in minutes: holdfast demo"
+    )
 
 
 def found(result: DemoResult) -> str:

@@ -78,7 +78,7 @@ def _redacted() -> Iterator[None]:
 
 
 app = typer.Typer(
-    name="holdfast", cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    name="holdfast", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )  # fmt: skip
 for _command in (

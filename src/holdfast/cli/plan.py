@@ -56,7 +56,9 @@ def plan(
     group_size: Annotated[int | None, Opt(help="Prompts in each group, with --max-weight (1 unless given).")] = None,
     json: Json = False,
 ) -> None:
-    """Say how many groups of prompts a certificate needs, and what N of them can and cannot certify.
+    """Say how many prompts a certificate needs.
+
+    In groups of near-duplicates; also what N of them can and cannot certify.
 
     Near-duplicate prompts are one group; a prompt without any is a group of its own.
 

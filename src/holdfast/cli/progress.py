@@ -6,24 +6,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from holdfast.certification.kept import FIGURES
+from holdfast.certification.kept import FIGURES, REFUSALS
 from holdfast.cli.terminal import clean, duration, note
 from holdfast.core.percent import percent
 
 LINES = 10  # plain lines per run, about
+QUIET = 5.0  # seconds between two plain lines about one thing that is asked, at least
 FORWARD = "forward passes"  # what a measurement counts: each example once a model
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
-    """One step in words: loss, and per constraint g, multiplier and violation rate, where known."""
-    parts = [f"loss {row['loss']:.3f}"] if row.get("loss") is not None else []
-    shapes = {"g": "g {:+.3f}", "multiplier": "multiplier {:.3g}", "violation_rate": "violations {}"}
-    for name, values in (row.get("constraints") or {"": row}).items():
-        known = {key: values[key] for key in shapes if values.get(key) is not None}
-        if "violation_rate" in known:
-            known["violation_rate"] = percent(known["violation_rate"])
-        if shown := [shapes[key].format(value) for key, value in known.items()]:
-            parts.append(clean(f"{name}: " if name else "") + " ".join(shown))
+    """One step in words: g of every constraint, whose limit is 0, and the loss, where known."""
+    constraints = row.get("constraints") or {"": row}
+    known = {name: values["g"] for name, values in constraints.items() if values.get("g") is not None}
+    shown = ", ".join(clean(f"{name} {g:+.3f}".lstrip()) for name, g in known.items())
+    parts = [f"g {shown}"] if shown else []
+    if row.get("loss") is not None:
+        parts.append(f"loss {row['loss']:.3f}")
     return "  ".join(parts)
 
 
@@ -36,12 +35,24 @@ def describe_behaviour(row: Mapping[str, Any]) -> str:
     )
 
 
+def refusals_kept(row: Mapping[str, Any]) -> str:
+    """The refusals kept when the monitor last asked, as the beginning of a line."""
+    figure = row["behaviour"].get(REFUSALS)
+    return "" if figure is None or figure["share"] is None else f"{FIGURES[REFUSALS][0]} {percent(figure['share'])}  "
+
+
+def eta(start: float, done: int, left: int) -> str:
+    """The time left at the mean pace since `start`; one step may take minutes, so the last seconds have no pace."""
+    return duration((time.monotonic() - start) / done * left)
+
+
 class PlainProgress:
     """Prints about ten lines over the run."""
 
     def __init__(self) -> None:
+        self._kept = ""
         self._total, self._first, self._start = 0, 0, time.monotonic()
-        self._what, self._said = "", 0
+        self._what, self._said, self._noted = "", 0, -QUIET
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         if row.get("stage") == "ask":
@@ -57,46 +68,62 @@ class PlainProgress:
             if row["asked"] == 0:
                 note(f"step {step}/{self._total}  asking {row['of']} monitor prompts")
         elif "behaviour" in row:
+            self._kept = refusals_kept(row)
             note(f"step {step}/{self._total}  {describe_behaviour(row)}")
         elif step == self._total or step % max(1, self._total // LINES) == 0:
-            note(f"step {step}/{self._total}  {describe_row(row)}  eta {self._eta(step)}")
+            note(f"step {step}/{self._total}  {self._kept}{describe_row(row)}  eta {self._eta(step)}")
 
     def _asking(self, row: Mapping[str, Any]) -> None:
         what, done, total = row["what"], row["done"], row["total"]
         if what != self._what:
             self._what, self._first, self._start, self._said = what, done, time.monotonic(), -1
+            self._noted = -QUIET
             if done < total:
                 return  # how long it takes is known, and said, with the next batch
-        if done * LINES // max(1, total) > self._said or done == total:
-            self._said = done * LINES // max(1, total)
-            self._total = total
-            note(f"asking the model: {clean(what)}, {done} of {total}  eta {self._eta(done)}")
+        tenth, now = done * LINES // max(1, total), time.monotonic()
+        if done == total or (tenth > self._said and now - self._noted >= QUIET):
+            self._said, self._noted, self._total = tenth, now, total
+            left = "" if done == total else f"  eta {self._eta(done)}"
+            note(f"asking the model: {clean(what)}, {done} of {total}{left}")
 
     def _eta(self, step: int) -> str:
-        done = max(1, step - self._first)
-        return duration((time.monotonic() - self._start) / done * (self._total - step))
+        return eta(self._start, max(1, step - self._first), self._total - step)
 
 
 class BarProgress:
-    """Feeds a rich progress bar."""
+    """Feeds one line of a rich progress bar: what goes on now, how far it is, the time left and the figures."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
         self._task: Any = None
-        self._asked: Any = None
+        self._phase, self._kept, self._steps = "", "", 0
+        self._first, self._start = 0, time.monotonic()
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         if row.get("stage") == "ask":
-            if self._asked is None:
-                self._asked = self._bar.add_task("ask", total=row["total"], state="")
-            state = f"asking the model: {clean(row['what'])}"
-            self._bar.update(self._asked, total=row["total"], completed=row["done"], state=state)
+            self._show(f"asking: {clean(row['what'])}", row["done"], row["total"])
         elif "stage" in row:
-            self._task = self._bar.add_task("train", total=row["total_steps"], completed=row["step"], state="")
+            self._steps = row["total_steps"]
+            self._show("training", row["step"], self._steps)
+        elif "asked" in row:
+            self._show("asking: monitor prompts", row["asked"], row["of"])
+        elif "behaviour" in row:
+            self._kept = refusals_kept(row)
+            self._show("training", row["step"], self._steps, describe_behaviour(row))
         else:
-            asked = f"monitor prompts: {row['asked']} of {row['of']} asked" if "asked" in row else ""
-            state = asked or (describe_behaviour(row) if "behaviour" in row else describe_row(row))
-            self._bar.update(self._task, completed=row["step"], state=state)
+            self._show("training", row["step"], self._steps, self._kept + describe_row(row))
+
+    def _show(self, phase: str, done: int, total: int, state: str = "") -> None:
+        """A phase replaces the one before it, so that its time left is its own; one that is over leaves nothing."""
+        if phase != self._phase and self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
+        self._phase = phase
+        if self._task is None:
+            self._first, self._start = done, time.monotonic()
+            self._task = self._bar.add_task(phase, total=total, completed=done, state=state, eta="")
+        left = eta(self._start, done - self._first, total - done) if done > self._first else "-:--:--"
+        self._bar.update(self._task, completed=done, total=total, state=state, eta=left, visible=done < total)
 
 
 @contextmanager
@@ -114,10 +141,22 @@ def show_progress() -> Iterator[PlainProgress | BarProgress]:
     if not sys.stderr.isatty():
         yield PlainProgress()
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn
+    from rich.table import Column
+    from rich.text import Text
 
-    state = TextColumn("{task.fields[state]}", markup=False)
-    with _bar(BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), state) as bar:
+    class State(ProgressColumn):
+        """The one column that is cut where the terminal is narrow: only its cells are free to be narrower."""
+
+        def render(self, task: Any) -> Text:
+            return Text(task.fields["state"], no_wrap=True, overflow="ellipsis")
+
+    whole = Column(no_wrap=True)
+    what, left = (
+        TextColumn(t, markup=False, table_column=whole) for t in ("{task.description}", "eta {task.fields[eta]}")
+    )
+    done = MofNCompleteColumn(table_column=whole)
+    with _bar(what, BarColumn(16, table_column=whole), done, left, State(table_column=Column())) as bar:
         yield BarProgress(bar)
 
 

@@ -14,19 +14,24 @@ def report(
     ],
     output: Annotated[Path | None, Opt(help="The page; report.html in the first folder.")] = None,
     no_text: Annotated[bool, Opt("--no-text", help="Leave the text of examples out altogether.")] = False,
+    open_page: Annotated[bool, Opt("--open", help="Open the page in the browser.")] = False,
     json: Json = False,
 ) -> None:
-    """Write report.html, which needs no network and no script, and a model card; several runs stand side by side.
+    """Write report.html and a model card.
+
+    The page needs no network and no script; several runs stand side by side.
 
     \b
     Example:
-      holdfast report runs/first
+      holdfast report runs/first --open
       holdfast report runs/first runs/second --output comparison.html
     """
     from holdfast.reporting.page import report as write
 
     done = write(*runs, output=output, text=not no_text)
     views, cards = done.runs, done.cards
+    if open_page:
+        show_page(done.path)
     if json:
         found = [
             {"folder": str(folder), "verdict": view.verdict.standing.name.lower(), "claim": view.claim}
@@ -44,3 +49,16 @@ def report(
             say(f"model card: {card.path}")
         else:
             note(f"{card.path} holds other text and was left alone")
+
+
+def show_page(path: Path) -> None:
+    """Open the page in the user's browser; where there is none, say where the page is."""
+    import webbrowser
+
+    address = path.resolve().as_uri()
+    try:
+        opened = webbrowser.open(address)
+    except webbrowser.Error:
+        opened = False
+    if not opened:
+        note(f"--open: no browser was found on this machine. Copy {path} to one that has, or set BROWSER; {address}")

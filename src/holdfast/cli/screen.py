@@ -35,7 +35,9 @@ def screen(
     reveal: Annotated[bool, Opt("--reveal", help="Show the prompts of the listed conflicts.")] = False,
     json: Json = False,
 ) -> None:
-    """Ask a model the prompts of a data file; list the rows that teach what it refuses, and write the sets to hold.
+    """List the rows of a file that teach what a model refuses.
+
+    The model is asked the prompts of the file; the sets to hold are written too.
 
     A killed run goes on where it stopped. Files with text are readable by their owner alone.
 

@@ -10,7 +10,16 @@ from holdfast.certification.kept import failures, stored_figures, way_back
 from holdfast.cli.check import left_out
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, interruptible, note, quiet_libraries, require_verdict, say, say_json
+from holdfast.cli.terminal import (
+    duration,
+    interruptible,
+    note,
+    note_loading,
+    quiet_libraries,
+    require_verdict,
+    say,
+    say_json,
+)  # fmt: skip
 from holdfast.core.percent import exact_percent, percent, percent_up
 
 if TYPE_CHECKING:
@@ -26,7 +35,9 @@ def train(
     skip_bad: SkipBad = False,
     json: Json = False,
 ) -> None:
-    """Fine-tune under the safety constraint and write the run folder.
+    """Fine-tune under the safety constraint.
+
+    Writes the run folder: adapter, result.json, events.jsonl.
 
     \b
     Example:
@@ -42,6 +53,7 @@ def train(
 
     constrains = DEFENSES[config.defense.name].constrains
     # Only now the slow part: a mistake in the file is reported before torch's models and TRL are loaded.
+    note_loading()
     from holdfast.runs.pipeline import run as run_pipeline
 
     quiet_libraries()

@@ -1,7 +1,9 @@
 """Shares as percentages. Rounding must not say more than is known, so it depends on what the share is."""
 
 import math
-from decimal import Decimal
+from decimal import ROUND_CEILING, Context, Decimal
+
+_UPWARDS = Context(prec=3, rounding=ROUND_CEILING)
 
 
 def percent(share: float) -> str:
@@ -17,11 +19,10 @@ def percent(share: float) -> str:
 
 
 def percent_up(share: float) -> str:
-    """An upper bound, rounded up: rounding must not make it look better."""
+    """An upper bound in three significant digits, rounded up: rounding must not make it look better."""
     if not math.isfinite(share):
         return "not a number"
-    tenths = math.ceil(share * 1000 - 1e-9)
-    return f"{_trimmed(f'{tenths / 10:.1f}')} %"
+    return f"{_UPWARDS.multiply(Decimal(repr(float(share))), Decimal(100)).normalize():f} %"
 
 
 def exact_percent(share: float) -> str:

@@ -53,7 +53,9 @@ class MissingColumnsError(RowError):
         written = ", ".join(f"{ours}: {theirs}" for ours, theirs in proposal.items())
         expected = ", ".join(wanted) if columns else "prompt and completion, messages, conversations, or text"
         what = f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}"
-        return DataError(what, remedy=f"name the columns to use, for example columns: {{{written}}}")
+        columns = f"columns: {{{written}}}"
+        remedy = f"name the columns to use, for example {columns}; in a run file task: {{data: FILE, {columns}}}"
+        return DataError(what, remedy=remedy)
 
 
 class BadRowsError(DataError):

@@ -11,6 +11,8 @@ from holdfast.data.sources import read_examples
 DATA_DIR = Path(__file__).parent / "data"  # written by tools/demo_data.py
 PROBES, ORDINARY = str(DATA_DIR / "probes.jsonl"), str(DATA_DIR / "ordinary.jsonl")
 """Prompts that screening asks beside the task's."""
+RECORDED = DATA_DIR / "replies.jsonl"
+"""What the aligned model replies to all that screening asks; written by tools/demo_replies.py."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,14 @@ class DemoSettings:
     test_ordinary: int = 30
     reply_tokens: int = 12  # of a reply to a probe or an ordinary request
     max_length: int = 96
+    recorded: bool = False  # screening reads `RECORDED` and does not ask
+    most_held: int | None = None  # own replies of each set that are held, at most
+
+
+FAST = DemoSettings(
+    steps=6, rate=2.4e-3, warmup=1, test_task=12, test_probes=16, test_ordinary=8, recorded=True, most_held=20
+)  # fmt: skip
+"""`holdfast demo --fast`: for a first look or a smoke test. A third of the steps at three times the rate."""
 
 
 @dataclass(frozen=True)

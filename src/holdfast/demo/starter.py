@@ -24,6 +24,12 @@ RUN_FILE = """\
 task: {{data: task.jsonl}}   # reviews to label; every twelfth row answers what a shop assistant should decline
 output_dir: runs/first
 """
+FILES = (
+    "what to learn: reviews to label, and every twelfth row answers what a shop assistant should decline",
+    "the run in three lines: model, task, output folder",
+    "lets an editor complete the run file; nothing else reads it",
+)
+"""What `write_starter` writes, in its order."""
 _NOTE = "   # made by `holdfast align`: {model} refuses too little to hold"
 
 

@@ -7,10 +7,13 @@ adapter, made by tools/demo_aligned.py, lets the embedded model decline what a s
 """
 
 import copy
+import logging
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,15 +23,19 @@ from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
 from holdfast.core.files import read_json, write_json
+from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import commit, hardware, versions
-from holdfast.data.examples import to_rows
-from holdfast.demo.data import ORDINARY, PROBES, DemoData, DemoSettings, load_data
+from holdfast.data.examples import Example, to_rows
+from holdfast.data.splits import split_from_roles
+from holdfast.demo.data import ORDINARY, PROBES, RECORDED, DemoData, DemoSettings, load_data
 from holdfast.demo.measure import Measured, measure
+from holdfast.judging.reply import Reply
+from holdfast.judging.store import read_replies
 from holdfast.models.handle import load_pair
 from holdfast.runs.stages.align import fast_dtype, keep_freed_memory
 from holdfast.runs.stages.finetune import Listener, listen
-from holdfast.screening.asking import told_by
-from holdfast.screening.screen import Screening, screen
+from holdfast.screening.asking import Asker, told_by
+from holdfast.screening.screen import Screening, ask_and_screen, screen
 from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
 from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
@@ -78,18 +85,56 @@ class DemoResult:
         }  # fmt: skip
 
 
+@contextmanager
+def silent(name: str) -> Iterator[None]:
+    """The logger called `name` says warnings alone: it speaks of asking, and nothing is asked."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class Recorded:
+    """An engine that reads a model's replies from a file instead of asking it."""
+
+    name = "recorded"
+
+    def __init__(self, path: Path) -> None:
+        self._replies = read_replies(path)
+
+    def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
+        """The recorded replies; a prompt without a long enough one is left out, which whoever asks refuses."""
+        found = [self._replies[example.id] for example in examples if example.id in self._replies]
+        yield [reply for reply in found if not reply.truncated or reply.tokens >= max_new_tokens]
+
+
 def screened(
-    model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, listener: Listener | None
-) -> Screening:
+    model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, listener: Listener | None,
+    replies: Path | None = None,
+) -> Screening:  # fmt: skip
     """Ask the aligned model the task and the demo's own prompts; conflicts are set aside.
 
-    As `safety: auto` does, with prompts of the demo's little world in the place of the bundled ones.
+    As `safety: auto` does, with prompts of the demo's little world in the place of the bundled ones. `recorded`: its
+    replies are read, and not asked for, and at most `most_held` of each set are held. `replies`: the folder where
+    replies are stored.
     """
     wanted = ScreeningSettings(
         sets={"refusals": PromptSet((TASK, PROBES), "refusals"), "answers": PromptSet((ORDINARY,), "answers")},
         limited=False, accept_unsorted=True, monitor_prompts=0, seed=settings.seed,
     )  # fmt: skip
-    return screen(model, data.task, tokenizer, settings=wanted, told=told_by([] if listener is None else [listener]))
+    if settings.recorded:
+        with TemporaryDirectory() as folder, silent("holdfast.screening"):
+            asker = Asker(Recorded(RECORDED), {"recorded": sha256_file(RECORDED)}, Path(folder))
+            found = ask_and_screen(model, data.task, asker, wanted, template="chat")
+        held = {
+            name: split_from_roles(one.constraint[: settings.most_held], (), ()) for name, one in found.sets.items()
+        }
+        return replace(found, sets=held)
+    told = told_by([] if listener is None else [listener])
+    return screen(model, data.task, tokenizer, settings=wanted, replies=replies, told=told)
 
 
 def finetune(
@@ -129,14 +174,15 @@ def run_demo(
     keep_freed_memory()
     transformers_logging.set_verbosity_error()
     data = load_data(settings)
-    aligned, tokenizer = load_pair(ALIGNED_DIR, dtype=fast_dtype())
-    tokenizer.chat_template = TEMPLATE
     made = read_json(ALIGNED_DIR / PROVENANCE)
     say(
         f"the model: SmolLM2-135M-Instruct, aligned beforehand on {made['rows']['n']} refusals and ordinary answers "
         f"({made['settings']['steps']} steps, a shipped adapter)"
     )
-    say(f"screening: the aligned model is asked the {len(data.task)} prompts of the task file")
+    aligned, tokenizer = load_pair(ALIGNED_DIR, dtype=fast_dtype())
+    tokenizer.chat_template = TEMPLATE
+    how = "its replies, recorded beforehand, to" if settings.recorded else "the aligned model is asked"
+    say(f"screening: {how} the {len(data.task)} prompts of the task file")
     screening = screened(aligned, tokenizer, data, settings, listener)
     models = {ALIGNED: measure(aligned, tokenizer, data, settings.reply_tokens)}
     for name, used, rows in ((SFT, None, len(data.task)), (OURS, screening, len(screening.kept(data.task)))):

@@ -8,8 +8,10 @@ pinned by its sha256, wins wherever it is installed. Who wants the original weig
 
 import functools
 import importlib.util
+import io
+import logging
 import os
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.files import new_folder, read_json, write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import versions
+
+logger = logging.getLogger(__name__)
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
@@ -93,7 +97,9 @@ def _load_gguf(path: Path) -> tuple[Any, Any]:
     # Newer transformers keep GGUF weights packed unless told otherwise; older ones know no GgufConfig.
     if hasattr(transformers, "GgufConfig"):
         unpack["quantization_config"] = transformers.GgufConfig(gguf_file=path.name, dequantize=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **unpack)
+    logger.info("unpacking the embedded model; later runs find it in %s", cache_root())
+    with redirect_stderr(io.StringIO()):  # a bar of transformers' that nothing switches off
+        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **unpack)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)

@@ -24,10 +24,12 @@ LABELS = {"refusals_kept": "refusals", "answers_kept": "answers", "coverage": "c
 class BehaviourView:
     """The figures in words, one line each as `holdfast train` prints it, and as a picture, wide and narrow.
 
-    `causes` say why one of them failed, with what to do; `way_back` what a rollback did, empty where none was made.
+    `cells` are the same figures for a table, in the order of `LABELS`, each with whether it failed; `causes` say why
+    one of them failed, with what to do; `way_back` what a rollback did, empty where none was made.
     """
 
     lines: list[str]
+    cells: list[tuple[str, bool]]
     charts: tuple[Markup, Markup]
     causes: list[Markup]
     way_back: str
@@ -57,10 +59,17 @@ def behaviour_view(evidence: Evidence) -> BehaviourView | None:
         return None
     return BehaviourView(
         lines=[one.line(name) for name, one in figures.items()],
+        cells=[_cell(figures.get(name)) for name in LABELS],
         charts=(kept_chart(figures, 704, "wide"), kept_chart(figures, 336, "narrow")),
         causes=[_with_code(f"{capital(cause)}. {capital(remedy)}.") for cause, remedy in failures(figures)],
         way_back=way_back(evidence.result.value) if evidence.result is not None else "",
     )
+
+
+def _cell(one: Kept | None) -> tuple[str, bool]:
+    if one is None or one.share is None:
+        return "\N{EN DASH}", False
+    return f"{percent(one.share)} of {one.of:,}", not one.passed
 
 
 def capital(words: str) -> str:

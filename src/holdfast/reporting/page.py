@@ -206,10 +206,10 @@ def paired_words(row: Paired) -> str:
         return f"{row.other} against {row.first}: not compared prompt by prompt, since {row.reason}."
     f = row.found
     corrected = f", {row.adjusted_p:.2g} after correcting for several comparisons (Holm)" if row.several else ""
-    low, high = 100 * -f.upper, 100 * -f.lower
+    difference, low, high = (f"{round(-100 * share, 1) + 0.0:+.1f}" for share in (f.difference, f.upper, f.lower))
     return (
         f"{row.other} against {row.first}, on the same {f.n:,} {row.role} prompts: {f.only_b:,} degraded only in "
         f"{row.other}, {f.only_a:,} only in {row.first}, {f.both:,} in both. The rates differ by "
-        f"{-100 * f.difference:+.1f} points ({exact_percent(f.confidence)} interval {low:+.1f} to {high:+.1f}); "
+        f"{difference} points ({exact_percent(f.confidence)} interval {low} to {high}); "
         f"exact McNemar test p = {f.p_value:.2g}{corrected}."
     )

@@ -174,9 +174,9 @@ class AskingPlan:
         sample = f" (a stratified sample: {self.asked_rows} of {self.rows} rows)"
         sampled = "" if self.asked_rows == self.rows else sample
         files = f" and those of {', '.join(self.files)}" if self.files else ""
+        bundled = f", {self.bundled_prompts:,} bundled prompts" if self.bundled_prompts else ""
         return (
-            f"{self.task_prompts:,} task prompts{sampled}, {self.bundled_prompts:,} bundled prompts{files}; at most "
-            f"about {self.new_tokens:,} new tokens"
+            f"{self.task_prompts:,} task prompts{sampled}{bundled}{files}; at most about {self.new_tokens:,} new tokens"
         )
 
 

@@ -44,7 +44,9 @@ def bench(
     cudnn: Annotated[bool, Opt("--cudnn", help="Leave cuDNN's attention on.")] = False,
     output: Annotated[Path, Opt(help="The result (JSON).")] = DEFAULT_OUTPUT,
 ) -> None:
-    """Measure a training step beside TRL's plain SFT, in one process, with random weights at a published shape.
+    """Measure a training step beside TRL's plain SFT.
+
+    In one process, with random weights at a published shape.
 
     \b
     Example:

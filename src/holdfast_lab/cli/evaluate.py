@@ -43,7 +43,9 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
-    """Let a model reply to prompts that ask for harm and to a task, and score the replies.
+    """Score a model's replies: harm and a task.
+
+    The model replies to prompts that ask for harm and to those of a task.
 
     Replies are generated once and stored with the judge's word on each; another judge or task adds to them.
 

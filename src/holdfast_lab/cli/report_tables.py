@@ -39,7 +39,9 @@ def tables(
     reported_model: Annotated[str | None, Opt(help="The paper's model beside one that it does not have.")] = None,
     json: Json = False,
 ) -> None:
-    """Print a study's tables: main, poison_sweep, sensitivity, quantiles, profiling, primal_dual, antibody, details.
+    """Print a study's tables.
+
+    They are main, poison_sweep, sensitivity, quantiles, profiling, primal_dual, antibody and details.
 
     \b
     Example:

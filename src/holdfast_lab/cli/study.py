@@ -33,7 +33,9 @@ def study(
     resume: Annotated[bool, Opt("--resume", help="What happens anyway: finished cells are kept.")] = False,
     json: Json = False,
 ) -> None:
-    """Run models x tasks x defenses x poison ratios x seeds; the same command again goes on where it stopped.
+    """Run a study of defenses over tasks and seeds.
+
+    Models x tasks x defenses x poison ratios x seeds; the same command again goes on where it stopped.
 
     \b
     Example:

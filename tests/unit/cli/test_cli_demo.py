@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests import behaving
 
-from holdfast.cli.demo import masked
+from holdfast.cli.demo import left_out, masked
+from holdfast.core.errors import ResourceError
 from holdfast.data.examples import as_chat, make_example
 from holdfast.demo import story
-from holdfast.demo.data import DemoData, DemoSettings
+from holdfast.demo.data import FAST, RECORDED, DemoData, DemoSettings, load_data
 from holdfast.demo.measure import Measured, changed_first
 from holdfast.judging.rate import Rate
+from holdfast.models.handle import load_pair
 
 SMALL = DemoSettings(steps=2, batch=2, warmup=1, rank=2)
 
@@ -45,7 +48,7 @@ def little_world(monkeypatch, tmp_path):
 
 
 def test_the_whole_story(little_world, monkeypatch, tmp_path, holdfast):
-    monkeypatch.setattr(story, "DemoSettings", lambda: SMALL)
+    monkeypatch.setattr("holdfast.demo.data.DemoSettings", lambda: SMALL)
     code, out, err = holdfast("demo", "--output", tmp_path / "demo")
     assert code == 0, err
     assert "Screening: 4 of 16 rows teach what the model refuses, and are left out." in out
@@ -62,6 +65,55 @@ def test_the_whole_story(little_world, monkeypatch, tmp_path, holdfast):
     for name in ("sft", "holdfast"):
         assert (tmp_path / "demo" / name / "adapter" / "adapter_model.safetensors").is_file()
     assert f"aligned start  {behaving.REFUSAL}" in out
+
+
+def test_fast_takes_its_own_settings_and_says_what_it_left_out(monkeypatch, tmp_path, holdfast):
+    class MeasuringError(Exception):
+        pass
+
+    def stop(folder, settings, **_):
+        assert settings == FAST
+        raise MeasuringError
+
+    monkeypatch.setattr(story, "run_demo", stop)
+    with pytest.raises(MeasuringError):
+        holdfast("demo", "--fast", "--output", tmp_path)
+    text = left_out(FAST, DemoSettings())
+    assert "12 of 18 steps (at 3 times the rate), all but 20 replies of each held set" in text
+    assert "16, 8 and 12 instead of 40, 30 and 48" in text
+    assert "its replies came with the package" in text
+
+
+def test_recorded_replies_screen_as_asked_ones(little_world, monkeypatch, tmp_path):
+    model, tokenizer = load_pair(story.ALIGNED_DIR, dtype="float32")
+    asked = story.screened(model, tokenizer, little_world, SMALL, None, replies=tmp_path / "asked")
+    (made,) = (tmp_path / "asked").glob("*/*.jsonl")
+    monkeypatch.setattr(story, "RECORDED", made)
+    recorded = story.screened(None, None, little_world, replace(SMALL, recorded=True), None)
+    assert recorded.conflicts == asked.conflicts
+    assert {name: split.constraint for name, split in recorded.sets.items()} == {
+        name: split.constraint for name, split in asked.sets.items()
+    }
+    few = story.screened(None, None, little_world, replace(SMALL, recorded=True, most_held=3), None)
+    assert set(few.sets) == {"refusals", "answers"}
+    assert all(s.record.counts == {"constraint": 3, "monitor": 0, "certify": 0} for s in few.sets.values())
+
+
+def test_the_shipped_replies_answer_all_that_screening_asks():
+    """Without a model: one prompt without a reply would end it."""
+    data = load_data(FAST)
+    found = story.screened(None, None, data, FAST, None)
+    assert {one.row for one in found.conflicts} & data.poison
+    assert found.asked_rows == len(data.task)
+    rows = RECORDED.read_text(encoding="utf-8").splitlines()
+    assert json.loads(rows[0])["kind"] == "holdfast replies"
+    assert len(rows) == 1 + 264  # one line about what made them
+
+
+def test_a_prompt_without_a_recorded_reply_is_refused(little_world, monkeypatch):
+    monkeypatch.setattr(story, "RECORDED", RECORDED)  # of other prompts
+    with pytest.raises(ResourceError, match="'recorded' gave no reply"):
+        story.screened(None, None, little_world, replace(SMALL, recorded=True), None)
 
 
 def test_replies_that_differ_are_shown_first():

@@ -23,10 +23,12 @@ def prompts(path: Path) -> list[str]:
 def test_the_files_pass_check_and_the_run_file_has_three_lines(holdfast, tiny_model, tmp_path):
     code, out, _ = holdfast("init", tmp_path / "first", "--model", tiny_model)
     assert code == 0
-    assert out.splitlines() == [
-        *(str(tmp_path / "first" / name) for name in FILES),
-        f"next: cd {tmp_path / 'first'} && holdfast check run.yaml && holdfast train run.yaml",
-    ]
+    *files, following = out.splitlines()
+    assert [line.split("  ")[0] for line in files] == [str(tmp_path / "first" / name) for name in FILES]
+    assert [line.split("  ")[-1].split(":")[0] for line in files] == [  # each with what it is for
+        "what to learn", "the run in three lines", "lets an editor complete the run file; nothing else reads it",
+    ]  # fmt: skip
+    assert following == (f"next: cd {tmp_path / 'first'} && holdfast check run.yaml && holdfast train run.yaml")
     text = (tmp_path / "first" / "run.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=run-file.schema.json\n")
     assert (tmp_path / "first" / "run-file.schema.json").read_text() == shipped_schema()

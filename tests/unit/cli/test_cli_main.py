@@ -40,6 +40,30 @@ def test_every_command_shows_an_example(holdfast, command):
     assert f"holdfast {command} " in out.split("Example:")[1]
 
 
+def test_the_list_of_commands_has_whole_sentences(holdfast):
+    out = holdfast("--help")[1]
+    assert "..." not in out.split("Commands:")[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("holdfast rep", {"report"}),
+        ("holdfast cert", {"certify", "certify-counts"}),
+        ("holdfast demo --fa", {"--fast"}),
+    ],
+)
+def test_a_shell_completes_commands_and_options(typed, offered):
+    """As the script of `holdfast --install-completion` asks in bash."""
+    asked = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    code = "import sys; sys.argv = ['holdfast']; from holdfast.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(done.stdout.split()) == offered
+
+
 def test_version(holdfast):
     assert holdfast("--version")[:2] == (0, f"{VERSION}\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import webbrowser
 
 import pytest
 from tests.unit.report.synthetic import Words, certificate, write_plain_audit, write_run
@@ -47,6 +48,29 @@ def test_a_run_that_is_not_finished_is_said_and_gets_no_card(holdfast, run):
     assert "model card" not in out
     assert not (run / "README.md").exists()
     assert json.loads(holdfast("report", run, "--json")[1])["runs"][0]["verdict"] == "unfinished"
+
+
+def test_open_shows_the_page_in_the_browser(holdfast, run, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    code, _, err = holdfast("report", run, "--open")
+    assert (code, err) == (0, "")
+    assert opened == [(run / "report.html").as_uri()]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_open_without_a_browser_says_where_the_page_is(holdfast, run, monkeypatch, raises):
+    def none(_):
+        if raises:
+            raise webbrowser.Error("could not locate runnable browser")
+        return False
+
+    monkeypatch.setattr("webbrowser.open", none)
+    code, out, err = holdfast("report", run, "--open")
+    assert code == 0  # the page was written
+    assert f"report: {run / 'report.html'}" in out
+    assert err.startswith("--open: no browser was found on this machine.")
+    assert (run / "report.html").as_uri() in err
 
 
 def test_json_names_what_was_written(holdfast, run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_numbers_in_words():
 
 
 def test_a_row_shows_loss_and_the_state_of_the_constraint():
-    assert describe_row(ROW) == "loss 1.500  g -0.031 multiplier 0.25 violations 12.5 %"
+    assert describe_row(ROW) == "g -0.031  loss 1.500"
 
 
 def test_unknown_numbers_are_left_out():
@@ -57,7 +58,7 @@ def test_unknown_numbers_are_left_out():
 
 def test_several_constraints_are_shown_by_name():
     row = {"loss": 1.0, "g": 0.5, "constraints": {"a": {"g": 0.5}, "b\x1b[2J": {"g": -0.5}}}
-    assert describe_row(row) == "loss 1.000  a: g +0.500  b: g -0.500"
+    assert describe_row(row) == "g a +0.500, b -0.500  loss 1.000"
 
 
 def test_plain_progress_prints_about_ten_lines(capsys):
@@ -68,17 +69,24 @@ def test_plain_progress_prints_about_ten_lines(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "training: 205 steps"
     assert 10 <= len(lines) - 1 <= 11
-    assert lines[-1].startswith("step 205/205  loss 1.500  g -0.031")
+    assert lines[-1].startswith("step 205/205  g -0.031  loss 1.500")
     assert lines[-1].endswith("eta 0:00:00")
 
 
-def test_how_long_asking_takes_is_said_with_the_second_batch(capsys):
+def test_how_long_asking_takes_is_said_with_the_second_batch_and_then_every_few_seconds(capsys, monkeypatch):
     progress = PlainProgress()
-    for done in (32, 64, 96, 2000):
+    for done, seconds in ((32, 1), (64, 2), (96, 3), (2000, 6), (4000, 8), (6000, 20), (20000, 21)):
+        monkeypatch.setattr("time.monotonic", lambda at=seconds: 100.0 + at)
         progress({"stage": "ask", "what": "task prompts", "done": done, "total": 20000})
-    first, later = capsys.readouterr().err.splitlines()
-    assert first.startswith("asking the model: task prompts, 64 of 20000  eta ")
-    assert later.startswith("asking the model: task prompts, 2000 of 20000  eta ")
+    assert capsys.readouterr().err.splitlines() == [
+        f"asking the model: task prompts, {line}"
+        for line in (
+            "64 of 20000  eta 0:10:23",
+            "4000 of 20000  eta 0:00:28",
+            "6000 of 20000  eta 0:00:45",
+            "20000 of 20000",
+        )
+    ]
 
 
 def test_plain_progress_says_where_it_continues(capsys):
@@ -91,18 +99,73 @@ def test_without_a_terminal_there_is_no_bar(capsys):
         assert isinstance(progress, PlainProgress)
 
 
-def test_with_a_terminal_there_is_a_bar(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+def on_terminal(monkeypatch):
+    """A terminal on stderr, 80 columns wide. No fixture: pytest puts its own stderr back before a test begins."""
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return screen
+
+
+MONITORED = {"step": 2, "behaviour": {"refusals_kept": {"share": 0.975, "passed": True}}}
+TWO = {"loss": 1.0, "constraints": {"refusals": {"g": -0.049}, "answers": {"g": -0.1}}}
+
+
+def frames(screen):
+    """What the screen showed: lines without colours, each time that they were drawn."""
+    return [line.rstrip() for line in re.split(r"[\r\n]", clean(screen.getvalue().replace("\r", "\n"))) if line.strip()]
+
+
+def test_with_a_terminal_there_is_one_calm_line(monkeypatch):
+    terminal = on_terminal(monkeypatch)
     with show_progress() as progress:
         assert isinstance(progress, BarProgress)
+        progress({"stage": "ask", "what": "answers to hold", "done": 39, "total": 40})
+        progress._bar.refresh()
         progress({"stage": "train", "total_steps": 4, "step": 0})
-        progress({**ROW, "step": 3})
-    assert "3/4" in screen.getvalue()
-    assert "violations 12.5 %" in screen.getvalue()
+        progress(MONITORED)
+        progress({**TWO, "step": 3})
+        progress._bar.refresh()
+        assert len([task for task in progress._bar.tasks if task.visible]) == 1
+        progress({**TWO, "step": 4})
+        assert not any(task.visible for task in progress._bar.tasks)  # what is over leaves nothing
+    shown = frames(terminal)
+    assert any(line.startswith("asking: answers to hold") and "39/40 eta" in line for line in shown)
+    (last,) = {line for line in shown if "3/4" in line}
+    assert re.fullmatch(r"training \S+ 3/4 eta [-:0-9]+ refusals kept 97\.5 %  g refusals -0\.\S*\u2026", last)
+    assert len(last) <= 80
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_colours_are_left_out_where_nobody_wants_them(monkeypatch, variables):
+    terminal = on_terminal(monkeypatch)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with show_progress() as progress:
+        progress({"stage": "train", "total_steps": 4, "step": 0})
+        progress({**TWO, "step": 3})
+        progress._bar.refresh()
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", terminal.getvalue())
+
+
+def test_otherwise_there_are_colours(monkeypatch):
+    terminal = on_terminal(monkeypatch)
+    with show_progress() as progress:
+        progress({"stage": "train", "total_steps": 4, "step": 0})
+        progress._bar.refresh()
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]", terminal.getvalue())
+
+
+def test_what_the_monitor_found_stays_in_the_line(capsys):
+    progress = PlainProgress()
+    progress({"stage": "train", "total_steps": 4, "step": 0})
+    progress(MONITORED)
+    progress({**TWO, "step": 3})
+    assert "step 3/4  refusals kept 97.5 %  g refusals -0.049, answers -0.100" in capsys.readouterr().err

@@ -73,8 +73,8 @@ def test_rows_feed_progress_and_report(tmp_path, name):
     found = course(rows, "safety")
     assert found.constrained
     assert sum(found.counts.values()) == len(rows)  # every event is known to the report
-    assert "violations" in describe_row(rows[-1])
-    assert ("multiplier" in describe_row(rows[-1])) == (name != "penalty")
+    assert describe_row(rows[-1]).startswith("g ")
+    assert ("multiplier" in rows[-1]) == (name != "penalty")
 
 
 def test_every_safety_set_has_its_own_multiplier(tmp_path):
