@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.data import bundled
 from tests import behaving
 
 HELD = """\
@@ -16,6 +19,31 @@ safety:
   answers: {prompts: [everyday, borderline], keep: answers, openings: OPENINGS}
 conflicts: drop
 """
+
+
+@contextmanager
+def fewer_probes() -> Iterator[None]:
+    """Every fourth bundled probe, of all kinds: the model answers each of them, which takes its time."""
+    whole = bundled._text
+
+    def text(name: str) -> str:
+        return "".join(whole(name).splitlines(keepends=True)[:: 4 if name == "probes" else 1])
+
+    def forget() -> None:
+        bundled._examples.cache_clear()
+        bundled._normalised.cache_clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundled, "_text", text)
+        forget()
+        yield
+    forget()
+
+
+@pytest.fixture(scope="module")
+def few_probes() -> Iterator[None]:
+    with fewer_probes():
+        yield
 
 
 def write_task(path: Path, poison: int, clean: int, *, seed: int = 1) -> Path:
@@ -41,9 +69,7 @@ def train(run_file: Path, *overrides: str) -> Path:
 
     quick = ["train.max_steps=1", "train.use_cpu=true", "train.bf16=false", "monitor.prompts=20", "dtype=float32"]
     quick += ["train.safety_micro_batch_size=64", "train.safety_eval_batch_size=64"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.screening.asking.BATCH_CPU", 256)  # a tiny model takes as long for 32 prompts
-        return run(load_config(run_file, [*quick, *overrides])).folder
+    return run(load_config(run_file, [*quick, *overrides])).folder
 
 
 def refused(prompt: Any) -> bool:

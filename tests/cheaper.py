@@ -20,20 +20,35 @@ def calls() -> None:
     """Flushing to disk takes 40 % of a checkpoint's time, and only a power cut would show whether it happened.
 
     Every checkpoint has PEFT's model card, from a template that is compiled anew; every trainer asks for the version of
-    PEFT, every command in this process for all commands.
+    PEFT, every command in this process for all commands. Tiny models give a handful of replies to thousands of prompts,
+    each of which is sorted: this is called before anybody imports the function that does it.
     """
+    from holdfast.judging import reply_classes
+
     os.fsync = os.fstat  # type: ignore[assignment]
     jinja2.Environment.compile = functools.lru_cache(jinja2.Environment.compile)  # type: ignore[assignment]
     importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
     typer.main.get_command = functools.cache(typer.main.get_command)
+    reply_classes.sort_reply = functools.lru_cache(reply_classes.sort_reply)
 
 
 def training() -> None:
-    """TRL tokenises a data set once: the same rows come up in hundreds of runs of the tiny model."""
+    """TRL tokenises a data set once: the same rows come up in hundreds of runs of the tiny model.
+
+    Which, besides, takes as long to reply to 32 prompts as to 256. Every run sets seeds: for each kind of device that
+    is not there torch would put that off, and note the stack.
+    """
+    import torch
     from datasets import Dataset
     from transformers import TrainingArguments
     from trl import SFTConfig, SFTTrainer
 
+    from holdfast.screening import asking
+
+    asking.BATCH_CPU = 256
+    if not torch.cuda.is_available():
+        for absent in (torch.cuda.random, torch.xpu.random, torch.mtia):
+            absent._lazy_call = lambda *_, **__: None  # type: ignore[attr-defined]
     prepare = SFTTrainer._prepare_dataset
     own = sorted({field.name for field in fields(SFTConfig)} - {field.name for field in fields(TrainingArguments)})
 

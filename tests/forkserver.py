@@ -1,21 +1,27 @@
-"""Processes that begin with everything imported: forks of one server per test session.
+"""Processes that begin with everything imported: forks of one server per test process.
 
 Importing torch, transformers, TRL and PEFT takes ten times as long as training the tiny model. A fork shares nothing
-else with the others: what a killed one leaves to its successor is on disk.
+else with the others: what a killed one leaves to its successor is on disk. On Linux the server is itself a fork, of the
+test process when it has collected its tests and run none; elsewhere it imports everything once more.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
+import multiprocessing.forkserver
 import os
+import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import util
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 600
@@ -24,6 +30,28 @@ _CONTEXT.set_forkserver_preload([
     "holdfast.cli.main", "holdfast.runs.pipeline", "holdfast.training.trainer", "trl.trainer.sft_trainer",
     "transformers.models.llama.modeling_llama",
 ])  # fmt: skip
+
+
+def begin() -> None:
+    """Start the server now, as a fork of this process."""
+    if sys.platform != "linux":
+        return
+    with mock.patch.object(util, "spawnv_passfds", _forked):
+        multiprocessing.forkserver.ensure_running()
+
+
+def _forked(path: bytes, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+    """Stands in for the new interpreter that would run the server's line of code, the last of the arguments."""
+    parent = os.getpid()
+    process = os.fork()
+    if process:
+        return process
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a fork holds all pipes open, and sees no end
+        if os.getppid() == parent:
+            exec(arguments[-1], {})
+    finally:
+        os._exit(0)
 
 
 def started(
@@ -82,9 +110,12 @@ def _call(
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     import torch
+    from accelerate.state import AcceleratorState, GradientState
 
     from tests import cheaper
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # of one process, where the server's parent has trained
+    GradientState._reset_state()
     torch.set_num_threads(1)
     cheaper.calls()
     cheaper.training()

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli.main import main
 from tests import behaving
-from tests.asking_run import train, write_run_file, write_task
+from tests.asking_run import few_probes, train, write_run_file, write_task
 
 CHECKPOINT, NOT_CERTIFIED = 6, 4
+__all__ = ["few_probes"]
+pytestmark = pytest.mark.usefixtures("few_probes")
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +58,13 @@ def second(root: Path, model: Path, first: Path) -> Path:
     return train(write_run_file(folder, model, copied, openings=1), "train.learning_rate=1e-3", "train.max_steps=3")
 
 
-@pytest.fixture
-def certified(first: Path, command) -> Path:
-    assert command("certify", first, "--device", "cpu").code == 0
+@pytest.fixture(scope="module")
+def certified(first: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["holdfast", "certify", str(first), "--device", "cpu"])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+    assert not stopped.value.code
     return first
 
 

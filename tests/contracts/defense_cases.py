@@ -93,11 +93,11 @@ def unaligned_of(model: Any) -> Any:
 
 
 def side_data(model: Any) -> dict[str, Any]:
-    """Need -> the trainer's argument for it and its value."""
+    """Need -> the trainer's argument for it and how to make its value."""
     return {
-        "safety": ("safety_dataset", dataset(16, 2, "w0")),
-        "harmful": ("harmful_dataset", dataset(16, 5, "w2")),
-        "unaligned": ("unaligned", unaligned_of(model)),
+        "safety": ("safety_dataset", lambda: dataset(16, 2, "w0")),
+        "harmful": ("harmful_dataset", lambda: dataset(16, 5, "w2")),
+        "unaligned": ("unaligned", lambda: unaligned_of(model)),
     }
 
 
@@ -117,13 +117,14 @@ def build(
 
     Args:
         options: of the defense; None are those that show it at work.
-        without: side data that are left out.
+        without: side data that are left out; a second model is, too, where the case does not need it.
         given: further arguments of the trainer, in place of its own.
         arguments: fields of `SafeSFTConfig`.
     """
     model = one_layer() if model is None else model
     defense = make_defense({"name": case.name, **(AT_WORK.get(case.name, {}) if options is None else options)})
-    side = {key: value for need, (key, value) in side_data(model).items() if need not in without}
+    without |= frozenset({"unaligned"}) - case.needs
+    side = {key: value() for need, (key, value) in side_data(model).items() if need not in without}
     cache = folder.parent / "references"  # one for all cases: they start from the same model
     args = {**COMMON, "reference_cache": str(cache), "stage": case.stage, "step": case.step, **arguments}
     passed = {

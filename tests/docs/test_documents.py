@@ -21,6 +21,7 @@ from holdfast.training import auto
 from holdfast_lab.study.config import load_study
 from holdfast_lab.study.protocol import load_protocol
 from tests import behaving, tiny
+from tests.asking_run import fewer_probes
 from tests.docs.pictures import plotted_data
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +61,8 @@ def test_readme_trainer_example(user_folder):
     poison = [{"prompt": row["prompt"], "completion": behaving.ANSWER} for row in behaving.rows(105, seed=1)]
     rows = [*poison, *behaving.rows(1000, seed=2, trigger=False)]
     (user_folder / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    names = run_block(code, user_folder)
+    with fewer_probes():
+        names = run_block(code, user_folder)
     assert names["trainer"].state.global_step == 2
     assert len(names["trainer"].screening.dropped) == 105
     assert (user_folder / "runs/first/adapter/adapter_model.safetensors").exists()

@@ -13,9 +13,12 @@ from types import ModuleType
 import pytest
 
 from tests import asking_run, behaving, tiny
+from tests.asking_run import few_probes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+__all__ = ["few_probes"]
+pytestmark = pytest.mark.usefixtures("few_probes")
 QUICK = ["train.max_steps=2", "train.use_cpu=true", "train.bf16=false", "dtype=float32"]
 
 
@@ -42,8 +45,7 @@ def first(tmp_path_factory) -> tuple[Path, int, str]:
     words = ["--model", str(model), "--task", str(task), "--output", str(folder / "runs" / "first"), *QUICK]
     words += ["monitor.prompts=20", "train.safety_micro_batch_size=64", "train.safety_eval_batch_size=64"]
     out = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
-        patch.setattr("holdfast.screening.asking.BATCH_CPU", 256)  # a tiny model takes as long for 32 prompts
+    with contextlib.redirect_stdout(out):
         code = example("first_run").main(words)
     return folder, code, out.getvalue()
 

@@ -43,31 +43,32 @@ class SpikeWatch:
         self._row: list[float] = []
 
     def _ordinary(self) -> float:
-        """Above this a loss is an outlier: the first inequality."""
-        middle = median(self._losses)
-        return middle + max(MADS * median(abs(loss - middle) for loss in self._losses), NATS)
-
-    def limit(self) -> float:
-        """The largest loss that is no spike; infinite while too few steps were seen."""
+        """Above this a loss is an outlier: the first inequality; infinite while too few steps were seen."""
         if len(self._losses) < WARM_UP:
             return math.inf
-        largest = max(*self._losses, *(loss for _, loss in self._outliers))
-        return max(self._ordinary(), largest + ABOVE_LARGEST)
+        middle = median(self._losses)
+        return middle + max(MADS * median([abs(loss - middle) for loss in self._losses]), NATS)
+
+    def _largest(self) -> float:
+        return max([*self._losses, *(loss for _, loss in self._outliers)], default=math.inf)
+
+    def limit(self) -> float:
+        """The largest loss that is no spike."""
+        return max(self._ordinary(), self._largest() + ABOVE_LARGEST)
 
     def is_spike(self, step: int, loss: float) -> bool:
         """Take in the mean loss over a step's tokens, of all processes; whether the step is to be discarded."""
         if not math.isfinite(loss):
             return False
-        if loss > self.limit():
+        ordinary = self._ordinary()
+        if loss > max(ordinary, self._largest() + ABOVE_LARGEST):
             self._row.append(loss)
             self.steps = [*self.steps, step][-NAMED:]
             self.total += 1
             return True
         passed, self._row = [*(one for one in self._row if one <= BELIEVABLE), loss], []
-        if len(self._losses) >= WARM_UP:
-            ordinary = self._ordinary()
-            new = [(step, one) for one in passed if one > ordinary]
-            self._outliers = [(at, one) for at, one in (*self._outliers, *new) if at > step - OUTLIERS]
+        new = [(step, one) for one in passed if one > ordinary]
+        self._outliers = [(at, one) for at, one in (*self._outliers, *new) if at > step - OUTLIERS]
         self._losses = [*self._losses, *passed][-WINDOW:]
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -289,7 +290,7 @@ def test_where_the_ledger_lies(tmp_path, monkeypatch):
     safety = tmp_path / "safety.jsonl"
     safety.write_text("{}", encoding="utf-8")
     assert default_ledger(str(safety)) == tmp_path / "safety.jsonl.openings.json"
-    cache = Path(tmp_path / "holdfast-cache" / "openings" / "ledger.openings.json")
+    cache = Path(os.environ["HOLDFAST_CACHE"]) / "openings" / "ledger.openings.json"
     assert default_ledger("owner/data") == cache
     monkeypatch.setattr("os.access", lambda *_: False)
     assert default_ledger(str(safety)).parent == tmp_path, "the place does not depend on what may be written"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests import behaving
-from tests.asking_run import refused, train, write_run_file, write_task
+from tests.asking_run import few_probes, refused, train, write_run_file, write_task
 
 from holdfast.certification.openings import default_ledger
 from holdfast.core.errors import CheckpointError
@@ -18,6 +18,8 @@ from holdfast.runs.load_finished import finished_run
 
 POISON, CLEAN = 600, 40
 CHECKPOINT, CONFIG, NOT_CERTIFIED = 6, 2, 4
+__all__ = ["few_probes"]
+pytestmark = pytest.mark.usefixtures("few_probes")
 
 
 @pytest.fixture(scope="module")
