@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,9 +53,7 @@ if TYPE_CHECKING:
 
 def demo(
     output: Annotated[Path, Opt(help="Folder for the results.")] = Path("runs/demo"),
-    fast: Annotated[
-        bool, Opt("--fast", help="Under two minutes on two cores: fewer steps and prompts, recorded replies.")
-    ] = False,
+    fast: Annotated[bool, Opt("--fast", help="A shorter one: fewer steps and prompts, recorded replies.")] = False,
     reveal: Annotated[bool, Opt("--reveal", help="Show replies that give in as well.")] = False,
     json: Json = False,
 ) -> None:
@@ -68,6 +67,7 @@ def demo(
     Example:
       holdfast demo --fast
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads that spin take the time of other processes
     note_loading()
     from holdfast.demo.data import FAST, DemoSettings
     from holdfast.demo.picture import draw

@@ -53,8 +53,8 @@ class MissingColumnsError(RowError):
         written = ", ".join(f"{ours}: {theirs}" for ours, theirs in proposal.items())
         expected = ", ".join(wanted) if columns else "prompt and completion, messages, conversations, or text"
         what = f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}"
-        columns = f"columns: {{{written}}}"
-        remedy = f"name the columns to use, for example {columns}; in a run file task: {{data: FILE, {columns}}}"
+        named = f"columns: {{{written}}}"
+        remedy = f"name the columns to use, for example {named}; in a run file task: {{data: FILE, {named}}}"
         return DataError(what, remedy=remedy)
 
 
