@@ -31,6 +31,7 @@ from holdfast.data.split_record import RECORD_NAME, load_record
 from holdfast.data.splits import require_unseen
 from holdfast.records.certificate import KINDS, WAYS
 from holdfast.records.yaml_file import read_yaml
+from holdfast.screening.record import FIGURES, FOLDER, RECORD, load_finished
 
 logger = logging.getLogger(__name__)
 
@@ -283,16 +284,28 @@ def require_not_steering(examples: Sequence[Example], after: str | Path) -> None
 
 
 def _texts_of(run: Path, name: str, ids: set[str]) -> set[str]:
-    """Normalised prompts of a run's examples, from the data its settings name; none where it cannot be read."""
+    """Normalised prompts that steered or watched a run; none where neither its screening nor its data can be read."""
     try:
-        block = read_yaml(run / "config.yaml").get("safety", {})
-        block = block if isinstance(block.get("data"), str) else block.get(name, {})
-        options = {key: block[key] for key in ("columns", "split", "subset", "revision") if block.get(key)}
-        rows = read_examples(block["data"], **options)
+        rows = _screened(run) if (run / FOLDER / RECORD).is_file() else _of_data(run, name, ids)
     except (HoldfastError, KeyError, TypeError, AttributeError):
         logger.warning("the safety data of %s cannot be read: prompts are compared with it by id only", run)
         return set()
-    return {normalise(prompt_text(example)) for example in rows if example.id in ids}
+    return {normalise(prompt_text(example)) for example in rows}
+
+
+def _screened(run: Path) -> list[Example]:
+    """What a run of `safety: auto` held and watched, from the record of its screening."""
+    screening, _ = load_finished(run / FOLDER)
+    held = [example for split in screening.sets.values() for example in (*split.constraint, *split.monitor)]
+    return [*held, *(example for figure in FIGURES for example in getattr(screening.monitor, figure))]
+
+
+def _of_data(run: Path, name: str, ids: set[str]) -> list[Example]:
+    """A run's examples by their ids, from the data its settings name."""
+    block = read_yaml(run / "config.yaml").get("safety", {})
+    block = block if isinstance(block.get("data"), str) else block.get(name, {})
+    options = {key: block[key] for key in ("columns", "split", "subset", "revision") if block.get(key)}
+    return [example for example in read_examples(block["data"], **options) if example.id in ids]
 
 
 def require_no_leak(examples: Sequence[Example], train_data: Sequence[str], reading: Mapping[str, Any]) -> Leakage:

@@ -19,7 +19,10 @@ from holdfast.data.encode import encode
 from holdfast.data.examples import as_chat, make_example
 from holdfast.data.sources import read_examples
 from holdfast.data.split_record import save_record
-from holdfast.data.splits import split_examples
+from holdfast.data.splits import split_examples, split_from_roles
+from holdfast.screening.record import save
+from holdfast.screening.screen import Screening
+from holdfast.screening.sets import MonitorPrompts
 
 
 def test_a_sequence_cannot_be_sorted_by_an_audit_of_it(made):
@@ -135,6 +138,20 @@ def test_prompts_that_steered_the_run_are_refused(made, tmp_path):
     (run / "config.yaml").write_text("model: base\n", encoding="utf-8")
     error = refused(made._replace(adapter=run / "adapter"), DataError, "15 of 20 prompts steered or watched")
     assert f"holdfast certify {run}" in error.remedy
+
+
+def test_prompts_that_a_screening_held_or_watched_are_refused_whatever_the_reply(made, tmp_path, caplog):
+    """The model's own replies are other completions, and so other ids."""
+    run = tmp_path / "run"
+    shutil.copytree(made.adapter, run / "adapter")
+    given = [make_example(example.prompt, "another reply", "", None) for example in read_examples(str(made.safety))]
+    held = split_from_roles(given[:8], given[8:10], given[10:12])
+    save_record(held.record, run / "refusals")
+    watched = MonitorPrompts(unseen=tuple(given[12:15]))
+    save(run / "screening", Screening(20, 20, 0, {}, (), "drop", {"refusals": held}, watched), {})
+    (run / "config.yaml").write_text("model: base\n", encoding="utf-8")
+    refused(made._replace(adapter=run / "adapter"), DataError, "13 of 20 prompts steered or watched")
+    assert "cannot be read" not in caplog.text
 
 
 def test_two_tokenizers_may_not_cut_the_same_text_differently(made, tmp_path):
