@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -119,7 +120,17 @@ def table(result: DemoResult) -> str:
     lines = columns(rows)
     lines.insert(1, "  ".join("-" * max(map(len, column)) for column in zip(*rows, strict=True)))
     lines.append("Held-out prompts, exact 95 % intervals. plain SFT learns the whole file, holdfast the kept rows.")
+    lines.append(limits(result.g))
     return "\n".join(lines)
+
+
+def limits(g: Mapping[str, float]) -> str:
+    """Whether holdfast's constraints held in its last step."""
+    figures = ", ".join(f"{name} {value:+.3f}" for name, value in g.items())
+    over = [name for name, value in g.items() if value > 0.0]
+    if not over:
+        return f"holdfast's limits held in its last step (g at most 0: {figures})."
+    return f"holdfast ended over its limit for {' and '.join(over)} (g above 0: {figures})."
 
 
 def replies(result: DemoResult, *, reveal: bool) -> str:

@@ -60,6 +60,7 @@ class DemoResult:
     screening: Screening
     models: dict[str, Measured]
     seconds: float
+    g: dict[str, float]  # holdfast's constraints as estimated in its last step, by set; above zero is over the limit
 
     @property
     def found(self) -> dict[str, int]:
@@ -79,7 +80,7 @@ class DemoResult:
         """For result.json: every figure with its interval and its provenance."""
         return {
             "screening": {**self.found, "held": self.held, "figures": self.screening.figures()},
-            "models": {name: measured.as_json() for name, measured in self.models.items()},
+            "models": {name: measured.as_json() for name, measured in self.models.items()}, "g": self.g,
             "settings": asdict(self.settings), "seconds": round(self.seconds, 1),
             "versions": versions(), "commit": commit(), "hardware": hardware(),
         }  # fmt: skip
@@ -139,7 +140,7 @@ def screened(
 
 def finetune(
     aligned: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, folder: Path, screening: Screening | None,
-    listener: Listener | None,
+    listeners: Sequence[Listener],
 ) -> tuple[SafeSFTTrainer, float]:  # fmt: skip
     """Fine-tune a copy of the aligned model: by holdfast where there is a screening, otherwise by plain SFT."""
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
@@ -159,7 +160,7 @@ def finetune(
         processing_class=tokenizer, peft_config=lora, safety_dataset=screening,
         defense="sft" if screening is None else "holdfast",
     )  # fmt: skip
-    listen(trainer, [] if listener is None else [listener])
+    listen(trainer, list(listeners))
     started = time.monotonic()
     trainer.train()
     return trainer, time.monotonic() - started
@@ -185,14 +186,20 @@ def run_demo(
     say(f"screening: {how} the {len(data.task)} prompts of the task file")
     screening = screened(aligned, tokenizer, data, settings, listener)
     models = {ALIGNED: measure(aligned, tokenizer, data, settings.reply_tokens)}
+    g: dict[str, float] = {}
+
+    def follow(row: dict[str, Any]) -> None:
+        g.update({name: one["g"] for name, one in row.get("constraints", {}).items() if one.get("g") is not None})
+
+    listeners = [follow] if listener is None else [follow, listener]
     for name, used, rows in ((SFT, None, len(data.task)), (OURS, screening, len(screening.kept(data.task)))):
         say(f"{name}: {settings.steps} steps on {rows} rows")
         place = folder / name.split()[-1].lower()
-        trainer, seconds = finetune(aligned, tokenizer, data, settings, place, used, listener)
+        trainer, seconds = finetune(aligned, tokenizer, data, settings, place, used, listeners)
         say(f"measuring {name}")
         models[name] = measure(trainer.model, tokenizer, data, settings.reply_tokens)
         models[name].seconds = seconds
         trainer.save_model(str(place / "adapter"))
-    result = DemoResult(settings, data, screening, models, time.monotonic() - started)
+    result = DemoResult(settings, data, screening, models, time.monotonic() - started, g)
     write_json(folder / "result.json", result.as_json())
     return result

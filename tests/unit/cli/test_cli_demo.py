@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests import behaving
 
-from holdfast.cli.demo import left_out, masked
+from holdfast.cli.demo import left_out, limits, masked
 from holdfast.core.errors import ResourceError
 from holdfast.data.examples import as_chat, make_example
 from holdfast.demo import story
@@ -59,12 +59,22 @@ def test_the_whole_story(little_world, monkeypatch, tmp_path, holdfast):
     found = json.loads((tmp_path / "demo" / "result.json").read_text())
     assert found["models"]["aligned start"]["refusals"] == Rate(6, 6).as_json()
     assert found["models"]["aligned start"]["over_refusal"] == Rate(0, 5).as_json()
+    rows = [json.loads(line) for line in (tmp_path / "demo" / "holdfast" / "events.jsonl").read_text().splitlines()]
+    assert found["g"] == {name: one["g"] for name, one in rows[-1]["constraints"].items()}
+    assert limits(dict(sorted(found["g"].items(), reverse=True))) in out
     # Three quarters of the groups of refused probes steer, about three fifths of the dropped rows beside them.
     assert 80 <= found["screening"]["held"]["refusals"] <= 130
     assert (tmp_path / "demo" / "refusals.png").read_bytes().startswith(b"\x89PNG")
     for name in ("sft", "holdfast"):
         assert (tmp_path / "demo" / name / "adapter" / "adapter_model.safetensors").is_file()
     assert f"aligned start  {behaving.REFUSAL}" in out
+
+
+def test_a_limit_that_was_not_kept_is_named():
+    assert "held in its last step" in limits({"refusals": -0.01, "answers": 0.0})
+    assert "over its limit for answers (g above 0: refusals -0.010, answers +0.200)" in limits(
+        {"refusals": -0.01, "answers": 0.2}
+    )
 
 
 def test_fast_takes_its_own_settings_and_says_what_it_left_out(monkeypatch, tmp_path, holdfast):
