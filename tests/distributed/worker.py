@@ -109,7 +109,7 @@ def watched(trainer: Any):
     """Note every step's row, both gradients, and the task rows it was made of."""
     record: Record = {"rows": [], "safety": [], "task": [], "inputs": [set() for _ in range(STEPS)], "sharded": []}
     trainer.step_listeners.append(record["rows"].append)
-    arm, step = SafetyFilter.arm, trainer.training_step
+    arm, prepare = SafetyFilter.arm, trainer._prepare_inputs
 
     def noted_arm(self: SafetyFilter, values: Any, gradients: Any, estimates: Any = None, limits: Any = ()) -> None:
         space = ParameterSpace(trainable(self.optimizer))
@@ -118,12 +118,12 @@ def watched(trainer: Any):
         record["sharded"].append(all(isinstance(p, DTensor) for p in space.params))
         arm(self, values, gradients, estimates, limits)
 
-    def noted_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def noted_inputs(inputs: Any) -> Any:  # of the task alone; a `training_step` of our own would decline fused steps
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
             record["inputs"][trainer.state.global_step].add(tuple(ids[mask.bool()].tolist()))
-        return step(model, inputs, *args, **kwargs)
+        return prepare(inputs)
 
-    SafetyFilter.arm, trainer.training_step = noted_arm, noted_step
+    SafetyFilter.arm, trainer._prepare_inputs = noted_arm, noted_inputs
     try:
         yield record
     finally:
