@@ -69,7 +69,7 @@ $(VENV)-sharding/.ready: pyproject.toml requirements/sharding.txt
 
 test-sharding: $(VENV)-sharding/.ready
 	OMP_NUM_THREADS=1 $(VENV)-sharding/bin/python -m pytest -p no:cacheprovider tests/sharding/matrix.py \
-	  tests/oracle/test_kl_quantized.py
+	  tests/sharding/launched.py tests/oracle/test_kl_quantized.py
 
 pages: $(VENV)/.ready
 	$(BIN)/python -m tools.defense_pages docs
