@@ -175,7 +175,7 @@ def in_one_process(folder: Path) -> dict[str, Record]:
 
 
 def under_ddp(folder: Path) -> dict[str, Any]:
-    from tests.distributed import behaviour_cases, fused_cases, preference_cases
+    from tests.distributed import behaviour_cases, fused_cases, preference_cases, traffic_cases
 
     p = PROBLEMS
     return {
@@ -189,6 +189,7 @@ def under_ddp(folder: Path) -> dict[str, Any]:
         "slack": run(folder / "slack", constraint=SLACK, **ADAM_WITH_DROPOUT),
         "resume": run_and_resume(folder / "resume", **ADAM_WITH_DROPOUT),
         "uneven": refusal(lambda: make_trainer(folder / "uneven", safety_batch_size=7)),
+        "traffic": traffic_cases.every_case(folder / "traffic", ["lora fused", "full"]),
         "behaviour": behaviour_cases.trained(folder / "behaviour", watch=True),
         "unwatched": behaviour_cases.trained(folder / "unwatched", watch=False),
         "dpo": preference_cases.tight(folder / "dpo"),
@@ -198,7 +199,7 @@ def under_ddp(folder: Path) -> dict[str, Any]:
 
 
 def under_fsdp2(folder: Path) -> dict[str, Any]:
-    from tests.distributed import behaviour_cases, fused_cases, preference_cases
+    from tests.distributed import behaviour_cases, fused_cases, preference_cases, traffic_cases
 
     p = PROBLEMS
     return {
@@ -221,6 +222,7 @@ def under_fsdp2(folder: Path) -> dict[str, Any]:
         "grpo": refusal(lambda: preference_cases.slack("grpo", folder / "grpo", **fsdp2())),
         "empty": refusal(lambda: make_trainer(folder / "empty", **fsdp2(activation_checkpointing=True))),
         "early": refusal(lambda: make_trainer(folder / "early", **fsdp2()).evaluate()),
+        "traffic": traffic_cases.every_case(folder / "traffic", ["lora", "full"], **fsdp2()),
         "behaviour": refusal(lambda: behaviour_cases.watch_behaviour(make_trainer(folder / "behaviour", **fsdp2()))),
     }
 
