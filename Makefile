@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Each of the two test processes would compile all tests anew, for twelve seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint typecheck unit coverage test-axolotl test-sharding pages docs package sbom audit-dependencies clean
+.PHONY: help demo test lint typecheck unit coverage test-axolotl test-sharding test-ray pages docs package sbom audit-dependencies clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
@@ -20,6 +20,7 @@ help:
 	@echo "make coverage  the test suite, and the share of lines that it runs, by module"
 	@echo "make test-axolotl  the Axolotl plugin: axolotl train on a tiny model, in an environment with Axolotl of its own"
 	@echo "make test-sharding  2 and 4 processes x DDP, FSDP2 x LoRA, QLoRA, all weights; 25 minutes on two cores"
+	@echo "make test-ray  a study on two Ray nodes: scheduler killed, node lost, no cell lost; one minute"
 	@echo "make pages  rewrite the pages of the defenses from their docstrings"
 	@echo "make docs   the documentation site, in site/"
 	@echo "make package  wheel and source distribution, in dist/"
@@ -70,6 +71,10 @@ $(VENV)-sharding/.ready: pyproject.toml requirements/sharding.txt
 test-sharding: $(VENV)-sharding/.ready
 	OMP_NUM_THREADS=1 $(VENV)-sharding/bin/python -m pytest -p no:cacheprovider tests/sharding/matrix.py \
 	  tests/sharding/launched.py tests/oracle/test_kl_quantized.py
+
+# Ray is in the suite's environment; its processes are too heavy for the suite.
+test-ray: $(VENV)/.ready
+	$(BIN)/python -m pytest -p no:cacheprovider tests/unit/study/two_nodes.py tests/unit/study/test_ray_engine.py
 
 pages: $(VENV)/.ready
 	$(BIN)/python -m tools.defense_pages docs
