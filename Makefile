@@ -12,13 +12,15 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Each of the two test processes would compile all tests anew, for twelve seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint typecheck unit coverage test-axolotl pages notebooks docs accessibility package sbom audit-dependencies clean
+.PHONY: help demo test lint typecheck unit coverage test-axolotl test-sharding test-ray pages notebooks docs accessibility package sbom audit-dependencies clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
 	@echo "make test   lint, type check and the test suite"
 	@echo "make coverage  the test suite, and the share of lines that it runs, by module"
 	@echo "make test-axolotl  the Axolotl plugin: axolotl train on a tiny model, in an environment with Axolotl of its own"
+	@echo "make test-sharding  2 and 4 processes x DDP, FSDP2 x LoRA, QLoRA, all weights; 25 minutes on two cores"
+	@echo "make test-ray  a study on two Ray nodes: scheduler killed, node lost, no cell lost; one minute"
 	@echo "make pages  rewrite the pages of the defenses from their docstrings"
 	@echo "make notebooks  execute the notebooks of examples/ and store what they print"
 	@echo "make docs   the documentation site, in site/"
@@ -60,6 +62,21 @@ $(VENV)-axolotl/.ready: pyproject.toml requirements/axolotl.txt
 test-axolotl: $(VENV)-axolotl/.ready
 	OMP_NUM_THREADS=1 $(VENV)-axolotl/bin/python -m pytest -p no:cacheprovider tests/axolotl \
 	  tests/unit/test_axolotl_refusals.py tests/contracts/test_slack_is_sft.py tests/contracts/test_auto_is_sft.py
+
+# An environment of its own for bitsandbytes, with which other tests of the suite would change.
+$(VENV)-sharding/.ready: pyproject.toml requirements/sharding.txt
+	$(PYTHON) -m venv $(VENV)-sharding
+	$(VENV)-sharding/bin/python -m pip install --quiet --requirement requirements/sharding.txt
+	$(VENV)-sharding/bin/python -m pip install --quiet --editable .
+	touch $@
+
+test-sharding: $(VENV)-sharding/.ready
+	OMP_NUM_THREADS=1 $(VENV)-sharding/bin/python -m pytest -p no:cacheprovider tests/sharding/matrix.py \
+	  tests/sharding/launched.py tests/oracle/test_kl_quantized.py
+
+# Ray is in the suite's environment; its processes are too heavy for the suite.
+test-ray: $(VENV)/.ready
+	$(BIN)/python -m pytest -p no:cacheprovider tests/unit/study/two_nodes.py tests/unit/study/test_ray_engine.py
 
 pages: $(VENV)/.ready
 	$(BIN)/python -m tools.defense_pages docs
@@ -130,4 +147,4 @@ audit-dependencies:
 	$(VENV)-audit/bin/pip-audit --require-hashes --disable-pip --requirement requirements/$(or $(LOCK),cuda).lock
 
 clean:
-	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit $(VENV)-axolotl $(VENV)-docs $(VENV)-axe $(VENV)-package site dist sbom.json .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit $(VENV)-axolotl $(VENV)-sharding $(VENV)-docs $(VENV)-axe $(VENV)-package site dist sbom.json .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -83,21 +83,34 @@ def command(*argv: str) -> None:
     main()
 
 
-def ranks(target: Callable[..., Any], *arguments: Any, log: Path, processes: int = 2) -> None:
+def ranks(target: Callable[..., Any], *arguments: Any, log: Path, processes: int = 2, **settings: Any) -> None:
     """Call a function in as many processes as torchrun would start, and wait for all."""
+    codes = ended(target, *arguments, log=log, processes=processes, **settings)
+    assert codes == [0] * processes, log.read_text()[-6000:]
+
+
+def ended(
+    target: Callable[..., Any],
+    *arguments: Any,
+    log: Path,
+    processes: int = 2,
+    environment: Mapping[str, str] | None = None,
+) -> list[int | None]:
+    """How each rank ended. As under torchrun, the first that fails takes the others down, which would wait for it."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     size = str(processes)
     shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    running = [started(target, *arguments, log=log, environment={**shared, **names}) for names in own]
+    added = [{**(environment or {}), **shared, **names} for names in own]
+    running = [started(target, *arguments, log=log, environment=names) for names in added]
     while left := [process for process in running if process.exitcode is None]:
         assert wait([process.sentinel for process in left], SECONDS), f"the processes still run after {SECONDS} s"
-        if any(process.exitcode for process in running):  # the others would wait for it
+        if any(process.exitcode for process in running):
             for process in left:
                 process.kill()
-    assert [process.exitcode for process in running] == [0] * processes, log.read_text()[-6000:]
+    return [process.exitcode for process in running]
 
 
 def _call(

@@ -16,8 +16,9 @@ from transformers import Trainer
 import holdfast as hf
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import UnsupportedError
-from holdfast.training.support import require_supported_engine
+from holdfast.training.support import require_shardable, require_supported_engine
 from tests import tiny
+from tests.distributed import launch_cases
 
 
 def arguments(tmp_path, **kwargs) -> hf.SafeSFTConfig:
@@ -48,7 +49,7 @@ def assert_refused(caught, *words: str) -> None:
     ("attribute", "value", "words"),
     [
         ("fp16", True, ("fp16", "loss scale", "bf16=True")),
-        ("deepspeed", {"zero_optimization": {"stage": 2}}, ("DeepSpeed", "DDP or FSDP2")),
+        ("deepspeed", {"zero_optimization": {"stage": 2}}, ("DeepSpeed (ZeRO)", "fsdp_version: 2", "DDP")),
         ("_n_gpu", 2, ("nn.DataParallel", "accelerate launch")),
         ("optim", "adalomo", ("adalomo", "adamw_torch")),
     ],
@@ -61,6 +62,29 @@ def test_arguments(tmp_path, attribute, value, words):
     with pytest.raises(UnsupportedError) as caught:
         trainer(args)
     assert_refused(caught, *words)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_by_accelerate_launch(tmp_path, monkeypatch, stage):
+    """Refused before transformers asks for the package, which need not be there, and before a model is loaded."""
+    given = ["--use_deepspeed", "--zero_stage", str(stage), "--num_processes", "2", "--mixed_precision", "no"]
+    for name, value in launch_cases.deepspeed_variables(given).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UnsupportedError) as caught:
+        arguments(tmp_path)
+    assert_refused(
+        caught, "DeepSpeed (ZeRO)", "distributed_type: FSDP", "fsdp_version: 2", "examples/launch/fsdp2.yaml"
+    )
+
+
+def test_asking_a_model_that_will_be_sharded(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UnsupportedError) as caught:
+        hf.SafeSFTTrainer(
+            tiny.model(), arguments(tmp_path), processing_class=tiny.tokenizer(), peft_config=tiny.lora(),
+            train_dataset=tiny.dataset(16, seed=1, start="w1"), safety_dataset="auto",
+        )  # fmt: skip
+    assert_refused(caught, "safety_dataset='auto' under FSDP", "holdfast.screen(model, dataset)")
 
 
 def test_fsdp_version_1(tmp_path):
@@ -78,7 +102,7 @@ def engine(kind: DistributedType, **attributes) -> SimpleNamespace:
     ("accelerator", "words"),
     [
         (engine(DistributedType.FSDP), ("FSDP version 1", "fsdp_version: 2")),
-        (engine(DistributedType.DEEPSPEED), ("DeepSpeed", "DDP or FSDP2")),
+        (engine(DistributedType.DEEPSPEED), ("DeepSpeed (ZeRO)", "fsdp_version: 2", "DDP")),
         (engine(DistributedType.MEGATRON_LM), ("MEGATRON_LM", "DDP or FSDP2")),
         (engine(DistributedType.XLA), ("XLA", "DDP or FSDP2")),
         (engine(DistributedType.FSDP, is_fsdp2=True, parallelism_config=ParallelismConfig(tp_size=2)), ("tp_size=2",)),
@@ -139,6 +163,14 @@ def test_a_model_sharded_while_it_was_loaded(tmp_path, monkeypatch):
     with pytest.raises(UnsupportedError) as caught:
         trainer(arguments(tmp_path), model=model)
     assert_refused(caught, "sharded while it was loaded", "FSDP2")
+
+
+def test_a_base_in_8_bits_that_fsdp2_cannot_shard():
+    base = SimpleNamespace(is_loaded_in_8bit=True)
+    with pytest.raises(UnsupportedError) as caught:
+        require_shardable(SimpleNamespace(get_base_model=lambda: base))
+    assert_refused(caught, "8-bit base under FSDP2", "quantization: 4bit")
+    require_shardable(SimpleNamespace(get_base_model=lambda: SimpleNamespace(is_loaded_in_4bit=True)))
 
 
 @pytest.fixture

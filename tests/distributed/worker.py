@@ -109,7 +109,7 @@ def watched(trainer: Any):
     """Note every step's row, both gradients, and the task rows it was made of."""
     record: Record = {"rows": [], "safety": [], "task": [], "inputs": [set() for _ in range(STEPS)], "sharded": []}
     trainer.step_listeners.append(record["rows"].append)
-    arm, step = SafetyFilter.arm, trainer.training_step
+    arm, prepare = SafetyFilter.arm, trainer._prepare_inputs
 
     def noted_arm(self: SafetyFilter, values: Any, gradients: Any, estimates: Any = None, limits: Any = ()) -> None:
         space = ParameterSpace(trainable(self.optimizer))
@@ -118,12 +118,12 @@ def watched(trainer: Any):
         record["sharded"].append(all(isinstance(p, DTensor) for p in space.params))
         arm(self, values, gradients, estimates, limits)
 
-    def noted_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def noted_inputs(inputs: Any) -> Any:  # of the task alone; a `training_step` of our own would decline fused steps
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
             record["inputs"][trainer.state.global_step].add(tuple(ids[mask.bool()].tolist()))
-        return step(model, inputs, *args, **kwargs)
+        return prepare(inputs)
 
-    SafetyFilter.arm, trainer.training_step = noted_arm, noted_step
+    SafetyFilter.arm, trainer._prepare_inputs = noted_arm, noted_inputs
     try:
         yield record
     finally:
@@ -175,7 +175,7 @@ def in_one_process(folder: Path) -> dict[str, Record]:
 
 
 def under_ddp(folder: Path) -> dict[str, Any]:
-    from tests.distributed import behaviour_cases, fused_cases, preference_cases
+    from tests.distributed import behaviour_cases, fused_cases, preference_cases, traffic_cases
 
     p = PROBLEMS
     return {
@@ -189,6 +189,7 @@ def under_ddp(folder: Path) -> dict[str, Any]:
         "slack": run(folder / "slack", constraint=SLACK, **ADAM_WITH_DROPOUT),
         "resume": run_and_resume(folder / "resume", **ADAM_WITH_DROPOUT),
         "uneven": refusal(lambda: make_trainer(folder / "uneven", safety_batch_size=7)),
+        "traffic": traffic_cases.every_case(folder / "traffic", ["lora fused", "full"]),
         "behaviour": behaviour_cases.trained(folder / "behaviour", watch=True),
         "unwatched": behaviour_cases.trained(folder / "unwatched", watch=False),
         "dpo": preference_cases.tight(folder / "dpo"),
@@ -198,7 +199,7 @@ def under_ddp(folder: Path) -> dict[str, Any]:
 
 
 def under_fsdp2(folder: Path) -> dict[str, Any]:
-    from tests.distributed import behaviour_cases, fused_cases, preference_cases
+    from tests.distributed import behaviour_cases, fused_cases, preference_cases, traffic_cases
 
     p = PROBLEMS
     return {
@@ -221,6 +222,7 @@ def under_fsdp2(folder: Path) -> dict[str, Any]:
         "grpo": refusal(lambda: preference_cases.slack("grpo", folder / "grpo", **fsdp2())),
         "empty": refusal(lambda: make_trainer(folder / "empty", **fsdp2(activation_checkpointing=True))),
         "early": refusal(lambda: make_trainer(folder / "early", **fsdp2()).evaluate()),
+        "traffic": traffic_cases.every_case(folder / "traffic", ["lora", "full"], **fsdp2()),
         "behaviour": refusal(lambda: behaviour_cases.watch_behaviour(make_trainer(folder / "behaviour", **fsdp2()))),
     }
 

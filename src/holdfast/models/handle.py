@@ -156,4 +156,5 @@ def _quantization_config(quantization: str) -> Any:
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_quant_storage=torch.bfloat16,  # the same bits; as bytes FSDP2 would leave them whole on every GPU
     )  # fmt: skip

@@ -15,6 +15,7 @@ from holdfast.screening.record import FOLDER, fixed_screening
 from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, task_examples
 from holdfast.screening.settings import ScreeningSettings
 from holdfast.training.hooks import Defense
+from holdfast.training.support import require_whole_model
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +67,9 @@ def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
             "safety_dataset='auto' with a formatting_func: its text has no prompt to ask",
             remedy="give prompt/completion or messages rows, or pass safety_dataset=...",
         )
-    if args.distributed_state.distributed_type in ("FSDP", "DEEPSPEED"):
-        raise UnsupportedError(
-            "safety_dataset='auto' under FSDP or DeepSpeed: a sharded model cannot be asked",
-            remedy="screen first on one device: safety_dataset=holdfast.screen(model, dataset)",
-        )
+    require_whole_model(
+        args, "safety_dataset='auto'", "screen first on one device: safety_dataset=holdfast.screen(model, dataset)"
+    )
     _require_private(args)
     tokenizer = given["processing_class"]
     rows = task_examples(given["train_dataset"], replies="reward_funcs" not in given)

@@ -163,24 +163,35 @@ class CheckpointMixin(Trainer):
         return super().train(chosen, *args, **kwargs)
 
     def _choose_checkpoint(self, wanted: str | bool | None) -> str | None:
+        """The folder to resume from; the first process looks, and what it refuses every process refuses."""
         if not wanted:
             return None
-        found: str | None = None
+        found: str | CheckpointError | None = None
         if rank() == 0:
-            self.store.clean()
-            if wanted is True:
-                path = self.store.latest(log=logger.warning)
-                if path is None:
-                    raise CheckpointError(
-                        f"no checkpoint in {self.store.root}", remedy="start without resume_from_checkpoint"
-                    )
-            else:
-                path = Path(str(wanted))
-                CheckpointStore(path.parent).verify(path)
-            if self._measured:
-                self.store.require_same_fingerprint(path, self.fingerprint())
-            found = str(path)
-        return gather_objects(found)[0]
+            try:
+                found = str(self._verified(wanted))
+            except CheckpointError as error:  # the others wait for this process
+                found = error
+        found = gather_objects(found)[0]
+        if isinstance(found, CheckpointError):
+            raise found
+        return found
+
+    def _verified(self, wanted: str | bool) -> Path:
+        """The checkpoint at a path, or the newest whole one; refused where it belongs to another run."""
+        self.store.clean()
+        if wanted is True:
+            path = self.store.latest(log=logger.warning)
+            if path is None:
+                raise CheckpointError(
+                    f"no checkpoint in {self.store.root}", remedy="start without resume_from_checkpoint"
+                )
+        else:
+            path = Path(str(wanted))
+            CheckpointStore(path.parent).verify(path)
+        if self._measured:
+            self.store.require_same_fingerprint(path, self.fingerprint())
+        return path
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Measure theta_0 and compare fingerprints if that is still to do, then load the trained weights over it."""

@@ -1,6 +1,7 @@
 """Combinations in which the guarantee would not be computed correctly: refused by name, before anything is trained."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,13 @@ logger = logging.getLogger(__name__)
 
 LAYERWISE_OPTIMIZERS = ("lomo", "adalomo", "layerwise")
 SECOND_ITERATE_OPTIMIZERS = ("schedule_free",)
+DEEPSPEED = (
+    "DeepSpeed (ZeRO): its engine steps inside backward, on a copy of the weights that it keeps for itself, so the "
+    "filter cannot correct the step that is applied",
+    "use FSDP2, which shards the same: `accelerate launch --config_file fsdp2.yaml` with distributed_type: FSDP and "
+    "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP} (examples/launch/fsdp2.yaml); "
+    "where the model fits on one GPU, DDP (examples/launch/ddp.yaml)",
+)
 FSDP1 = (
     "FSDP version 1: flat parameters do not allow two consecutive backward passes",
     "set fsdp_version: 2 in the accelerate configuration, or fsdp_config={'version': 2}",
@@ -63,6 +71,21 @@ def require_import_order(cls: type) -> None:
         )
 
 
+def _launched_with(engine: str) -> bool:
+    return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() in {"true", "1"}
+
+
+def require_no_deepspeed(args: Any) -> None:
+    """Refuse DeepSpeed, in the arguments or by `accelerate launch`, before anything asks for its package."""
+    _refuse(_launched_with("DEEPSPEED") or bool(args.deepspeed), *DEEPSPEED)
+
+
+def require_whole_model(args: Any, asks: str, remedy: str) -> None:
+    """Refuse what asks the model itself under FSDP. The arguments' distributed state still says DDP there."""
+    sharded = _launched_with("FSDP") or bool(args.fsdp)
+    _refuse(sharded, f"{asks} under FSDP: a sharded model cannot be asked", remedy)
+
+
 def require_supported_arguments(args: Any) -> None:
     """Refuse what the arguments alone give away."""
     optim = optimizer_name(args)
@@ -71,11 +94,7 @@ def require_supported_arguments(args: Any) -> None:
         "fp16 training: gradients carry the loss scale, and an overflow voids the step the filter corrects",
         "use bf16=True",
     )
-    _refuse(
-        bool(args.deepspeed),
-        "DeepSpeed: its engine steps the optimizer inside backward, so two gradients cannot be combined",
-        "use DDP or FSDP2 (accelerate launch)",
-    )
+    require_no_deepspeed(args)
     _refuse((args.fsdp_plugin_args or {}).get("fsdp_version", 2) == 1, *FSDP1)
     _refuse(
         args.n_gpu > 1,
@@ -116,7 +135,7 @@ def require_device(args: Any) -> None:
 def require_supported_engine(accelerator: Any, *, adapter: bool = False) -> None:
     """Refuse engines known only once accelerate is set up; `adapter`: whether a PEFT adapter is trained."""
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper()
-    _refuse("DEEPSPEED" in kind, "DeepSpeed", "use DDP or FSDP2 (accelerate launch)")
+    _refuse("DEEPSPEED" in kind, *DEEPSPEED)
     _refuse("MEGATRON" in kind or "XLA" in kind, f"the {kind} engine", "use DDP or FSDP2 (accelerate launch)")
     _refuse("FSDP" in kind and not getattr(accelerator, "is_fsdp2", False), *FSDP1)
     plugin = getattr(getattr(accelerator, "state", None), "fsdp_plugin", None)
@@ -172,6 +191,16 @@ def keep_adapters_in_float32(model: Any) -> None:
         logger.info("adapters of the quantised base are kept in float32: bfloat16 cannot hold the filter's corrections")
 
 
+def require_shardable(model: Any) -> None:
+    """Refuse weights that FSDP2 cannot shard."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    _refuse(
+        bool(getattr(inner, "is_loaded_in_8bit", False)),
+        "an 8-bit base under FSDP2, which shards floating-point numbers alone",
+        "use quantization: 4bit, whose bits are stored as bfloat16, or DDP",
+    )
+
+
 def require_supported_defense(trainer: Any) -> None:
     """Refuse weights of the task loss, harmful pairs' heads and sharding that the defense does not know."""
     run, defense = trainer.run, trainer.defense
@@ -179,6 +208,8 @@ def require_supported_defense(trainer: Any) -> None:
     if run.data.harmful:  # an alignment run has no safety set with which this is looked at
         with deterministic(trainer.model), run.forward.precision():
             require_understood_head(trainer.model, run.forward.batch(run.data.harmful[:1]))
+    if trainer.is_fsdp_enabled:
+        require_shardable(trainer.model)
     if trainer.is_fsdp_enabled and not defense.fsdp:
         raise UnsupportedError(
             f"defense {defense.name!r} under FSDP2: its algebra on sharded weights is not implemented",

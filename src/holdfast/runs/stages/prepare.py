@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from holdfast.certification.openings import scope_of
-from holdfast.core.errors import DataError, UnsupportedError
+from holdfast.core.errors import DataError
 from holdfast.data.examples import Example, as_chat, searchable_texts, uniform
 from holdfast.data.poison import poisoned
 from holdfast.data.rows import BadRowsError, Problems
@@ -21,6 +21,7 @@ from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.screening.asking import asker_of, told_by
 from holdfast.screening.record import FOLDER, fixed_screening
 from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, content_sha256
+from holdfast.training.support import require_whole_model
 
 TASK_SIZE = 1000  # N of a named task, as in the paper
 
@@ -149,11 +150,11 @@ def hold(
     """
     run, arguments, settings, template = plan.folder, plan.arguments, plan.screening, plan.config.template
     assert settings is not None  # asked of runs that ask
-    if arguments.distributed_state.distributed_type in ("FSDP", "DEEPSPEED"):
-        raise UnsupportedError(
-            "asking the model under FSDP or DeepSpeed: a sharded model cannot be asked",
-            remedy="screen on one device first (holdfast screen); train on its kept rows with `safety: {data: FILE}`",
-        )
+    require_whole_model(
+        arguments, "screening or a behaviour monitor",
+        "screen on one device first (holdfast screen); train on its kept rows with `safety: {data: FILE}` and "
+        "`monitor: {prompts: 0}`; `holdfast certify` asks the trained model",
+    )  # fmt: skip
 
     def make() -> Screening:
         if getattr(model, "hf_device_map", None) is None:
