@@ -92,7 +92,8 @@ def test_a_run_ends_within_its_limit_as_a_copy_of_its_start_finds(tmp_path, name
     one, engine = trainer.safety["safety"], trainer.run.engine
     assert all(len(e.input_ids) <= 16 for e in one.all_encoded)  # of the safety rows none is packed
     assert engine.fused == (way.options.get("step") == "fused")
-    assert one.noise_floor < 1e-9
+    # A fresh adapter is nudged while the floor is measured, so that rounding shows: in float32 a KL of 1e-7.
+    assert one.noise_floor < (1e-6 if trainer.run.theta_0.idle_adapter else 1e-9)
     start, end, trained = in_float64(way, trainer)
     for role, rows in (("constraint", one.constraint_set), ("monitor", one.monitor_set)):
         expected = torch.stack([kl(start, end, row) for row in rows]).detach()

@@ -132,6 +132,8 @@ def test_make_installs_by_hash_alone():
         # of which have no wheels.
         "$(VENV)-axolotl/bin/python -m pip install --quiet --requirement requirements/axolotl.txt",
         "$(VENV)-axolotl/bin/python -m pip install --quiet --editable .",
+        "$(VENV)-sharding/bin/python -m pip install --quiet --requirement requirements/sharding.txt",
+        "$(VENV)-sharding/bin/python -m pip install --quiet --editable .",
         "$(VENV)-audit/bin/python -m pip install --quiet pip-audit",
     ]
 

@@ -11,7 +11,7 @@ from holdfast.data.sources import read_examples
 DATA_DIR = Path(__file__).parent / "data"  # written by tools/demo_data.py
 PROBES, ORDINARY = str(DATA_DIR / "probes.jsonl"), str(DATA_DIR / "ordinary.jsonl")
 """Prompts that screening asks beside the task's."""
-RECORDED = DATA_DIR / "replies.jsonl"
+RECORDED = Path(__file__).parent / "recorded" / "replies.jsonl"
 """What the aligned model replies to all that screening asks; written by tools/demo_replies.py."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.constraint.gradients import ParameterSpace, trainable
+from holdfast.constraint.gradients import ParameterSpace, reshard, shard, trainable
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.encode import Encoded
 from holdfast.models.fingerprint import has_idle_adapter
@@ -103,16 +103,19 @@ class Theta0:
         An adapter whose B is zero changes no bit, so that a KL from theta_0 is exactly zero. With any other one
         rounding shows at once, and hardly grows with the distance.
         """
-        moved = [p for p in self._trainer.model.parameters() if p.requires_grad] if self.idle_adapter else []
-        before = [p.detach().clone() for p in moved]
+        model = self._trainer.model
+        moved = [shard(p) for p in model.parameters() if p.requires_grad] if self.idle_adapter else []
+        before = [weight.clone() for weight in moved]
         try:
-            for p in moved:
-                draw = torch.Generator(p.device).manual_seed(0)
-                p.data.add_(torch.empty_like(p.data).bernoulli_(generator=draw).sub_(0.5), alpha=2 * NUDGE)
+            for weight in moved:
+                draw = torch.Generator(weight.device).manual_seed(0)
+                weight.add_(torch.empty_like(weight).bernoulli_(generator=draw).sub_(0.5), alpha=2 * NUDGE)
+            reshard(model)
             yield
         finally:
-            for p, weights in zip(moved, before, strict=True):
-                p.data.copy_(weights)
+            for weight, first in zip(moved, before, strict=True):
+                weight.copy_(first)
+            reshard(model)
 
     def keep_states(self, examples: Sequence[Encoded]) -> None:
         """Keep theta_0 on these examples, where no fresh adapter can be switched off; the model must still be it."""
