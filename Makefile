@@ -51,24 +51,18 @@ coverage: $(VENV)/.ready
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-# Axolotl pins its own versions of transformers and TRL: an environment of its own, which nothing that ships depends on.
-# Besides the plugin's tests, those that compare our trainer with TRL's run on these older versions.
-$(VENV)-axolotl/.ready: pyproject.toml requirements/axolotl.txt
-	$(PYTHON) -m venv $(VENV)-axolotl
-	$(VENV)-axolotl/bin/python -m pip install --quiet --requirement requirements/axolotl.txt
-	$(VENV)-axolotl/bin/python -m pip install --quiet --editable .
+# Environments of their own, which nothing that ships depends on: Axolotl pins its own versions of transformers and TRL,
+# and with bitsandbytes other tests of the suite would change.
+$(VENV)-axolotl/.ready $(VENV)-sharding/.ready: $(VENV)-%/.ready: pyproject.toml requirements/%.txt
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --quiet --requirement requirements/$*.txt
+	$(VENV)-$*/bin/python -m pip install --quiet --editable .
 	touch $@
 
+# Besides the plugin's tests, those that compare our trainer with TRL's run on Axolotl's older versions.
 test-axolotl: $(VENV)-axolotl/.ready
 	OMP_NUM_THREADS=1 $(VENV)-axolotl/bin/python -m pytest -p no:cacheprovider tests/axolotl \
 	  tests/unit/test_axolotl_refusals.py tests/contracts/test_slack_is_sft.py tests/contracts/test_auto_is_sft.py
-
-# An environment of its own for bitsandbytes, with which other tests of the suite would change.
-$(VENV)-sharding/.ready: pyproject.toml requirements/sharding.txt
-	$(PYTHON) -m venv $(VENV)-sharding
-	$(VENV)-sharding/bin/python -m pip install --quiet --requirement requirements/sharding.txt
-	$(VENV)-sharding/bin/python -m pip install --quiet --editable .
-	touch $@
 
 test-sharding: $(VENV)-sharding/.ready
 	OMP_NUM_THREADS=1 $(VENV)-sharding/bin/python -m pytest -p no:cacheprovider tests/sharding/matrix.py \

@@ -130,10 +130,8 @@ def test_make_installs_by_hash_alone():
     assert [line for line in others if "--no-deps --no-build-isolation --editable ." not in line] == [
         # Environments of their own, for what nothing that ships depends on; Axolotl pins its dependencies itself, some
         # of which have no wheels.
-        "$(VENV)-axolotl/bin/python -m pip install --quiet --requirement requirements/axolotl.txt",
-        "$(VENV)-axolotl/bin/python -m pip install --quiet --editable .",
-        "$(VENV)-sharding/bin/python -m pip install --quiet --requirement requirements/sharding.txt",
-        "$(VENV)-sharding/bin/python -m pip install --quiet --editable .",
+        "$(VENV)-$*/bin/python -m pip install --quiet --requirement requirements/$*.txt",
+        "$(VENV)-$*/bin/python -m pip install --quiet --editable .",
         "$(VENV)-audit/bin/python -m pip install --quiet pip-audit",
     ]
 

@@ -70,7 +70,7 @@ def _joined(tensors: Vector) -> Tensor:
 
 
 def _gram(rows: Tensor) -> Tensor:
-    """F F^T as the sum of many short products: for a single long one a GPU uses few of its cores."""
+    """F F^T as the sum of many short products, which a GPU takes side by side."""
     parts = rows.shape[1] // SHORT
     short = rows[:, : parts * SHORT].reshape(len(rows), parts, SHORT).transpose(0, 1)
     rest = rows[:, parts * SHORT :]
