@@ -110,6 +110,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     work, plan = options.work.resolve(), read_plan()
     settings = Settings(options.judge.resolve(), options.batch_size, options.dtype, options.limit)
+    settings.opened().judge(["Which day is it?"], ["It is Monday."])  # before any training: without it a cell is lost
     kept = 0
     for line in sys.stdin:
         name = line.strip()
