@@ -21,7 +21,7 @@ def test_ratios_follow_what_the_nominal_step_lacks():
     for _ in range(60):
         h = [[torch.randn(30, generator=draw)] for _ in range(2)]
         s, values, rate = [torch.randn(30, generator=draw)], [0.4, -0.2], 0.3
-        term.follow(measure(space, h, values, s, diagonal=None, rate=rate), 0.5)
+        term.follow(measure(space, h, values, s, rate=rate)[0], 0.5)
         for k in range(2):
             inner, target = float(h[k][0].double() @ s[0].double()), rate * values[k]
             expected[k] += 0.5 * (inner + target) / (abs(inner) + abs(target))

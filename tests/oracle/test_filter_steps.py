@@ -17,6 +17,7 @@ from tests.oracle.test_filter_qp import problem
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.1),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.1, fused=True),
     "adamw no decay": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.0),
     "sgd momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.1),
     "lion": lambda p: Lion(p, lr=0.02, weight_decay=0.1),
@@ -288,9 +289,10 @@ def test_restoration_without_headway_stops():
 
 @pytest.mark.parametrize("where", ["task gradient", "constraint value", "constraint gradient"])
 @pytest.mark.parametrize("space", ["update", "gradient"])
-def test_non_finite_numbers_stop_the_step(where, space):
+@pytest.mark.parametrize("fused", [False, True])
+def test_non_finite_numbers_stop_the_step(where, space, fused):
     p = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.AdamW([p], lr=0.1)
+    optimizer = torch.optim.AdamW([p], lr=0.1, fused=fused)
     filt = hf.SafetyFilter(optimizer, space=space, gradient_decay=0.9, rate=1.0)
     p.grad = torch.ones(3)
     filt.step(p.mean() - 5.0)
@@ -303,8 +305,44 @@ def test_non_finite_numbers_stop_the_step(where, space):
     assert filt.last_event.name is Event.NONFINITE
     assert torch.equal(p.detach(), before)
     assert torch.equal(optimizer.state[p]["exp_avg_sq"], moments)
+    assert float(optimizer.state[p]["step"]) == 1.0
+    assert not hasattr(optimizer, "found_inf")
     p.grad = torch.ones(3)
     assert filt.step(p.mean() - 5.0).name is Event.INACTIVE  # the averages are clean
+
+
+def test_a_step_that_needs_no_correction_computes_no_metric(monkeypatch):
+    """The metric decides how to correct, not whether."""
+    p = torch.nn.Parameter(torch.ones(3))
+    filt = hf.SafetyFilter(torch.optim.AdamW([p], lr=0.1), rate=1.0, anchor=True)
+    p.grad = -torch.ones(3)
+    assert filt.step(p.mean() - 1.05).corrected
+
+    def refuse(*_):
+        raise AssertionError("the metric was computed")
+
+    monkeypatch.setattr("holdfast.constraint.filter.diagonal_of", refuse)
+    p.grad = -torch.ones(3)
+    event = filt.step(p.mean() - 5.0)
+    assert (event.name, event.multipliers, event.correction_ratio) == (Event.INACTIVE, (0.0,), 0.0)
+    assert filt.anchor.distance == pytest.approx(float((p.detach() - filt.anchor.origin[0]).norm()), rel=1e-6)
+    assert event.residual == pytest.approx(-5.0 + float(p.detach().mean()), abs=1e-6)
+    p.grad = -torch.ones(3)
+    with pytest.raises(AssertionError, match="was computed"):
+        filt.step(p.mean() - 1.2)
+
+
+def test_the_scale_of_a_fused_optimizer_that_somebody_else_set_stays():
+    """As a gradient scaler sets it: the filter then waits for the task's gradient."""
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([p], lr=0.1, fused=True)
+    filt = hf.SafetyFilter(optimizer, rate=1.0)
+    theirs = torch.zeros(())
+    setattr(optimizer, "found_inf", theirs)  # noqa: B010  (no attribute of its type)
+    p.grad = torch.full((3,), math.nan)
+    assert filt.step(p.mean() - 5.0).name is Event.NONFINITE
+    assert getattr(optimizer, "found_inf") is theirs  # noqa: B009
+    assert torch.equal(p.detach(), torch.ones(3))
 
 
 def test_too_many_non_finite_steps_end_the_run():

@@ -100,12 +100,22 @@ class Anchor:
         self.mean_distance += (1.0 - decay) * (self.distance - self.mean_distance)
         self.measured_at = self.distance
 
-    def pull(self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit], rate: float) -> float:
-        """Bring theta back to the radius; returns the share of its distance that is left."""
+    def away(self, space: ParameterSpace) -> Vector:
+        """`theta - theta_0`."""
+        assert self.origin is not None
+        return space.since(self.origin)
+
+    def pull(
+        self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit], rate: float,
+        distance: float | None,
+    ) -> float:  # fmt: skip
+        """Bring theta, which is at this distance where it is known, back to the radius; the share that is left."""
         assert self.origin is not None
         allowed = radius(self.distance, values, limits, rate)
-        away = space.since(self.origin)
-        self.distance = math.sqrt(space.dots([(away, away)])[0])
+        if distance is None:
+            away = self.away(space)
+            distance = math.sqrt(space.dots([(away, away)])[0])
+        self.distance = distance
         if self.distance <= allowed:
             return 1.0
         share, self.distance = allowed / self.distance, allowed

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from holdfast.constraint.anchor import Anchor, Limit
 from holdfast.constraint.event import Event, FilterEvent
-from holdfast.constraint.filter_input import measured_constraints, nonfinite, one_learning_rate
+from holdfast.constraint.filter_input import measured_constraints, nonfinite, one_learning_rate, skips_on_device
 from holdfast.constraint.filter_settings import Space, check_settings, require_one_step
 from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.memory import FilterMemory
 from holdfast.constraint.metric import diagonal_of, resolve_metric
-from holdfast.constraint.problem import FilterProblem, measure
+from holdfast.constraint.problem import FilterProblem, lost_in_step, measure
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 
@@ -46,6 +46,8 @@ class _Armed:
     at_distance: Sequence[float] = ()  # the values by the distance from theta_0 alone, which the anchor goes by
     before: Vector | None = None
     nonfinite: str = ""  # what was not finite; the step is then discarded
+    lost: Tensor | None = None  # 1 where the task's gradient was not, and the optimizer's kernels did nothing
+    distance: float | None = None  # from theta_0, after a step that was not corrected
     skipped: bool = False
 
 
@@ -107,8 +109,7 @@ class SafetyFilter:
 
     def step(self, g: Tensor | Sequence[Tensor]) -> FilterEvent:
         """Differentiate the constraint(s) at theta, take the optimizer's step, correct it."""
-        values, gradients = measured_constraints(g, trainable(self.optimizer))
-        self.arm(values, gradients)
+        self.arm(*measured_constraints(g, trainable(self.optimizer)))
         self.optimizer.step()
         assert self.last_event is not None
         return self.last_event
@@ -135,9 +136,8 @@ class SafetyFilter:
         """
         space = ParameterSpace(trainable(self.optimizer))
         joined = [space.join(h) for h in gradients]
-        armed = _Armed(list(estimates if estimates is not None else values), joined, limits)
+        self._armed = armed = _Armed(list(estimates if estimates is not None else values), joined, limits)
         norms = space.dots([(h, h) for h in joined])
-        self._armed = armed
         bad = nonfinite("value", zip(values, armed.values, strict=True))
         armed.nonfinite = bad or nonfinite("gradient", zip(norms, strict=True))
         if armed.nonfinite:
@@ -170,9 +170,8 @@ class SafetyFilter:
         if lr == 0.0:  # no step, no filter
             self._report(Event.INACTIVE, armed, [0.0] * len(armed.values))
             return
-        kappa = self.rate / lr
         nominal = list(torch._foreach_neg(space.join(space.task_gradient())))
-        problem = measure(space, armed.gradients, armed.values, nominal, diagonal=None, rate=kappa)
+        problem, _ = measure(space, armed.gradients, armed.values, nominal, rate=self.rate / lr)  # kappa
         if not problem.finite:
             armed.nonfinite = "correction"
             return
@@ -199,7 +198,10 @@ class SafetyFilter:
         if armed.skipped:
             space.drop_gradient()
             return
-        if not space.finite(space.task_gradient()):
+        lost = space.nonfinite(space.task_gradient())
+        if self.space == "update" and skips_on_device(self.optimizer, space):
+            self.optimizer.found_inf = armed.lost = lost  # type: ignore[attr-defined]  # of its fused kernels
+        elif lost.item():
             armed.nonfinite = "task gradient"
         if armed.nonfinite:
             space.drop_gradient()  # the optimizer then touches neither parameters nor moments
@@ -211,22 +213,27 @@ class SafetyFilter:
         assert armed is not None
         if armed.skipped:
             return
+        if armed.lost is not None:
+            del self.optimizer.found_inf  # type: ignore[attr-defined]
         space = ParameterSpace(trainable(self.optimizer))
         if armed.nonfinite:
             self._discard(space, armed)
         elif self.space == "update":
             self._correct(space, armed)
             if self.anchor is not None and self.last_event is not None and not armed.nonfinite:
-                share = self.anchor.pull(space, armed.at_distance or armed.values, armed.limits, self.rate)
+                known = armed.at_distance or armed.values
+                share = self.anchor.pull(space, known, armed.limits, self.rate, armed.distance)
                 self.last_event = replace(self.last_event, pulled=share)
 
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
-        nominal = space.since(armed.before)
-        diagonal = diagonal_of(self.metric, space, self.optimizer, self._memory.debiased_moment())
-        problem = measure(space, armed.gradients, armed.values, nominal, diagonal=diagonal, rate=self.rate)
-        if not problem.finite:
-            armed.nonfinite = "correction"
+        problem, directions = measure(
+            space, armed.gradients, armed.values, space.since(armed.before), rate=self.rate, whole=self.dual > 0.0,
+            metric=lambda: diagonal_of(self.metric, space, self.optimizer, self._memory.debiased_moment()),
+            away=None if self.anchor is None else self.anchor.away(space),
+        )  # fmt: skip
+        armed.nonfinite = lost_in_step(armed.lost, problem)
+        if armed.nonfinite:
             self._discard(space, armed)
             return
         self._memory.fold_norm(problem.nominal_norm)
@@ -234,10 +241,11 @@ class SafetyFilter:
             self._memory.dual_term.follow(problem, self.dual)
         mu = problem.multipliers()
         if not mu.any():
+            armed.distance = problem.distance
             self._report(Event.INACTIVE, armed, mu.tolist(), problem)
             return
         if not np.isfinite(mu).all():
-            self._restore(space, armed)
+            space.put(armed.before)
             self._report(Event.INFEASIBLE, armed, mu.tolist())
             return
         floor = TRUST_FLOOR * math.sqrt(space.dots([(armed.before, armed.before)])[0])
@@ -247,46 +255,38 @@ class SafetyFilter:
             name = Event.CAPPED
             if max(armed.values) > 0.0:  # infeasible, and the trust region leaves the barrier unmet: only restore
                 name, problem = Event.RESTORATION, problem.without_nominal()
-                self._restore(space, armed)
+                space.put(armed.before)
                 mu = problem.multipliers()
                 if not np.isfinite(mu).all():  # the constraints contradict each other
                     self._report(Event.INFEASIBLE, armed, mu.tolist())
                     return
                 scale = min(1.0, radius / problem.correction_norm(mu))
         mu = mu * scale
-        for k, h in enumerate(armed.gradients):
-            if mu[k] != 0.0:
-                correction = h if diagonal is None else list(torch._foreach_mul(diagonal, h))
-                space.move(correction, -float(mu[k]))
+        for multiplier, direction in zip(mu.tolist(), directions, strict=True):
+            if multiplier != 0.0:
+                space.move(direction, -multiplier)
         self._report(name, armed, mu.tolist(), problem)
-
-    def _restore(self, space: ParameterSpace, armed: _Armed) -> None:
-        assert armed.before is not None
-        space.put(armed.before)
-
-    # -- degenerate cases ----------------------------------------------------------------------------------------
 
     def _discard(self, space: ParameterSpace, armed: _Armed) -> None:
         """Undo a step in which something was not finite, and stop when that happens too often."""
-        self._restore(space, armed)
+        assert armed.before is not None
+        space.put(armed.before)
         self._report(Event.NONFINITE, armed, [0.0] * len(armed.values))
         self._memory.count_nonfinite(armed.nonfinite)
 
     def _report(self, name: Event, armed: _Armed, solution: list[float], problem: FilterProblem | None = None) -> None:
         mu = np.asarray(solution)
-        measured = problem is not None and bool(np.isfinite(mu).all())
-        if problem is not None and measured:
-            self._memory.relieve(problem.taken(mu))
+        solved = problem if np.isfinite(mu).all() else None
+        if solved is not None:
+            self._memory.relieve(solved.taken(mu))
         self.last_event = FilterEvent(
             name, tuple(armed.values), tuple(solution),
-            residual=problem.residual(mu) if problem is not None and measured else None,
-            correction_ratio=problem.correction_ratio(mu) if problem is not None and measured else None,
-            cosine=problem.cosine if problem is not None else None,
+            residual=solved.residual(mu) if solved else None,
+            correction_ratio=solved.correction_ratio(mu) if solved else None,
+            cosine=problem.cosine if problem else None,
             nonfinite=armed.nonfinite if name is Event.NONFINITE else "",
         )  # fmt: skip
         self._memory.watch_restoration(name, armed.values, armed.limits, armed.at_distance)
-
-    # -- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, with shards gathered (a collective call)."""

@@ -108,7 +108,8 @@ class ParameterSpace:
         self._stretches = list(_stretches(self._weights))
 
     @property
-    def _sharded(self) -> bool:
+    def sharded(self) -> bool:
+        """Whether FSDP2 shards the parameters."""
         return isinstance(self.params[0], DTensor)  # all of them or none
 
     def weights(self) -> Vector:
@@ -220,19 +221,19 @@ class ParameterSpace:
         for block in _stretches(vectors[0], BLOCK):
             for rows in zip(*(torch.split(_joined(v[block]), BLOCK) for v in vectors), strict=True):
                 gram += _gram(torch.stack(rows).double()).to(device)
-        if self._sharded:
+        if self.sharded:
             dist.all_reduce(gram)
         found = gram.tolist()
         return [float(found[place[id(a)]][place[id(b)]]) for a, b in pairs]
 
-    def finite(self, vector: Vector) -> bool:
-        """Whether every number is, on all ranks; one host synchronisation."""
+    def nonfinite(self, vector: Vector) -> Tensor:
+        """1 where some number of some rank is not finite, else 0; on the device, without waiting for it."""
         device = vector[0].device
         sizes = torch.stack([size.to(device) for size in torch._foreach_norm(vector, 1)])  # inf or nan where one is
-        lost = (~sizes.isfinite()).sum()
-        if self._sharded:
-            dist.all_reduce(lost)
-        return not lost.item()
+        lost = (~sizes.isfinite()).any().float()
+        if self.sharded:
+            dist.all_reduce(lost, op=dist.ReduceOp.MAX)
+        return lost
 
     def per_parameter(self, numbers: Sequence[float]) -> float | Vector:
         """Numbers given by parameter: the one that they all are, or a joined vector."""
@@ -247,7 +248,7 @@ class ParameterSpace:
         for block in _stretches(vectors[0], BLOCK):
             for rows in zip(*(torch.split(_joined(v[block]), BLOCK) for v in vectors), strict=True):
                 total += torch.stack(rows).sum(1, dtype=torch.float64).to(device)  # makes a float64 copy
-        if self._sharded:
+        if self.sharded:
             dist.all_reduce(total)
         count = sum(p.numel() for p in self.params)
         return [float(found) / count for found in total.tolist()]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from holdfast.constraint.barrier import barrier_multipliers
 from holdfast.constraint.gradients import ParameterSpace, Vector
@@ -22,6 +23,7 @@ class FilterProblem:
         gram: `h_k . M h_l`.
         spread: `M h_k . M h_l`, so that `norm(correction)^2 = mu^T spread mu`.
         target: `rate * v_k`.
+        distance: `norm(theta - theta_0)`, where it was asked for.
     """
 
     inner: np.ndarray
@@ -30,6 +32,7 @@ class FilterProblem:
     target: np.ndarray
     nominal_norm: float
     first_norm: float
+    distance: float | None = None
 
     @property
     def finite(self) -> bool:
@@ -70,24 +73,38 @@ def measure(
     values: Sequence[float],
     nominal: Vector,
     *,
-    diagonal: Vector | None,
     rate: float,
-) -> FilterProblem:
-    """Every inner product of the problem, in one pass over the parameters."""
-    hs = gradients
-    scaled = hs if diagonal is None else [list(torch._foreach_mul(diagonal, h)) for h in hs]
-    count = len(hs)
-    pairs = [(h, nominal) for h in hs]
-    pairs += [(hs[k], scaled[j]) for k in range(count) for j in range(count)]
-    pairs += [(scaled[k], scaled[j]) for k in range(count) for j in range(count)]
-    pairs += [(nominal, nominal), (hs[0], hs[0])]
+    metric: Callable[[], Vector | None] = lambda: None,
+    away: Vector | None = None,
+    whole: bool = False,
+) -> tuple[FilterProblem, Sequence[Vector]]:
+    """The problem's inner products, and the directions `M h_k` of a correction.
+
+    Where no constraint asks for a correction, `h_k . s_nom + rate v_k <= 0`, mu is zero whatever M is: nothing with M
+    is computed then, which is most of the work, unless `whole`.
+
+    Args:
+        metric: gives the diagonal of M; None is the identity.
+        away: `theta - theta_0`, for its norm.
+    """
+    count, far = len(gradients), [] if away is None else [(away, away)]
+    pairs = [*((h, nominal) for h in gradients), (nominal, nominal), (gradients[0], gradients[0]), *far]
     found = np.asarray(space.dots(pairs))
-    square = count * count
-    return FilterProblem(
-        inner=found[:count],
-        gram=found[count : count + square].reshape(count, count),
-        spread=found[count + square : count + 2 * square].reshape(count, count),
-        target=rate * np.asarray(values),
-        nominal_norm=math.sqrt(found[-2]) if found[-2] >= 0 else math.nan,
-        first_norm=math.sqrt(found[-1]) if found[-1] >= 0 else math.nan,
-    )
+    norms = [math.sqrt(x) if x >= 0 else math.nan for x in found[count:]]
+    zero = np.zeros((count, count))
+    problem = FilterProblem(found[:count], zero, zero, rate * np.asarray(values), *norms)
+    if not problem.finite or not (whole or (problem.inner + problem.target > 0.0).any()):
+        return problem, []
+    diagonal = metric()
+    directions = gradients if diagonal is None else [list(torch._foreach_mul(diagonal, h)) for h in gradients]
+    pairs = [(h, direction) for h in gradients for direction in directions]
+    pairs += [(one, other) for one in directions for other in directions]
+    gram, spread = np.asarray(space.dots(pairs)).reshape(2, count, count)
+    return replace(problem, gram=gram, spread=spread), directions
+
+
+def lost_in_step(lost: Tensor | None, problem: FilterProblem) -> str:
+    """What was not finite, in words; empty where all was. `lost` is 1 where the task's gradient was not."""
+    if lost is not None and lost.item():  # no wait: the problem's numbers came after it
+        return "task gradient"
+    return "" if problem.finite else "correction"
