@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.certification.claim import Claim
+from holdfast.certification.ledger_state import Claim
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.core.errors import ConfigError, HoldfastError, InfeasibleError
 from tests import tiny

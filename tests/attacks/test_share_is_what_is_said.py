@@ -16,8 +16,7 @@ import torch
 from holdfast.auditing.certificate_spec import read_prompts
 from holdfast.auditing.opening import open_certify
 from holdfast.certification import assessment
-from holdfast.certification.assessment import assess
-from holdfast.certification.learn_then_test import STRENGTHS
+from holdfast.certification.assessment import STRENGTHS, assess
 from holdfast.certification.terms import Rows, Terms
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import DataError

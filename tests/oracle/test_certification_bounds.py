@@ -11,9 +11,9 @@ from scipy import stats
 
 from holdfast.certification import assessment, binomial, finite_pool
 from holdfast.certification.arguments import confidence_level
-from holdfast.certification.categories import certify_categories
 from holdfast.certification.certificate import certify_counts
 from holdfast.certification.power import Design, groups_for_power, power
+from holdfast.certification.share import certify_categories
 
 CASES = [(k, n) for n in (1, 2, 7, 59, 100, 700, 5000, 100_000) for k in sorted({0, 1, n // 40, n // 2, n - 1, n})]
 LEVELS = {0.9: Fraction(1, 10), 0.95: Fraction(1, 20), 0.99: Fraction(1, 100)}

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 from scipy.special import gammaln
 
-from holdfast.certification.categories import adjusted
 from holdfast.certification.comparison import compare_prompts, compare_seeds, mcnemar_p_value, newcombe_interval
+from holdfast.certification.share import adjusted
 
 
 def test_mcnemar_equals_the_exact_binomial_test():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from holdfast.certification import learn_then_test as ltt
+from holdfast.certification import assessment as ltt
 from holdfast.certification.binomial import most_regressions
 from holdfast.certification.sequential import MIXTURE, EProcess, log_e_value
 

@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from holdfast.certification.assessment import assess
+from holdfast.certification.assessment import STRENGTHS, assess
 from holdfast.certification.binomial import fewest_prompts
-from holdfast.certification.categories import certify_categories
-from holdfast.certification.learn_then_test import STRENGTHS
 from holdfast.certification.power import plan
 from holdfast.certification.sequential import MIXTURE, log_e_value
-from holdfast.certification.share import share_test
+from holdfast.certification.share import certify_categories, share_test
 from holdfast.certification.terms import Rows, Terms
 
 DRAWS, COMPARED = 20_000, 12

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from holdfast.certification import binomial, finite_pool
 from holdfast.certification.arguments import confidence_level, exact
 from holdfast.certification.assessment import smallest_tau
-from holdfast.certification.categories import certify_categories
 from holdfast.certification.certificate import certify_counts
 from holdfast.certification.sequential import EProcess
-from holdfast.certification.share import share_test
+from holdfast.certification.share import certify_categories, share_test
 from holdfast.certification.statement import statement
 from holdfast.core.errors import InfeasibleError
 

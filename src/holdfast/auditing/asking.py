@@ -22,7 +22,7 @@ from holdfast.core.errors import CheckpointError
 from holdfast.core.hashing import sha256_file
 from holdfast.data.examples import Example
 from holdfast.judging.engines import BATCH_SIZE, Engine, open_engine
-from holdfast.judging.prompts import prompt_ids, require_room, require_sizes
+from holdfast.judging.prompts import positions_of, prompt_ids, require_room, require_sizes
 from holdfast.judging.refusal_rules import RULES_REVISION
 from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
@@ -86,18 +86,16 @@ class Asked:
             size = max(1, 3 * size // 4 if n > size else (n + 1) // 2)
         with self.pair.using(name) as model:
             first = self._ask(name, stored, model, size)
-            longer = self._longer(name, stored, model, size, [i for i, reply in enumerate(first) if _undecided(reply)])
+            undecided = [i for i, reply in enumerate(first) if reply.truncated and class_of(reply) == UNSORTED]
+            longer = self._longer(name, stored, model, size, undecided)
         return [class_of(longer.get(i, reply)) for i, reply in enumerate(first)]
-
-    def stored(self) -> dict[str, str]:
-        return {path.name: sha256_file(path) for path in sorted(self.folder.glob("*.jsonl"))}
 
     def _longer(self, name: Name, stored: str, model: Any, size: int, places: Sequence[int]) -> dict[int, Reply]:
         """Longer replies by place; none where the model's positions leave no room for longer ones."""
         chosen = [self.examples[i] for i in places]
         if not chosen:
             return {}
-        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        positions = positions_of(model)
         widest = max(map(len, prompt_ids(self.pair.tokenizers.of(name), chosen, self.how.template)))
         length = self.how.longest if positions is None else min(self.how.longest, positions - widest)
         if length <= self.how.max_new_tokens:
@@ -147,8 +145,9 @@ class Asked:
         self.reused += len(known)
 
 
-def _undecided(reply: Reply) -> bool:
-    return reply.truncated and sort_reply(reply.text, truncated=True).reply_class != ReplyClass.ANSWERED
+def reply_hashes(folder: Path) -> dict[str, str]:
+    """sha256 of every file of replies, by name."""
+    return {path.name: sha256_file(path) for path in sorted(folder.glob("*.jsonl"))}
 
 
 def class_of(reply: Reply) -> str:
@@ -171,9 +170,8 @@ def require_replies(record: CertificateRecord, table: Table, folder: Path) -> bo
     if set(listed) != {file.name for file in place.glob("*.jsonl")}:
         raise CheckpointError(f"{place} holds other files of replies than the certificate lists", remedy=_RESTORE)
     for name, expected in listed.items():
-        file = place / Path(name).name
-        if not file.is_file() or sha256_file(file) != expected:
-            raise CheckpointError(f"the replies {file} are missing or were changed", remedy=_RESTORE)
+        if not (place / name).is_file() or sha256_file(place / name) != expected:
+            raise CheckpointError(f"the replies {place / name} are missing or were changed", remedy=_RESTORE)
     if not isinstance(table, Classes) or record.settings["replies"]["rules_revision"] != RULES_REVISION:
         return False
     for name, classes in (("before", table.before), ("again", table.again), ("after", table.after)):

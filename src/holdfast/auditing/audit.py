@@ -17,7 +17,7 @@ from holdfast.auditing.model_ref import Choice
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.windows import FIRST, Windows, measure_windows
-from holdfast.certification.claim import look_sha256
+from holdfast.certification.ledger_state import look_sha256
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError

@@ -9,7 +9,7 @@ import torch
 
 from holdfast.core.errors import ResourceError
 from holdfast.core.seeding import generator
-from holdfast.models.library_errors import out_of_memory
+from holdfast.models.library_errors import free_memory, out_of_memory
 from holdfast.scoring.head import TOKEN_CHUNK, causal_lm
 
 CPU_TOKENS = 4096
@@ -76,6 +76,5 @@ def smaller_budget(error: RuntimeError, budget: int, *, rows: int) -> int:
             "out of memory with a single example in the batch",
             remedy="lower max_length, load in bfloat16, or use a larger device",
         ) from error
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_memory()
     return budget // 2

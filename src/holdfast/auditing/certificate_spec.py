@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.certification.arguments import confidence_level, count
 from holdfast.certification.behaviour import BETWEEN, Claimed
-from holdfast.certification.claim import JUDGE, Claim
+from holdfast.certification.ledger_state import JUDGE, Claim
 from holdfast.certification.share import DRAWN
 from holdfast.certification.statement import words_of
 from holdfast.certification.terms import Terms, require_enough
@@ -29,7 +29,7 @@ from holdfast.data.sources import prompt_key, read_examples
 from holdfast.data.sources import read_prompts as prompts_alone
 from holdfast.data.split_record import RECORD_NAME, load_record
 from holdfast.data.splits import require_unseen
-from holdfast.records.certificate import KINDS, WAYS
+from holdfast.records.certificate import KINDS, WAYS, CertificateRecord
 from holdfast.records.yaml_file import read_yaml
 from holdfast.screening.record import FIGURES, FOLDER, RECORD, load_finished
 
@@ -114,6 +114,14 @@ class CertificateSpec:
         return BETWEEN if self.by in ("behaviour", "log") else float(self.constraint.tau)
 
     @property
+    def alpha(self) -> float:
+        return float(self.constraint.alpha)
+
+    @property
+    def first_k(self) -> int:
+        return int(self.constraint.first_k)
+
+    @property
     def settings(self) -> dict[str, Any]:
         return self.setup.to_json() | dict(self.measured)
 
@@ -129,43 +137,33 @@ class CertificateSpec:
             )
         return pair
 
-    def claim(
-        self, before_sha256: str, after_sha256: str, categories: Mapping[str, str | None],
-        keep: Mapping[str, str] | None = None,
-    ) -> Claim:  # fmt: skip
-        """The claim that an opening is entered under; `categories` and `keep` by the prompts' ids."""
-        return Claim(
-            before_sha256=before_sha256, after_sha256=after_sha256, unit=self.unit, tau=self.tau,
-            alpha=float(self.constraint.alpha), first_k=int(self.constraint.first_k),
-            confidence=float(self.confidence), kind=self.kind,
-            settings=claimed_settings(
-                self.settings, pool=self.pool, drawn=self.drawn, max_weight=self.max_weight, claims=self.claims,
-                categories=categories if self.kind == "per_category" else None, keep=keep,
-            ),
-        )  # fmt: skip
-
     def terms(self, openings: int) -> Terms:
         """The test, when delta is shared by that many openings."""
         return Terms(
-            self.kind, self.tau, float(self.constraint.alpha), float(self.confidence), openings, self.pool, self.unit,
-            drawn=self.drawn, max_weight=self.max_weight, words=words_of(self.by),
+            self.kind, self.tau, self.alpha, float(self.confidence), openings, self.pool, self.unit, drawn=self.drawn,
+            max_weight=self.max_weight, words=words_of(self.by),
         )  # fmt: skip
 
 
-def claimed_settings(
-    settings: Mapping[str, Any], *, pool: int | None, drawn: str, max_weight: int | None, claims: Sequence[Claimed],
-    categories: Mapping[str, str | None] | None, keep: Mapping[str, str] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The settings that make a claim another one: what changes a degradation or the test.
+def claim_of(
+    asked: CertificateSpec | CertificateRecord, before_sha256: str, after_sha256: str, claims: Sequence[Claimed],
+    categories: Mapping[str, str | None], keep: Mapping[str, str] | None = None,
+) -> Claim:  # fmt: skip
+    """The claim that an opening is entered under, before it is measured and again from the certificate.
 
-    Categories, and what the set of a prompt keeps, are no part of a prompt's id, so that sorting prompts into others
-    would else be the same claim.
+    Its settings are what changes a degradation or the test. Categories, and what the set of a prompt keeps, both by the
+    prompts' ids, are no part of an id, so that sorting prompts into others would else be the same claim.
     """
-    decisive = {name: settings[name] for name in CLAIMED} | {"pool": pool, "drawn": drawn, "max_weight": max_weight}
-    decisive |= {name: settings[name] for name in MEASURED if name in settings}
-    decisive |= {"claims": [claim.unit for claim in claims]}
-    hashed = {"keep": keep, "categories": categories}
-    return decisive | {name: sha256_json(sorted(by_id.items())) for name, by_id in hashed.items() if by_id is not None}
+    settings = {name: asked.settings[name] for name in CLAIMED}
+    settings |= {name: asked.settings[name] for name in MEASURED if name in asked.settings}
+    settings |= {"pool": asked.pool, "drawn": asked.drawn, "max_weight": asked.max_weight}
+    settings |= {"claims": [claim.unit for claim in claims]}
+    hashed = {"keep": keep, "categories": categories if asked.kind == "per_category" else None}
+    settings |= {name: sha256_json(sorted(by_id.items())) for name, by_id in hashed.items() if by_id is not None}
+    return Claim(
+        before_sha256, after_sha256, asked.unit, asked.tau, asked.alpha, asked.first_k, asked.confidence, asked.kind,
+        settings,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,36 @@
 """Issuing a certificate: the verdict from the table, the hashes of what it rests on, and the assumptions in words."""
 
+import re
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+
 from holdfast.auditing.certificate_spec import CertificateSpec, Leakage, Prompts
 from holdfast.auditing.measures import Measure
 from holdfast.auditing.pair import Pair
-from holdfast.auditing.strength import write_strength
 from holdfast.certification.behaviour import assessed
 from holdfast.certification.openings import Ledger, Opening
 from holdfast.certification.statement import named_statement
 from holdfast.certification.terms import Terms
 from holdfast.constraint.feasibility import NOISE_MARGIN
+from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.core.files import new_folder
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.models.content import content_of
+from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DECISIVE
 from holdfast.records.certificate import TABLE_NAME, CertificateRecord
 from holdfast.records.certificate_table import Table, write_table
 from holdfast.screening.certify_share import CertifyShare
+
+_SECOND = re.compile(r"\.lora_(embedding_)?B(\.|$)")
+_ADAPTER = re.compile(r"\.after(?=\.|$)")  # the name that a pair gives the adapter of its second model
 
 
 @dataclass(frozen=True)
@@ -96,8 +106,8 @@ def write_record(
         found["statement"], spec.by, models, bound, found["behaviour"], found.get("screening")
     )
     record = CertificateRecord(
-        by=spec.by, kind=terms.kind, alpha=terms.alpha, tau=terms.tau, unit=spec.unit,
-        first_k=int(spec.constraint.first_k), confidence=terms.confidence, pool=terms.pool, models=models,
+        by=spec.by, kind=terms.kind, alpha=terms.alpha, tau=terms.tau, unit=spec.unit, first_k=spec.first_k,
+        confidence=terms.confidence, pool=terms.pool, models=models,
         openings={
             "declared": entry.declared, "this": entry.number, "ledger": str(ledger.resolve()), "claim": entry.claim,
         },
@@ -107,6 +117,45 @@ def write_record(
     )  # fmt: skip
     record.save(output)
     return record
+
+
+def write_strength(pair: Pair, strength: float, folder: Path) -> None:
+    """Write `after` at a strength s as an ordinary adapter: B scaled by s as measured, everything else as it was."""
+    source = pair.after.adapter
+    assert source is not None, "set_strength refuses anything but an adapter"
+    pair.set_strength(strength)
+    with pair.on("after") as model:
+        scaled = {_ADAPTER.sub("", name): p for name, p in model.named_parameters() if _SECOND.search(name)}
+        tensors = _with_scaled(source / ADAPTER_WEIGHTS, scaled)
+    if not folder.exists():
+        with new_folder(folder) as made:
+            _save(source, tensors, made)
+        return
+    with tempfile.TemporaryDirectory() as again:
+        _save(source, tensors, Path(again))
+        if content_of(folder).sha256 != content_of(again).sha256:
+            raise ConfigError(f"{folder} exists and holds something else", remedy="name another folder with --output")
+
+
+def _save(source: Path, tensors: dict[str, Any], folder: Path) -> None:
+    """The tensors, with every other file of the adapter that counts."""
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    decisive = {path for pattern in DECISIVE for path in source.glob(pattern) if path.is_file()}
+    for path in sorted({source / ADAPTER_CONFIG, *decisive}):
+        target = folder / path.relative_to(source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def _with_scaled(weights: Path, scaled: dict[str, Any]) -> dict[str, Any]:
+    tensors: dict[str, Any] = load_file(weights)
+    factors = {name for name in tensors if _SECOND.search(name)}
+    if factors != set(scaled):
+        raise CheckpointError(
+            f"{weights}: {len(factors)} B factors in the file, {len(scaled)} in the model: they do not correspond",
+            remedy="save the adapter again with PEFT's save_pretrained",
+        )
+    return tensors | {name: tensor.detach().cpu().contiguous() for name, tensor in scaled.items()}
 
 
 def place_of(ref: str | Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.auditing.certificate_spec import CertificateSpec, Leakage, require_enough_rows
+from holdfast.auditing.certificate_spec import CertificateSpec, Leakage, claim_of, require_enough_rows
 from holdfast.auditing.issuing import drawn_words, place_of, write_record
 from holdfast.certification.behaviour import KEPT, LOST, assessed
 from holdfast.certification.openings import Ledger, default_ledger
@@ -54,7 +54,7 @@ def certify_logs(
         require_categories(table.category)
     book = Ledger(ledger or default_ledger(str(before)))
     categories = {name: sample.category for name, sample in zip(ids, pairs.samples, strict=True)}
-    claim = spec.claim(pairs.log_before.sha256, pairs.log_after.sha256, categories)
+    claim = claim_of(spec, pairs.log_before.sha256, pairs.log_after.sha256, spec.claims, categories)
     texts = {n: f"text:{sha256_text(normalise(s.prompt))[:16]}" for n, s in zip(ids, pairs.samples, strict=True)}
     require_enough_rows(
         spec.terms(book.check(claim, ids, declared=openings, texts=texts).declared), table.cluster.tolist(),

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.auditing.asking import FOLDER, Asked, Asking
+from holdfast.auditing.asking import FOLDER, Asked, Asking, reply_hashes
 from holdfast.auditing.behaviour import judge_record
 from holdfast.auditing.certificate_spec import Prompts, require_enough_rows
 from holdfast.auditing.measure import Measurer, Progress, measure_pair, noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
-from holdfast.auditing.strength import search_strength
+from holdfast.certification.assessment import STRENGTHS, Tested, fixed_sequence, tested_at
 from holdfast.certification.behaviour import Claimed, Classes, too_many_flips
 from holdfast.certification.terms import Rows, Terms
 from holdfast.constraint.chance import ChanceConstraint
@@ -77,8 +77,25 @@ def _rows(pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None, degrad
         return Rows(prompts.ids[start:], degradation, cluster, prompts.categories[start:], nothing)
 
     if terms.kind == "strength":
-        return search_strength(pair, measured, terms)
+        return _search_strength(pair, measured, terms)
     return measured() if known is None else Rows.joined([known, measured()])
+
+
+def _search_strength(pair: Pair, measured: Callable[[], Rows], terms: Terms) -> Rows:
+    """Measure strength after strength until the first one that does not certify; the rows of all of them.
+
+    At strength s a LoRA adapter is W + s * scaling * B A; the whole search is one opening.
+    """
+    pieces: list[Rows] = []
+
+    def test(strength: float) -> Tested:
+        pair.set_strength(strength)
+        rows = measured()
+        pieces.append(replace(rows, strength=np.full(len(rows.ids), strength)))
+        return tested_at(pieces[-1], strength, terms)
+
+    fixed_sequence(STRENGTHS, test, terms.level)
+    return Rows.joined(pieces)
 
 
 @dataclass
@@ -130,7 +147,6 @@ class ByJudge(Measure):
     output: Path
     progress: Progress | None = None
     by = "harm"
-    _last: Asked | None = None
 
     def settings(self) -> dict[str, Any]:
         return {"judge": judge_record(self.judge, self.asking.max_new_tokens)}
@@ -153,14 +169,12 @@ class ByJudge(Measure):
         return _rows(pair, prompts, terms, known, measured)
 
     def facts(self, pair: Pair) -> dict[str, Any]:
-        assert self._last is not None, "prepare comes first"
-        return {"replies_sha256": self._last.stored()}
+        return {"replies_sha256": reply_hashes(self.output / FOLDER)}
 
     def _asked(self, pair: Pair, prompts: Prompts, start: int) -> Asked:
         # A class does not tell what a judge would say, so replies of an earlier start are made again.
         options: dict[str, Any] = {"passes": 2, "progress": self.progress, "reuse": False}
-        self._last = Asked(pair, prompts.examples[start:], self.asking, self.output / FOLDER, **options)
-        return self._last
+        return Asked(pair, prompts.examples[start:], self.asking, self.output / FOLDER, **options)
 
 
 @dataclass
@@ -209,7 +223,8 @@ class ByBehaviour(Measure):
     def facts(self, pair: Pair) -> dict[str, Any]:
         """Engine and dtype, which rounding depends on, and where the replies lie."""
         assert self._asked is not None, "prepare comes first"
-        return {"engine": self._asked.engine, "dtype": pair.dtype, "replies_sha256": self._asked.stored()}
+        replies = reply_hashes(self.output / FOLDER)
+        return {"engine": self._asked.engine, "dtype": pair.dtype, "replies_sha256": replies}
 
     def notes(self) -> list[str]:
         """What the rules get wrong, as far as that was measured; and replies that an earlier start left."""

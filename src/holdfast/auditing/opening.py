@@ -17,6 +17,7 @@ from holdfast.auditing.certificate_spec import (
     Leakage,
     Prompts,
     Setup,
+    claim_of,
     read_prompts,
     require_enough_rows,
     require_no_leak,
@@ -27,7 +28,7 @@ from holdfast.auditing.measure import Progress
 from holdfast.auditing.measures import ByBehaviour, ByJudge, ByLikelihood, Measure
 from holdfast.auditing.verify import require_entered
 from holdfast.certification.behaviour import Claimed, claimed
-from holdfast.certification.claim import Claim
+from holdfast.certification.ledger_state import Claim
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.certification.terms import Rows, require_categories
 from holdfast.constraint.chance import ChanceConstraint
@@ -97,7 +98,7 @@ def _opened(
         book = sources.book(pair.before.sha256)
         categories = dict(zip(prompts.ids, prompts.categories, strict=True))
         keep = None if prompts.keep is None else dict(zip(prompts.ids, prompts.keep, strict=True))
-        claim = spec.claim(pair.before.sha256, pair.after.sha256, categories, keep)
+        claim = claim_of(spec, pair.before.sha256, pair.after.sha256, spec.claims, categories, keep)
         terms = spec.terms(book.check(claim, prompts.ids, declared=openings, **order).declared)
         require_enough_rows(terms, prompts.cluster, prompts.categories)
         stored = _stored(output, claim, prompts, book)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.auditing.asking import require_replies
-from holdfast.auditing.certificate_spec import claimed_settings, read_prompts
+from holdfast.auditing.certificate_spec import claim_of, read_prompts
 from holdfast.auditing.log_certificate import require_logs
 from holdfast.certification.behaviour import Classes
-from holdfast.certification.claim import Claim
 from holdfast.certification.openings import Ledger, ScopedLedger, default_ledger, scope_of, split_sha256
 from holdfast.certification.terms import Rows
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
@@ -238,15 +237,10 @@ def _tokenizer(record: CertificateRecord, side: str, ref: str | Path, moved: str
 
 def _require_opening(record: CertificateRecord, rows: Table, ledger: Ledger, ids: list[str]) -> None:
     kept = rows.keep if isinstance(rows, Classes) else None
-    categories = dict(zip(rows.ids, rows.category, strict=True)) if record.kind == "per_category" else None
-    claim = Claim(
-        before_sha256=record.bound["before_sha256"], after_sha256=record.trained_sha256, unit=record.unit,
-        tau=record.tau, alpha=record.alpha, first_k=record.first_k, confidence=record.confidence, kind=record.kind,
-        settings=claimed_settings(
-            record.settings, pool=record.pool, drawn=record.drawn, max_weight=record.max_weight,
-            claims=claims_of(record), categories=categories,
-            keep=None if kept is None else dict(zip(rows.ids, kept, strict=True)),
-        ),
+    claim = claim_of(
+        record, record.bound["before_sha256"], record.trained_sha256, claims_of(record),
+        categories=dict(zip(rows.ids, rows.category, strict=True)),
+        keep=None if kept is None else dict(zip(rows.ids, kept, strict=True)),
     )  # fmt: skip
     _same("the claim entered in the ledger", record.openings["claim"], claim.sha256)
     if not ledger.path.is_file():

@@ -7,6 +7,7 @@ P(Bin(n, U) <= k) = delta, so U <= alpha exactly when the test certifies.
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import betaincc, betainccinv, betaincinv
 
 from holdfast.certification.arguments import CEILING, GRID, LARGEST_COUNT, confidence_level, count, grid_alpha, tally
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, DataError
 
 DIGITS = 12  # kept of a probability: betaincc is good to more, and ties such as 1 - 0.95 = 0.05 stay ties
 
@@ -99,3 +100,31 @@ def rounded(probability: NDArray[np.float64]) -> NDArray[np.float64]:
     exponent = np.floor(np.log10(np.where(tiny, 1.0, probability)))
     scale = 10.0 ** (DIGITS - 1 - exponent)
     return np.where(tiny, probability, np.rint(probability * scale) / scale)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A share with its exact interval: `hits` of `n`, with 0 <= hits <= n and n >= 1."""
+
+    hits: int
+    n: int
+
+    def __post_init__(self) -> None:
+        if not (self.n >= 1 and 0 <= self.hits <= self.n):
+            raise DataError(
+                f"a rate of {self.hits} in {self.n}, expected 0 <= hits <= n and n >= 1",
+                remedy="measure on at least one example",
+            )
+
+    @property
+    def value(self) -> float:
+        return self.hits / self.n
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Clopper-Pearson, 95 %."""
+        return interval(self.hits, self.n)
+
+    def as_json(self) -> dict[str, float]:
+        low, high = self.interval
+        return {"rate": self.value, "hits": self.hits, "n": self.n, "low": low, "high": high}

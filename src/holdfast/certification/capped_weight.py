@@ -11,7 +11,7 @@ c = 1 and groups of one prompt, E is the e-value of `sequential`.
 """
 
 import math
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast.certification.arguments import confidence_level, grid_alpha
 from holdfast.certification.binomial import rounded, smallest_rate
-from holdfast.certification.sequential import MIXTURE
+from holdfast.certification.sequential import MIXTURE, log_mean_exp
 
 # lambda (1 - alpha) c: the mixture of the e-process, where p1 = (1 - share) alpha.
 SHARES = 1 - MIXTURE
@@ -33,14 +33,12 @@ def log_e_value(
     kinds, repeats = (np.stack((sizes, failed)), counts) if counts is not None else _tallied(sizes, failed)
     weight, share = np.minimum(kinds[0], cap) / cap, kinds[1] / kinds[0]
     lost = weight * (share - alpha) / (1 - alpha)  # Z / ((1 - alpha) c)
-    logs = repeats @ np.log1p(-SHARES * lost[:, None])
-    largest = logs.max()
-    return float(largest + np.log(np.exp(logs - largest).mean()))
+    return float(log_mean_exp(repeats @ np.log1p(-SHARES * lost[:, None])))
 
 
 def p_value(sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int, alpha: float) -> float:
     """Returns min(1, 1/E) at alpha."""
-    return _p_of(*_tallied(sizes, failed), cap)(grid_alpha(alpha))
+    return float(_p_of(log_e_value(sizes, failed, cap, grid_alpha(alpha))))
 
 
 def equal_groups(k: Any, n: Any, relative_weight: float, alpha: float) -> NDArray[np.float64]:
@@ -48,9 +46,7 @@ def equal_groups(k: Any, n: Any, relative_weight: float, alpha: float) -> NDArra
     k, n = np.asarray(k, dtype=np.float64), np.asarray(n, dtype=np.float64)
     step = SHARES * relative_weight
     logs = k[..., None] * np.log1p(-step) + (n - k)[..., None] * np.log1p(step * alpha / (1 - alpha))
-    largest = logs.max(axis=-1)
-    log_e = largest + np.log(np.exp(logs - largest[..., None]).mean(axis=-1))
-    return rounded(np.exp(-np.maximum(log_e, 0.0)))
+    return _p_of(log_mean_exp(logs))
 
 
 def upper_bound(
@@ -63,20 +59,18 @@ def upper_bound(
     from scipy.optimize import brentq  # half a second, for this test alone
 
     level, (kinds, repeats) = confidence_level(confidence, parts), _tallied(sizes, failed)
+    log_e = partial(log_e_value, kinds[0], kinds[1], cap, counts=repeats)
 
     def above(x: float) -> float:
         """log(E level) at alpha = 1 - exp(-x), a scale on which it bends little."""
-        return log_e_value(kinds[0], kinds[1], cap, -math.expm1(-x), repeats) + math.log(level)
+        return log_e(-math.expm1(-x)) + math.log(level)
 
     guess = 1.0 if above(_END) < 0 else -math.expm1(-brentq(above, 0.0, _END, xtol=1e-24, rtol=1e-13))
-    return smallest_rate(guess, _p_of(kinds, repeats, cap), level)
+    return smallest_rate(guess, lambda alpha: float(_p_of(log_e(alpha))), level)
 
 
-def _p_of(kinds: NDArray[np.int64], repeats: NDArray[np.int64], cap: int) -> Callable[[float], float]:
-    def p(alpha: float) -> float:
-        return float(rounded(np.exp(-np.maximum(log_e_value(kinds[0], kinds[1], cap, alpha, repeats), 0.0))))
-
-    return p
+def _p_of(log_e: Any) -> NDArray[np.float64]:
+    return rounded(np.exp(-np.maximum(log_e, 0.0)))
 
 
 def _tallied(sizes: NDArray[np.int64], failed: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

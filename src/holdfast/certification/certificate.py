@@ -5,9 +5,8 @@ from typing import Any
 
 from holdfast.certification import binomial, finite_pool
 from holdfast.certification.arguments import confidence_level, count, tally
-from holdfast.certification.share import with_raw_share
+from holdfast.certification.share import require_enough, with_raw_share
 from holdfast.certification.statement import Words, claim, confident, verdict
-from holdfast.core.errors import InfeasibleError
 from holdfast.core.percent import exact_percent
 
 
@@ -83,15 +82,3 @@ def certify_counts(
         bound = finite_pool.upper_count(k, n, pool, confidence, parts=openings) / pool
         p, bound = with_raw_share(p, bound, k, n, alpha)
     return Certificate(float(alpha), float(confidence), n, k, test, level, p, bound, int(openings), pool)
-
-
-def require_enough(n: int, needed: int, alpha: float, confidence: float, shares: int, *, unit: str = "prompts") -> None:
-    """Refuse fewer units than the `needed` that certify without a regression; `shares` tests share 1 - confidence."""
-    if n >= needed:
-        return
-    among = f" shared among {shares} tests" if shares > 1 else ""
-    raise InfeasibleError(
-        f"{n} {unit} cannot certify alpha = {alpha:g} at confidence {confidence:g}{among}, even with no regression: "
-        f"{needed} are needed",
-        remedy=f"measure at least {needed} {unit}, or choose a larger alpha; `holdfast plan` shows the choices",
-    )

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.certification import ledger_state
-from holdfast.certification.claim import Claim
-from holdfast.certification.ledger_state import Used, default_ledger, read_ledger, shared_prompts, split_sha256
+from holdfast.certification.ledger_state import Claim, Used, default_ledger, read_ledger, shared_prompts, split_sha256
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.core.file_lock import locked
 from holdfast.core.files import json_text, write_text

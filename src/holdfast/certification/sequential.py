@@ -97,9 +97,13 @@ def log_e_value(n: Any, k: Any, alpha: float) -> NDArray[np.float64]:
     n, k = np.asarray(n, dtype=np.float64), np.asarray(k, dtype=np.float64)
     regressed = np.log(MIXTURE)
     held = np.log1p(alpha * (1 - MIXTURE) / (1 - alpha))  # (1 - c a) / (1 - a) without cancellation
-    terms = k[..., None] * regressed + (n - k)[..., None] * held
-    largest = terms.max(axis=-1)
-    return np.asarray(largest + np.log(np.exp(terms - largest[..., None]).mean(axis=-1)))
+    return log_mean_exp(k[..., None] * regressed + (n - k)[..., None] * held)
+
+
+def log_mean_exp(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the log of the mean of exp(logs) over the last axis, without overflow."""
+    largest = logs.max(axis=-1)
+    return np.asarray(largest + np.log(np.exp(logs - largest[..., None]).mean(axis=-1)))
 
 
 def _outcome(value: object) -> bool:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from holdfast.certification import capped_weight, finite_pool
 from holdfast.certification.arguments import confidence_level
 from holdfast.certification.binomial import fewest_prompts
-from holdfast.certification.certificate import require_enough as require_units
 from holdfast.certification.share import Counted, ShareTest, require_unit, share_test
+from holdfast.certification.share import require_enough as require_units
 from holdfast.certification.statement import Words, claim, confident, counts
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError
 

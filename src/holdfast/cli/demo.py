@@ -47,9 +47,9 @@ def init(
 
 
 if TYPE_CHECKING:
+    from holdfast.certification.binomial import Rate
     from holdfast.demo.data import DemoSettings
     from holdfast.demo.story import DemoResult
-    from holdfast.judging.rate import Rate
 
 
 def demo(

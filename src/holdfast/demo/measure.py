@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.certification.binomial import Rate
 from holdfast.data.examples import Example, prompt_text
 from holdfast.demo.data import DemoData
 from holdfast.judging.engines.transformers import generate
-from holdfast.judging.rate import Rate
 from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from holdfast.certification.binomial import Rate
 from holdfast.demo.story import ALIGNED, OURS, SFT, DemoResult
-from holdfast.judging.rate import Rate
 
 INK, MUTED = "#1f2933", "#7b8794"
 COLOURS = {ALIGNED: "#9aa5b1", SFT: "#d1495b", OURS: "#2a78b5"}

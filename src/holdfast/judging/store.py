@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.file_lock import locked
-from holdfast.core.files import fsync_path
+from holdfast.core.files import write_bytes
 from holdfast.data.examples import Example
 from holdfast.judging.engines import Engine
 from holdfast.judging.reply import Progress, Reply
@@ -72,15 +72,12 @@ class ReplyStore:
 
     def _open(self) -> None:
         first = (json.dumps(self._header, sort_keys=True, allow_nan=False) + "\n").encode("ascii")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         data = self.path.read_bytes() if self.path.exists() else b""
         whole, _, torn = data.rpartition(b"\n")
         if not whole:
             if not first.startswith(data):
                 raise self._foreign()
-            self._truncate(0)
-            self._write(first)
-            fsync_path(self.path.parent)
+            write_bytes(self.path, first, mode=MODE)
             return
         lines = whole.split(b"\n")
         self._compare(lines[0])
@@ -91,7 +88,7 @@ class ReplyStore:
         self.path.chmod(MODE)
         if torn:
             logger.info("replies %s: dropped an unfinished last line", self.path)
-            self._truncate(len(whole) + 1)
+            os.truncate(self.path, len(whole) + 1)
 
     def _compare(self, line: bytes) -> None:
         try:
@@ -110,12 +107,6 @@ class ReplyStore:
     def _foreign(self) -> CheckpointError:
         return CheckpointError(f"{self.path} is not a file of replies", remedy="name another file")
 
-    def _truncate(self, size: int) -> None:
-        with open(self.path, "ab", opener=lambda name, flags: os.open(name, flags, MODE)) as handle:
-            os.fchmod(handle.fileno(), MODE)
-            handle.truncate(size)
-            os.fsync(handle.fileno())
-
     def _write(self, data: bytes) -> None:
         """Append whole lines; a write that fails half-way leaves nothing behind."""
         size = self.path.stat().st_size
@@ -125,19 +116,14 @@ class ReplyStore:
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError:
-            self._truncate(size)
+            os.truncate(self.path, size)
             raise
 
 
 def replies(
-    store_path: Path,
-    header: Mapping[str, Any],
-    examples: Sequence[Example],
-    engine: Engine,
-    *,
-    max_new_tokens: int,
+    store_path: Path, header: Mapping[str, Any], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int,
     progress: Progress | None = None,
-) -> list[Reply]:
+) -> list[Reply]:  # fmt: skip
     """Replies to `examples`, in order: from the store where they are there, otherwise made and stored."""
     with locked(store_path):
         store = _opened(store_path, header, engine, max_new_tokens)

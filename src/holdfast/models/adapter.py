@@ -22,13 +22,16 @@ class Lineage(NamedTuple):
     named: str  # the full model's folder, or its hub id where the hub was asked for it
 
 
-def lineage(ref: str | Path, revision: str | None, trust_remote_code: bool, base: str | Path | None = None) -> Lineage:
+def lineage(
+    ref: str | Path, revision: str | None, trust_remote_code: bool, base: str | Path | None = None, *,
+    local_only: bool = False,
+) -> Lineage:  # fmt: skip
     """Follow adapters down to their full model, all as local folders; nothing in them leads loading elsewhere.
 
-    `base` is where the topmost adapter's base is, when it is not where the adapter says.
+    `base` is where the topmost adapter's base is, when it is not where the adapter says; `local_only`: see `resolve`.
     """
     adapters: list[Path] = []
-    source = resolve(ref, revision, trust_remote_code)
+    source = resolve(ref, revision, trust_remote_code, local_only)
     while (folder := adapter_folder(source)) is not None:
         require_no_redirects(folder, trust_remote_code=trust_remote_code)
         adapters.append(folder)
@@ -36,7 +39,7 @@ def lineage(ref: str | Path, revision: str | None, trust_remote_code: bool, base
             raise _circle(adapters[0])
         below, below_revision = base_of(folder) if base is None else (base, None)
         base = None
-        source = resolve(below, below_revision, trust_remote_code)
+        source = resolve(below, below_revision, trust_remote_code, local_only)
     full = folder_of(source, trust_remote_code=trust_remote_code)
     require_no_redirects(full, trust_remote_code=trust_remote_code)
     return Lineage(adapters, full, source.place)

@@ -67,10 +67,11 @@ class ModelContent:
 
 
 def content_of(
-    ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False, base: str | Path | None = None
-) -> ModelContent:
-    """Hash the files of a model or adapter."""
-    found = lineage(ref, revision, trust_remote_code, base)
+    ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False, base: str | Path | None = None,
+    local_only: bool = False,
+) -> ModelContent:  # fmt: skip
+    """Hash the files of a model or adapter; `local_only` refuses a hub model that is not in the local cache."""
+    found = lineage(ref, revision, trust_remote_code, base, local_only=local_only)
     files: dict[str, str] = {}
     for depth, folder in enumerate([*found.adapters, found.base]):
         names = decisive_files(folder, trust_remote_code=trust_remote_code)

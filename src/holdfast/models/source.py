@@ -31,8 +31,8 @@ class Source(NamedTuple):
     revision: str | None = None
 
 
-def resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> Source:
-    """A local folder or a hub id; refuses what is neither."""
+def resolve(ref: str | Path, revision: str | None, trust_remote_code: bool, local_only: bool = False) -> Source:
+    """A local folder or a hub id; refuses what is neither. `local_only` asks the hub nothing: its cache has to do."""
     text = str(ref)
     if text == EMBEDDED:
         return Source(str(embedded_model_dir()))
@@ -44,6 +44,8 @@ def resolve(ref: str | Path, revision: str | None, trust_remote_code: bool) -> S
         found = "it is a file" if is_file else "there is no such folder"
         shown = text if len(text) <= MAX_ID else f"{text[:MAX_ID]}..."
         raise ConfigError(f"model {shown!r}: {found}", remedy="give a model folder, a hub id (owner/name), or embedded")
+    if local_only:  # files are hashed, and no code of theirs runs
+        return Source(str(cached_folder(text, revision, "and the hub was not asked")))
     if trust_remote_code and not _COMMIT.fullmatch(revision or ""):
         what = f"model {text!r}: trust_remote_code needs a pinned commit, found revision {revision!r}"
         raise ConfigError(what, remedy="set revision to the 40-digit commit whose code you have read")
@@ -88,7 +90,7 @@ def reachable(repository: str, revision: str | None) -> bool:
     return True
 
 
-def cached_folder(repository: str, revision: str | None) -> Path:
+def cached_folder(repository: str, revision: str | None, otherwise: str = "and the hub is out of reach or off") -> Path:
     """The folder of a model in the local hub cache, for use while the hub is out of reach."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -97,7 +99,7 @@ def cached_folder(repository: str, revision: str | None) -> Path:
         return Path(str(snapshot_download(repository, revision=revision, local_files_only=True)))
     except LocalEntryNotFoundError as error:
         raise ConfigError(
-            f"model {repository!r} is not in the local hub cache, and the hub is out of reach or off",
+            f"model {repository!r} is not in the local hub cache, {otherwise}",
             remedy="check the network (and HF_HUB_OFFLINE), or give a local folder, or use embedded",
         ) from error
     except HFValidationError as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import json_text, write_bytes
-from holdfast.core.hashing import sha256_json
+from holdfast.core.sealed_json import sealed
 from holdfast.core.units import KL_UNITS
 
 VERSION = 2
@@ -126,13 +126,10 @@ class CertificateRecord:
 
     @property
     def sha256(self) -> str:
-        return sha256_json(self._values())
-
-    def _values(self) -> dict[str, Any]:
-        return {"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)}
+        return str(self.to_json()["sha256"])
 
     def to_json(self) -> dict[str, Any]:
-        return self._values() | {"sha256": self.sha256}
+        return sealed({"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)})
 
     def to_bytes(self) -> bytes:
         """Returns the one serialisation that `load_certificate` accepts."""

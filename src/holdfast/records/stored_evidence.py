@@ -15,7 +15,6 @@ Nothing here can tell who wrote a file: whoever changes table, figures and every
 that agrees with itself. A certificate's sha256 kept elsewhere (`verify --expect`) or its signature closes that gap.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,18 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import CheckpointError, ConfigError, HoldfastError
-from holdfast.core.files import read_json
 from holdfast.data.split_record import RECORD_NAME, SplitRecord, load_record
 from holdfast.records.audit_folder import AGAIN, SUMMARY_NAME, StoredAudit, read_audit_folder
 from holdfast.records.certificate import FILE_NAME, TABLE_NAME, CertificateRecord, load_certificate
 from holdfast.records.certificate_table import read_stored, require_figures
 from holdfast.records.run_record import RESULT_NAME, is_there, no_link, read_result
 
-EMBEDDED = "embedded"
-ADAPTER_CONFIG = "adapter_config.json"
-MAX_CHAIN = 8
-"""Adapters on adapters; an adapter may name itself as its base."""
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HELD = ("constraint", "monitor")
 """The roles that training measures; the third stays closed."""
 
@@ -167,50 +160,11 @@ def content_at_hand(ref: str | Path, *, revision: str | None = None, trust_remot
     """
     from holdfast.models.content import content_of
 
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
-        if str(ref) == EMBEDDED:
-            return content_of(EMBEDDED, **options).sha256
-        folder = _folder(ref, revision)
-        return content_of(folder, base=_base_folder(folder), **options).sha256
-    except NotAtHandError:
-        raise
+        return content_of(ref, revision=revision, trust_remote_code=trust_remote_code, local_only=True).sha256
     except (HoldfastError, OSError, ValueError) as error:
         what = error.what if isinstance(error, HoldfastError) else type(error).__name__
-        raise NotAtHandError(f"the model {ref} cannot be read: {what}", remedy=_remedy(ref)) from error
-
-
-def _folder(ref: str | Path, revision: str | None) -> Path:
-    path = Path(ref).expanduser()
-    if str(ref) and path.is_dir():
-        return path
-    if isinstance(ref, str) and _HUB_ID.fullmatch(ref):
-        from huggingface_hub import snapshot_download
-
-        try:
-            return Path(str(snapshot_download(ref, revision=revision, local_files_only=True)))
-        except Exception as error:
-            raise NotAtHandError(f"the model {ref} is not in the local hub cache", remedy=_remedy(ref)) from error
-    raise NotAtHandError(f"the model {ref} is not on this machine", remedy=_remedy(ref))
-
-
-def _base_folder(adapter: Path) -> Path | str | None:
-    """Where the base of an adapter lies, None of a full model; an adapter below another one must rest on a folder."""
-    base: Path | None = None
-    place = adapter
-    for _ in range(MAX_CHAIN):
-        if not (place / ADAPTER_CONFIG).is_file():
-            return base
-        config = read_json(place / ADAPTER_CONFIG)
-        named = config.get("base_model_name_or_path") if isinstance(config, dict) else None
-        if not isinstance(named, str) or (base is not None and not Path(named).expanduser().is_dir()):
-            raise NotAtHandError(f"the adapter {place} names no base that is here", remedy=_remedy(named or place))
-        if named == EMBEDDED:
-            return EMBEDDED
-        place = _folder(named, config.get("revision"))
-        base = base or place
-    raise NotAtHandError(f"the adapter {adapter} rests on more than {MAX_CHAIN} others", remedy=_remedy(adapter))
-
-
-def _remedy(ref: object) -> str:
-    return f"put {ref} where it was (a hub model: hf download {ref}), then ask again"
+        raise NotAtHandError(
+            f"the model {ref} cannot be read: {what}",
+            remedy=f"put {ref} where it was (a hub model: hf download {ref}), then ask again",
+        ) from error

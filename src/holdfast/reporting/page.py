@@ -15,8 +15,8 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from holdfast.certification.categories import adjusted
 from holdfast.certification.comparison import PromptComparison, compare_prompts
+from holdfast.certification.share import adjusted
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_text
 from holdfast.core.percent import exact_percent, percent_up

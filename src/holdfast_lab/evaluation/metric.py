@@ -4,8 +4,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from holdfast.certification.binomial import Rate
 from holdfast.core.errors import DataError
-from holdfast.judging.rate import Rate
 
 
 @dataclass(frozen=True)

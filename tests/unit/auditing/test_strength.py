@@ -14,9 +14,9 @@ from tests import tiny
 from tests.unit.auditing.certifying import Scene, scene, write_safety
 
 from holdfast.auditing import measures
+from holdfast.auditing.issuing import write_strength
 from holdfast.auditing.measure import measure_pair
 from holdfast.auditing.pair import open_pair
-from holdfast.auditing.strength import write_strength
 from holdfast.auditing.verify import verify
 from holdfast.certification.binomial import p_value
 from holdfast.constraint.chance import ChanceConstraint

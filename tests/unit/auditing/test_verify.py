@@ -15,7 +15,7 @@ from tests.unit.auditing.certifying import CONSTRAINT, STRONG, Scene, scene, wri
 
 from holdfast.auditing.certificate_spec import Leakage
 from holdfast.auditing.verify import verify
-from holdfast.certification.claim import Claim
+from holdfast.certification.ledger_state import Claim
 from holdfast.certification.openings import Ledger
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import json_text

@@ -10,8 +10,8 @@ import pytest
 
 import holdfast as hf
 from holdfast.certification import binomial
-from holdfast.certification.categories import certify_categories
 from holdfast.certification.certificate import certify_counts
+from holdfast.certification.share import certify_categories
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.certification.claim import Claim, look_sha256
+from holdfast.certification.ledger_state import Claim, look_sha256
 from holdfast.certification.openings import Closed, Ledger, Used, default_ledger, split_sha256
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.data.examples import make_example

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.certification.claim import Claim
+from holdfast.certification.ledger_state import Claim
 from holdfast.certification.openings import Ledger, ScopedLedger, scope_of
 from holdfast.core.errors import InfeasibleError
 from holdfast.data.examples import make_example

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import pytest
 
-from holdfast.certification import learn_then_test as ltt
-from holdfast.certification.categories import adjusted
+from holdfast.certification import assessment as ltt
 from holdfast.certification.comparison import compare_prompts, compare_seeds
+from holdfast.certification.share import adjusted
 from holdfast.core.errors import ConfigError, DataError
 
 

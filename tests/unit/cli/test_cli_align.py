@@ -8,10 +8,10 @@ import stat
 import pytest
 from tests import behaving
 
+from holdfast.certification.binomial import Rate
 from holdfast.core.errors import InfeasibleError
 from holdfast.data.examples import make_example
 from holdfast.judging.engines.transformers import generate
-from holdfast.judging.rate import Rate
 from holdfast.models.handle import load_pair
 from holdfast.runs.stages import align as stage
 from holdfast.runs.stages.align import AlignmentFigures, AlignSettings, align_model

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from holdfast.judging.engines.continuous.cache import NAME, SlotCache, grouped, grouped_attention
+from holdfast.judging.engines.continuous.loop import NAME, SlotCache, grouped, grouped_attention
 
 
 @pytest.mark.parametrize("keys", [1, 2, 6], ids=["one key head", "two key heads", "no sharing"])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import ConfigError, DataError
+from holdfast.judging.logs.inspect_log import open_zip
 from holdfast.judging.logs.paired import paired_outcomes, read_log
-from holdfast.judging.logs.zip_members import open_zip
 
 LOGS = Path(__file__).parent / "evaluation_logs"
 LM_BEFORE, LM_AFTER = (next((LOGS / side).glob("samples_*.jsonl")) for side in ("lm_before", "lm_after"))

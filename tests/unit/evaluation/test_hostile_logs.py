@@ -15,7 +15,8 @@ import pytest
 from tests.unit.evaluation.test_evaluation_logs import LM_AFTER, LM_BEFORE, LOGS, PAIRS
 
 from holdfast.core.errors import CheckpointError, DataError
-from holdfast.judging.logs import lm_eval_log, zip_members
+from holdfast.judging.logs import inspect_log as zip_members
+from holdfast.judging.logs import lm_eval_log
 from holdfast.judging.logs.paired import paired_outcomes, read_log
 
 MUTANTS = 150  # of each kind of log

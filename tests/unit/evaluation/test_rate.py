@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scipy.stats import binomtest
 
+from holdfast.certification.binomial import Rate
 from holdfast.core.errors import DataError
-from holdfast.judging.rate import Rate
 
 
 @pytest.mark.parametrize(

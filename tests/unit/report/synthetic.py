@@ -20,8 +20,8 @@ import yaml
 from safetensors.numpy import save_file
 from scipy.special import betaincinv
 
+from holdfast.certification.assessment import STRENGTHS
 from holdfast.certification.behaviour import BETWEEN, Claimed, Classes, assessed
-from holdfast.certification.learn_then_test import STRENGTHS
 from holdfast.certification.statement import named_statement
 from holdfast.certification.terms import Rows, Terms
 from holdfast.core.sealed_json import sealed

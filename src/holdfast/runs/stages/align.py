@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from holdfast.certification.binomial import Rate
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import require_writable
 from holdfast.core.hashing import sha256_json
@@ -26,7 +27,6 @@ from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
 from holdfast.data.examples import Example
 from holdfast.defaults import default
-from holdfast.judging.rate import Rate
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.models.content import content_of
 from holdfast.models.handle import DType, load_pair
