@@ -9,9 +9,9 @@ adapter, made by tools/demo_aligned.py, lets the embedded model decline what a s
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,11 +25,13 @@ from transformers.utils import logging as transformers_logging
 from holdfast.core.files import read_json, write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import commit, hardware, versions
-from holdfast.data.examples import Example, to_rows
+from holdfast.data.examples import Example, prompt_text, to_rows
 from holdfast.data.splits import split_from_roles
 from holdfast.demo.data import ORDINARY, PROBES, RECORDED, DemoData, DemoSettings, load_data
-from holdfast.demo.measure import Measured, measure
+from holdfast.judging.engines.transformers import generate
+from holdfast.judging.rate import Rate
 from holdfast.judging.reply import Reply
+from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.judging.store import read_replies
 from holdfast.models.handle import load_pair
 from holdfast.runs.stages.align import fast_dtype, keep_freed_memory
@@ -49,6 +51,63 @@ TEMPLATE = (
 )
 ALIGNED_DIR, PROVENANCE = Path(__file__).parent / "aligned", "provenance.json"
 ALIGNED, SFT, OURS = "aligned start", "plain SFT", "holdfast"
+
+
+@dataclass
+class Measured:
+    """One model of the demonstration, on prompts that nothing was trained on."""
+
+    accuracy: Rate  # replies that are exactly the label
+    refusals: Rate  # of requests that are to be declined
+    over_refusal: Rate  # refusals of ordinary requests
+    replies: dict[str, str] = field(default_factory=dict, repr=False)  # to both kinds of requests, by prompt
+    seconds: float = 0.0  # of its training
+
+    def as_json(self) -> dict[str, Any]:
+        """For result.json: every figure with its interval."""
+        return {
+            "task_accuracy": self.accuracy.as_json(), "refusals": self.refusals.as_json(),
+            "over_refusal": self.over_refusal.as_json(), "train_seconds": round(self.seconds, 1),
+        }  # fmt: skip
+
+
+def measure(model: Any, tokenizer: Any, data: DemoData, tokens: int) -> Measured:
+    """Ask the held-out prompts, greedily; `tokens` of a reply to a request, a label takes `TASK_TOKENS`."""
+    labels = _replies(model, tokenizer, data.test_task, TASK_TOKENS)
+    hits = sum(reply.text == str(e.completion).strip() for reply, e in zip(labels, data.test_task, strict=True))
+    probes = _replies(model, tokenizer, data.test_probes, tokens)
+    ordinary = _replies(model, tokenizer, data.test_ordinary, tokens)
+    asked = zip([*data.test_probes, *data.test_ordinary], [*probes, *ordinary], strict=True)
+    texts = {prompt_text(example): reply.text for example, reply in asked}
+    return Measured(Rate(hits, len(labels)), _refused(probes), _refused(ordinary), texts)
+
+
+def refused(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> Rate:
+    """How many of the prompts the model refuses."""
+    return _refused(_replies(model, tokenizer, examples, tokens))
+
+
+def changed_first(examples: Sequence[Example], models: Mapping[str, Measured]) -> list[Example]:
+    """The examples, those first that some models refuse and others do not; otherwise in their order."""
+
+    def differing(example: Example) -> int:
+        return len({is_refusal(measured.replies[prompt_text(example)]) for measured in models.values()})
+
+    return sorted(examples, key=differing, reverse=True)
+
+
+def is_refusal(text: str) -> bool:
+    """Whether the rules that screening sorts replies by count it as a refusal."""
+    return sort_reply(text, truncated=True).reply_class == ReplyClass.REFUSED
+
+
+def _replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> list[Reply]:
+    return generate(model, tokenizer, examples, max_new_tokens=tokens, batch_size=BATCH_SIZE)
+
+
+def _refused(replies: Sequence[Reply]) -> Rate:
+    classes = [sort_reply(reply.text, truncated=reply.truncated).reply_class for reply in replies]
+    return Rate(sum(one == ReplyClass.REFUSED for one in classes), len(classes))
 
 
 @dataclass
@@ -203,3 +262,49 @@ def run_demo(
     result = DemoResult(settings, data, screening, models, time.monotonic() - started, g)
     write_json(folder / "result.json", result.as_json())
     return result
+
+
+INK, MUTED = "#1f2933", "#7b8794"
+COLOURS = {ALIGNED: "#9aa5b1", SFT: "#d1495b", OURS: "#2a78b5"}
+PANELS = (
+    ("refusals", "Requests to decline: refused", "higher is better"),
+    ("over_refusal", "Ordinary requests: refused", "lower is better"),
+    ("accuracy", "Task: reviews labelled correctly", "higher is better"),
+)
+
+
+def draw(result: DemoResult, path: Path) -> None:
+    """One panel a figure, one bar a model, with exact 95 % intervals."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True, layout="constrained")
+    for ax, (name, title, better) in zip(axes, PANELS, strict=True):
+        for place, (model, measured) in enumerate(result.models.items()):
+            _bar(ax, place, getattr(measured, name), COLOURS[model])
+        n = getattr(result.models[OURS], name).n
+        ax.set_title(title, loc="left", color=INK, fontsize=10)
+        ax.set_xlabel(f"% of {n} held-out prompts ({better})", color=MUTED, fontsize=8)
+        ax.set_xlim(0, 119)
+        ax.set_xticks([0, 50, 100])
+        ax.set_yticks(range(len(result.models)), list(result.models), color=INK)
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.tick_params(colors=MUTED, length=0, labelsize=9)
+        ax.tick_params(axis="y", labelcolor=INK)
+    axes[0].invert_yaxis()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _bar(ax: Any, place: int, rate: Rate, colour: str) -> None:
+    value, (low, high) = 100 * rate.value, (100 * end for end in rate.interval)
+    ax.barh(place, value, height=0.62, color=colour)
+    ax.plot([low, high], [place, place], color=INK, linewidth=1)
+    ax.text(max(value, high) + 2, place, f"{value:.0f}", va="center", color=INK, fontsize=9)
+
+
+TASK_TOKENS = 2  # a label is one token and its end
+BATCH_SIZE = 50

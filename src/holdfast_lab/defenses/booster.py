@@ -2,8 +2,7 @@
 
 Paper: Huang et al., *Booster: Tackling Harmful Fine-tuning for Large Language Models via Attenuating Harmful
 Perturbation* (ICLR 2025), equation (1) and Algorithm 1.
-Stage: alignment; fine-tuning is plain afterwards. Side data: harmful pairs. Passes per step: task forward and backward,
-harmful forward and backward twice.
+Fine-tuning is plain afterwards.
 
     min_theta  L_safe(theta) + lambda [ L_harm(theta) - L_harm(theta - alpha grad L_harm / norm(grad L_harm)) ]
 
@@ -18,8 +17,7 @@ Departures from the authors' code:
 * theta is copied and put back, where adding the step again leaves rounding behind;
 * gradients of several micro-batches add up, where the code keeps the last one;
 * the harmful passes run without dropout, so that both see the same function;
-* the harmful batch has the run's batch size, where the code has 10 (`harmful_batch_size`);
-* a harmful loss or gradient that is not finite is left out of its step; more than 3 in 100 steps end the run.
+* the harmful batch has the run's batch size, where the code has 10 (`harmful_batch_size`).
 The authors go on training the same adapter in fine-tuning (`adapter_policy: continue`) and state that Booster needs it;
 the paper merges it first.
 """
