@@ -15,7 +15,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 import holdfast as hf
 from holdfast.core.errors import CheckpointError, ResourceError
-from holdfast.training import state_files as snapshot
+from holdfast.training import snapshot
 
 
 class DiedError(RuntimeError):
@@ -190,7 +190,7 @@ def test_two_runs_are_equal_whatever_the_state_of_the_process(tmp_path, plain):
 
 def test_the_comparison_can_fail(cut, plain, monkeypatch):
     """A resumed run that forgets the optimizer's moments is another run."""
-    monkeypatch.setattr("holdfast.training.state_files.load_optimizer_state", lambda optimizer, state: None)
+    monkeypatch.setattr("holdfast.training.snapshot.load_optimizer_state", lambda optimizer, state: None)
     with pytest.raises(AssertionError):
         assert_same(resumed(cut), plain)
 

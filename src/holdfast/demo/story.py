@@ -16,7 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import set_seed
@@ -35,11 +34,10 @@ from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.judging.store import read_replies
 from holdfast.models.handle import load_pair
 from holdfast.runs.stages.align import fast_dtype, keep_freed_memory
-from holdfast.runs.stages.finetune import Listener, listen
+from holdfast.runs.stages.finetune import Listener, listen, short_run
 from holdfast.screening.asking import Asker, told_by
 from holdfast.screening.screen import Screening, ask_and_screen, screen
 from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
-from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
 
 Say = Callable[[str], None]
@@ -50,6 +48,8 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 ALIGNED_DIR, PROVENANCE = Path(__file__).parent / "aligned", "provenance.json"
+TASK_TOKENS = 2  # a label is one token and its end
+BATCH_SIZE = 50
 ALIGNED, SFT, OURS = "aligned start", "plain SFT", "holdfast"
 
 
@@ -203,12 +203,10 @@ def finetune(
 ) -> tuple[SafeSFTTrainer, float]:  # fmt: skip
     """Fine-tune a copy of the aligned model: by holdfast where there is a screening, otherwise by plain SFT."""
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
-    arguments = SafeSFTConfig(
-        output_dir=str(folder), seed=settings.seed, save_strategy="no", report_to="none", logging_steps=10_000,
-        gradient_checkpointing=False, bf16=False, max_length=settings.max_length, disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False, safety_eval_batch_size=16,
-        max_steps=settings.steps, learning_rate=settings.rate, per_device_train_batch_size=settings.batch,
-        warmup_steps=settings.warmup, safety_batch_size=settings.safety_batch, lr_scheduler_type="linear",
+    arguments = short_run(
+        folder, seed=settings.seed, bf16=False, max_length=settings.max_length, max_steps=settings.steps,
+        learning_rate=settings.rate, per_device_train_batch_size=settings.batch, warmup_steps=settings.warmup,
+        safety_batch_size=settings.safety_batch, safety_eval_batch_size=16,
     )  # fmt: skip
     lora = LoraConfig(
         r=settings.rank, lora_alpha=settings.lora_alpha, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
@@ -304,7 +302,3 @@ def _bar(ax: Any, place: int, rate: Rate, colour: str) -> None:
     ax.barh(place, value, height=0.62, color=colour)
     ax.plot([low, high], [place, place], color=INK, linewidth=1)
     ax.text(max(value, high) + 2, place, f"{value:.0f}", va="center", color=INK, fontsize=9)
-
-
-TASK_TOKENS = 2  # a label is one token and its end
-BATCH_SIZE = 50

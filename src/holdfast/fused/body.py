@@ -28,6 +28,10 @@ from holdfast.fused.packed_rows import CURRENT, Groups, Layout, lay_out
 from holdfast.scoring.completion import adapter_layers, adapters_off, evaluating, hidden_states
 from holdfast.scoring.head import causal_lm
 
+NAME = "holdfast_rows"
+VARLEN_DTYPES = (torch.bfloat16, torch.float16)
+VARLEN_HEAD = 256
+
 GradientOf = Callable[[Tensor], Tensor]
 """From hidden states (tokens, width) to the gradient of a loss by them."""
 
@@ -155,11 +159,6 @@ class EagerPasses:
         with self.body.running():
             hidden = self.body.forward(layout, dropout=dropout)
             return self.body.backward(hidden, gradient_of(hidden.detach()))
-
-
-NAME = "holdfast_rows"
-VARLEN_DTYPES = (torch.bfloat16, torch.float16)
-VARLEN_HEAD = 256
 
 
 def row_attention(

@@ -28,7 +28,8 @@ from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.checkpoint_store import CheckpointStore, step_of
 from holdfast.training.config import is_behaviour_metric
-from holdfast.training.state_files import capture_rng, load_trainable, restore_rng
+from holdfast.training.snapshot import load_trainable
+from holdfast.training.state_files import capture_rng, restore_rng
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,8 @@ class CheckpointStore:
         return target
 
     def fingerprint(self, path: Path) -> dict[str, Any]:
-        return read_manifest(path).fingerprint
+        found: dict[str, Any] = read_manifest(path)["fingerprint"]
+        return found
 
     def require_same_fingerprint(self, path: Path, current: Mapping[str, Any]) -> None:
         """Refuse a checkpoint that belongs to other data, settings or code, listing every differing key."""
@@ -209,42 +209,32 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What a manifest says."""
-
-    schema: int  # layout version of the checkpoint folder
-    step: int  # the optimizer step the checkpoint was taken after
-    files: dict[str, dict[str, Any]]  # relative POSIX name -> `{"sha256": hex, "size": bytes}`, of every other file
-    fingerprint: dict[str, Any]  # hashes and settings the checkpoint is bound to
-
-
 def write_manifest(folder: Path, *, step: int, fingerprint: dict[str, Any]) -> None:
-    """Flush every file below `folder` to disk, then write the manifest, last."""
+    """Flush every file below `folder` to disk, then write the manifest, last.
+
+    `files` has for every other file, by relative POSIX name, its `sha256` and `size`.
+    """
     names = [name for name in _files(folder) if name != MANIFEST]
     for name in names:
         fsync_path(folder / name)
     for inner, _, _ in os.walk(folder):
         fsync_path(Path(inner))
     files = {name: _describe(folder / name) for name in names}
-    write_sealed(folder / MANIFEST, asdict(Manifest(SCHEMA, step, files, fingerprint)))
+    write_sealed(folder / MANIFEST, {"schema": SCHEMA, "step": step, "files": files, "fingerprint": fingerprint})
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint: not one byte of it changed, of this schema, for the step in the folder's name."""
     if folder.is_symlink():
         raise CheckpointError(f"{folder} is a symbolic link", remedy=ANOTHER)
     if not (folder / MANIFEST).exists():
         raise CheckpointError(f"{folder}: {MANIFEST} is missing", remedy=ANOTHER)
-    body = read_sealed(folder / MANIFEST, remedy=ANOTHER)
-    del body[SEAL]
-    try:
-        manifest = Manifest(**body)
-    except TypeError as error:
-        raise CheckpointError(f"{folder}: {MANIFEST} has other fields than a manifest", remedy=ANOTHER) from error
-    if manifest.schema != SCHEMA or not folder.name.endswith(f"checkpoint-{manifest.step}"):
+    manifest = read_sealed(folder / MANIFEST, remedy=ANOTHER)
+    if set(manifest) != {"schema", "step", "files", "fingerprint", SEAL}:
+        raise CheckpointError(f"{folder}: {MANIFEST} has other fields than a manifest", remedy=ANOTHER)
+    if manifest["schema"] != SCHEMA or not folder.name.endswith(f"checkpoint-{manifest['step']}"):
         raise CheckpointError(
-            f"{folder}: {MANIFEST} is for step {manifest.step} in schema {manifest.schema}, "
+            f"{folder}: {MANIFEST} is for step {manifest['step']} in schema {manifest['schema']}, "
             f"expected the step in the folder's name and schema {SCHEMA}",
             remedy=ANOTHER,
         )
@@ -253,7 +243,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def verify_folder(folder: Path) -> None:
     """Check every byte of a checkpoint against its manifest; the damaged, missing or extra file is named."""
-    recorded = read_manifest(folder).files
+    recorded: dict[str, dict[str, Any]] = read_manifest(folder)["files"]
     present = set(_files(folder)) - {MANIFEST}
     for name in sorted(recorded.keys() | present):
         if name not in present:

@@ -19,11 +19,12 @@ from holdfast.core.errors import CheckpointError
 from holdfast.core.files import write_json
 from holdfast.core.ranks import barrier, from_first, gather_objects, rank, world
 from holdfast.models.fingerprint import adapter_settings
-from holdfast.training import state_files
+from holdfast.training import snapshot
 from holdfast.training.checkpoint_store import CheckpointStore
 from holdfast.training.fingerprint import argument_fingerprint, dataset_sha256
 from holdfast.training.hooks import Defense
 from holdfast.training.run import Run, torch_optimizer
+from holdfast.training.state_files import capture_rng, load_state, restore_rng, save_state
 
 logger = logging.getLogger(__name__)
 PICKLED_ARGUMENTS = "training_args.bin"
@@ -94,17 +95,17 @@ class CheckpointMixin(Trainer):
 
     def _write_state(self, folder: Path) -> dict[str, Any]:
         """Write what a resumed run reads back and return the trained weights; gathering shards needs every rank."""
-        weights = state_files.trainable_weights(self.model)
-        optimizer = state_files.optimizer_state(torch_optimizer(self.optimizer))
+        weights = snapshot.trainable_weights(self.model)
+        optimizer = snapshot.optimizer_state(torch_optimizer(self.optimizer))
         defense = self.defense.state_dict()
-        state_files.save_state(folder / f"rng-{rank()}", state_files.capture_rng())
+        save_state(folder / f"rng-{rank()}", capture_rng())
         if rank() == 0:
-            state_files.save_trainable(weights, folder)
-            state_files.save_state(folder / "optimizer", optimizer)
-            state_files.save_state(folder / "scheduler", self.lr_scheduler.state_dict())
-            state_files.save_state(folder / "defense", defense)
+            snapshot.save_trainable(weights, folder)
+            save_state(folder / "optimizer", optimizer)
+            save_state(folder / "scheduler", self.lr_scheduler.state_dict())
+            save_state(folder / "defense", defense)
             course = {"spikes": self.recorder.spikes.state_dict(), "memory": self.run.fitting.figures()}
-            state_files.save_state(folder / "course", course)
+            save_state(folder / "course", course)
         return weights
 
     def _locate_best(self) -> None:
@@ -140,7 +141,7 @@ class CheckpointMixin(Trainer):
             with self.defense.saved_form(self.run):
                 super().save_model(output_dir, _internal_call)
             return
-        gathered = state_files.trainable_weights if hasattr(self.model, "peft_config") else state_files.all_weights
+        gathered = snapshot.trainable_weights if hasattr(self.model, "peft_config") else snapshot.all_weights
         state = gathered(self.model)
         if self.args.should_save:
             self._save(output_dir, state_dict=state)
@@ -186,28 +187,28 @@ class CheckpointMixin(Trainer):
         if not self._measured:
             self.measure_reference()
             self.store.require_same_fingerprint(Path(resume_from_checkpoint), self.fingerprint())
-        state_files.load_trainable(self.model if model is None else model, Path(resume_from_checkpoint))
+        snapshot.load_trainable(self.model if model is None else model, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         folder = Path(self.state.best_model_checkpoint)
         CheckpointStore(folder.parent).verify(folder)
-        state_files.load_trainable(self.model, folder)
+        snapshot.load_trainable(self.model, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
         folder = Path(checkpoint)
-        state_files.load_optimizer_state(torch_optimizer(self.optimizer), state_files.load_state(folder / "optimizer"))
-        self.lr_scheduler.load_state_dict(state_files.load_state(folder / "scheduler"))
-        self.defense.load_state_dict(state_files.load_state(folder / "defense"))
+        snapshot.load_optimizer_state(torch_optimizer(self.optimizer), load_state(folder / "optimizer"))
+        self.lr_scheduler.load_state_dict(load_state(folder / "scheduler"))
+        self.defense.load_state_dict(load_state(folder / "defense"))
         if (folder / "course.json").exists():  # not in checkpoints of earlier versions
-            course = state_files.load_state(folder / "course")
+            course = load_state(folder / "course")
             self.recorder.spikes.load_state_dict(course["spikes"])
             self.run.fitting.load_figures(course["memory"])
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            state_files.restore_rng(state_files.load_state(Path(checkpoint) / f"rng-{rank()}"))
+            restore_rng(load_state(Path(checkpoint) / f"rng-{rank()}"))
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, which forgets a best checkpoint that is no longer at its stored path."""

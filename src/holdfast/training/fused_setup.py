@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH = frozenset({"input_ids", "attention_mask", "labels"})
+LIMIT = 2 * 2**30  # bytes of host memory
+PASS_TOKENS = 4096  # at one time on the device
 PROBED = 64  # task rows among which those are chosen that packing is tried on
 
 
@@ -160,10 +162,6 @@ def _records(run: Run, body: Body) -> bool:
     if problem is not None and run.args.device.type == "cuda":
         logger.warning("the step runs without CUDA graphs: %s", problem)
     return problem is None
-
-
-LIMIT = 2 * 2**30  # bytes of host memory
-PASS_TOKENS = 4096  # at one time on the device
 
 
 def with_adapter_off(passes: EagerPasses, examples: Sequence[Encoded], device: torch.device) -> ReferenceStates:

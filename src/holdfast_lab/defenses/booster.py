@@ -17,7 +17,8 @@ Departures from the authors' code:
 * theta is copied and put back, where adding the step again leaves rounding behind;
 * gradients of several micro-batches add up, where the code keeps the last one;
 * the harmful passes run without dropout, so that both see the same function;
-* the harmful batch has the run's batch size, where the code has 10 (`harmful_batch_size`).
+* the harmful batch has the run's batch size, where the code has 10 (`harmful_batch_size`);
+* a harmful loss or gradient that is not finite is left out of its step; more than 3 in 100 steps end the run.
 The authors go on training the same adapter in fine-tuning (`adapter_policy: continue`) and state that Booster needs it;
 the paper merges it first.
 """
