@@ -1,4 +1,4 @@
-"""Looking at the run: one row per step in `events.jsonl`, and the monitor split at every evaluation."""
+"""Looking at the run: a row per step in `events.jsonl`, a probe after it, the monitor split at every evaluation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ROWS = 64  # passed over at one time on one process, or as many as its device has room for
+PROBED = 64  # examples that are passed over at one time on one process, or as many as its device has room for
 
 
 def summarise(degradations: Tensor, safety: SafetySet) -> dict[str, float]:
@@ -215,7 +215,7 @@ class ConstraintProbe:
         def passing(rows: int) -> Tensor:
             return self._forward(name, examples, rows).degradations(examples, reference, one.constraint)
 
-        degradations = run.fitting.evaluation(ROWS if world() == 1 else run.forward.batch_size, passing)
+        degradations = run.fitting.evaluation(PROBED if world() == 1 else run.forward.batch_size, passing)
         return float(on_whole_set(one.constraint, degradations).value(degradations))
 
     def _forward(self, name: str, examples: list[Encoded], rows: int) -> Forward:

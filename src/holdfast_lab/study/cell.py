@@ -6,6 +6,8 @@ generate   replies to harm, task and borderline prompts       stored; a killed c
 judge      harm probabilities of the replies                  the model is freed before the judge is loaded
 score      metrics with intervals
 
+`require_ready` refuses, before anything is trained, what could not be finished in this way.
+
 The safety set of a study may be the aligned model's own refusals: a constraint protects what its prompts are like, and
 where the alignment pairs ask other things than the attack does, the model is asked the attack's kind of prompts (the
 `asked` role, which no other role shares).
