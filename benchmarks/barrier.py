@@ -33,7 +33,7 @@ from holdfast.defaults import block, train_defaults
 from holdfast.models.handle import load_pair
 from holdfast.screening.screen import Screening, screen
 from holdfast.screening.settings import ScreeningSettings
-from holdfast.training.probe import barrier_figures
+from holdfast.training.monitoring import barrier_figures
 from holdfast_lab.bench.paths import filter_options
 
 

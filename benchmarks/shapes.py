@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from holdfast_lab.bench import shapes
-from holdfast_lab.bench.shapes import ADAPTED, SHAPES
+from holdfast_lab.bench import settings as shapes
+from holdfast_lab.bench.settings import ADAPTED, SHAPES
 
 __all__ = ["NAMES", "SHAPES", "random_adapter", "random_model"]
 

@@ -69,6 +69,8 @@ Average Safety*; options written beside it win. In Python: `SafeSFTTrainer(..., 
 | unaligned | `unaligned:` | `unaligned=` | the model before alignment; found where `model` is its adapter |
 
 Every fine-tuning run names a safety set, also where the defense needs none: it is what the result is measured on.
+A term of a defense's own that is not finite is left out of its step (event `nonfinite`); more than 3 in 100 steps end
+the run.
 
 ## Stages
 

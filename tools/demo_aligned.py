@@ -26,8 +26,7 @@ from holdfast.data.encode import encode_all
 from holdfast.data.examples import as_chat
 from holdfast.data.sources import read_examples
 from holdfast.demo.data import DATA_DIR
-from holdfast.demo.measure import refused
-from holdfast.demo.story import ALIGNED_DIR, PROVENANCE, TEMPLATE
+from holdfast.demo.story import ALIGNED_DIR, PROVENANCE, TEMPLATE, refused
 from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.handle import load_pair
 from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS

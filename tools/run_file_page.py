@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from holdfast.runs.config.json_schema import shipped_schema
+from holdfast.runs.config.schema import shipped_schema
 
 PAGE = Path(__file__).parent.parent / "docs" / "run-file-keys.md"
 HEAD = """\

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from holdfast.runs.config.json_schema import SHIPPED
+from holdfast.runs.config.schema import SHIPPED
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 

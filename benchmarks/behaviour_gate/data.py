@@ -28,8 +28,7 @@ from holdfast.core.files import write_json, write_text
 from holdfast.core.hashing import sha256_file, sha256_text
 from holdfast.core.seeding import generator
 from holdfast.data.examples import Example, completion_text, prompt_text
-from holdfast.data.poison import poisoned
-from holdfast.data.tasks import TASKS
+from holdfast.data.tasks import TASKS, poisoned
 from holdfast_lab.data.catalogue import load
 from holdfast_lab.protocol.roles import Roles, RoleSettings, draw_roles
 

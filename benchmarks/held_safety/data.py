@@ -39,8 +39,7 @@ from holdfast.core.files import write_json, write_text
 from holdfast.core.hashing import sha256_file, sha256_lines, sha256_text
 from holdfast.core.seeding import generator
 from holdfast.data.examples import Example, completion_text, make_example, prompt_text
-from holdfast.data.poison import poison_count, poisoned
-from holdfast.data.tasks import TASKS
+from holdfast.data.tasks import TASKS, poison_count, poisoned
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast_lab.data.catalogue import load
 from holdfast_lab.evaluation.evaluate import held_out

@@ -11,7 +11,7 @@ from benchmarks.step_results.__main__ import main
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from holdfast_lab.bench.shapes import empty_model
+from holdfast_lab.bench.settings import empty_model
 from tests.docs.pictures import plotted_data
 
 ROOT = Path(__file__).parents[2]

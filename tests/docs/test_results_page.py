@@ -14,8 +14,8 @@ from tools.study_page.__main__ import main
 from holdfast.core.hashing import sha256_json
 from holdfast_lab.study.cells import expand
 from holdfast_lab.study.config import load_study
-from holdfast_lab.study.plan import make_plan
 from holdfast_lab.study.protocol import load_protocol
+from holdfast_lab.study.schedule import make_plan
 from tests.docs.pictures import plotted_data
 
 ROOT = Path(__file__).parents[2]

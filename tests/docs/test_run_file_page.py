@@ -7,7 +7,7 @@ import json
 import pytest
 from tools.run_file_page import PAGE, kinds, page
 
-from holdfast.runs.config.json_schema import shipped_schema
+from holdfast.runs.config.schema import shipped_schema
 
 
 def test_the_page_is_current():

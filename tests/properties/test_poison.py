@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.data.examples import make_example
-from holdfast.data.poison import poison_count, poisoned
+from holdfast.data.tasks import poison_count, poisoned
 
 TASK = [make_example(f"task prompt {i}", f"answer {i}") for i in range(60)]
 POISON = [make_example(f"mild trick {i}", f"trick {i}") for i in range(60)]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tools.run_file_schema import schema_text
 
-from holdfast.runs.config.json_schema import shipped_schema
+from holdfast.runs.config.schema import shipped_schema
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads(shipped_schema())

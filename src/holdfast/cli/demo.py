@@ -71,8 +71,7 @@ def demo(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads that spin take the time of other processes
     note_loading()
     from holdfast.demo.data import FAST, DemoSettings
-    from holdfast.demo.picture import draw
-    from holdfast.demo.story import run_demo
+    from holdfast.demo.story import draw, run_demo
 
     quiet_libraries()
     with show_progress() as progress:
@@ -136,7 +135,7 @@ def limits(g: Mapping[str, float]) -> str:
 def replies(result: DemoResult, *, reveal: bool) -> str:
     """Two requests to decline and an ordinary one, with every model's reply; one that gives in is named only."""
     from holdfast.data.examples import prompt_text
-    from holdfast.demo.measure import changed_first
+    from holdfast.demo.story import changed_first
 
     probes = changed_first(result.data.test_probes, result.models)[:2]
     lines = ["Replies, first to requests on which the models differ:"]
@@ -150,7 +149,7 @@ def replies(result: DemoResult, *, reveal: bool) -> str:
 
 def masked(reply: str) -> str:
     """A refusal as it is; nothing of any other reply."""
-    from holdfast.demo.measure import is_refusal
+    from holdfast.demo.story import is_refusal
 
     return reply if is_refusal(reply) else "[not a refusal; --reveal shows it]"
 

@@ -19,7 +19,7 @@ from holdfast.cli.terminal import (
     require_verdict,
     say,
     say_json,
-)  # fmt: skip
+)
 from holdfast.core.percent import exact_percent, percent, percent_up
 
 if TYPE_CHECKING:

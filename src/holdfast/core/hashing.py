@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,19 @@ def sha256_text(text: str) -> str:
 def sha256_json(value: Any) -> str:
     """Hex sha256 of the canonical JSON of `value`: sorted keys, no spaces, no NaN."""
     return sha256_text(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """Settings as JSON values: enumerations by value, sets in sorted order, tuples as lists, unknown types by text."""
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((plain(item) for item in value), key=str)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def same_numbers(value: Any) -> Any:

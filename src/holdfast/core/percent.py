@@ -15,7 +15,7 @@ def percent(share: float) -> str:
         short = f"{100 * share:.2f}"
         if float(short) in (0.0, 100.0):
             return "< 0.01 %" if share < 0.5 else "> 99.99 %"
-    return f"{_trimmed(short)} %"
+    return f"{short.rstrip('0').rstrip('.')} %"
 
 
 def percent_up(share: float) -> str:
@@ -28,7 +28,3 @@ def percent_up(share: float) -> str:
 def exact_percent(share: float) -> str:
     """A share that somebody chose (alpha, a confidence), not rounded at all: 1.2 % is a stronger claim than 1.25 %."""
     return f"{(Decimal(repr(float(share))) * 100).normalize():f} %"
-
-
-def _trimmed(text: str) -> str:
-    return text.rstrip("0").rstrip(".")

@@ -1,9 +1,12 @@
 """The few collective operations we need, each a plain identity when there is one process."""
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+from holdfast.core.errors import HoldfastError
 
 T = TypeVar("T")
 
@@ -33,6 +36,20 @@ def gather_objects(value: T) -> list[T]:
     found: list[T | None] = [None] * world()
     dist.all_gather_object(found, value)
     return found  # type: ignore[return-value]
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """What the first process makes, on every process; what it refuses every process refuses, so that none waits."""
+    made: T | HoldfastError | None = None
+    if rank() == 0:
+        try:
+            made = make()
+        except HoldfastError as error:
+            made = error
+    made = gather_objects(made)[0]
+    if isinstance(made, HoldfastError):
+        raise made
+    return made  # type: ignore[return-value]
 
 
 def gather_rows(rows: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from holdfast.core.files import write_text
 from holdfast.demo.data import DATA_DIR
 from holdfast.models.embedded import HUB_ID
 from holdfast.models.source import EMBEDDED
-from holdfast.runs.config.json_schema import EDITOR_COMMENT, FILE_NAME, shipped_schema
+from holdfast.runs.config.schema import EDITOR_COMMENT, FILE_NAME, shipped_schema
 
 POISON_EVERY = 12  # under the tenth of the rows that a run drops unasked, if its model refuses them all
 ALIGNED = "aligned"

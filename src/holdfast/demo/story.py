@@ -9,35 +9,35 @@ adapter, made by tools/demo_aligned.py, lets the embedded model decline what a s
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
+from holdfast.certification.binomial import Rate
 from holdfast.core.files import read_json, write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import commit, hardware, versions
-from holdfast.data.examples import Example, to_rows
+from holdfast.data.examples import Example, prompt_text, to_rows
 from holdfast.data.splits import split_from_roles
 from holdfast.demo.data import ORDINARY, PROBES, RECORDED, DemoData, DemoSettings, load_data
-from holdfast.demo.measure import Measured, measure
+from holdfast.judging.engines.transformers import generate
 from holdfast.judging.reply import Reply
+from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.judging.store import read_replies
 from holdfast.models.handle import load_pair
 from holdfast.runs.stages.align import fast_dtype, keep_freed_memory
-from holdfast.runs.stages.finetune import Listener, listen
+from holdfast.runs.stages.finetune import Listener, listen, short_run
 from holdfast.screening.asking import Asker, told_by
 from holdfast.screening.screen import Screening, ask_and_screen, screen
 from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
-from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
 
 Say = Callable[[str], None]
@@ -48,7 +48,66 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 ALIGNED_DIR, PROVENANCE = Path(__file__).parent / "aligned", "provenance.json"
+TASK_TOKENS = 2  # a label is one token and its end
+BATCH_SIZE = 50
 ALIGNED, SFT, OURS = "aligned start", "plain SFT", "holdfast"
+
+
+@dataclass
+class Measured:
+    """One model of the demonstration, on prompts that nothing was trained on."""
+
+    accuracy: Rate  # replies that are exactly the label
+    refusals: Rate  # of requests that are to be declined
+    over_refusal: Rate  # refusals of ordinary requests
+    replies: dict[str, str] = field(default_factory=dict, repr=False)  # to both kinds of requests, by prompt
+    seconds: float = 0.0  # of its training
+
+    def as_json(self) -> dict[str, Any]:
+        """For result.json: every figure with its interval."""
+        return {
+            "task_accuracy": self.accuracy.as_json(), "refusals": self.refusals.as_json(),
+            "over_refusal": self.over_refusal.as_json(), "train_seconds": round(self.seconds, 1),
+        }  # fmt: skip
+
+
+def measure(model: Any, tokenizer: Any, data: DemoData, tokens: int) -> Measured:
+    """Ask the held-out prompts, greedily; `tokens` of a reply to a request, a label takes `TASK_TOKENS`."""
+    labels = _replies(model, tokenizer, data.test_task, TASK_TOKENS)
+    hits = sum(reply.text == str(e.completion).strip() for reply, e in zip(labels, data.test_task, strict=True))
+    probes = _replies(model, tokenizer, data.test_probes, tokens)
+    ordinary = _replies(model, tokenizer, data.test_ordinary, tokens)
+    asked = zip([*data.test_probes, *data.test_ordinary], [*probes, *ordinary], strict=True)
+    texts = {prompt_text(example): reply.text for example, reply in asked}
+    return Measured(Rate(hits, len(labels)), _refused(probes), _refused(ordinary), texts)
+
+
+def refused(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> Rate:
+    """How many of the prompts the model refuses."""
+    return _refused(_replies(model, tokenizer, examples, tokens))
+
+
+def changed_first(examples: Sequence[Example], models: Mapping[str, Measured]) -> list[Example]:
+    """The examples, those first that some models refuse and others do not; otherwise in their order."""
+
+    def differing(example: Example) -> int:
+        return len({is_refusal(measured.replies[prompt_text(example)]) for measured in models.values()})
+
+    return sorted(examples, key=differing, reverse=True)
+
+
+def is_refusal(text: str) -> bool:
+    """Whether the rules that screening sorts replies by count it as a refusal."""
+    return sort_reply(text, truncated=True).reply_class == ReplyClass.REFUSED
+
+
+def _replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> list[Reply]:
+    return generate(model, tokenizer, examples, max_new_tokens=tokens, batch_size=BATCH_SIZE)
+
+
+def _refused(replies: Sequence[Reply]) -> Rate:
+    classes = [sort_reply(reply.text, truncated=reply.truncated).reply_class for reply in replies]
+    return Rate(sum(one == ReplyClass.REFUSED for one in classes), len(classes))
 
 
 @dataclass
@@ -144,12 +203,10 @@ def finetune(
 ) -> tuple[SafeSFTTrainer, float]:  # fmt: skip
     """Fine-tune a copy of the aligned model: by holdfast where there is a screening, otherwise by plain SFT."""
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
-    arguments = SafeSFTConfig(
-        output_dir=str(folder), seed=settings.seed, save_strategy="no", report_to="none", logging_steps=10_000,
-        gradient_checkpointing=False, bf16=False, max_length=settings.max_length, disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False, safety_eval_batch_size=16,
-        max_steps=settings.steps, learning_rate=settings.rate, per_device_train_batch_size=settings.batch,
-        warmup_steps=settings.warmup, safety_batch_size=settings.safety_batch, lr_scheduler_type="linear",
+    arguments = short_run(
+        folder, seed=settings.seed, bf16=False, max_length=settings.max_length, max_steps=settings.steps,
+        learning_rate=settings.rate, per_device_train_batch_size=settings.batch, warmup_steps=settings.warmup,
+        safety_batch_size=settings.safety_batch, safety_eval_batch_size=16,
     )  # fmt: skip
     lora = LoraConfig(
         r=settings.rank, lora_alpha=settings.lora_alpha, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
@@ -203,3 +260,45 @@ def run_demo(
     result = DemoResult(settings, data, screening, models, time.monotonic() - started, g)
     write_json(folder / "result.json", result.as_json())
     return result
+
+
+INK, MUTED = "#1f2933", "#7b8794"
+COLOURS = {ALIGNED: "#9aa5b1", SFT: "#d1495b", OURS: "#2a78b5"}
+PANELS = (
+    ("refusals", "Requests to decline: refused", "higher is better"),
+    ("over_refusal", "Ordinary requests: refused", "lower is better"),
+    ("accuracy", "Task: reviews labelled correctly", "higher is better"),
+)
+
+
+def draw(result: DemoResult, path: Path) -> None:
+    """One panel a figure, one bar a model, with exact 95 % intervals."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True, layout="constrained")
+    for ax, (name, title, better) in zip(axes, PANELS, strict=True):
+        for place, (model, measured) in enumerate(result.models.items()):
+            _bar(ax, place, getattr(measured, name), COLOURS[model])
+        n = getattr(result.models[OURS], name).n
+        ax.set_title(title, loc="left", color=INK, fontsize=10)
+        ax.set_xlabel(f"% of {n} held-out prompts ({better})", color=MUTED, fontsize=8)
+        ax.set_xlim(0, 119)
+        ax.set_xticks([0, 50, 100])
+        ax.set_yticks(range(len(result.models)), list(result.models), color=INK)
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.tick_params(colors=MUTED, length=0, labelsize=9)
+        ax.tick_params(axis="y", labelcolor=INK)
+    axes[0].invert_yaxis()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _bar(ax: Any, place: int, rate: Rate, colour: str) -> None:
+    value, (low, high) = 100 * rate.value, (100 * end for end in rate.interval)
+    ax.barh(place, value, height=0.62, color=colour)
+    ax.plot([low, high], [place, place], color=INK, linewidth=1)
+    ax.text(max(value, high) + 2, place, f"{value:.0f}", va="center", color=INK, fontsize=9)

@@ -1,6 +1,6 @@
 """Rows of a batch laid end to end: no padding where tokens do not meet, and the places of every token where they do.
 
-Where they meet (see `row_mixing`) rows may have to be padded after all. They are then sorted by length into segments of
+Where they meet (see `body`) rows may have to be padded after all. They are then sorted by length into segments of
 equally many rows, each padded to its own longest, so that short rows are not padded to the longest of all.
 
 `scored` finds the completion tokens: where their predictions are, and to which row each belongs.

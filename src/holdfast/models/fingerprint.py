@@ -8,13 +8,12 @@ import hashlib
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.core.hashing import sha256_json, sha256_lines
+from holdfast.core.hashing import plain, sha256_json, sha256_lines
 
 # A tensor on a GPU is brought over in pieces of this size, so that hashing needs no second copy of the model.
 _PIECE_BYTES = 64 * 2**20
@@ -98,19 +97,6 @@ def adapter_fingerprint(model: nn.Module) -> str | None:
 def adapter_settings(model: nn.Module) -> dict[str, Any]:
     """The settings of a PEFT model's adapters as JSON values; empty for a model without adapters."""
     return {
-        name: _canonical({key: value for key, value in config.to_dict().items() if key not in _ORIGIN})
+        name: plain({key: value for key, value in config.to_dict().items() if key not in _ORIGIN})
         for name, config in (getattr(model, "peft_config", None) or {}).items()
     }
-
-
-def _canonical(value: Any) -> Any:
-    """A JSON value for a PEFT setting: sets in sorted order, enumerations by value, unknown types by text."""
-    if isinstance(value, Enum):
-        return _canonical(value.value)
-    if isinstance(value, Mapping):
-        return {str(key): _canonical(item) for key, item in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted((_canonical(item) for item in value), key=str)
-    if isinstance(value, (list, tuple)):
-        return [_canonical(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

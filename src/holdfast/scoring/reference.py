@@ -23,10 +23,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import CheckpointError, DataError, HoldfastError
+from holdfast.core.errors import CheckpointError, DataError
 from holdfast.core.files import read_plain_file, write_bytes
 from holdfast.core.hashing import sha256_json, sha256_lines
-from holdfast.core.ranks import barrier, gather_objects, rank
+from holdfast.core.ranks import barrier, from_first, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.core.seeding import generator
 from holdfast.core.units import KL_UNITS
@@ -177,7 +177,7 @@ def _spot_check(
     A wrong model is off on all rows, which the mean of the gaps shows; a forged table is off on some, which the largest
     gap shows; one that was shifted as a whole, by less than single rows stray, shows in the mean with its sign.
     """
-    some = gather_objects(drawn_rows(roles) if rank() == 0 else [])[0]
+    some = from_first(lambda: drawn_rows(roles))
     fresh = forward.losses([examples[i] for i in some], int(table.provenance["first_k"]))
     exact = table.provenance["dtype"] == "float32" and table.provenance["autocast"] == "no"
     tolerance = SPOT_TOLERANCE["float32" if exact else "bfloat16"]
@@ -213,23 +213,17 @@ def _stored(place: Path, provenance: Mapping[str, Any], examples: Sequence[Encod
     """The table kept at `place`, or None. Rank 0 reads it for all: a cache may lie on its node alone."""
     ids = tuple(example.id for example in examples)
 
-    def read() -> ReferenceTable | HoldfastError | None:
+    def read() -> ReferenceTable | None:
         if not place.with_suffix(".json").exists():
             return None
-        try:
-            table = ReferenceTable.load(place)
-            require_same_provenance(table.provenance, provenance, place)
-            if set(table.ids) != set(ids):
-                raise _damaged(place, "it lists other examples")
-            _require_rows(table.rows(ids), examples, place)
-        except HoldfastError as error:
-            return error
+        table = ReferenceTable.load(place)
+        require_same_provenance(table.provenance, provenance, place)
+        if set(table.ids) != set(ids):
+            raise _damaged(place, "it lists other examples")
+        _require_rows(table.rows(ids), examples, place)
         return table.rows(ids)
 
-    found = gather_objects(read() if rank() == 0 else None)[0]
-    if isinstance(found, HoldfastError):
-        raise found
-    return found
+    return from_first(read)
 
 
 def reference_table(

@@ -5,16 +5,19 @@ held runs to its end, at most 256 tokens. Replies are kept by the model's conten
 alone (mode 0600), so that a killed run goes on and the next run on this model asks only what is new.
 """
 
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from holdfast.core.hashing import sha256_json
 from holdfast.data.bundled import KINDS, Use, bundled
 from holdfast.data.encode import template_sha256, tokenizer_sha256
-from holdfast.data.examples import Example
+from holdfast.data.examples import Example, prompt_text
 from holdfast.data.templates import Template
 from holdfast.judging.engines import Engine, open_engine
 from holdfast.judging.prompts import positions_of, prompt_ids
@@ -30,6 +33,7 @@ SORTING = 32
 LONGER = 128
 HELD = 256
 HELD_SHARE = 0.25  # of the prompts: what estimates take to be held at full length, at most
+LARGEST_SHARE = 8  # of the prompts, one in so many warms up and one in so many is timed, at most
 UNSORTED = ReplyClass.UNSORTED
 BATCH_CPU, BATCH_CUDA = 32, 256
 REMOTE = ("endpoint",)
@@ -199,3 +203,63 @@ def planned(rows: int, asked_rows: int, task_prompts: int, settings: ScreeningSe
     tokens = round((SORTING + HELD * HELD_SHARE) * prompts)
     sets = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in settings.sets.items()}
     return AskingPlan(rows, asked_rows, task_prompts, bundled_prompts, files, tokens, sets)
+
+
+@dataclass(frozen=True)
+class AskingTime:
+    """How long asking will take, measured on its own prompts before the others are asked.
+
+    Of the prompts without a stored reply, those of about average length go first: one batch to warm up, one by the
+    clock. Their replies are stored, so that no work is lost. With r seconds a prompt and n prompts left, an estimate is
+
+        r n                to sort the replies
+        r n/4 * 256/32     more, at most about, where a quarter of them is held whole
+
+    The cost of a batch grows about linearly with the length of its prompts, so that average ones stand for all.
+    """
+
+    timed: int  # prompts that were asked by the clock
+    seconds: float  # that they took
+    left: int  # prompts that are asked after them
+
+    @property
+    def sorting(self) -> float:
+        return self.seconds / self.timed * self.left
+
+    @property
+    def holding(self) -> float:
+        """More, at most about, for the replies that are held whole."""
+        return self.sorting * HELD_SHARE * HELD / SORTING
+
+    def sentence(self) -> str:
+        return (
+            f"estimated {_shown(self.sorting)} to sort the replies to {self.left:,} more prompts, and at most about "
+            f"{_shown(self.holding)} for the whole replies that are held ({self.timed} prompts took "
+            f"{self.seconds:.1f} s)"
+        )
+
+
+def measured(asker: Asker, examples: Sequence[Example]) -> AskingTime | None:
+    """Ask a few of the prompts, and say how long the others will take; None where too few are left to ask."""
+    waiting = asker.unanswered(examples)
+    size = min(asker.batch, len(waiting) // LARGEST_SHARE)
+    if size == 0:
+        return None
+    chosen = of_average_length(waiting, 2 * size)
+    asker.ask(chosen[::2], SORTING, "a first batch")
+    start = time.monotonic()
+    asker.ask(chosen[1::2], SORTING, "a batch by the clock")
+    return AskingTime(size, time.monotonic() - start, len(waiting) - 2 * size)
+
+
+def of_average_length(examples: Sequence[Example], count: int) -> list[Example]:
+    """The `count` prompts around the average length in characters, shortest first."""
+    ordered = sorted(examples, key=lambda example: len(prompt_text(example)))
+    lengths = [len(prompt_text(example)) for example in ordered]
+    middle = bisect_left(lengths, sum(lengths) / len(lengths))
+    start = min(max(0, middle - count // 2), len(ordered) - count)
+    return ordered[start : start + count]
+
+
+def _shown(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

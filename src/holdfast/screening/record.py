@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import CheckpointError, HoldfastError
+from holdfast.core.errors import CheckpointError
 from holdfast.core.files import read_plain_file, write_json, write_parts, write_text
 from holdfast.core.hashing import sha256_text
-from holdfast.core.ranks import gather_objects, rank
+from holdfast.core.ranks import from_first
 from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.data.examples import Example, each_row, make_example, to_rows
 from holdfast.data.split_record import ROLES
@@ -133,14 +133,7 @@ def fixed_screening(
     folder: Path, belongs_to: Mapping[str, Any], make: Callable[[], Screening], *, started: bool
 ) -> Screening:
     """The screening in `folder`, made there first where there is none."""
-    failed: HoldfastError | None = None
-    if rank() == 0:
-        try:
-            _provide(folder, belongs_to, make, started=started)
-        except HoldfastError as error:  # the other processes wait: they must hear of it
-            failed = error
-    if (failed := gather_objects(failed)[0]) is not None:
-        raise failed
+    from_first(lambda: _provide(folder, belongs_to, make, started=started))
     return load(folder, belongs_to)
 
 

@@ -23,12 +23,11 @@ from holdfast.data.templates import Template, use_template
 from holdfast.judging.refusal_rules import RULES_REVISION
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening import sets as held_sets
-from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, planned, undisturbed
+from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, measured, planned, undisturbed
 from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
 from holdfast.screening.questions import Question, as_question, asked_rows, distinct
 from holdfast.screening.sets import Candidate, HeldSet, MonitorPrompts, Role, monitor_prompts
 from holdfast.screening.settings import TASK, Keep, ScreeningSettings, uses_of
-from holdfast.screening.timing import measured
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,10 @@
 """Checkpoint folders that are either whole and verified, or not used.
 
-Write protocol: fill `.tmp-checkpoint-N`, fsync every file, write `manifest.json` last (see `manifest`),
-rename to `checkpoint-N`, fsync the folder above. A process killed at any instant leaves the previous
+`manifest.json` has the sha256 and size of every other file, and what the checkpoint is bound to. It is sealed
+(`core.sealed_json`), so a changed byte anywhere in the folder, the manifest included, is noticed.
+
+Write protocol: fill `.tmp-checkpoint-N`, fsync every file, write `manifest.json` last, rename to `checkpoint-N`, fsync
+the folder above. A process killed at any instant leaves the previous
 checkpoint or the new one, never a mixture:
 
 | name in the root            | meaning                                      | `clean()`              |
@@ -14,6 +17,8 @@ checkpoint or the new one, never a mixture:
 One process at a time changes a root (`RunLock`); several ranks may write into the staged folder.
 """
 
+import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -23,10 +28,14 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from holdfast.core.errors import CheckpointError, ResourceError
+from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.files import fsync_path
-from holdfast.training import manifest
+from holdfast.core.hashing import sha256_file
+from holdfast.core.sealed_json import SEAL, read_sealed, write_sealed
 
+SCHEMA = 1
+MANIFEST = "manifest.json"
+ANOTHER = "resume from another checkpoint, or start again in a new output_dir"
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
 
@@ -76,11 +85,11 @@ class CheckpointStore:
         """Seal the staged folder with a manifest, bind it to `fingerprint` (JSON) and give it its final name."""
         staged, final = self.staging(step), self.root / f"checkpoint-{step}"
         self._require_inside(staged)
-        plain = manifest.plain_fingerprint(fingerprint)
+        plain = plain_fingerprint(fingerprint)
         with self.disk_guard(step):
             if not staged.is_dir():
                 raise CheckpointError(f"{staged} does not exist", remedy="call stage(step) before commit")
-            manifest.write_manifest(staged, step=step, fingerprint=plain)
+            write_manifest(staged, step=step, fingerprint=plain)
             self._publish(staged, final)
         return final
 
@@ -104,7 +113,7 @@ class CheckpointStore:
 
     def verify(self, path: Path) -> None:
         """Check every byte of a checkpoint against its manifest; the damaged, missing or extra file is named."""
-        manifest.verify_folder(path)
+        verify_folder(path)
 
     def latest(self, *, log: Callable[[str], None]) -> Path | None:
         """The newest checkpoint that verifies; damaged newer ones are renamed `quarantine-*` and logged.
@@ -138,11 +147,12 @@ class CheckpointStore:
         return target
 
     def fingerprint(self, path: Path) -> dict[str, Any]:
-        return manifest.read_manifest(path).fingerprint
+        found: dict[str, Any] = read_manifest(path)["fingerprint"]
+        return found
 
     def require_same_fingerprint(self, path: Path, current: Mapping[str, Any]) -> None:
         """Refuse a checkpoint that belongs to other data, settings or code, listing every differing key."""
-        differing = manifest.fingerprint_differences(self.fingerprint(path), current)
+        differing = fingerprint_differences(self.fingerprint(path), current)
         if differing:
             listed = "; ".join(f"{key}: stored {old}, current {new}" for key, (old, new) in differing.items())
             raise CheckpointError(
@@ -197,3 +207,102 @@ def _remove(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
+
+
+def write_manifest(folder: Path, *, step: int, fingerprint: dict[str, Any]) -> None:
+    """Flush every file below `folder` to disk, then write the manifest, last.
+
+    `files` has for every other file, by relative POSIX name, its `sha256` and `size`.
+    """
+    names = [name for name in _files(folder) if name != MANIFEST]
+    for name in names:
+        fsync_path(folder / name)
+    for inner, _, _ in os.walk(folder):
+        fsync_path(Path(inner))
+    files = {name: _describe(folder / name) for name in names}
+    write_sealed(folder / MANIFEST, {"schema": SCHEMA, "step": step, "files": files, "fingerprint": fingerprint})
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint: not one byte of it changed, of this schema, for the step in the folder's name."""
+    if folder.is_symlink():
+        raise CheckpointError(f"{folder} is a symbolic link", remedy=ANOTHER)
+    if not (folder / MANIFEST).exists():
+        raise CheckpointError(f"{folder}: {MANIFEST} is missing", remedy=ANOTHER)
+    manifest = read_sealed(folder / MANIFEST, remedy=ANOTHER)
+    if set(manifest) != {"schema", "step", "files", "fingerprint", SEAL}:
+        raise CheckpointError(f"{folder}: {MANIFEST} has other fields than a manifest", remedy=ANOTHER)
+    if manifest["schema"] != SCHEMA or not folder.name.endswith(f"checkpoint-{manifest['step']}"):
+        raise CheckpointError(
+            f"{folder}: {MANIFEST} is for step {manifest['step']} in schema {manifest['schema']}, "
+            f"expected the step in the folder's name and schema {SCHEMA}",
+            remedy=ANOTHER,
+        )
+    return manifest
+
+
+def verify_folder(folder: Path) -> None:
+    """Check every byte of a checkpoint against its manifest; the damaged, missing or extra file is named."""
+    recorded: dict[str, dict[str, Any]] = read_manifest(folder)["files"]
+    present = set(_files(folder)) - {MANIFEST}
+    for name in sorted(recorded.keys() | present):
+        if name not in present:
+            raise CheckpointError(f"{folder}: {name} is missing", remedy=ANOTHER)
+        if name not in recorded:
+            raise CheckpointError(f"{folder}: {name} is not in the manifest (extra file)", remedy=ANOTHER)
+        try:
+            found = _describe(folder / name)
+        except OSError as error:
+            raise CheckpointError(f"{folder}: {name} cannot be read: {error}", remedy=ANOTHER) from error
+        if found != recorded[name]:
+            size, expected = found["size"], recorded[name]["size"]
+            reason = f"{size} bytes, expected {expected}" if size != expected else "its sha256 differs"
+            raise CheckpointError(f"{folder}: {name} is damaged ({reason})", remedy=ANOTHER)
+
+
+def plain_fingerprint(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping as JSON gives it back, so that a tuple compares equal to the list it is stored as."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(fingerprint), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"a checkpoint fingerprint must be JSON: {error}", remedy="use strings, finite numbers, lists and dicts"
+        ) from error
+    return plain
+
+
+def fingerprint_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Dotted key -> (stored, current) as shortened JSON, for every leaf that is not the same."""
+    old, new = dict(_leaves(plain_fingerprint(stored))), dict(_leaves(plain_fingerprint(current)))
+    pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in sorted(old.keys() | new.keys())}
+    return {key: (_short(a), _short(b)) for key, (a, b) in pairs.items() if a != b}
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted key and JSON text of everything that is not a mapping; an empty mapping inside is a leaf."""
+    if isinstance(value, dict) and (value or not prefix):
+        for key, item in value.items():
+            yield from _leaves(item, f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix, json.dumps(value, sort_keys=True)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    return {"sha256": sha256_file(path), "size": path.stat().st_size}
+
+
+def _files(folder: Path) -> list[str]:
+    """Relative POSIX names of all regular files below `folder`; a link or special file is refused."""
+    names = []
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise CheckpointError(
+                f"{folder}: {path.relative_to(folder)} is a link or special file", remedy="store regular files only"
+            )
+        if path.is_file():
+            names.append(path.relative_to(folder).as_posix())
+    return sorted(names)

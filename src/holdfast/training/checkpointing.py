@@ -17,7 +17,7 @@ from transformers.trainer_callback import EarlyStoppingCallback, ExportableState
 
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import write_json
-from holdfast.core.ranks import barrier, gather_objects, rank, world
+from holdfast.core.ranks import barrier, from_first, gather_objects, rank, world
 from holdfast.models.fingerprint import adapter_settings
 from holdfast.training import snapshot
 from holdfast.training.checkpoint_store import CheckpointStore
@@ -163,19 +163,8 @@ class CheckpointMixin(Trainer):
         return super().train(chosen, *args, **kwargs)
 
     def _choose_checkpoint(self, wanted: str | bool | None) -> str | None:
-        """The folder to resume from; the first process looks, and what it refuses every process refuses."""
-        if not wanted:
-            return None
-        found: str | CheckpointError | None = None
-        if rank() == 0:
-            try:
-                found = str(self._verified(wanted))
-            except CheckpointError as error:  # the others wait for this process
-                found = error
-        found = gather_objects(found)[0]
-        if isinstance(found, CheckpointError):
-            raise found
-        return found
+        """The folder to resume from; the first process looks."""
+        return from_first(lambda: str(self._verified(wanted))) if wanted else None
 
     def _verified(self, wanted: str | bool) -> Path:
         """The checkpoint at a path, or the newest whole one; refused where it belongs to another run."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 else:
     _Joined = object  # as a dataclass of transformers it would bring back the defaults that TRL's classes change
 
+T = TypeVar("T")
 _Switch = Literal["auto", "on", "off"]
 _Spikes = Literal["skip", "off"]
 _Weights = Literal["tokens", "rows"]
@@ -43,73 +44,56 @@ def is_behaviour_metric(metric: str | None) -> bool:
     return metric is not None and metric.removeprefix("eval_").startswith("behaviour_")
 
 
+def setting(default: T, meaning: str) -> T:
+    """A field with its default, and the help text that transformers' parser shows."""
+    made: T = field(default=default, metadata={"help": meaning})
+    return made
+
+
 @dataclass
 class SafetyArguments(_Joined):
     """What every trainer takes beside TRL's arguments; a base of its class, before TRL's."""
 
-    stage: str = field(
-        default="finetune",
-        metadata={"help": "What this run is: 'align' (train on safe pairs) or 'finetune' (train on the task)."},
+    stage: str = setting(
+        "finetune", "What this run is: 'align' (train on safe pairs) or 'finetune' (train on the task)."
     )
-    safety_batch_size: int | None = field(
-        default=None,
-        metadata={"help": "Safety examples per optimizer step, over all processes. Default: the task's global batch."},
+    safety_batch_size: int | None = setting(
+        None, "Safety examples per optimizer step, over all processes. Default: the task's global batch."
     )
-    safety_micro_batch_size: int | None = field(
-        default=None,
-        metadata={"help": "Safety examples per process and forward pass. Default: per_device_train_batch_size."},
+    safety_micro_batch_size: int | None = setting(
+        None, "Safety examples per process and forward pass. Default: per_device_train_batch_size."
     )
-    safety_eval_batch_size: int = field(
-        default=8, metadata={"help": "Rows per forward pass when measuring reference losses and the monitor split."}
+    safety_eval_batch_size: int = setting(
+        8, "Rows per forward pass when measuring reference losses and the monitor split."
     )
-    safety_fractions: tuple[float, float, float] = field(
-        default=default("safety.data.fractions"),
-        metadata={"help": "Shares of the safety set: constraint, monitor, certify."},
+    safety_fractions: tuple[float, float, float] = setting(
+        default("safety.data.fractions"), "Shares of the safety set: constraint, monitor, certify."
     )
-    safety_seed: int | None = field(
-        default=None, metadata={"help": "Seed of the safety split and stream. Default: seed."}
+    safety_seed: int | None = setting(None, "Seed of the safety split and stream. Default: seed.")
+    step: str = setting(
+        "auto",
+        "How gradients are computed: 'fused' over packed rows, holdfast's of task and constraint in one "
+        "pass; 'two_pass' one after the other (the reference); 'auto' fused on a GPU where the model allows it.",
     )
-    step: str = field(
-        default="auto",
-        metadata={
-            "help": "How gradients are computed: 'fused' over packed rows, holdfast's of task and constraint in one "
-            "pass; 'two_pass' one after the other (the reference); 'auto' fused on a GPU where the model allows it."
-        },
+    step_graphs: _Switch = setting("auto", "Record the fused step as CUDA graphs; 'auto' where it is possible.")
+    skip_inactive_rows: _Switch = setting(
+        "auto",
+        "Look at the safety rows before the fused step, and leave out those whose gradient is zero (the "
+        "same step); 'auto' while most are.",
     )
-    step_graphs: _Switch = field(
-        default="auto", metadata={"help": "Record the fused step as CUDA graphs; 'auto' where it is possible."}
+    probe_rows: int = setting(
+        0,
+        "After every step, measure g on this many fixed examples of each safety set's constraint split "
+        "(events.jsonl, result.json); steers nothing and costs a forward pass of them. 0: not.",
     )
-    skip_inactive_rows: _Switch = field(
-        default="auto",
-        metadata={
-            "help": "Look at the safety rows before the fused step, and leave out those whose gradient is zero (the "
-            "same step); 'auto' while most are."
-        },
+    rollback: bool = setting(
+        False, "End with the last checkpoint whose behaviour was within its limits, where the last is not."
     )
-    probe_rows: int = field(
-        default=0,
-        metadata={
-            "help": "After every step, measure g on this many fixed examples of each safety set's constraint split "
-            "(events.jsonl, result.json); steers nothing and costs a forward pass of them. 0: not."
-        },
+    on_leak: str = setting(
+        "error", "A certify prompt that occurs in the task data: 'error', or 'move' it to the constraint split."
     )
-    rollback: bool = field(
-        default=False,
-        metadata={"help": "End with the last checkpoint whose behaviour was within its limits, where the last is not."},
-    )
-    on_leak: str = field(
-        default="error",
-        metadata={
-            "help": "A certify prompt that occurs in the task data: 'error', or 'move' it to the constraint split."
-        },
-    )
-    reference_cache: str | None = field(
-        default=None, metadata={"help": "Folder where reference losses are shared between runs."}
-    )
-    run_dir: str | None = field(
-        default=None,
-        metadata={"help": "Folder of events.jsonl, reference.* and splits.json. Default: output_dir."},
-    )
+    reference_cache: str | None = setting(None, "Folder where reference losses are shared between runs.")
+    run_dir: str | None = setting(None, "Folder of events.jsonl, reference.* and splits.json. Default: output_dir.")
 
     def __post_init__(self) -> None:
         require_no_deepspeed(self)
@@ -201,19 +185,15 @@ class SafetyArguments(_Joined):
 class SafeSFTConfig(SafetyArguments, SFTConfig):
     """Arguments of `SafeSFTTrainer`; every field of `trl.SFTConfig` is accepted too."""
 
-    spikes: _Spikes | None = field(
-        default=None,
-        metadata={
-            "help": "A step whose task loss is far above all before: 'skip' it (the default), and end the run where "
-            "there are ten in 100 steps; 'off' applies it."
-        },
+    spikes: _Spikes | None = setting(
+        None,
+        "A step whose task loss is far above all before: 'skip' it (the default), and end the run where "
+        "there are ten in 100 steps; 'off' applies it.",
     )
-    loss_weights: _Weights | None = field(
-        default=None,
-        metadata={
-            "help": "What the task loss is a mean over: 'tokens' of the step (TRL's, the default), or 'rows', each by "
-            "the mean over its own tokens."
-        },
+    loss_weights: _Weights | None = setting(
+        None,
+        "What the task loss is a mean over: 'tokens' of the step (TRL's, the default), or 'rows', each by "
+        "the mean over its own tokens.",
     )
 
     def __post_init__(self) -> None:

@@ -6,13 +6,12 @@ A checkpoint in which any of these was another is refused, and so are processes 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from enum import Enum
 from typing import Any
 
 from torch import nn
 
 from holdfast.core.errors import DataError
-from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
+from holdfast.core.hashing import plain, sha256_file, sha256_json, sha256_lines
 from holdfast.core.ranks import gather_objects, world
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.models.adapter import adapter_folder
@@ -43,16 +42,6 @@ HARMLESS = frozenset(
 )
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return _plain(value.value)
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
 # Settings that were not known to earlier versions: left out while they change nothing, so that their checkpoints fit.
 LATER = {"spikes": (None,), "loss_weights": (None, "tokens")}
 
@@ -60,7 +49,7 @@ LATER = {"spikes": (None,), "loss_weights": (None, "tokens")}
 def argument_fingerprint(args: Any) -> dict[str, Any]:
     """Every training argument that shapes the trajectory."""
     return {
-        f.name: _plain(getattr(args, f.name))
+        f.name: plain(getattr(args, f.name))
         for f in fields(args)
         if f.name not in HARMLESS and not f.name.startswith("_") and getattr(args, f.name) not in LATER.get(f.name, ())
     }

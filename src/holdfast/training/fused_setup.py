@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
 from transformers import Trainer
 
 from holdfast.core.errors import UnsupportedError
@@ -15,9 +18,9 @@ from holdfast.data.encode import Encoded
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.joint_pass import JointPass
+from holdfast.fused.packed_rows import encoded_rows, scored
 from holdfast.fused.probe import packing_problem, probe_rows
 from holdfast.fused.recorded import RecordedPasses
-from holdfast.fused.reference_states import fits, with_adapter_off
 from holdfast.fused.support import batch_dependent, other_mixers, plain_layers
 from holdfast.scoring.head import causal_lm
 from holdfast.scoring.reference_states import ReferenceStates
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH = frozenset({"input_ids", "attention_mask", "labels"})
+LIMIT = 2 * 2**30  # bytes of host memory
+PASS_TOKENS = 4096  # at one time on the device
 PROBED = 64  # task rows among which those are chosen that packing is tried on
 
 
@@ -157,3 +162,34 @@ def _records(run: Run, body: Body) -> bool:
     if problem is not None and run.args.device.type == "cuda":
         logger.warning("the step runs without CUDA graphs: %s", problem)
     return problem is None
+
+
+def with_adapter_off(passes: EagerPasses, examples: Sequence[Encoded], device: torch.device) -> ReferenceStates:
+    """Pass over all examples with the adapter off."""
+    unique = {example.id: example for example in examples}
+    ordered = sorted(unique.values(), key=lambda e: (len(e.input_ids), e.id))
+
+    def states(batch: Sequence[Encoded]) -> Tensor:
+        rows = [encoded_rows(batch)]
+        return passes.states(rows, adapters=False).index_select(0, scored(rows)[0].at.to(device))
+
+    return ReferenceStates.of(_batches(ordered), states, device)
+
+
+def fits(examples: Sequence[Encoded], width: int, dtype: torch.dtype) -> bool:
+    """Whether the states of all examples stay within `LIMIT`."""
+    tokens = sum({example.id: example.n_labels for example in examples}.values())
+    return tokens * width * dtype.itemsize <= LIMIT
+
+
+def _batches(ordered: Sequence[Encoded]) -> list[list[Encoded]]:
+    """Consecutive examples of at most `PASS_TOKENS` tokens, or a single longer one."""
+    found: list[list[Encoded]] = []
+    held = PASS_TOKENS + 1
+    for example in ordered:
+        if held + len(example.input_ids) > PASS_TOKENS:
+            found.append([])
+            held = 0
+        found[-1].append(example)
+        held += len(example.input_ids)
+    return found

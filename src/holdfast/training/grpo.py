@@ -4,7 +4,7 @@ The task's gradient is that of GRPO's loss on replies that the model samples; th
 set's own replies, as ever. The replies of a step are sampled from the weights that the filter left.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
 from holdfast.core.ranks import rank
-from holdfast.training.config import SafetyArguments
+from holdfast.training.config import SafetyArguments, setting
 from holdfast.training.preference import (
     require_own_generation,
     require_resumable,
@@ -30,9 +30,7 @@ REPLIES = "_buffered_inputs"
 class SafeGRPOConfig(SafetyArguments, GRPOConfig):
     """Arguments of `SafeGRPOTrainer`; every field of `trl.GRPOConfig` is accepted too."""
 
-    max_length: int | None = field(
-        default=1024, metadata={"help": "Tokens of a safety example, prompt and reply; longer ones are cut."}
-    )
+    max_length: int | None = setting(1024, "Tokens of a safety example, prompt and reply; longer ones are cut.")
 
     @classmethod
     def from_trl(cls, args: TrainingArguments, **changes: Any) -> Self:

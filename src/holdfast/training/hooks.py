@@ -141,6 +141,7 @@ class Defense:
 
     def __init__(self, config: Any = None) -> None:
         self.config = self.Config() if config is None else config
+        self._row: Row = {}
 
     @classmethod
     def needed(cls, stage: str) -> frozenset[Need]:
@@ -212,7 +213,7 @@ class Defense:
 
     def row(self) -> Row:
         """What this step adds to its line of `events.jsonl`; also logged as `safety/<key>` where numeric."""
-        return {}
+        return self._row
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs (a collective call)."""

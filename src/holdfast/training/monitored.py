@@ -22,7 +22,7 @@ from holdfast.training.fitting import in_several_processes
 from holdfast.training.monitoring import SafetyMonitor, StepRecorder
 from holdfast.training.row_weights import RowMeans, one_a_row
 from holdfast.training.safety import DEFAULT
-from holdfast.training.support import without_cudnn_attention
+from holdfast.training.support import cudnn_attention
 
 
 class MonitoredTrainer(Trainer):
@@ -38,7 +38,7 @@ class MonitoredTrainer(Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, with attention kernels whose gradients are finite."""
         try:
-            with without_cudnn_attention():
+            with cudnn_attention(False):
                 return super().train(*args, **kwargs)
         except RuntimeError as error:
             if (refusal := in_several_processes(error)) is not None:

@@ -8,7 +8,7 @@ import torch
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_json
-from holdfast.core.ranks import gather_objects, rank, world
+from holdfast.core.ranks import from_first, rank, world
 from holdfast.data import streams
 from holdfast.data.encode import Encoded, collate, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
@@ -90,7 +90,7 @@ class SideData:
     def identify_unaligned(self) -> None:
         """Note which weights before alignment are used: now, since a folder may change while training runs."""
         if "unaligned" in self._trainer.defense.needed(self._trainer.args.stage):
-            self._unaligned_sha256 = gather_objects(unaligned_sha256(self.unaligned) if rank() == 0 else None)[0]
+            self._unaligned_sha256 = from_first(lambda: unaligned_sha256(self.unaligned))
 
     def fingerprint(self) -> dict[str, Any]:
         """What a resumed run must share: the side data. Empty for defenses without any."""

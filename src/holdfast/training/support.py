@@ -32,18 +32,18 @@ FSDP1 = (
 
 
 @contextmanager
-def without_cudnn_attention() -> Iterator[None]:
-    """Attention by the other kernels.
+def cudnn_attention(enabled: bool) -> Iterator[None]:
+    """Attention with cuDNN's kernels or, as training has it, by the others.
 
     The backward of cuDNN's, which torch 2.11 to 2.13 take for masked batches on Hopper GPUs, gives NaN where the padded
     length is 64 modulo 128 and a row's scores are far below zero, as Qwen2.5's are (pytorch/pytorch#196678).
     """
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(enabled)
     try:
         yield
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def _refuse(condition: bool, what: str, remedy: str) -> None:

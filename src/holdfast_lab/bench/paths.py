@@ -24,8 +24,7 @@ from holdfast.core.seeding import generator
 from holdfast.core.units import Unit
 from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
-from holdfast_lab.bench.settings import BASELINE, Cell
-from holdfast_lab.bench.shapes import ADAPTED, random_model
+from holdfast_lab.bench.settings import ADAPTED, BASELINE, Cell, random_model
 
 Pair = tuple[int, int]
 POISON_SHARE = 0.5

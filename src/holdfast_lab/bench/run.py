@@ -7,32 +7,41 @@ every token, as transformers does:
 """
 
 import contextlib
+import gc
 import importlib.metadata
+import logging
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from peft import get_peft_model
+from transformers import TrainerCallback
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.errors import HoldfastError
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.encode import Encoded, encode_all
 from holdfast.data.sources import examples_from_rows
 from holdfast.scoring.completion import deterministic
 from holdfast.scoring.forward import Forward
-from holdfast_lab.bench.measure import measure, now, release
-from holdfast_lab.bench.paths import adapter, rows, safety_pairs, word_tokenizer
-from holdfast_lab.bench.settings import BASELINE, Cell, Settings
-from holdfast_lab.bench.shapes import random_model
+from holdfast.training import fingerprint as training
+from holdfast.training.support import cudnn_attention
+from holdfast_lab.bench.paths import Material, adapter, build, rows, safety_pairs, word_tokenizer
+from holdfast_lab.bench.settings import BASELINE, Cell, Settings, random_model
 
 ROWS, BATCH, REPETITIONS = 256, 8, 5  # a batch as `safety_eval_batch_size` has it
+MIB = 2**20
 VERSION = 1
 # Packages without which transformers takes a slower way, linear attention a much slower one.
 KERNELS = ("triton", "flash-attn", "flash-linear-attention", "causal-conv1d", "kernels", "liger-kernel")
@@ -73,10 +82,9 @@ def reference_throughput(shape: str, settings: Settings, *, n: int = ROWS) -> di
 
 @torch.no_grad()
 def _bare(forward: Forward, encoded: Sequence[Encoded]) -> None:
-    ordered = sorted(encoded, key=lambda item: len(item.input_ids))
     with deterministic(forward.model), forward.precision():
-        for start in range(0, len(ordered), forward.batch_size):
-            batch = forward.batch(ordered[start : start + forward.batch_size])
+        for positions in forward.batches(encoded):
+            batch = forward.batch([encoded[i] for i in positions])
             forward.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
 
 
@@ -140,14 +148,9 @@ def run(settings: Settings, output: Path, listener: Listener) -> Record:
     shape of a batch, and 25 batches of text are 25 shapes.
     """
     record = Record(settings, output)
-    cudnn = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.enable_cudnn_sdp(settings.cudnn)
-    try:
-        with tempfile.TemporaryDirectory() as cache:
-            for shape in settings.shapes:
-                _measure_shape(shape, settings, Path(cache), record, listener)
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    with cudnn_attention(settings.cudnn), tempfile.TemporaryDirectory() as cache:
+        for shape in settings.shapes:
+            _measure_shape(shape, settings, Path(cache), record, listener)
     return record
 
 
@@ -165,3 +168,140 @@ def _measure_shape(shape: str, settings: Settings, cache: Path, record: Record, 
 
 def _ratio(value: float | None, base: float | None) -> float | None:
     return value / base if value is not None and base else None
+
+
+def now() -> float:
+    """Seconds, with everything the device was given finished."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _mib(what: str) -> float | None:
+    return getattr(torch.cuda, what)() / MIB if torch.cuda.is_available() else None
+
+
+class StepClock(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
+    """Seconds of every step, from the end of the one before it, and the peak of memory since training began."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._last = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the clock. From here memory counts, so that recording of graphs does."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what the reference pass left in the allocator is not the step's
+            torch.cuda.reset_peak_memory_stats()
+        self._last = now()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        at = now()
+        self.seconds.append(at - self._last)
+        self._last = at
+
+
+class CountedCollator:
+    """A collator that notes how many tokens its batches hold, padding left out; one batch is one step."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.tokens: list[int] = []
+
+    def __call__(self, examples: Sequence[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+        self.tokens.append(sum(len(example["input_ids"]) for example in examples))
+        return self.inner(examples, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+
+def measure(cell: Cell, cache: Path) -> dict[str, Any]:
+    """The row of a cell: figures of its steps, or `error` where it could not be trained.
+
+    The constrained paths of one shape share their reference losses in `cache`.
+    """
+    row: dict[str, Any] = {"shape": cell.shape, "path": cell.path, "checkpointing": cell.checkpointing}
+    if cell.sweep:
+        row |= {"sweep": cell.sweep, "value": cell.value}
+    try:
+        row |= _trained(cell, cache)
+    except Exception as error:  # noqa: BLE001  (whatever one path meets, the others are measured)
+        row["error"] = _in_words(error)
+    release()  # after the exception has gone, whose frames held the model
+    return row
+
+
+def release() -> None:
+    """Give the memory of what was measured back, so that the next path starts from an empty device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _trained(cell: Cell, cache: Path) -> dict[str, Any]:
+    # Memory in use before is what the measurements before this one did not give back.
+    clock, events, before = StepClock(), Counter[str](), _mib("memory_allocated")
+    name = f"random/{cell.shape}"
+    # Random weights are named by their shape: hashing 16 GB for every path would take longer than measuring it.
+    unhashed = patch.multiple(training, frozen_fingerprint=lambda _: name, model_fingerprint=lambda _: name)
+    with tempfile.TemporaryDirectory() as folder, unhashed, _captured() as said:
+        trainer = build(cell, Material.of(cell), Path(folder), cache, [clock])
+        counted = trainer.data_collator = CountedCollator(trainer.data_collator)
+        if cell.path != BASELINE:
+            trainer.step_listeners.append(lambda row: events.update([row["event"]] if "event" in row else []))
+        trainer.train()
+        peak, reserved = _mib("max_memory_allocated"), _mib("max_memory_reserved")
+        tokens = counted.tokens[cell.warm_up : cell.warm_up + cell.steps]
+        tokens += _safety_tokens(trainer, cell)
+    return {**step_figures(clock.seconds[cell.warm_up :], sum(tokens)), "peak_mib": peak, "reserved_mib": reserved,
+            "before_mib": before, "events": dict(events), "log": said}  # fmt: skip
+
+
+def step_figures(seconds: list[float], tokens: int) -> dict[str, Any]:
+    """Median and 90 % quantile of the steps in milliseconds, and tokens per second over all of them."""
+    return {
+        "median_ms": 1e3 * float(np.median(seconds)),
+        "p90_ms": 1e3 * float(np.quantile(seconds, 0.9)),
+        "tokens_per_s": tokens / sum(seconds),
+        "steps_ms": [round(1e3 * s, 3) for s in seconds],
+    }
+
+
+def _safety_tokens(trainer: Any, cell: Cell) -> list[int]:
+    found: list[int] = []
+    for name, safety in getattr(trainer, "safety", {}).items():
+        sizes = [len(example.input_ids) for example in safety.constraint_set]
+        stream, steps = trainer.run.data._streams[name], range(cell.warm_up, cell.warm_up + cell.steps)
+        found += [sum(sizes[i] for i in stream.indices(step)) for step in steps]
+    return found
+
+
+@contextmanager
+def _captured() -> Iterator[list[str]]:
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if not text.startswith("safety: ") and text not in lines:
+                lines.append(text)
+
+    logger = logging.getLogger("holdfast")
+    before = logger.handlers, logger.level, logger.propagate
+    logger.handlers, logger.propagate = [Keep()], False
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.handlers, logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, HoldfastError):
+        return error.what
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "out of memory"
+    first = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {first}"[:300]

@@ -58,10 +58,7 @@ class SideTermDefense(Defense):
 
     def attach(self, run: TrainingRun) -> None:
         self._watch = NonfiniteWatch(self.name)
-        self._row: Row = {}
-
-    def row(self) -> Row:
-        return self._row
+        self._row = {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"left_out": list(self._watch.steps)}

@@ -8,8 +8,7 @@ from holdfast.cli.options import Opt
 from holdfast.cli.terminal import interruptible, quiet_libraries, say
 from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.units import UNITS
-from holdfast_lab.bench.settings import PATHS, SWEEPS, TASKS, Settings
-from holdfast_lab.bench.shapes import SHAPES
+from holdfast_lab.bench.settings import PATHS, SHAPES, SWEEPS, TASKS, Settings
 
 COLUMNS = ("median ms", "p90 ms", "× TRL", "peak MiB", "× TRL", "tokens/s")
 DEFAULT_OUTPUT = Path("bench/speed.json")

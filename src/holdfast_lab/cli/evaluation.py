@@ -23,7 +23,7 @@ from holdfast.runs.config import RunConfig, stored_config
 from holdfast.runs.stages.run_folder import RunFolder
 from holdfast_lab.cli.evaluate import RESULT
 from holdfast_lab.evaluation import evaluate as evaluation
-from holdfast_lab.evaluation.metric import Metric
+from holdfast_lab.evaluation.harm import Metric
 from holdfast_lab.protocol.roles import RoleSettings, draw_roles, evaluation_prompts
 
 SOURCES = ("beavertails_test", "beavertails_evaluation")

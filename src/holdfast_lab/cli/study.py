@@ -16,8 +16,7 @@ from holdfast.cli.terminal import clean, columns, counted, duration, interruptib
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast_lab.study.plan import Plan
-    from holdfast_lab.study.schedule import Listener, Outcome, Progress
+    from holdfast_lab.study.schedule import Listener, Outcome, Plan, Progress
 
 EVERY = 60.0  # seconds between plain lines while nothing changes
 
@@ -43,7 +42,7 @@ def study(
       holdfast study studies/small.yaml seeds=[42,1337] workers=4
     """
     from holdfast_lab.study.config import load_study
-    from holdfast_lab.study.plan import make_plan
+    from holdfast_lab.study.schedule import make_plan
 
     made = make_plan(load_study(file, overrides or ()), skip_unknown=skip_unknown)
     if plan:

@@ -2,9 +2,7 @@
 
 Paper: Nguyen et al., *Antibody: Strengthening Defense Against Harmful Fine-Tuning for Large Language Models via
 Attenuating Harmful Gradient Influence* (ICLR 2026); the formulas below are those of the authors' released code.
-Stages: alignment and fine-tuning, one run each. Side data: harmful pairs in alignment, none in fine-tuning. Passes per
-step: alignment, task forward and backward, harmful forward and backward twice, refusals forward and backward;
-fine-tuning, task forward and backward, and two forwards.
+Alignment and fine-tuning are one run each.
 
 Alignment. H are harmful pairs, R their prompts with generic refusals (`holdfast.data.refusals`), in turn by position:
 

@@ -2,7 +2,6 @@
 
 Paper: Yang et al., *AsFT: Anchoring Safety During LLM Fine-Tuning Within Narrow Safety Basin* (2025), the regulariser
 on the update outside the alignment direction.
-Stage: fine-tuning. Side data: the weights before alignment. Passes per step: task forward and backward.
 
     min_{A,B}  L_task + lambda sum_l |(I - C_l) B_l A_l|_F^2,    C = V V^T / |V|_F,    V = W_aligned - W_unaligned
 

@@ -2,8 +2,7 @@
 
 Paper: Huang et al., *Booster: Tackling Harmful Fine-tuning for Large Language Models via Attenuating Harmful
 Perturbation* (ICLR 2025), equation (1) and Algorithm 1.
-Stage: alignment; fine-tuning is plain afterwards. Side data: harmful pairs. Passes per step: task forward and backward,
-harmful forward and backward twice.
+Fine-tuning is plain afterwards.
 
     min_theta  L_safe(theta) + lambda [ L_harm(theta) - L_harm(theta - alpha grad L_harm / norm(grad L_harm)) ]
 

@@ -3,8 +3,6 @@
 Paper: distillation from the model before training, as in Li and Hoiem, *Learning without Forgetting* (ECCV 2016), here
 on safe pairs; the penalty of RLHF (Ziegler et al., *Fine-Tuning Language Models from Human Preferences*, 2019) has the
 KL the other way round, on the model's own samples.
-Stage: fine-tuning. Passes per step: task forward and backward, safe forward and backward, safe forward at theta_0. Side
-data: safe pairs (the constraint share of the safety sets; monitor and certify stay held out).
 
     min_theta  L_task(theta) + lambda mean_t KL( pi_0(. | prompt, y_<t)  ||  pi_theta(. | prompt, y_<t) )
 
@@ -21,8 +19,7 @@ Departures from Li and Hoiem:
 * temperature 1, where they soften both distributions;
 * safe pairs, where they have no old data and use the new task's inputs;
 * no dropout in these passes, so that the term is zero at theta_0 and `weight: 0` changes no bit of the run;
-* the logged loss is the task's; `kl` is logged beside it;
-* a term that is not finite is left out of its step (event `nonfinite`); more than 3 in 100 steps end the run.
+* the logged loss is the task's; `kl` is logged beside it.
 The paper, *Beyond Average Safety*, does not have it; there is no preset.
 """
 

@@ -2,8 +2,6 @@
 
 Paper: Huang et al., *Lisa: Lazy Safety Alignment for Large Language Models against Harmful Fine-tuning Attack* (NeurIPS
 2024), Algorithm 1.
-Stage: fine-tuning. Passes per step: one forward and backward. Side data: safe pairs (the constraint share of the safety
-sets, at most `guide` of them; monitor and certify stay held out).
 
 Of the steps t = 0, 1, ..., T - 1 the first K_align train on safe pairs, the next K_ft on the task, and so on. Each
 phase minimises
@@ -37,10 +35,10 @@ from typing import Any, Literal
 from holdfast.constraint.gradients import Vector
 from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import rank
-from holdfast.core.seeding import generator
+from holdfast.core.seeding import sample
 from holdfast.data.encode import Encoded
 from holdfast.data.streams import StepStream
-from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
+from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, TrainingRun
 from holdfast.training.support import require_float32
 from holdfast_lab.building_blocks.options import Options, option
 
@@ -70,12 +68,9 @@ class Phases:
 def guide_rows(run: TrainingRun, most: int) -> list[Encoded]:
     """The safe pairs alignment may use: at most this many, chosen by the run's seed."""
     safe = run.data.safe
-    if len(safe) <= most:
-        if len(safe) < most and rank() == 0:
-            logger.warning("lisa: guide=%d, but there are %d safe pairs; all of them are used", most, len(safe))
-        return safe
-    chosen = generator(run.args.stream_seed, "lisa", "guide").permutation(len(safe))[:most]
-    return [safe[i] for i in sorted(chosen.tolist())]
+    if len(safe) < most and rank() == 0:
+        logger.warning("lisa: guide=%d, but there are %d safe pairs; all of them are used", most, len(safe))
+    return sample(safe, most, run.args.stream_seed, "lisa", "guide")
 
 
 @DEFENSES.register("lisa")
@@ -140,7 +135,7 @@ class Lisa(Defense):
 
     def on_gradient(self, run: TrainingRun) -> None:
         """Add `rho (theta - w)`; theta is still what it was when this step, and perhaps a phase with it, began."""
-        self._row: Row = {"phase": self._phases.at(run.progress.step)}
+        self._row = {"phase": self._phases.at(run.progress.step)}
         rho = self.config.rho
         if not rho:
             return
@@ -154,10 +149,6 @@ class Lisa(Defense):
             space.add_to_gradient([apart], [rho])
         square = space.dots([(apart, apart)])[0]
         self._row |= {"distance": math.sqrt(square), "proximal_loss": rho / 2 * square if active else 0.0}
-
-    def row(self) -> Row:
-        """The phase, the distance from w, and the proximal term."""
-        return self._row
 
     def state_dict(self) -> dict[str, Any]:
         return {"anchor": None if self._anchor is None else self._space().full(self._anchor)}

@@ -2,7 +2,6 @@
 
 Paper: *Beyond Average Safety: Chance-Constrained LLM Fine-tuning*, equation (4), the baseline that the chance
 constraint is set against.
-Stage: fine-tuning. Passes per step: task forward and backward, safety forward and backward. Side data: safety pairs.
 
     min_theta  L_SFT(theta)    subject to    mean_i D_i(theta) <= epsilon
 

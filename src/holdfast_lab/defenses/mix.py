@@ -2,8 +2,6 @@
 
 Paper: the practice of Bianchi et al., *Safety-Tuned LLaMAs: Lessons From Improving the Safety of Large Language Models
 that Follow Instructions* (ICLR 2024), who put safe pairs into the fine-tuning data.
-Stage: fine-tuning. Passes per step: task forward and backward, safe forward and backward. Side data: safe pairs (the
-constraint share of the safety sets; monitor and certify stay held out).
 
     min_theta  L_task(theta) + lambda L_safe(theta)
 
@@ -17,8 +15,7 @@ Departures from the practice:
 * the safe pairs are a term of their own with a weight, where mixed data leave the balance of each batch to chance and
   to the lengths of the replies;
 * the safe pass runs without dropout, so that `weight: 0` changes no bit of the run;
-* the logged loss is the task's; `safe_loss` is logged beside it;
-* a term that is not finite is left out of its step (event `nonfinite`); more than 3 in 100 steps end the run.
+* the logged loss is the task's; `safe_loss` is logged beside it.
 The paper, *Beyond Average Safety*, does not have it; there is no preset.
 """
 

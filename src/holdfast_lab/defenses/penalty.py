@@ -2,7 +2,6 @@
 
 Paper: *Beyond Average Safety: Chance-Constrained LLM Fine-tuning*, below equation (4), which names it as the usual
 alternative to the mean constraint.
-Stage: fine-tuning. Passes per step: task forward and backward, safety forward and backward. Side data: safety pairs.
 
     min_theta  L_SFT(theta) + w mean_i t(D_i(theta)),      t(D) = D  or  phi(D - tau)
 
@@ -16,8 +15,7 @@ No bound is promised: which degradation a weight w leads to is found by trying. 
 a multiplier that never moves.
 
 The safety rows have a pass of their own, in micro-batches and without dropout. The paper states no weight and reports
-no figures for it; 1 is ours. The cvar majorizer's threshold follows the degradations as in `holdfast`. A term that
-is not finite is left out of its step (event `nonfinite`); more than 3 in 100 steps end the run.
+no figures for it; 1 is ours. The cvar majorizer's threshold follows the degradations as in `holdfast`.
 """
 
 import math

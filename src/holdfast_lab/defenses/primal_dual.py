@@ -2,7 +2,6 @@
 
 Paper: Entesari et al., *Constrained Entropic Unlearning: A Primal-Dual Framework for Large Language Models*
 (arXiv:2506.05314, 2025), as *Beyond Average Safety* applies it in its appendix "Primal-Dual Algorithm".
-Stage: fine-tuning. Passes per step: task forward, safety forward, one backward through both. Side data: safety pairs.
 
     min_theta max_{mu >= 0}  L_SFT(theta) + mu (c(theta) - alpha + rho),      c = mean_i phi(D_i - tau)
 
@@ -28,8 +27,8 @@ activations of the task's last micro-batch and of the process's whole share of t
 whatever `safety_micro_batch_size` is. `single_backward=False` gives the same gradient by a second backward, in
 micro-batches; it is also what happens where a shared one would be wrong (see `may_share_backward`). The cvar
 majorizer's threshold follows the degradations as in `holdfast`.
-A term that is not finite is left out of its step; a gradient of one backward for all terms that is not finite voids the
-step, and a fused one always is that. mu then stays (event `nonfinite`); more than 3 such steps in 100 end the run.
+A gradient of one backward for all terms that is not finite voids the step, and a fused one always is that. mu then
+stays, as it does where a term is left out.
 """
 
 import logging

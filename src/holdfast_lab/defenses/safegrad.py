@@ -1,8 +1,6 @@
 """SafeGrad: the part of the task gradient that works against safety is projected out.
 
 Paper: Yi et al., *Gradient Surgery for Safe LLM Fine-Tuning* (2025), and the authors' code.
-Stage: fine-tuning. Passes per step: task forward and backward, safe forward and backward, safe forward at theta_0. Side
-data: safe pairs (the constraint share of the safety sets; monitor and certify stay held out).
 
     L_a(theta) = mean_t KL( pi_0(. | prompt, y_<t)  ||  pi_theta(. | prompt, y_<t) )
 
@@ -22,8 +20,7 @@ Departures from the authors' code:
   that it grows with the padding. Here it runs over the completion; `positions: all` adds the prompt, never padding;
 * gradients of several micro-batches add up, where the code keeps the last one;
 * no dropout in the safe passes, where theirs makes g_a noise at theta_0;
-* inner products are summed in float64, and logits exist for a few hundred tokens at a time;
-* where L_a or g_a is not finite the step is plain SFT (event `nonfinite`); more than 3 in 100 steps end the run.
+* inner products are summed in float64, and logits exist for a few hundred tokens at a time.
 
 The paper, *Beyond Average Safety*, has rho = 1 and all its safe pairs (`guide: null`), where the authors have 100.
 """

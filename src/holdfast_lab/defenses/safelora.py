@@ -2,7 +2,7 @@
 
 Paper: Hsu et al., *Safe LoRA: the Silver Lining of Reducing Safety Risks when Fine-tuning Large Language Models*
 (NeurIPS 2024), its projection of LoRA weights.
-Stage: post-hoc; training is plain SFT. Side data: the weights before alignment. Passes per step: those of SFT.
+Training is plain SFT.
 
 For each adapted module, with V = W_aligned - W_unaligned and C = V V^T / |V|_F:
 

@@ -1,9 +1,8 @@
 """SaLoRA: LoRA whose change of the output never enters the directions of the safe replies.
 
 Paper: Li et al., *SaLoRA: Safety-Alignment Preserved Low-Rank Adaptation* (ICLR 2025), and the authors' code.
-Stage: fine-tuning. Passes per step: one forward and backward; before training one forward sweep over 128 safety pairs
-and one over 128 task rows, both again for every further 4 GiB of sums (Llama-3.1-8B, q, k, v: twice each).
-Side data: safety pairs, for the first sweep.
+Before training: one forward sweep over 128 safety pairs and one over 128 task rows, both again for every further 4 GiB
+of sums (Llama-3.1-8B, q, k, v: twice each).
 
 For every adapted module W, with F = X W^T over its inputs X at the reply tokens:
 
@@ -93,10 +92,8 @@ def _drawn(run: TrainingRun, size: int, count: int, name: str) -> list[int]:
 def reply_moments(run: TrainingRun, layers: Sequence[LoraLayer], rows: Sequence[Encoded]) -> SecondMoments:
     """Second moments of the layers over the reply tokens of the rows, dropout off, batches shared among ranks."""
     forward, moments = run.forward, SecondMoments(layers)
-    order = sorted(range(len(rows)), key=lambda i: (len(rows[i].input_ids), i))
-    batches = [order[i : i + forward.batch_size] for i in range(0, len(order), forward.batch_size)]
     with deterministic(run.model), forward.precision():
-        for positions in batches[rank() :: world()]:
+        for positions in forward.batches(rows)[rank() :: world()]:
             batch = forward.batch([rows[i] for i in positions])
             with moments.counting(batch["labels"] != IGNORE):
                 hidden_states(run.model, batch)

@@ -3,8 +3,6 @@
 Paper: *Beyond Average Safety: Chance-Constrained LLM Fine-tuning* ("the paper") describes its baseline SaLoRA in these
 words: a safety direction, computed once from the safe pairs, projected out of the gradient with strength 1. The method
 of SaLoRA's authors (Li et al., ICLR 2025) is another one, and here under its own name, `salora`.
-Stage: fine-tuning. Passes per step: one forward and backward; before the first step one over at most `rows` safe pairs.
-Side data: safe pairs (the constraint share of the safety sets; monitor and certify stay held out).
 
     u = grad L_safe(theta_0) / |grad L_safe(theta_0)|      once; L_safe: mean NLL over all completion tokens of the rows
     g <- g - strength <g, u> u                             every step, on the accumulated task gradient
@@ -37,7 +35,7 @@ from holdfast.core.errors import NumericalError
 from holdfast.core.ranks import world
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
-from holdfast.training.hooks import DEFENSES, Defense, Row, TrainingRun
+from holdfast.training.hooks import DEFENSES, Defense, TrainingRun
 from holdfast.training.side_pass import token_mean_nll
 from holdfast.training.support import require_float32
 from holdfast_lab.building_blocks.options import Options, option
@@ -110,11 +108,8 @@ class SaLoRAGradientProjection(Defense):
         along, square = space.dots([(task, self._direction), (task, task)])
         if self.config.strength:
             space.add_to_gradient([self._direction], [-self.config.strength * along])
+        # The component along u before the projection.
         self._row = {"along": along, "cosine": along / math.sqrt(square) if square else None}
-
-    def row(self) -> Row:
-        """The task gradient's component along u before the projection, and its cosine with u."""
-        return self._row
 
     def state_dict(self) -> dict[str, Any]:
         found = self._direction

@@ -2,8 +2,7 @@
 
 Paper: Huang, Hu and Liu, *Vaccine: Perturbation-aware Alignment for Large Language Models against Harmful Fine-tuning
 Attack* (NeurIPS 2024), equation (1) and Algorithm 1.
-Stage: alignment; fine-tuning is plain afterwards. Side data: none, the task data are the safe pairs. Passes per step:
-forward and backward twice, on the same rows.
+Fine-tuning is plain afterwards. The task data are the safe pairs.
 
     min_theta  max_{norm(eps) <= rho}  L(theta, eps)
 
@@ -44,7 +43,7 @@ from holdfast.core.errors import UnsupportedError
 from holdfast.core.ranks import sum_in_place, world
 from holdfast.models.token_mixers import Mixers, shifted, token_mixers
 from holdfast.scoring.completion import IGNORE, completion_losses, deterministic
-from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
+from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, TrainingRun
 from holdfast_lab.building_blocks.options import Options, option
 
 SMALLEST_NORM = 1e-7
@@ -96,7 +95,6 @@ class Vaccine(Defense):
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._sums: list[Tensor] = []
-        self._row: Row = {}
 
     def validate(self, run: TrainingRun) -> None:
         """Refuse models without token mixers, and runs whose loss the first pass would not see."""
@@ -156,7 +154,3 @@ class Vaccine(Defense):
             loss, square = torch.stack(self._sums).sum(0).tolist()
             self._row = {"unperturbed_loss": loss, "hidden_gradient_norm": square**0.5}
         self._sums = []
-
-    def row(self) -> Row:
-        """The loss without perturbation, and the norm of its gradient in the hidden states."""
-        return self._row

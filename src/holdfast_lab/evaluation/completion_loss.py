@@ -20,7 +20,7 @@ from holdfast.data.examples import Example, as_chat, uniform
 from holdfast.data.templates import Template
 from holdfast.models.library_errors import fitting_batches
 from holdfast.scoring.completion import completion_losses, deterministic
-from holdfast_lab.evaluation.metric import Metric
+from holdfast_lab.evaluation.harm import Metric
 
 
 def completion_loss(

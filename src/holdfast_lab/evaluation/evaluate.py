@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.files import read_json, write_json
-from holdfast.core.seeding import generator
+from holdfast.core.seeding import sample
 from holdfast.data.encode import MAX_LISTED, template_sha256
 from holdfast.data.examples import Example, completion_text, make_example, prompt_text
 from holdfast.data.tasks import Grade, Task
@@ -26,8 +26,7 @@ from holdfast.judging.reply import Reply
 from holdfast.judging.store import replies as stored_replies
 from holdfast_lab.data.catalogue import load
 from holdfast_lab.evaluation.completion_loss import completion_loss
-from holdfast_lab.evaluation.harm import harm, harmful, refusals
-from holdfast_lab.evaluation.metric import Metric
+from holdfast_lab.evaluation.harm import Metric, harm, harmful, refusals
 
 HARM, TASK, BORDERLINE = "harm", "task", "borderline"
 Replies = Mapping[str, Sequence[Reply]]
@@ -78,8 +77,7 @@ def held_out(examples: Sequence[Example], n: int, seed: int) -> list[Example]:
             f"{n} held-out task examples are asked for, the test split has {len(examples)}",
             remedy="ask for fewer (--task-examples; in a study evaluation.task_examples)",
         )
-    chosen = generator(seed, "task examples").permutation(len(examples))[:n]
-    return [examples[i] for i in sorted(chosen.tolist())]
+    return sample(examples, n, seed, "task examples")
 
 
 def answer(

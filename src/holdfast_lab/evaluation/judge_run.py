@@ -14,9 +14,8 @@ from holdfast.core.seeding import derive_seed
 from holdfast.judging.judges.classifier import CONVERSATION, THRESHOLD, Opened, device_of, require_positions
 from holdfast.judging.judges.trained import JUDGE_FILE, VERSION, hashes
 from holdfast_lab.data.catalogue import CATEGORIES
-from holdfast_lab.evaluation.judge_data import judge_data
 from holdfast_lab.evaluation.judge_figures import fit_temperature, judge_figures
-from holdfast_lab.evaluation.judge_training import JudgeSettings, Progress, finite_logits, fit, prepare
+from holdfast_lab.evaluation.judge_training import JudgeSettings, Progress, finite_logits, fit, judge_data, prepare
 
 
 def train_judge(

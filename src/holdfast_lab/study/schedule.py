@@ -1,24 +1,83 @@
-"""Running a study: each piece of work once, as soon as what it needs is there, several side by side.
+"""What a study will do, and running it: each piece of work once, as soon as what it needs is there, several together.
 
 Whatever is in the study's folder counts, so the same command after a kill goes on where the work stood.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from holdfast.core.event_log import EventLog
 from holdfast.core.file_lock import RunLock
 from holdfast.core.files import write_json
-from holdfast_lab.study.cells import Node
+from holdfast_lab.study.cells import Cell, LeftOut, Node, build_graph, expand, known_names, split_known
+from holdfast_lab.study.config import StudyConfig
 from holdfast_lab.study.engine import Engine, LocalEngine
-from holdfast_lab.study.folder import LOG
-from holdfast_lab.study.plan import Plan
+from holdfast_lab.study.folder import LOG, StudyFolder
 from holdfast_lab.study.worker import INTERRUPTED, of_exit
 
 PAUSE = 0.1  # seconds between two looks at the workers
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The functions that do the work, as `module:function`; workers import them by name."""
+
+    protocol: str = "holdfast_lab.study.protocol:load_protocol"  # `(preset, overrides)` to a block with `model_dump`
+    # align, cell: `(node, folder)` to a mapping, see `holdfast_lab.study.cell`
+    align: str = "holdfast_lab.study.cell:run_alignment"
+    cell: str = "holdfast_lab.study.cell:run_cell"
+    # `(protocol, cells, data=...)`; raises for cells that could not be finished
+    check: str = "holdfast_lab.study.cell:require_ready"
+
+
+@dataclass(frozen=True)
+class Plan:
+    study: StudyConfig
+    protocol: dict[str, Any]
+    cells: list[Cell]
+    left_out: list[LeftOut]
+    nodes: list[Node]
+    folder: StudyFolder
+    calls: Calls = field(default_factory=Calls)
+
+    @property
+    def alignments(self) -> int:
+        return sum(node.is_alignment for node in self.nodes)
+
+    def states(self) -> dict[str, str]:
+        """Node id to `done`, `failed` or `to do`, from the files in the folder."""
+        states = {}
+        for node in self.nodes:
+            failed = "failed" if self.folder.failure(node) is not None else "to do"
+            states[node.id] = "done" if self.folder.finished(node) else failed
+        return states
+
+    def check(self, *, data: bool = True) -> None:
+        """Refuse what is still to be run where it could not be finished: see `holdfast_lab.study.cell`."""
+        states = self.states()
+        if open_ := [cell for node in self.nodes if states[node.id] != "done" for cell in node.cells]:
+            resolve_name(self.calls.check)(self.protocol, open_, data=data)
+
+
+def make_plan(
+    study: StudyConfig,
+    *,
+    skip_unknown: bool = False,
+    calls: Calls | None = None,
+    names: Callable[[], tuple[Collection[str], Collection[str]]] = known_names,
+) -> Plan:
+    calls = calls or Calls()
+    defenses, tasks = names()
+    cells, left_out = split_known(expand(study), defenses=defenses, tasks=tasks, skip_unknown=skip_unknown)
+    protocol = resolve_name(calls.protocol)(study.preset, study.protocol).model_dump()
+    folder = StudyFolder(Path(study.output_dir))
+    protocol = folder.require_protocol(protocol)
+    return Plan(study, protocol, cells, left_out, build_graph(cells), folder, calls)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 from holdfast.core.errors import HoldfastError, ResourceError
 from holdfast.core.file_lock import locked
 from holdfast.core.files import read_json, write_json
+from holdfast.models.library_errors import out_of_memory
 from holdfast_lab.study.engine import end_with_parent
 from holdfast_lab.study.folder import LOG, OUTCOME
 
@@ -26,10 +27,9 @@ INTERRUPTED = 130
 
 def of_exception(error: BaseException, log: Path) -> dict[str, Any]:
     """The record of an exception in a worker; messages of other libraries stay in the log, which is private."""
-    torch = sys.modules.get("torch")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         error = ResourceError("no space left on the disk", remedy="free disk space, then --retry-failed")
-    elif isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+    elif isinstance(error, Exception) and out_of_memory(error):
         error = ResourceError("out of memory", remedy="lower `workers` or the batch sizes, then --retry-failed")
     if isinstance(error, HoldfastError):
         what, remedy, code = error.what, error.remedy, error.exit_code

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
@@ -26,7 +27,7 @@ from holdfast_lab.tables.lines import (
     without_elsewhere,
 )
 from holdfast_lab.tables.results import Result, require_distinct
-from holdfast_lab.tables.table import Block, Column, Plan, Table, fill
+from holdfast_lab.tables.table import Block, Column, Table, fill
 
 SHORT = ("HS", "HS_qK", "FA")
 PROFILE = ("step_ms", "p90_ms", "gpu_mb", "samples_per_s", "x_sft")
@@ -46,8 +47,7 @@ def main(results: Sequence[Result]) -> list[Table]:
     ratio = attack_ratio(found)
     found = at_ratio(found, ratio)
     title = "Harm and utility" + (f" at poison ratio p = {ratio:g}" if ratio is not None else "")
-    plan = _over_tasks("main", title, found, lines_of(found), ratio)
-    return [fill(replace(plan, notes=notes))] if found else []
+    return [_over_tasks("main", title, found, lines_of(found), ratio, "main", notes=notes)] if found else []
 
 
 def poison_sweep(results: Sequence[Result]) -> list[Table]:
@@ -61,7 +61,7 @@ def poison_sweep(results: Sequence[Result]) -> list[Table]:
             continue
         columns = [Column(f"p = {ratio:g}", name, task, ratio) for ratio in ratios for name in _with_k(SHORT, model)]
         constant = ("Base and Aligned do not depend on p",) if any(r.is_reference for r in group) else ()
-        tables.append(fill(replace(_of_task("poison_sweep", "Poison sweep", group, columns), notes=notes + constant)))
+        tables.append(_of_task("poison_sweep", "Poison sweep", group, columns, notes=notes + constant))
     return tables
 
 
@@ -70,12 +70,11 @@ def quantiles(results: Sequence[Result]) -> list[Table]:
     found, notes = without_elsewhere(plain(measured(results)))
     ratio = attack_ratio(found)
     names = ["HS", *(f"HS_q{k}" for k in QUANTILES), "FA"]
-    tables = []
-    for _, task, group in by_model_and_task(at_ratio(found, ratio)):
-        if any(name.startswith("HS_q") for result in group for name in result.metrics):
-            plan = _of_task("quantiles", "Quantiles of harm", group, [Column("", name, task) for name in names], ratio)
-            tables.append(fill(replace(plan, notes=notes)))
-    return tables
+    return [
+        _of_task("quantiles", "Quantiles of harm", group, [Column("", name, task) for name in names], ratio, notes)
+        for _, task, group in by_model_and_task(at_ratio(found, ratio))
+        if any(name.startswith("HS_q") for result in group for name in result.metrics)
+    ]
 
 
 def details(results: Sequence[Result]) -> list[Table]:
@@ -86,7 +85,7 @@ def details(results: Sequence[Result]) -> list[Table]:
     for model, _, group in by_model_and_task(at_ratio(found, ratio)):
         there = {name for result in group for name in result.metrics}
         columns = [Column("", name) for name in _with_k(DETAILS, model) if name in there]
-        tables.append(fill(_of_task("details", "Details", group, columns, ratio)))
+        tables.append(_of_task("details", "Details", group, columns, ratio))
     return tables
 
 
@@ -94,9 +93,8 @@ def profiling(results: Sequence[Result]) -> list[Table]:
     """What a training step costs, a section per model and task; nothing is marked: cost is not what is compared."""
     found = [result for result in results if "step_ms" in result.metrics]
     blocks = [Block(place_title(m, t), m, lines_of(group), t) for m, t, group in by_model_and_task(found)]
-    columns = [Column("", name) for name in PROFILE]
-    plan = Plan("profiling", "profiling", "Cost of a training step", columns, blocks, found, marks=False)
-    return [fill(plan)] if found else []
+    columns, title = [Column("", name) for name in PROFILE], "Cost of a training step"
+    return [fill("profiling", "profiling", title, columns, blocks, found, marks=False)] if found else []
 
 
 def primal_dual(results: Sequence[Result]) -> list[Table]:
@@ -109,17 +107,11 @@ def primal_dual(results: Sequence[Result]) -> list[Table]:
         group = [result for result in found if result.model == model]
         tasks = ordered_tasks(result.task for result in group if result.defense == "primal_dual")
         lines = lines_of(group)
-        plan = Plan(
-            "primal_dual",
-            slug("primal_dual", model),
-            f"Barrier filter and primal-dual method, {model} at p = {ratio:g}",
-            [Column("", name) for name in _with_k(SHORT, model)],
-            [Block(task_title(task), model, lines, task, ratio, same_seeds=True) for task in tasks],
-            group,
-            head="Method",
-            second=False,
-        )
-        tables.append(fill(plan))
+        title = f"Barrier filter and primal-dual method, {model} at p = {ratio:g}"
+        columns = [Column("", name) for name in _with_k(SHORT, model)]
+        blocks = [Block(task_title(task), model, lines, task, ratio, same_seeds=True) for task in tasks]
+        file = slug("primal_dual", model)
+        tables.append(fill("primal_dual", file, title, columns, blocks, group, head="Method", second=False))
     return tables
 
 
@@ -152,9 +144,8 @@ def _composition(aligner: str, found: list[Result]) -> Table:
     ]
     lines.sort(key=lambda line: order.get(line.defense, 3))
     title = f"Composition with {defense_title(aligner)}" + (f" at p = {ratio:g}" if ratio is not None else "")
-    file = slug("antibody", *({aligner} - {"antibody"}))
-    plan = _over_tasks("antibody", title, found, lines, ratio)
-    return fill(replace(plan, slug=file, head="Method", second=False, without=frozenset({PLAIN})))
+    file, floors = slug("antibody", *({aligner} - {"antibody"})), frozenset({PLAIN})
+    return _over_tasks("antibody", title, found, lines, ratio, file, head="Method", second=False, without=floors)
 
 
 def sensitivity(results: Sequence[Result]) -> list[Table]:
@@ -173,17 +164,13 @@ def sensitivity(results: Sequence[Result]) -> list[Table]:
         for family in dict.fromkeys(_family(line) for line in lines_of(group)):
             own = [r for r in group if _family(r) == family]
             default = [r for r in defaults if (r.model, r.task, _family(r)) == (model, task, family)]
-            title = replace(Line.of(own[0]), setting="").title
-            plan = Plan(
-                "sensitivity",
+            title = f"Sensitivity of {replace(Line.of(own[0]), setting='').title}, {place_title(model, task, ratio)}"
+            file, columns = (
                 slug("sensitivity", model, task, *dict.fromkeys(family[:2])),
-                f"Sensitivity of {title}, {place_title(model, task, ratio)}",
-                [Column("", metric) for metric in SETTINGS],
-                _sweeps(own, default, ratio),
-                [*own, *default],
-                head="Value",
+                [Column("", m) for m in SETTINGS],
             )
-            tables.append(fill(plan))
+            blocks, entering = _sweeps(own, default, ratio), [*own, *default]
+            tables.append(fill("sensitivity", file, title, columns, blocks, entering, head="Value"))
     return tables
 
 
@@ -233,17 +220,22 @@ def _with_k(names: Sequence[str], model: str) -> list[str]:
     return [name.replace("qK", f"q{quantile(model)}") for name in names]
 
 
-def _over_tasks(name: str, title: str, results: list[Result], lines: list[Line], ratio: float | None) -> Plan:
+def _over_tasks(
+    name: str, title: str, results: list[Result], lines: list[Line], ratio: float | None, file: str, **more: Any
+) -> Table:
     tasks, models = ordered_tasks(r.task for r in results), ordered_models(r.model for r in results)
     columns = [Column(task_title(task), metric, task, ratio) for task in tasks for metric in SHORT]
     blocks = [Block(f"{model} (K = {quantile(model)})", model, lines, poison_ratio=ratio) for model in models]
-    return Plan(name, name, title, columns, blocks, results)
+    return fill(name, file, title, columns, blocks, results, **more)
 
 
-def _of_task(name: str, title: str, group: list[Result], columns: list[Column], ratio: float | None = None) -> Plan:
+def _of_task(
+    name: str, title: str, group: list[Result], columns: list[Column], ratio: float | None = None,
+    notes: Sequence[str] = (),
+) -> Table:  # fmt: skip
     model, task = group[0].model, group[0].task
-    block = Block("", model, lines_of(group), task, ratio)
-    return Plan(name, slug(name, model, task), f"{title}, {place_title(model, task, ratio)}", columns, [block], group)
+    block, title = Block("", model, lines_of(group), task, ratio), f"{title}, {place_title(model, task, ratio)}"
+    return fill(name, slug(name, model, task), title, columns, [block], group, notes=notes)
 
 
 KINDS: dict[str, Callable[[Sequence[Result]], list[Table]]] = {

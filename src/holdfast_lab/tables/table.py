@@ -1,6 +1,6 @@
 """A table as data: columns, sections of rows, cells with mean, spread and mark; and how a planned one is filled.
 
-A builder says which rows, sections and columns it has (`Plan`); `fill` finds the figures. Formats are made from it.
+A builder says which rows, sections and columns it has; `fill` finds the figures. Formats are made from it.
 """
 
 import statistics
@@ -169,55 +169,46 @@ class Block:
     same_seeds: bool = False  # compare on the seeds that all rows have, since a sweep has fewer than the default row
 
 
-@dataclass(frozen=True)
-class Plan:
-    name: str
-    slug: str
-    title: str
-    columns: Sequence[Column]
-    blocks: Sequence[Block]
-    results: Sequence[Result]  # those that may enter; others are not looked at
-    head: str = "Defense"
-    notes: tuple[str, ...] = ()
-    marks: bool = True  # whether the best figure of a column is marked; `second`: the second best too
-    second: bool = True
-    without: frozenset[str] = frozenset()  # defenses that take no part in the marks
+def fill(
+    name: str, slug: str, title: str, columns: Sequence[Column], blocks: Sequence[Block], results: Sequence[Result], *,
+    head: str = "Defense", notes: Sequence[str] = (), marks: bool = True, second: bool = True,
+    without: frozenset[str] = frozenset(),
+) -> Table:  # fmt: skip
+    """Find the figures of a table among the `results` that may enter it, and mark the best of each column.
 
-
-def fill(plan: Plan) -> Table:
-    """Find the figures of a planned table and mark them."""
-    require_one_protocol(plan.results, plan.slug)
+    `second`: the second best too; `without` are defenses that take no part in the marks.
+    """
+    require_one_protocol(results, slug)
     sections: list[Section] = []
-    notes, used = list(plan.notes), set[str]()
-    for block in plan.blocks:
+    said, used = list(notes), set[str]()
+    for block in blocks:
         titles: dict[str, Line] = {}
         for line in block.lines:
             if (other := titles.setdefault(line.title, line)) is not line:
                 raise DataError(
-                    f"table {plan.slug}: two rows are called {line.title!r} ({other.describe()} and {line.describe()})",
+                    f"table {slug}: two rows are called {line.title!r} ({other.describe()} and {line.describe()})",
                     remedy="give them different labels in the study",
                 )
-        seeds = _common_seeds(plan, block) if block.same_seeds else None
+        seeds = _common_seeds(results, block) if block.same_seeds else None
         rows = []
         for line in block.lines:
-            found = [_find(plan, block, line, column, seeds) for column in plan.columns]
-            used |= {result.cell for _, results in found for result in results}
+            found = [_find(slug, results, block, line, column, seeds) for column in columns]
+            used |= {result.cell for _, entered in found for result in entered}
             cells = tuple(cell for cell, _ in found)
             rows.append(
                 Row(line.title, line.defense, line.align, line.stated or line.setting, line.is_reference, cells)
             )
-        if plan.marks:
-            rows = marked(rows, plan.columns, second=plan.second, without=plan.without)
+        if marks:
+            rows = marked(rows, columns, second=second, without=without)
         sections.append(Section(block.title, block.model, tuple(rows)))
         if seeds is not None:
             listed = ", ".join(map(str, sorted(seeds, key=lambda seed: -1 if seed is None else seed)))
             shared = f"compared on the seeds that all rows have ({listed})"
-            notes.append(f"{block.title}: {shared}" if block.title else shared)
-    shape = (plan.name, plan.slug, plan.title, plan.head, tuple(plan.columns), tuple(sections))
-    table = Table(*shape, used=frozenset(used))
+            said.append(f"{block.title}: {shared}" if block.title else shared)
+    table = Table(name, slug, title, head, tuple(columns), tuple(sections), used=frozenset(used))
     missing = sum(cell.mean is None for cell in table.cells)
-    notes += [f"{missing} of {len(table.cells)} figures are missing, shown as -"] if missing else []
-    return replace(table, notes=(*notes, *_seed_notes(table)))
+    said += [f"{missing} of {len(table.cells)} figures are missing, shown as -"] if missing else []
+    return replace(table, notes=(*said, *_seed_notes(table)))
 
 
 def _seed_notes(table: Table) -> list[str]:
@@ -237,12 +228,14 @@ def _seed_notes(table: Table) -> list[str]:
     return [over, f"fewer seeds: {', '.join(fewer[:NAMED])}{rest}"] if fewer else [over]
 
 
-def _find(plan: Plan, block: Block, line: Line, column: Column, seeds: Seeds | None) -> tuple[Cell, list[Result]]:
+def _find(
+    slug: str, results: Sequence[Result], block: Block, line: Line, column: Column, seeds: Seeds | None
+) -> tuple[Cell, list[Result]]:
     task = column.task if column.task is not None else block.task
     ratio = column.poison_ratio if column.poison_ratio is not None else block.poison_ratio
     assert task is not None
     name = f"HS_q{quantile(block.model)}" if column.metric == "HS_qK" else column.metric
-    found = _results_of(plan, block, line, task)
+    found = _results_of(results, block, line, task)
     if line.is_reference:
         ratio = None
     else:
@@ -253,22 +246,22 @@ def _find(plan: Plan, block: Block, line: Line, column: Column, seeds: Seeds | N
         other = seen.setdefault(result.seed, result)
         if other is not result:
             raise DataError(
-                f"table {plan.slug}: cells {other.cell} and {result.cell} are the same figure "
+                f"table {slug}: cells {other.cell} and {result.cell} are the same figure "
                 f"({result.model}, {result.task}, {result.label}, seed {result.seed}), expected one cell for it",
                 remedy="give the two defenses different labels or settings in the study, or remove one result",
             )
     return pooled(found, name, task, ratio), found
 
 
-def _results_of(plan: Plan, block: Block, line: Line, task: str | None) -> list[Result]:
-    return [r for r in plan.results if (r.model, r.task) == (block.model, task) and line.holds(r)]
+def _results_of(results: Sequence[Result], block: Block, line: Line, task: str | None) -> list[Result]:
+    return [r for r in results if (r.model, r.task) == (block.model, task) and line.holds(r)]
 
 
-def _common_seeds(plan: Plan, block: Block) -> Seeds | None:
+def _common_seeds(results: Sequence[Result], block: Block) -> Seeds | None:
     """The seeds that every measured row of a block has; None where rows do not differ or share none."""
     each: list[Seeds] = []
     for line in block.lines:
-        found = _results_of(plan, block, line, block.task)
+        found = _results_of(results, block, line, block.task)
         seeds = frozenset(result.seed for result in found if result.poison_ratio == block.poison_ratio)
         if seeds and not line.is_reference:
             each.append(seeds)

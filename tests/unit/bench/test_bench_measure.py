@@ -10,10 +10,9 @@ import torch
 
 from holdfast.core.errors import UnsupportedError
 from holdfast.training import fingerprint as training
-from holdfast_lab.bench import measure as measuring
-from holdfast_lab.bench.measure import measure, step_figures
+from holdfast_lab.bench import run as measuring
 from holdfast_lab.bench.paths import CONSTRAINT_ROWS, safety_pairs, task_pairs
-from holdfast_lab.bench.run import reference_throughput
+from holdfast_lab.bench.run import measure, reference_throughput, step_figures
 from holdfast_lab.bench.settings import Settings
 
 SETTINGS = Settings(shapes=("tiny",), steps=2, warm_up=0, batch=3, safety_batch=2, checkpointing=(False,), rank=4)

@@ -21,8 +21,7 @@ from holdfast_lab.bench.paths import (
     task_pairs,
     word_tokenizer,
 )
-from holdfast_lab.bench.settings import TASKS, Settings
-from holdfast_lab.bench.shapes import SHAPES
+from holdfast_lab.bench.settings import SHAPES, TASKS, Settings
 
 SMALL = Settings(shapes=("tiny",), steps=3, warm_up=1, batch=5, safety_batch=4)
 

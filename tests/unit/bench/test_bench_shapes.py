@@ -9,7 +9,7 @@ import torch
 from benchmarks.shapes import NAMES
 from transformers import AutoModelForCausalLM
 
-from holdfast_lab.bench.shapes import ADAPTED, SHAPES, empty_model, random_model
+from holdfast_lab.bench.settings import ADAPTED, SHAPES, empty_model, random_model
 
 PARAMETERS = {"llama-3.1-8b": 8_030_261_248, "qwen3.5-4b": 4_205_751_296, "smollm2-135m": 134_515_008}
 SMALL = ["tiny", "tiny-hybrid"]

@@ -14,7 +14,7 @@ from holdfast.core.errors import ResourceError
 from holdfast.data.examples import as_chat, make_example
 from holdfast.demo import story
 from holdfast.demo.data import FAST, RECORDED, DemoData, DemoSettings, load_data
-from holdfast.demo.measure import Measured, changed_first
+from holdfast.demo.story import Measured, changed_first
 from holdfast.models.handle import load_pair
 
 SMALL = DemoSettings(steps=2, batch=2, warmup=1, rank=2)

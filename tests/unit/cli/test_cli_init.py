@@ -11,7 +11,7 @@ import yaml
 
 from holdfast.defaults import default
 from holdfast.demo.data import DATA_DIR
-from holdfast.runs.config.json_schema import shipped_schema
+from holdfast.runs.config.schema import shipped_schema
 
 FILES = ("task.jsonl", "run.yaml", "run-file.schema.json")
 

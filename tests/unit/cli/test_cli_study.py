@@ -11,8 +11,7 @@ import yaml
 from tests.unit.study.fakes import CALLS, SECRET
 
 from holdfast_lab.cli.study import describe
-from holdfast_lab.study.plan import Calls
-from holdfast_lab.study.schedule import Progress
+from holdfast_lab.study.schedule import Calls, Progress
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 def study_file(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("holdfast_lab.study.plan.Calls", lambda: Calls(*CALLS.values()))
+    monkeypatch.setattr("holdfast_lab.study.schedule.Calls", lambda: Calls(*CALLS.values()))
 
     def write(**changes):
         values = {

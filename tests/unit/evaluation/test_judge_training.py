@@ -23,10 +23,16 @@ from holdfast.judging.judges.trained import TrainedJudge, read_description
 from holdfast.models.classifier import add_lora, new_classifier
 from holdfast_lab.data.catalogue import CATEGORIES, load
 from holdfast_lab.evaluation import judge_run, judge_training
-from holdfast_lab.evaluation.judge_data import LabelledPair, judge_data
 from holdfast_lab.evaluation.judge_figures import auroc
 from holdfast_lab.evaluation.judge_run import train_judge
-from holdfast_lab.evaluation.judge_training import JudgeSettings, epoch_batches, judge_loss, rate_factor
+from holdfast_lab.evaluation.judge_training import (
+    JudgeSettings,
+    LabelledPair,
+    epoch_batches,
+    judge_data,
+    judge_loss,
+    rate_factor,
+)
 
 QUICK = {"epochs": 2, "batch_size": 8, "rank": 4, "max_length": 256, "learning_rate": 1e-2}
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binomtest
 
 from holdfast.core.errors import DataError
-from holdfast_lab.evaluation.metric import Metric
+from holdfast_lab.evaluation.harm import Metric
 
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 1), (3, 10), (700, 700), (41, 700)])

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.fused.body import flat, padded
 from holdfast.fused.packed_rows import CURRENT, Sizes, lay_out, padded_rows, scored, sizes
 from holdfast.fused.recorded import rounded
-from holdfast.fused.row_mixing import flat, padded
 
 row = st.lists(st.tuples(st.integers(1, 63), st.booleans()), min_size=1, max_size=12)
 groups_of_rows = st.lists(st.lists(row, max_size=4), min_size=1, max_size=3).filter(any)

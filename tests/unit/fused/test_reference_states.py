@@ -6,10 +6,10 @@ import pytest
 import torch
 from tests.oracle.test_fused_step import SOME_ACTIVE, close, trained
 
-from holdfast.fused import reference_states
 from holdfast.fused.body import EagerPasses
 from holdfast.fused.packed_rows import encoded_rows, scored
-from holdfast.fused.reference_states import fits, with_adapter_off
+from holdfast.training import fused_setup as reference_states
+from holdfast.training.fused_setup import fits, with_adapter_off
 
 KL = {"unit": "kl_token", "limit": SOME_ACTIVE, "optim": "sgd", "learning_rate": 0.05, "safety_batch_size": 4}
 

@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.core.errors import DataError
 from holdfast.data.examples import as_chat, make_example
-from holdfast.data.poison import poison_count, poisoned
+from holdfast.data.tasks import poison_count, poisoned
 
 TASK = [make_example(f"task prompt {i}", f"answer {i}") for i in range(100)]
 POISON = [make_example(f"mild trick {i}", f"trick {i}") for i in range(100)]

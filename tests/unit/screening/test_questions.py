@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.data.examples import make_example
-from holdfast.screening.preambles import without_preamble
-from holdfast.screening.questions import distinct, prompt_key, questions_of
+from holdfast.screening.questions import distinct, prompt_key, questions_of, without_preamble
 
 REQUEST = "List the planets of the solar system."
 

@@ -12,10 +12,9 @@ from tests.unit.screening.asked import Refusing, asker, row
 
 from holdfast.data.examples import Example, make_example, prompt_text
 from holdfast.judging.reply import Reply
-from holdfast.screening.asking import plan_asking
+from holdfast.screening.asking import AskingTime, measured, of_average_length, plan_asking
 from holdfast.screening.screen import screen_examples
 from holdfast.screening.settings import ScreeningSettings
-from holdfast.screening.timing import AskingTime, measured, of_average_length
 
 OPEN = ScreeningSettings(limited=False)
 
@@ -35,7 +34,7 @@ class Slow(Refusing):
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     engine = Slow()
-    monkeypatch.setattr("holdfast.screening.timing.time.monotonic", lambda: engine.now)
+    monkeypatch.setattr("holdfast.screening.asking.time.monotonic", lambda: engine.now)
     return engine
 
 

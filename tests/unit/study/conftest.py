@@ -11,8 +11,7 @@ import pytest
 from tests.unit.study.fakes import CALLS, KNOWN
 
 from holdfast_lab.study.config import StudyConfig
-from holdfast_lab.study.plan import Calls, Plan, make_plan
-from holdfast_lab.study.schedule import Outcome, run_study
+from holdfast_lab.study.schedule import Calls, Outcome, Plan, make_plan, run_study
 
 ROOT = Path(__file__).parents[3]
 

@@ -107,8 +107,7 @@ def nothing_is_a_mapping(node: Mapping[str, Any], folder: Path) -> Any:
 def run_study_in_this_process(argument: str) -> None:
     """`python -m tests.unit.study.fakes STUDY_AS_JSON`: a scheduler that a test can kill."""
     from holdfast_lab.study.config import StudyConfig
-    from holdfast_lab.study.plan import Calls, make_plan
-    from holdfast_lab.study.schedule import run_study
+    from holdfast_lab.study.schedule import Calls, make_plan, run_study
 
     study = StudyConfig.model_validate(json.loads(argument))
     run_study(make_plan(study, calls=Calls(*CALLS.values()), names=lambda: KNOWN))

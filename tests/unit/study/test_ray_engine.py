@@ -20,7 +20,7 @@ CODE = (
 import json, signal, sys
 import ray
 from tests.unit.study.fakes import CALLS, KNOWN
-from holdfast_lab.study.plan import Calls, make_plan
+from holdfast_lab.study.schedule import Calls, make_plan
 from holdfast_lab.study.schedule import run_study
 from holdfast_lab.study.config import StudyConfig
 

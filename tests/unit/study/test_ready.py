@@ -11,12 +11,11 @@ from tests.protocol_data import make_data_folder
 
 from holdfast.core.errors import CheckpointError, ConfigError, HoldfastError
 from holdfast.training.hooks import DEFENSES
+from holdfast_lab.study.cell import require_ready
 from holdfast_lab.study.cells import Cell, Defense, Model, reference_cell
 from holdfast_lab.study.config import StudyConfig
-from holdfast_lab.study.plan import make_plan
-from holdfast_lab.study.preflight import require_ready
 from holdfast_lab.study.protocol import load_protocol
-from holdfast_lab.study.schedule import run_study
+from holdfast_lab.study.schedule import make_plan, run_study
 
 MODEL = Model("tiny", "embedded")
 FITTING = {"align": 16, "monitor": 6, "certify": 4, "asked": 6, "harmful": 4, "poison": 10, "evaluation": 8}

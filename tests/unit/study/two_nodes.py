@@ -26,7 +26,7 @@ DRIVER = """
 import json, sys
 from tests.unit.study.fakes import CALLS, KNOWN
 from holdfast_lab.study.config import StudyConfig
-from holdfast_lab.study.plan import Calls, make_plan
+from holdfast_lab.study.schedule import Calls, make_plan
 from holdfast_lab.study.schedule import run_study
 
 study = StudyConfig.model_validate(json.loads(sys.argv[1]))

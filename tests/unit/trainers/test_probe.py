@@ -8,8 +8,7 @@ from tests.unit.trainers.building import TIGHT, build, same, weights
 import holdfast as hf
 from holdfast.core import event_log
 from holdfast.core.errors import ConfigError
-from holdfast.training.monitoring import summarise
-from holdfast.training.probe import ConstraintProbe, barrier_figures
+from holdfast.training.monitoring import ConstraintProbe, barrier_figures, summarise
 
 
 def test_the_probe_is_in_every_row_and_changes_nothing(tmp_path):

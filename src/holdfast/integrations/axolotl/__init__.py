@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Any:
     if name != "HoldfastPlugin":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from holdfast.integrations.axolotl.plugin import HoldfastPlugin
+        from holdfast.integrations.axolotl.held_run import HoldfastPlugin
     except ImportError as error:
         what = f"the Axolotl plugin cannot be loaded: {error}"
         raise ResourceError(what, remedy=f"install holdfast and axolotl=={AXOLOTL} into one environment") from error

@@ -6,12 +6,13 @@ as `task.jsonl`, for their owner alone.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.files import write_parts
+from holdfast.core.hashing import plain
 from holdfast.defaults import default
 from holdfast.integrations.axolotl.conversations import Conversation
 from holdfast.integrations.axolotl.settings import OF_RUN_FILE, TRAIN
@@ -50,7 +51,7 @@ def planned(cfg: Any, args: Any) -> ResolvedRun:
 
 def run_config(cfg: Any, args: Any) -> RunConfig:
     """The settings of a run file that says the same as the Axolotl file."""
-    block = _plain(cfg.get("holdfast") or {})
+    block = plain(cfg.get("holdfast") or {})  # Axolotl's mappings answer every key with None
     train = dict(block.get("train") or {})
     if other := sorted(set(train) - set(TRAIN)):
         raise ConfigError(
@@ -58,7 +59,7 @@ def run_config(cfg: Any, args: Any) -> RunConfig:
             remedy=f"set it at the top of the Axolotl file; here: {', '.join(TRAIN)}",
         )
     counted = {name for name in ("max_steps", "warmup_steps") if cfg.get(name) is None}  # of rows: some may leave yet
-    mirrored = {name: _word(getattr(args, name)) for name in ARGUMENTS if hasattr(args, name) and name not in counted}
+    mirrored = {name: plain(getattr(args, name)) for name in ARGUMENTS if hasattr(args, name) and name not in counted}
     raw = {
         "model": str(cfg.base_model), "dtype": _dtype(cfg), "task": {"data": str(run_folder(cfg) / TASK)},
         "lora": _lora(cfg), "output_dir": str(run_folder(cfg).resolve()), "seed": int(cfg.seed or default("seed")),
@@ -97,14 +98,3 @@ def _dtype(cfg: Any) -> str:
     """In which the model was loaded, and in which certificates compare."""
     name = str(cfg.torch_dtype).removeprefix("torch.")
     return name if name in ("bfloat16", "float32") else "auto"
-
-
-def _word(value: Any) -> Any:
-    return getattr(value, "value", value)
-
-
-def _plain(value: Any) -> Any:
-    """Axolotl's mappings answer every key with None; a dictionary does not."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -88,8 +88,6 @@ PLUGINS = ("axolotl.integrations.liger.", "axolotl.integrations.cut_cross_entrop
 def _shown(key: str, value: Any) -> str:
     """The key with its value where that is one word."""
     value = getattr(value, "value", value)  # of an enumeration, as it is written in the file
-    return f"{key}: {str(value).lower() if isinstance(value, bool) else value}" if _is_word(value) else f"{key}:"
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 40)
+    if isinstance(value, int | float) or (isinstance(value, str) and len(value) <= 40):
+        return f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
+    return f"{key}:"

@@ -7,12 +7,11 @@ functions: a mistake in a run file is reported before any of those is loaded.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.core.errors import ConfigError, HoldfastError
+from holdfast.core.hashing import plain
 from holdfast.core.redaction import redact
 from holdfast.defaults import block as table_block
 from holdfast.defaults import constraint_defaults, default
@@ -188,7 +187,7 @@ def resolved(config: RunConfig) -> dict[str, Any]:
     if not config.named:
         values["safety"] = next(iter(values["safety"].values()))
     values["defense"] = {"name": config.defense.name, **dataclasses.asdict(defense(config).config)}
-    return cast("dict[str, Any]", redact(_plain(values)))
+    return cast("dict[str, Any]", redact(plain(values)))
 
 
 def defaults(cls: Any) -> dict[str, Any]:
@@ -196,11 +195,3 @@ def defaults(cls: Any) -> dict[str, Any]:
     fields, missing = dataclasses.fields(cls), dataclasses.MISSING
     made = {field.name: field.default_factory() for field in fields if field.default_factory is not missing}
     return made | {field.name: field.default for field in fields if field.default is not missing}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -234,3 +234,17 @@ class RunConfig(Block):
     def named(self) -> bool:
         """Whether the safety sets carry names of the user's own."""
         return list(self.safety) != [SINGLE]
+
+
+FILE_NAME = "run-file.schema.json"
+SHIPPED = Path(__file__).with_name(FILE_NAME)
+EDITOR_COMMENT = f"# yaml-language-server: $schema={FILE_NAME}"
+"""The line by which editors find the JSON Schema that `holdfast init` writes beside a run file.
+
+`python -m tools.run_file_schema` makes the schema from these classes; what it cannot say, `holdfast check` reports.
+"""
+
+
+def shipped_schema() -> str:
+    """The schema's file, as it is in the package."""
+    return SHIPPED.read_text(encoding="utf-8")

@@ -206,8 +206,7 @@ def train_rows(
     from peft import LoraConfig
     from transformers import set_seed
 
-    from holdfast.runs.stages.finetune import listen
-    from holdfast.training.config import SafeSFTConfig
+    from holdfast.runs.stages.finetune import listen, short_run
     from holdfast.training.trainer import SafeSFTTrainer
 
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
@@ -216,12 +215,9 @@ def train_rows(
         r=settings.rank, lora_alpha=settings.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
     )
     with tempfile.TemporaryDirectory(prefix="holdfast-align-") as folder:
-        arguments = SafeSFTConfig(
-            output_dir=folder, stage="align", seed=settings.seed, max_steps=settings.steps,
-            per_device_train_batch_size=settings.batch, learning_rate=settings.learning_rate,
-            lr_scheduler_type="linear", warmup_steps=max(1, settings.steps // 10), save_strategy="no",
-            report_to="none", logging_steps=10_000, gradient_checkpointing=False, max_length=None, disable_tqdm=True,
-            use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False,
+        arguments = short_run(
+            folder, stage="align", seed=settings.seed, max_steps=settings.steps, learning_rate=settings.learning_rate,
+            per_device_train_batch_size=settings.batch, warmup_steps=max(1, settings.steps // 10), max_length=None,
         )  # fmt: skip
         with named_targets(model):
             trainer = SafeSFTTrainer(

@@ -38,6 +38,7 @@ from holdfast.runs.config.resolve import ResolvedRun, peft_config
 from holdfast.runs.stages.estimate import forecast
 from holdfast.runs.stages.prepare import Prepared
 from holdfast.runs.stages.run_folder import disk_errors
+from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
 
 logger = logging.getLogger(__name__)
@@ -142,6 +143,15 @@ class AnnounceSteps(TrainerCallback):  # type: ignore[misc]  # transformers is u
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         for listener in self._listeners:
             listener({"stage": "train", "total_steps": state.max_steps, "step": state.global_step})
+
+
+def short_run(folder: str | Path, **settings: Any) -> SafeSFTConfig:
+    """Arguments of a run of minutes that saves and reports nothing, with a linear schedule."""
+    return SafeSFTConfig(
+        output_dir=str(folder), save_strategy="no", report_to="none", logging_steps=10_000, disable_tqdm=True,
+        gradient_checkpointing=False, dataloader_pin_memory=False, use_cpu=not torch.cuda.is_available(),
+        lr_scheduler_type="linear", **settings,
+    )  # fmt: skip
 
 
 def listen(trainer: SafeSFTTrainer, listeners: Sequence[Listener]) -> None:

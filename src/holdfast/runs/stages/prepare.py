@@ -11,11 +11,10 @@ from typing import Any
 from holdfast.certification.openings import scope_of
 from holdfast.core.errors import DataError
 from holdfast.data.examples import Example, as_chat, searchable_texts, uniform
-from holdfast.data.poison import poisoned
 from holdfast.data.rows import BadRowsError, Problems
 from holdfast.data.sources import read_examples
 from holdfast.data.splits import Split, move_leaks, require_apart, require_unseen, split_examples, split_from_roles
-from holdfast.data.tasks import PAPER, PROTOCOLS, TASKS, Roles
+from holdfast.data.tasks import PAPER, PROTOCOLS, TASKS, Roles, poisoned
 from holdfast.data.templates import Template
 from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.screening.asking import asker_of, told_by

@@ -20,8 +20,7 @@ from holdfast.runs.stages.run_folder import RunFolder, disk_errors
 from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit
 from holdfast.scoring.forward import Forward
-from holdfast.training.monitoring import summarise
-from holdfast.training.probe import barrier_figures
+from holdfast.training.monitoring import barrier_figures, summarise
 from holdfast.training.safety import SafetySet
 from holdfast.training.trainer import SafeSFTTrainer
 
