@@ -16,7 +16,7 @@ from trl import SFTConfig
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 from holdfast.training.step import ENGINES
-from holdfast.training.support import require_no_deepspeed
+from holdfast.training.zero_support import require_supported_settings
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments as _Joined
@@ -112,7 +112,7 @@ class SafetyArguments(_Joined):
     )
 
     def __post_init__(self) -> None:
-        require_no_deepspeed(self)
+        require_supported_settings(self)
         metric = self.metric_for_best_model
         if _is_safety_metric(metric):
             # transformers takes everything that does not end in "loss" for a score to be maximised.
