@@ -8,6 +8,7 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from accelerate import PartialState
@@ -16,6 +17,7 @@ from transformers import TrainerCallback
 from holdfast.constraint.filter import SafetyFilter
 from holdfast.constraint.gradients import ParameterSpace, trainable
 from holdfast.core.ranks import rank, world
+from tests import tiny
 from tests.distributed import behaviour_cases, worker
 from tests.sharding import cells
 
@@ -28,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adam, two micro-batches": {**ADAM, "accumulation": 2},
     "adam, gradient checkpointing": {**ADAM, "gradient_checkpointing": True},
     "adam, bf16": {**ADAM, "bf16": True},
+    "adam, bf16, base in bfloat16": {**ADAM, "bf16": True, "base": torch.bfloat16},
     "adam, fused kernel": {**ADAM, "optim": "adamw_torch_fused"},
     "kl": KL,
     "kl, anchor and dual term": {**KL, **ADAM, "defense": {**worker.ANCHORED, "dual": 0.1}},
@@ -47,15 +50,18 @@ ZERO: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LAYOUTS = [(name, "stage 2") for name in CASES]
 LAYOUTS += [("adam, two micro-batches", kind) for kind in ZERO if kind != "stage 2"]
+LAYOUTS += [("adam, bf16", "usual settings")]
 Record = dict[str, Any]
 
 
 def deepspeed(kind: str) -> dict[str, Any]:
-    return {"deepspeed": {"zero_optimization": deepcopy(ZERO[kind]), **dict.fromkeys(AUTO, "auto")}}
+    precision = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    return {"deepspeed": {"zero_optimization": deepcopy(ZERO[kind]), **dict.fromkeys(AUTO, "auto"), **precision}}
 
 
-def make(folder: Path, *, accumulation: int = 1, **settings: Any) -> Any:
-    return worker.make_trainer(folder, **{**worker.layout(accumulation), **settings})
+def make(folder: Path, *, accumulation: int = 1, base: torch.dtype = torch.float32, **settings: Any) -> Any:
+    with mock.patch.object(tiny, "model", return_value=tiny.model().to(base)):
+        return worker.make_trainer(folder, **{**worker.layout(accumulation), **settings})
 
 
 class Weights(TrainerCallback):
@@ -140,6 +146,7 @@ def under_zero(folder: Path) -> None:
     found["whole"] = trained(saving(folder / "whole"))
     found["behaviour"] = behaviour_cases.trained(folder / "behaviour", watch=True, **deepspeed("stage 2"))
     found["fused"] = worker.refusal(make(folder / "fused", step="fused", **deepspeed("stage 2")).train)
+    found["defense"] = worker.refusal(partial(make, folder / "defense", defense="penalty", **deepspeed("stage 2")))
     found["reentrant"] = worker.refusal(
         partial(
             make, folder / "reentrant", gradient_checkpointing=True,

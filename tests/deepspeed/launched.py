@@ -13,10 +13,11 @@ pytest.importorskip("deepspeed", reason="make test-deepspeed installs it")
 __all__ = ["alone"]
 
 
-def test_accelerate_launch_trains_what_one_process_does(tmp_path, alone):
-    path = write_run_file(tmp_path / "run", 2)
-    ranks = launch(path, "zero2", 2)
-    assert [(rank["world"], rank["zero"]) for rank in ranks] == [(2, True)] * 2
+@pytest.mark.parametrize("processes", [2, 4])
+def test_accelerate_launch_trains_what_one_process_does(tmp_path, alone, processes):
+    path = write_run_file(tmp_path / "run", processes)
+    ranks = launch(path, "zero2", processes)
+    assert [(rank["world"], rank["zero"]) for rank in ranks] == [(processes, True)] * processes
     expected, found = adapter(alone), adapter(path)
     assert found.keys() == expected.keys()
     for key, value in expected.items():

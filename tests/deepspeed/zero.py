@@ -83,19 +83,19 @@ def test_the_model_can_be_asked_while_it_trains(ddp, zero):
         assert rank["behaviour"]["result"] == expected["behaviour"]["result"]
 
 
-def test_the_applied_step_satisfies_the_barrier(zero):
-    """h . s <= -gamma v, with s from the model's own weights, as its next forward uses them."""
-    found = zero[0]["batch estimator, stage 2"]
-    pairs = zip(found["rows"], found["values"], found["gradients"], found["steps"], found["steps"][1:], strict=False)
+def test_the_applied_step_satisfies_the_barrier(ddp, zero):
+    """h . s <= -gamma v: s from the model's own weights, as its next forward uses them; h and v from DDP's run."""
+    measured, found = ddp[0]["batch estimator"], zero[0]["batch estimator, stage 2"]
+    steps = zip(found["steps"], found["steps"][1:], strict=False)
+    constraints = zip(found["rows"], measured["values"], measured["gradients"], strict=True)
     corrected = 0
-    for row, value, gradient, before, after in pairs:
-        h = gradient[: before.numel()].double()
-        slope = float(h @ (after.double() - before.double()))
-        print(f"{row['event']}: h.s = {slope:.6f}, -gamma v = {-found['rate'] * value:.6f}")
-        assert slope <= -found["rate"] * value + 1e-6
+    for (row, value, h), (before, after) in zip(constraints, steps, strict=True):
+        slope, wanted = float(h.double() @ (after.double() - before.double())), -found["rate"] * value
+        print(f"{row['event']}: h.s = {slope:.6f}, -gamma v = {wanted:.6f}")
+        assert slope <= wanted + TOLERANCE
         if row["event"] == "active":
             corrected += 1
-            assert slope == pytest.approx(-found["rate"] * value, abs=1e-6)
+            assert slope == pytest.approx(wanted, abs=TOLERANCE)
     assert corrected >= 2
 
 
@@ -136,7 +136,11 @@ def test_a_checkpoint_of_zero_is_refused_under_ddp(resumed):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("fused", "step: fused is not possible: DeepSpeed"), ("reentrant", "re-entrant gradient checkpointing")],
+    [
+        ("fused", "step: fused is not possible: DeepSpeed"),
+        ("reentrant", "re-entrant gradient checkpointing"),
+        ("defense", "defense 'penalty' under FSDP2 or DeepSpeed"),
+    ],
 )
 def test_what_is_refused_once_the_trainer_is_there(zero, name, words):
     for rank in zero:

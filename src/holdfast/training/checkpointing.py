@@ -57,7 +57,7 @@ class CheckpointMixin(ZeroTrainer):
             "references": {name: s.reference.sha256 for name, s in self.safety.items() if s.reference is not None},
             "splits": {name: s.split.record.to_json() for name, s in self.safety.items()},
             "processes": world(),
-            **({"optimizer_parts": "ZeRO"} if self.is_deepspeed_enabled else {}),  # its state is stored in flat parts
+            **self.optimizer_parts(),
             **self.run.data.fingerprint(),
         }
 

@@ -191,6 +191,13 @@ class ZeroTrainer(Trainer):
         if self.is_deepspeed_enabled and self.accelerator.mixed_precision == "bf16":
             self.accelerator.native_amp = True
 
+    def optimizer_parts(self) -> dict[str, str]:
+        """How the optimizer's state lies in a checkpoint, where it is not by parameter."""
+        if not self.is_deepspeed_enabled:
+            return {}
+        zero = self.accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        return {"optimizer_parts": "ZeRO, round robin" if zero.get("round_robin_gradients") else "ZeRO"}
+
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, which calls it as soon as DeepSpeed's engine is made; the scheduler wraps `step`."""
         wrapped = getattr(self.accelerator, "deepspeed_engine_wrapped", None)
