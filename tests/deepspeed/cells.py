@@ -115,6 +115,18 @@ def trained(trainer: Any, resume: bool = False) -> Record:
     return {**record, "share": share, "steps": watch.steps, "weights": worker.weights(trainer)}
 
 
+def spoiled(folder: Path, **settings: Any) -> Record:
+    """A run whose third loss is not finite."""
+    trainer = make(folder, **ADAM, **settings)
+    inner = trainer.compute_loss
+
+    def compute_loss(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs) * (float("inf") if trainer.state.global_step == 2 else 1.0)
+
+    trainer.compute_loss = compute_loss
+    return trained(trainer)
+
+
 def saving(folder: Path, **changes: Any) -> Any:
     """A run with dropout, momentum and checkpoints."""
     settings = {**worker.ADAM_WITH_DROPOUT, "save_strategy": "steps", "save_steps": cells.SAVE_EVERY}
@@ -131,6 +143,7 @@ def under_ddp(folder: Path) -> None:
     begin()
     found: dict[str, Any] = {name: trained(make(folder / name, **settings)) for name, settings in CASES.items()}
     found["behaviour"] = behaviour_cases.trained(folder / "behaviour", watch=True)
+    found["spoiled"] = spoiled(folder / "spoiled")
     torch.save(found, folder / f"{rank()}.pt")
 
 
@@ -145,6 +158,7 @@ def under_zero(folder: Path) -> None:
     found["slack"] = trained(make(folder / "slack", **slack, **stage_2))
     found["whole"] = trained(saving(folder / "whole"))
     found["behaviour"] = behaviour_cases.trained(folder / "behaviour", watch=True, **deepspeed("stage 2"))
+    found["spoiled"] = spoiled(folder / "spoiled", **deepspeed("stage 2"))
     found["fused"] = worker.refusal(make(folder / "fused", step="fused", **deepspeed("stage 2")).train)
     found["defense"] = worker.refusal(partial(make, folder / "defense", defense="penalty", **deepspeed("stage 2")))
     found["reentrant"] = worker.refusal(

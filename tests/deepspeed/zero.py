@@ -99,6 +99,15 @@ def test_the_applied_step_satisfies_the_barrier(ddp, zero):
     assert corrected >= 2
 
 
+def test_a_step_that_is_not_finite_is_discarded(ddp, zero):
+    found, expected = zero[0]["spoiled"], ddp[0]["spoiled"]
+    assert [row["event"] for row in found["rows"]] == [row["event"] for row in expected["rows"]]
+    assert found["rows"][2]["event"] == "nonfinite"
+    assert torch.equal(found["steps"][2], found["steps"][3])
+    for key, value in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][key], value, rtol=0.0, atol=TOLERANCE)
+
+
 def test_an_inactive_filter_is_bit_identical_to_trl(zero):
     for rank in zero:
         assert {row["event"] for row in rank["slack"]["rows"]} == {"inactive"}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import holdfast as hf
 from holdfast.constraint.filter import SafetyFilter
 from holdfast.core.errors import UnsupportedError
 from holdfast.training.zero import HeldEngine, Parts, PartSpace, SourceGradient
@@ -126,3 +127,11 @@ def test_another_deepspeed_is_refused():
     with pytest.raises(UnsupportedError, match="its StandIn has no averaged_gradients") as caught:
         Parts(SimpleNamespace(optimizer=unknown))
     assert "deepspeed==" in caught.value.remedy
+
+
+def test_the_model_is_on_its_device_before_deepspeed_takes_it(tmp_path):
+    """There theta_0 is measured; transformers would leave the model where it was loaded."""
+    args = hf.SafeSFTConfig(str(tmp_path), bf16=False, use_cpu=True, report_to="none")
+    assert args.place_model_on_device is None
+    args.deepspeed_plugin = SimpleNamespace()
+    assert args.place_model_on_device is True

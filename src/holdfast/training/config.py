@@ -173,6 +173,11 @@ class SafetyArguments(_Joined):
         """The seed of everything drawn from the safety set."""
         return int(self.seed if self.safety_seed is None else self.safety_seed)
 
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """Under DeepSpeed at once, not when its engine is made: theta_0 is measured before, and the model is whole."""
+        return True if getattr(self, "deepspeed_plugin", None) is not None else None
+
     def _check_choices(self, choices: Mapping[str, tuple[str | None, ...]]) -> None:
         """Refuse a value that is not among its setting's choices."""
         for name, known in choices.items():
