@@ -55,8 +55,13 @@ Record = dict[str, Any]
 
 
 def deepspeed(kind: str) -> dict[str, Any]:
-    precision = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
-    return {"deepspeed": {"zero_optimization": deepcopy(ZERO[kind]), **dict.fromkeys(AUTO, "auto"), **precision}}
+    other: dict[str, Any] = {
+        "steps_per_print": 1000,
+        "wall_clock_breakdown": False,
+        "zero_allow_untested_optimizer": True,
+    }
+    other |= {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    return {"deepspeed": {"zero_optimization": deepcopy(ZERO[kind]), **dict.fromkeys(AUTO, "auto"), **other}}
 
 
 def make(folder: Path, *, accumulation: int = 1, base: torch.dtype = torch.float32, **settings: Any) -> Any:
