@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Each of the two test processes would compile all tests anew, for twelve seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint typecheck unit coverage test-axolotl test-sharding test-ray pages notebooks docs accessibility package sbom audit-dependencies clean
+.PHONY: help demo test lint typecheck unit coverage test-axolotl test-sharding test-deepspeed test-ray pages notebooks docs accessibility package sbom audit-dependencies clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
@@ -20,6 +20,7 @@ help:
 	@echo "make coverage  the test suite, and the share of lines that it runs, by module"
 	@echo "make test-axolotl  the Axolotl plugin: axolotl train on a tiny model, in an environment with Axolotl of its own"
 	@echo "make test-sharding  2 and 4 processes x DDP, FSDP2 x LoRA, QLoRA, all weights; 25 minutes on two cores"
+	@echo "make test-deepspeed  ZeRO-1 and 2 on two processes against DDP; three minutes on two cores"
 	@echo "make test-ray  a study on two Ray nodes: scheduler killed, node lost, no cell lost; one minute"
 	@echo "make pages  rewrite the pages of the defenses from their docstrings"
 	@echo "make notebooks  execute the notebooks of examples/ and store what they print"
@@ -52,8 +53,8 @@ coverage: $(VENV)/.ready
 	$(BIN)/python -m coverage report
 
 # Environments of their own, which nothing that ships depends on: Axolotl pins its own versions of transformers and TRL,
-# and with bitsandbytes other tests of the suite would change.
-$(VENV)-axolotl/.ready $(VENV)-sharding/.ready: $(VENV)-%/.ready: pyproject.toml requirements/%.txt
+# and with bitsandbytes or DeepSpeed other tests of the suite would change.
+$(VENV)-axolotl/.ready $(VENV)-sharding/.ready $(VENV)-deepspeed/.ready: $(VENV)-%/.ready: pyproject.toml requirements/%.txt
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install --quiet --requirement requirements/$*.txt
 	$(VENV)-$*/bin/python -m pip install --quiet --editable .
@@ -67,6 +68,10 @@ test-axolotl: $(VENV)-axolotl/.ready
 test-sharding: $(VENV)-sharding/.ready
 	OMP_NUM_THREADS=1 $(VENV)-sharding/bin/python -m pytest -p no:cacheprovider tests/sharding/matrix.py \
 	  tests/sharding/launched.py tests/oracle/test_kl_quantized.py
+
+test-deepspeed: $(VENV)-deepspeed/.ready
+	OMP_NUM_THREADS=1 $(VENV)-deepspeed/bin/python -m pytest -p no:cacheprovider tests/deepspeed/zero.py \
+	  tests/deepspeed/launched.py
 
 # Ray is in the suite's environment; its processes are too heavy for the suite.
 test-ray: $(VENV)/.ready
@@ -141,4 +146,4 @@ audit-dependencies:
 	$(VENV)-audit/bin/pip-audit --require-hashes --disable-pip --requirement requirements/$(or $(LOCK),cuda).lock
 
 clean:
-	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit $(VENV)-axolotl $(VENV)-sharding $(VENV)-docs $(VENV)-axe $(VENV)-package site dist sbom.json .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sbom $(VENV)-audit $(VENV)-axolotl $(VENV)-sharding $(VENV)-deepspeed $(VENV)-docs $(VENV)-axe $(VENV)-package site dist sbom.json .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis

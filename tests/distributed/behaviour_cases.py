@@ -16,11 +16,11 @@ def watch_behaviour(trainer: Any) -> None:
     trainer.watch_behaviour(prompts(PROMPTS), every=2)
 
 
-def trained(folder: Path, *, watch: bool) -> dict[str, Any]:
+def trained(folder: Path, *, watch: bool, **settings: Any) -> dict[str, Any]:
     """A run with the same eight rows a step, and how many prompts this process asked at each measurement."""
     from tests.distributed.worker import layout, weights
 
-    trainer = build(folder, max_steps=4, logging_strategy="no", dropout=0.2, **layout())
+    trainer = build(folder, max_steps=4, logging_strategy="no", dropout=0.2, **layout(), **settings)
     shares: list[int] = []
     opened = behaviour.open_engine  # type: ignore[attr-defined]
 

@@ -54,7 +54,7 @@ def train(run_file: Path) -> None:
         output = inner(self, *args, **kwargs)
         every = list(self.model.parameters())
         own = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in every)
-        found = {"share": own / sum(p.numel() for p in every), "world": world()}
+        found = {"share": own / sum(p.numel() for p in every), "world": world(), "zero": self.run.parts is not None}
         torch.save(found, run_file.parent / f"rank-{rank()}.pt")
         return output
 

@@ -75,7 +75,7 @@ def test_asking_a_model_that_will_be_sharded_is_refused(tmp_path, monkeypatch):
 
 
 def test_every_configuration_is_tested():
-    """That of DDP by tests/sharding/launched.py, under `accelerate launch` itself."""
+    """Those of DDP and ZeRO-2 by tests/sharding and tests/deepspeed, under `accelerate launch` itself."""
     assert "MULTI_GPU" in (launch_cases.CONFIGS / "ddp.yaml").read_text(encoding="utf-8")
     assert launch_cases.variables("ddp", 2).get("ACCELERATE_USE_FSDP") is None
-    assert sorted(path.stem for path in launch_cases.CONFIGS.glob("*.yaml")) == ["ddp", "fsdp2"]
+    assert sorted(path.stem for path in launch_cases.CONFIGS.glob("*.yaml")) == ["ddp", "fsdp2", "zero2"]

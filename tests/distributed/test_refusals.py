@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,8 @@ from transformers import Trainer
 
 import holdfast as hf
 from holdfast.constraint.gradients import ParameterSpace
-from holdfast.core.errors import UnsupportedError
+from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.training import zero_support
 from holdfast.training.support import require_shardable, require_supported_engine
 from tests import tiny
 from tests.distributed import launch_cases
@@ -49,7 +51,7 @@ def assert_refused(caught, *words: str) -> None:
     ("attribute", "value", "words"),
     [
         ("fp16", True, ("fp16", "loss scale", "bf16=True")),
-        ("deepspeed", {"zero_optimization": {"stage": 2}}, ("DeepSpeed (ZeRO)", "fsdp_version: 2", "DDP")),
+        ("deepspeed", {"zero_optimization": {"stage": 3}}, ("DeepSpeed ZeRO-3", "fsdp_version: 2", "ZeRO-2")),
         ("_n_gpu", 2, ("nn.DataParallel", "accelerate launch")),
         ("optim", "adalomo", ("adalomo", "adamw_torch")),
     ],
@@ -64,17 +66,97 @@ def test_arguments(tmp_path, attribute, value, words):
     assert_refused(caught, *words)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_deepspeed_by_accelerate_launch(tmp_path, monkeypatch, stage):
-    """Refused before transformers asks for the package, which need not be there, and before a model is loaded."""
-    given = ["--use_deepspeed", "--zero_stage", str(stage), "--num_processes", "2", "--mixed_precision", "no"]
+def launch_with_deepspeed(monkeypatch, *words: str) -> None:
+    given = ["--use_deepspeed", "--num_processes", "2", "--mixed_precision", "no", *words]
     for name, value in launch_cases.deepspeed_variables(given).items():
         monkeypatch.setenv(name, value)
+
+
+ZERO_3 = ("DeepSpeed ZeRO-3", "distributed_type: FSDP", "fsdp_version: 2", "examples/launch/fsdp2.yaml")
+OFFLOADED = ("offload_optimizer to cpu", "offload_optimizer: {device: none}")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--zero_stage", "3"], ZERO_3),
+        (["--zero_stage", "0"], ("DeepSpeed stage 0", "stage: 2")),
+        (["--zero_stage", "2", "--offload_optimizer_device", "cpu"], OFFLOADED),
+    ],
+)
+def test_deepspeed_by_accelerate_launch(tmp_path, monkeypatch, given, words):
+    """Refused before transformers asks for the package, which need not be there, and before a model is loaded."""
+    launch_with_deepspeed(monkeypatch, *given)
     with pytest.raises(UnsupportedError) as caught:
         arguments(tmp_path)
-    assert_refused(
-        caught, "DeepSpeed (ZeRO)", "distributed_type: FSDP", "fsdp_version: 2", "examples/launch/fsdp2.yaml"
-    )
+    assert_refused(caught, *words)
+
+
+def zero(**settings) -> dict:
+    return {"zero_optimization": {"stage": 2, **settings}}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"zero_optimization": {"stage": 3}}, ZERO_3),
+        ({"train_batch_size": "auto"}, ("DeepSpeed stage 0", "stage: 2")),
+        (zero(offload_optimizer={"device": "cpu"}), OFFLOADED),
+        (zero(offload_param={"device": "nvme"}), ("offload_param to nvme", "device: none")),
+        ({**zero(), "fp16": {"enabled": True}}, ("fp16 in DeepSpeed's settings", "use bf16")),
+        ({**zero(), "optimizer": {"type": "Adam"}}, ("optimizer in DeepSpeed's settings", "the run's own optim")),
+        ({**zero(), "scheduler": {"type": "WarmupLR"}}, ("scheduler in DeepSpeed's settings", "lr_scheduler_type")),
+        ({**zero(), "torch_autocast": {"enabled": True}}, ("never run with the filter: torch_autocast", "leave them")),
+        (zero(zenflow={}, leaf_module={}), ("never run with the filter: leaf_module, zenflow", "leave them out")),
+    ],
+)
+def test_deepspeed_settings(tmp_path, config, words):
+    (tmp_path / "zero.json").write_text(json.dumps(config), encoding="utf-8")
+    for given in (config, str(tmp_path / "zero.json")):
+        with pytest.raises(UnsupportedError) as caught:
+            arguments(tmp_path, deepspeed=given)
+        assert_refused(caught, *words)
+
+
+def test_deepspeed_settings_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match=r"DeepSpeed's settings .*none\.json: .*No such file") as caught:
+        arguments(tmp_path, deepspeed=str(tmp_path / "none.json"))
+    assert "JSON" in caught.value.remedy
+
+
+@pytest.mark.parametrize("stage", ["1", "2"])
+def test_a_missing_deepspeed_is_named(tmp_path, monkeypatch, stage):
+    """The stages that are supported."""
+    launch_with_deepspeed(monkeypatch, "--zero_stage", stage)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="DeepSpeed is not installed") as caught:
+        arguments(tmp_path)
+    assert "pip install deepspeed" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"_name": "DPO"}, ("DPO under DeepSpeed", "DDP")),
+        ({"_name": "GRPO"}, ("GRPO under DeepSpeed", "DDP")),
+        ({"model": SimpleNamespace(is_quantized=True)}, ("a quantised base under DeepSpeed", "FSDP2")),
+        (
+            {
+                "args": SimpleNamespace(
+                    gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}
+                )
+            },
+            ("re-entrant gradient checkpointing", "use_reentrant: false"),
+        ),
+    ],
+)
+def test_runs_under_deepspeed(changes, words):
+    args = SimpleNamespace(gradient_checkpointing=True, gradient_checkpointing_kwargs=None)
+    plain = {"args": args, "model": SimpleNamespace(), "_name": "SFT"}
+    zero_support.require_supported_run(SimpleNamespace(**plain))
+    with pytest.raises(UnsupportedError) as caught:
+        zero_support.require_supported_run(SimpleNamespace(**plain | changes))
+    assert_refused(caught, *words)
 
 
 def test_asking_a_model_that_will_be_sharded(tmp_path, monkeypatch):
@@ -94,6 +176,9 @@ def test_fsdp_version_1(tmp_path):
     assert_refused(caught, "FSDP version 1", "fsdp_version: 2")
 
 
+THIRD = {"zero_optimization": {"stage": 3}}
+
+
 def engine(kind: DistributedType, **attributes) -> SimpleNamespace:
     return SimpleNamespace(distributed_type=kind, **{"is_fsdp2": False, "parallelism_config": None, **attributes})
 
@@ -102,7 +187,8 @@ def engine(kind: DistributedType, **attributes) -> SimpleNamespace:
     ("accelerator", "words"),
     [
         (engine(DistributedType.FSDP), ("FSDP version 1", "fsdp_version: 2")),
-        (engine(DistributedType.DEEPSPEED), ("DeepSpeed (ZeRO)", "fsdp_version: 2", "DDP")),
+        (engine(DistributedType.DEEPSPEED), ("DeepSpeed stage 0", "DDP")),
+        (engine(DistributedType.DEEPSPEED, deepspeed_plugin=SimpleNamespace(deepspeed_config=THIRD)), ZERO_3),
         (engine(DistributedType.MEGATRON_LM), ("MEGATRON_LM", "DDP or FSDP2")),
         (engine(DistributedType.XLA), ("XLA", "DDP or FSDP2")),
         (engine(DistributedType.FSDP, is_fsdp2=True, parallelism_config=ParallelismConfig(tp_size=2)), ("tp_size=2",)),

@@ -51,13 +51,19 @@ def fsdp2(**settings: Any) -> dict[str, Any]:
 
 
 def let_accelerate_shard_on_the_cpu() -> None:
-    """Apply FSDP plugins on the CPU too: accelerate ignores them there, although FSDP2 works."""
+    """Apply FSDP and DeepSpeed plugins on the CPU too: accelerate ignores them there, although both work."""
     settle = AcceleratorState.__init__
 
-    def settle_with_plugin(self: AcceleratorState, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
-        settle(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+    def settle_with_plugin(
+        self: AcceleratorState, *args: Any, fsdp_plugin: Any = None, deepspeed_plugin: Any = None, **kwargs: Any
+    ) -> None:
+        settle(self, *args, fsdp_plugin=fsdp_plugin, deepspeed_plugin=deepspeed_plugin, **kwargs)
         if fsdp_plugin is not None:
             self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+        if deepspeed_plugin is not None:
+            deepspeed_plugin.set_mixed_precision(self._mixed_precision)
+            self.distributed_type, self.deepspeed_plugins = DistributedType.DEEPSPEED, deepspeed_plugin
+            deepspeed_plugin.select(_from_accelerator_state=True)
 
     AcceleratorState.__init__ = settle_with_plugin
 

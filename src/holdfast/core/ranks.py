@@ -1,5 +1,6 @@
 """The few collective operations we need, each a plain identity when there is one process."""
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,6 +14,11 @@ T = TypeVar("T")
 
 def distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+def launched_with(engine: str) -> bool:
+    """Whether `accelerate launch` brings this engine, `FSDP` or `DEEPSPEED`; known before anything is set up."""
+    return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() in {"true", "1"}
 
 
 def rank() -> int:

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer
 from transformers.trainer_callback import EarlyStoppingCallback, ExportableState
 
 from holdfast.core.errors import CheckpointError
@@ -25,12 +24,13 @@ from holdfast.training.fingerprint import argument_fingerprint, dataset_sha256
 from holdfast.training.hooks import Defense
 from holdfast.training.run import Run, torch_optimizer
 from holdfast.training.state_files import capture_rng, load_state, restore_rng, save_state
+from holdfast.training.zero import ZeroTrainer
 
 logger = logging.getLogger(__name__)
 PICKLED_ARGUMENTS = "training_args.bin"
 
 
-class CheckpointMixin(Trainer):
+class CheckpointMixin(ZeroTrainer):
     """Overrides every place where the Trainer writes or reads a checkpoint."""
 
     defense: Defense
@@ -57,6 +57,7 @@ class CheckpointMixin(Trainer):
             "references": {name: s.reference.sha256 for name, s in self.safety.items() if s.reference is not None},
             "splits": {name: s.split.record.to_json() for name, s in self.safety.items()},
             "processes": world(),
+            **self.optimizer_parts(),
             **self.run.data.fingerprint(),
         }
 

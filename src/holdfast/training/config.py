@@ -16,7 +16,7 @@ from trl import SFTConfig
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 from holdfast.training.step import ENGINES
-from holdfast.training.support import require_no_deepspeed
+from holdfast.training.zero_support import require_supported_settings
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments as _Joined
@@ -96,7 +96,7 @@ class SafetyArguments(_Joined):
     run_dir: str | None = setting(None, "Folder of events.jsonl, reference.* and splits.json. Default: output_dir.")
 
     def __post_init__(self) -> None:
-        require_no_deepspeed(self)
+        require_supported_settings(self)
         metric = self.metric_for_best_model
         if _is_safety_metric(metric):
             # transformers takes everything that does not end in "loss" for a score to be maximised.
@@ -156,6 +156,11 @@ class SafetyArguments(_Joined):
     def stream_seed(self) -> int:
         """The seed of everything drawn from the safety set."""
         return int(self.seed if self.safety_seed is None else self.safety_seed)
+
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """Under DeepSpeed at once, not when its engine is made: theta_0 is measured before, and the model is whole."""
+        return True if getattr(self, "deepspeed_plugin", None) is not None else None
 
     def _check_choices(self, choices: Mapping[str, tuple[str | None, ...]]) -> None:
         """Refuse a value that is not among its setting's choices."""

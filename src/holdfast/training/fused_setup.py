@@ -63,6 +63,7 @@ def why_not(run: Run) -> str | None:
     joined = any(getattr(args, name, False) for name in ("packing", "padding_free"))
     for what, present in (
         ("FSDP shards the model", trainer.is_fsdp_enabled),
+        ("DeepSpeed's hooks take every backward pass for the task's", trainer.is_deepspeed_enabled),
         ("packing or padding_free joins task rows already", joined),
         (str(run.other_loss()), run.other_loss() is not None),
         ("NEFTune adds noise to the embeddings", getattr(args, "neftune_noise_alpha", None) is not None),

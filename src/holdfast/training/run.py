@@ -23,6 +23,7 @@ from holdfast.training.fitting import Fitting
 from holdfast.training.hooks import Defense, Items
 from holdfast.training.side_data import SideData
 from holdfast.training.step import StepEngine, choose_engine
+from holdfast.training.zero import Parts, PartSpace
 
 NUDGE = 1e-5  # of an adapter's weights: far too little to change what the model says
 
@@ -143,6 +144,7 @@ class Run:
 
     Attributes:
         step_declined: why fused steps are not possible; None where they are, or none were asked for.
+        parts: of the optimizer under DeepSpeed's ZeRO-2, once training has made them; None elsewhere.
     """
 
     def __init__(self, trainer: Any, data: SideData, fitting: Fitting) -> None:
@@ -150,6 +152,7 @@ class Run:
         self.progress = Progress(trainer)
         self.theta_0 = Theta0(trainer)
         self.step_declined: str | None = None
+        self.parts: Parts | None = None
         self._engine: StepEngine | None = None
 
     @property
@@ -217,10 +220,14 @@ class Run:
         return next((what for what, present in cases.items() if present), None)
 
     def space(self) -> ParameterSpace:
+        if self.parts is not None:
+            return PartSpace(self.parts)
         return ParameterSpace(trainable(torch_optimizer(self.optimizer)))
 
 
 def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """The torch optimizer inside accelerate's wrapper."""
-    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    """The torch optimizer inside accelerate's wrapper and, under ZeRO-2, DeepSpeed's."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    inner: torch.optim.Optimizer = optimizer
     return inner

@@ -1,8 +1,9 @@
 """A pass over rows beside the task's: their losses and one gradient, without touching `.grad` or the random state.
 
 The pass runs on the unwrapped module and reduces its gradient itself, so that DDP's buckets and the task gradient's
-accumulation are left alone. Under FSDP2 the engine reduces, and the task gradient is moved aside meanwhile. Dropout is
-off, so that two passes over the same rows see the same function, and a term of weight zero changes no bit of the run.
+accumulation are left alone. Under FSDP2 the engine reduces, and the task gradient is moved aside meanwhile; under
+ZeRO-2 `training.zero` differentiates. Dropout is off, so that two passes over the same rows see the same function, and
+a term of weight zero changes no bit of the run.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from holdfast.scoring.completion import completion_kl, completion_losses, determ
 from holdfast.scoring.degradation import degradation, slope
 from holdfast.scoring.forward import Forward
 from holdfast.training.safety import SafetySet
+from holdfast.training.zero import PartSpace, SourceGradient
 
 RowLoss = Callable[[Any, dict[str, Tensor], list[int]], Tensor]
 """`loss(model, batch, positions)`: one differentiable number per row; what is differentiated is their sum over all rows
@@ -32,8 +34,9 @@ def side_gradient(
 ) -> tuple[Tensor, Vector]:
     """Losses of all rows, in order (float64, on the CPU), and the gradient of their sum."""
     mine = streams.shard(range(len(rows)), rank(), world())
-    sharded = any(isinstance(p, DTensor) for p in space.params)
+    sharded = _under_fsdp2(space)
     scale = world() if sharded else 1  # FSDP2 averages over ranks where we need the sum
+    sources = SourceGradient(space) if isinstance(space, PartSpace) else None
     task_gradient = [p.grad for p in space.params]
     found: list[Tensor] = []
     try:
@@ -45,16 +48,24 @@ def side_gradient(
                 batch = forward.batch([rows[j] for j in positions])
                 with forward.precision():
                     values = loss(forward.model, batch, positions)
-                if values.requires_grad:
+                if values.requires_grad and sources is not None:
+                    sources.add(values.sum())
+                elif values.requires_grad:
                     (values.sum() * scale).backward()  # type: ignore[no-untyped-call]
                 found.append(values.detach())
         gradient = [torch.zeros_like(shard(p)) if p.grad is None else shard(p.grad).clone() for p in space.params]
     finally:
         for p, grad in zip(space.params, task_gradient, strict=True):
             p.grad = grad
-    if not sharded:
+    if sources is not None:
+        gradient = sources.reduced()
+    elif not sharded:
         sum_in_place(gradient)
     return gather_rows(torch.cat(found)).double().cpu(), gradient
+
+
+def _under_fsdp2(space: ParameterSpace) -> bool:
+    return not isinstance(space, PartSpace) and any(isinstance(p, DTensor) for p in space.params)
 
 
 def scored_tokens(rows: Sequence[Encoded]) -> int:
@@ -108,7 +119,7 @@ def safety_gradient(
     """
     found: list[Tensor] = []
     # FSDP2 frees what a forward gathered in its backward, which must therefore come.
-    sharded = any(isinstance(p, DTensor) for p in space.params)
+    sharded = _under_fsdp2(space)
     rows, reference, constraint = safety.rows(positions), safety.constraint_reference[positions], safety.constraint
 
     def terms(model: Any, batch: dict[str, Tensor], places: list[int]) -> Tensor:

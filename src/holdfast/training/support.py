@@ -1,7 +1,6 @@
 """Combinations in which the guarantee would not be computed correctly: refused by name, before anything is trained."""
 
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,20 +10,15 @@ import torch
 
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.ranks import launched_with
 from holdfast.scoring.completion import deterministic, require_understood_head
+from holdfast.training import zero_support
 from holdfast.training.row_weights import require_row_weights
 
 logger = logging.getLogger(__name__)
 
 LAYERWISE_OPTIMIZERS = ("lomo", "adalomo", "layerwise")
 SECOND_ITERATE_OPTIMIZERS = ("schedule_free",)
-DEEPSPEED = (
-    "DeepSpeed (ZeRO): its engine steps inside backward, on a copy of the weights that it keeps for itself, so the "
-    "filter cannot correct the step that is applied",
-    "use FSDP2, which shards the same: `accelerate launch --config_file fsdp2.yaml` with distributed_type: FSDP and "
-    "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP} (examples/launch/fsdp2.yaml); "
-    "where the model fits on one GPU, DDP (examples/launch/ddp.yaml)",
-)
 FSDP1 = (
     "FSDP version 1: flat parameters do not allow two consecutive backward passes",
     "set fsdp_version: 2 in the accelerate configuration, or fsdp_config={'version': 2}",
@@ -71,18 +65,9 @@ def require_import_order(cls: type) -> None:
         )
 
 
-def _launched_with(engine: str) -> bool:
-    return os.environ.get(f"ACCELERATE_USE_{engine}", "false").lower() in {"true", "1"}
-
-
-def require_no_deepspeed(args: Any) -> None:
-    """Refuse DeepSpeed, in the arguments or by `accelerate launch`, before anything asks for its package."""
-    _refuse(_launched_with("DEEPSPEED") or bool(args.deepspeed), *DEEPSPEED)
-
-
 def require_whole_model(args: Any, asks: str, remedy: str) -> None:
     """Refuse what asks the model itself under FSDP. The arguments' distributed state still says DDP there."""
-    sharded = _launched_with("FSDP") or bool(args.fsdp)
+    sharded = launched_with("FSDP") or bool(args.fsdp)
     _refuse(sharded, f"{asks} under FSDP: a sharded model cannot be asked", remedy)
 
 
@@ -94,7 +79,7 @@ def require_supported_arguments(args: Any) -> None:
         "fp16 training: gradients carry the loss scale, and an overflow voids the step the filter corrects",
         "use bf16=True",
     )
-    require_no_deepspeed(args)
+    zero_support.require_supported_settings(args)
     _refuse((args.fsdp_plugin_args or {}).get("fsdp_version", 2) == 1, *FSDP1)
     _refuse(
         args.n_gpu > 1,
@@ -135,12 +120,14 @@ def require_device(args: Any) -> None:
 def require_supported_engine(accelerator: Any, *, adapter: bool = False) -> None:
     """Refuse engines known only once accelerate is set up; `adapter`: whether a PEFT adapter is trained."""
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper()
-    _refuse("DEEPSPEED" in kind, *DEEPSPEED)
+    if "DEEPSPEED" in kind:
+        plugin = getattr(accelerator, "deepspeed_plugin", None)
+        zero_support.require_supported_config(getattr(plugin, "deepspeed_config", {}))
     _refuse("MEGATRON" in kind or "XLA" in kind, f"the {kind} engine", "use DDP or FSDP2 (accelerate launch)")
     _refuse("FSDP" in kind and not getattr(accelerator, "is_fsdp2", False), *FSDP1)
-    plugin = getattr(getattr(accelerator, "state", None), "fsdp_plugin", None)
+    sharding = getattr(getattr(accelerator, "state", None), "fsdp_plugin", None)
     _refuse(
-        adapter and bool(getattr(plugin, "activation_checkpointing", False)),
+        adapter and bool(getattr(sharding, "activation_checkpointing", False)),
         "FSDP's activation_checkpointing with an adapter: PEFT does not find the wrapped layers and saves no weight",
         "set activation_checkpointing: false and gradient_checkpointing=True",
     )
@@ -210,8 +197,10 @@ def require_supported_defense(trainer: Any) -> None:
             require_understood_head(trainer.model, run.forward.batch(run.data.harmful[:1]))
     if trainer.is_fsdp_enabled:
         require_shardable(trainer.model)
-    if trainer.is_fsdp_enabled and not defense.fsdp:
+    if trainer.is_deepspeed_enabled:
+        zero_support.require_supported_run(trainer)
+    if (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled) and not defense.fsdp:
         raise UnsupportedError(
-            f"defense {defense.name!r} under FSDP2: its algebra on sharded weights is not implemented",
+            f"defense {defense.name!r} under FSDP2 or DeepSpeed: its algebra on sharded weights is not implemented",
             remedy="use DDP (accelerate launch --multi_gpu), or a defense that supports it: holdfast, sft",
         )

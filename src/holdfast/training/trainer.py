@@ -1,8 +1,8 @@
 """`SafeTrainer`: one of TRL's trainers with safety sets, chance constraints and a defense; of SFT, `SafeSFTTrainer`.
 
 This file overrides what the Trainer does in a step, `monitored` in an evaluation, `checkpointing` what is saved and
-loaded. The rest is composed: `run` is what defenses and engines see, `recorder` writes a row per step. What happens at
-each step is the defense's business (`hooks`).
+loaded, `zero` where DeepSpeed steps. The rest is composed: `run` is what defenses and engines see, `recorder` writes a
+row per step. What happens at each step is the defense's business (`hooks`).
 """
 
 from collections.abc import Mapping

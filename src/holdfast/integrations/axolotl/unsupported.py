@@ -21,7 +21,7 @@ REFUSED = {
     "streaming": ("streamed rows cannot be asked and numbered", "set streaming: false"),
     "skip_prepare_dataset": ("rows that Axolotl does not tokenise cannot be found again", _PLAIN),
     "processor_type": ("images and audio", "use a text data set and a text model"),
-    "deepspeed": ("DeepSpeed steps the optimizer inside backward", _ONE),
+    "deepspeed": ("DeepSpeed was not run with this plugin", _ONE),
     "fsdp": ("FSDP was not run with this plugin", _ONE),
     "fsdp_config": ("FSDP was not run with this plugin", _ONE),
     "use_ray": ("Ray was not run with this plugin", _ONE),

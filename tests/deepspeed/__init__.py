@@ -1,0 +1,1 @@
+"""DeepSpeed, which has an environment of its own: `make test-deepspeed`."""
