@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -343,6 +344,54 @@ def test_the_scale_of_a_fused_optimizer_that_somebody_else_set_stays():
     assert filt.step(p.mean() - 5.0).name is Event.NONFINITE
     assert getattr(optimizer, "found_inf") is theirs  # noqa: B009
     assert torch.equal(p.detach(), torch.ones(3))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_first_step_that_is_lost_leaves_no_momentum(fused):
+    """Fused SGD would make its momentum of memory that nothing has written to, were its kernels told to skip."""
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9, fused=fused)
+    filt = hf.SafetyFilter(optimizer, rate=1.0)
+    p.grad = torch.full((3,), math.nan)
+    assert filt.step(p.mean() - 5.0).name is Event.NONFINITE
+    assert optimizer.state[p].get("momentum_buffer") is None
+    p.grad = torch.ones(3)
+    filt.step(p.mean() - 5.0)
+    torch.testing.assert_close(p.detach(), torch.full((3,), 0.9))
+
+
+def test_a_fused_optimizer_goes_on_from_the_state_of_another_one():
+    """A loaded state brings its own groups, with `fused` off: such kernels refuse `found_inf`."""
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([p], lr=0.1, fused=True)
+    optimizer.load_state_dict(torch.optim.AdamW([p], lr=0.1, fused=False).state_dict())
+    filt = hf.SafetyFilter(optimizer, rate=1.0)
+    p.grad = torch.ones(3)
+    assert filt.step(p.mean() - 5.0).name is Event.INACTIVE
+    p.grad, before = torch.full((3,), math.nan), p.detach().clone()
+    assert filt.step(p.mean() - 5.0).name is Event.NONFINITE
+    assert torch.equal(p.detach(), before)
+
+
+@pytest.mark.parametrize("then", ["step", "detach"])
+def test_a_step_that_raises_leaves_no_flag_on_the_optimizer(monkeypatch, then):
+    """With `found_inf` left at 1, no later step would move the parameters."""
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([p], lr=0.1, fused=True)
+    filt = hf.SafetyFilter(optimizer, rate=1.0)
+    p.grad = torch.full((3,), math.nan)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "_fused_adamw_", mock.Mock(side_effect=torch.OutOfMemoryError))
+        with pytest.raises(torch.OutOfMemoryError):
+            filt.step(p.mean() - 5.0)
+    p.grad = torch.ones(3)
+    if then == "step":
+        assert filt.step(p.mean() - 5.0).name is Event.INACTIVE
+    else:
+        filt.detach()
+        optimizer.step()
+    assert not hasattr(optimizer, "found_inf")
+    assert torch.all(p.detach() < 1.0)
 
 
 def test_too_many_non_finite_steps_end_the_run():

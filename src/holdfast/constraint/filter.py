@@ -24,12 +24,13 @@ from torch import Tensor
 
 from holdfast.constraint.anchor import Anchor, Limit
 from holdfast.constraint.event import Event, FilterEvent
-from holdfast.constraint.filter_input import measured_constraints, nonfinite, one_learning_rate, skips_on_device
+from holdfast.constraint.filter_input import measured_constraints, nonfinite, one_learning_rate
 from holdfast.constraint.filter_settings import Space, check_settings, require_one_step
 from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.memory import FilterMemory
 from holdfast.constraint.metric import diagonal_of, resolve_metric
 from holdfast.constraint.problem import FilterProblem, lost_in_step, measure
+from holdfast.constraint.skip_flag import clear_flag, set_flag
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 
@@ -103,7 +104,7 @@ class SafetyFilter:
         """Stop filtering: the optimizer is as it was."""
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
+        clear_flag(self.optimizer)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -199,8 +200,8 @@ class SafetyFilter:
             space.drop_gradient()
             return
         lost = space.nonfinite(space.task_gradient())
-        if self.space == "update" and skips_on_device(self.optimizer, space):
-            self.optimizer.found_inf = armed.lost = lost  # type: ignore[attr-defined]  # of its fused kernels
+        if self.space == "update" and set_flag(self.optimizer, space, lost):
+            armed.lost = lost
         elif lost.item():
             armed.nonfinite = "task gradient"
         if armed.nonfinite:
@@ -211,10 +212,9 @@ class SafetyFilter:
     def _after_step(self, *_: Any) -> None:
         armed, self._armed = self._armed, None
         assert armed is not None
+        clear_flag(self.optimizer)
         if armed.skipped:
             return
-        if armed.lost is not None:
-            del self.optimizer.found_inf  # type: ignore[attr-defined]
         space = ParameterSpace(trainable(self.optimizer))
         if armed.nonfinite:
             self._discard(space, armed)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from holdfast.constraint.gradients import ParameterSpace, Vector
+from holdfast.constraint.gradients import Vector
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.ranks import sum_in_place, world
 
@@ -115,12 +115,3 @@ def one_learning_rate(optimizer: torch.optim.Optimizer) -> float:
             remedy="use space 'update', which works with any optimizer, or one learning rate",
         )
     return rates.pop()
-
-
-def skips_on_device(optimizer: torch.optim.Optimizer, space: ParameterSpace) -> bool:
-    """Whether its kernels leave parameters and moments as they are where its `found_inf` is 1: torch's fused ones do.
-
-    The host then need not wait for the task's gradient before it launches the optimizer's step.
-    """
-    scales = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-    return scales and not space.sharded and not hasattr(optimizer, "found_inf")
