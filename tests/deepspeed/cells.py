@@ -192,3 +192,14 @@ def resumed(folder: Path) -> None:
     other = saving(folder / "whole", deepspeed=None)
     found["under DDP"] = worker.refusal(partial(other.train, resume_from_checkpoint=True))
     torch.save(found, folder / f"resumed-{rank()}.pt")
+
+
+def scarce(folder: Path) -> None:
+    """One process whose first loss runs out of memory; what the run ends with."""
+    begin()
+    trainer = make(folder, **ADAM, **deepspeed("stage 2"))
+    with mock.patch.object(trainer, "compute_loss", side_effect=torch.OutOfMemoryError("CUDA out of memory")) as loss:
+        try:
+            trainer.train()
+        except torch.OutOfMemoryError:
+            torch.save({"losses": loss.call_count}, folder / "0.pt")

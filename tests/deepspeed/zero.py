@@ -156,3 +156,9 @@ def test_what_is_refused_once_the_trainer_is_there(zero, name, words):
         error, code, message = rank[name]
         assert (error, code) == ("UnsupportedError", 2)
         assert words in message
+
+
+def test_out_of_memory_ends_a_run_of_one_process(tmp_path):
+    """A second try would add to what DeepSpeed's buffers hold of the first."""
+    forkserver.ranks(cells.scarce, tmp_path, log=tmp_path / "log", processes=1)
+    assert torch.load(tmp_path / "0.pt", weights_only=True) == {"losses": 1}

@@ -109,10 +109,11 @@ class Fitting:
     def _divisible(self, inputs: Inputs) -> bool:
         """Whether micro-batches can be divided: one process, and a loss that is a sum over rows with labels.
 
-        Not so a router's, and those of pairs and groups of replies.
+        Not so a router's, and those of pairs and groups of replies. Nor under DeepSpeed, which keeps the gradient of
+        what failed in buffers of its own.
         """
         trainer, defense = self._trainer, self._trainer.defense
-        summed = defense.linear and type(defense).extra_loss is Defense.extra_loss
+        summed = defense.linear and type(defense).extra_loss is Defense.extra_loss and trainer.run.parts is None
         return world() == 1 and summed and "labels" in inputs and not getattr(trainer, "aux_loss_enabled", False)
 
     def _halve_task(self, inputs: Inputs, failure: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from tests import tiny
@@ -11,6 +13,7 @@ from holdfast.core.errors import ResourceError
 from holdfast.core.event_log import read
 from holdfast.training import side_pass
 from holdfast.training.fitting import split
+from holdfast.training.zero import Parts
 
 LABELS = torch.tensor([[-100, 5, 6, 7], [-100, -100, 5, -100], [-100, -100, -100, -100], [-100, 5, 6, -100]])
 
@@ -112,6 +115,14 @@ def test_a_model_that_divides_by_its_own_tokens(tmp_path, monkeypatch):
 def test_a_defense_whose_step_is_no_sum_is_left_to_run_out(tmp_path):
     with pytest.raises(torch.OutOfMemoryError):
         trained(tmp_path, most=2, defense="vaccine", stage="align")
+
+
+def test_under_deepspeed_nothing_is_passed_over_again(tmp_path):
+    """Its own buffers keep the gradient of what failed, which would count twice; tests/deepspeed has the real one."""
+    trainer = build(tmp_path)
+    assert trainer.run.fitting._divisible({"labels": LABELS})
+    trainer.run.parts = mock.Mock(spec=Parts)
+    assert not trainer.run.fitting._divisible({"labels": LABELS})
 
 
 def test_safety_rows_are_passed_over_in_smaller_batches(tmp_path, monkeypatch):
