@@ -161,8 +161,8 @@ def claim_of(
     hashed = {"keep": keep, "categories": categories if asked.kind == "per_category" else None}
     settings |= {name: sha256_json(sorted(by_id.items())) for name, by_id in hashed.items() if by_id is not None}
     return Claim(
-        before_sha256, after_sha256, asked.unit, asked.tau, asked.alpha, asked.first_k, asked.confidence, asked.kind,
-        settings,
+        before_sha256, after_sha256, asked.unit, asked.tau, asked.alpha, asked.first_k, float(asked.confidence),
+        asked.kind, settings,
     )  # fmt: skip
 
 

@@ -228,7 +228,7 @@ class SafetyFilter:
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
         problem, directions = measure(
-            space, armed.gradients, armed.values, space.since(armed.before), rate=self.rate, whole=self.dual > 0.0,
+            space, armed.gradients, armed.values, space.since(armed.before), rate=self.rate,
             metric=lambda: diagonal_of(self.metric, space, self.optimizer, self._memory.debiased_moment()),
             away=None if self.anchor is None else self.anchor.away(space),
         )  # fmt: skip

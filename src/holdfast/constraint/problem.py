@@ -76,12 +76,11 @@ def measure(
     rate: float,
     metric: Callable[[], Vector | None] = lambda: None,
     away: Vector | None = None,
-    whole: bool = False,
 ) -> tuple[FilterProblem, Sequence[Vector]]:
     """The problem's inner products, and the directions `M h_k` of a correction.
 
     Where no constraint asks for a correction, `h_k . s_nom + rate v_k <= 0`, mu is zero whatever M is: nothing with M
-    is computed then, which is most of the work, unless `whole`.
+    is computed then, which is most of the work.
 
     Args:
         metric: gives the diagonal of M; None is the identity.
@@ -93,7 +92,7 @@ def measure(
     norms = [math.sqrt(x) if x >= 0 else math.nan for x in found[count:]]
     zero = np.zeros((count, count))
     problem = FilterProblem(found[:count], zero, zero, rate * np.asarray(values), *norms)
-    if not problem.finite or not (whole or (problem.inner + problem.target > 0.0).any()):
+    if not problem.finite or not (problem.inner + problem.target > 0.0).any():
         return problem, []
     diagonal = metric()
     directions = gradients if diagonal is None else [list(torch._foreach_mul(diagonal, h)) for h in gradients]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from tests.unit.auditing.test_opening import foreign, refused, unmeasured
 
 from holdfast.auditing import measures
 from holdfast.auditing.audit import audit
-from holdfast.auditing.certificate_spec import Setup
+from holdfast.auditing.certificate_spec import CertificateSpec, Setup, claim_of
+from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, DataError, InfeasibleError, UnsupportedError
 from holdfast.data.encode import encode
 from holdfast.data.examples import as_chat, make_example
@@ -161,3 +163,13 @@ def test_two_tokenizers_may_not_cut_the_same_text_differently(made, tmp_path):
     short = max(len(encode(row, tiny.tokenizer(), max_length=None).input_ids) for row in rows) - 1
     cut = Setup(tokenizer="own", max_length=short)
     refused(own, DataError, "scored on different texts", constraint=limit, setup=cut)
+
+
+def test_a_confidence_that_is_a_fraction_makes_the_same_claim():
+    """The claim is hashed as JSON, which knows no fractions."""
+    limit = ChanceConstraint(tau=0.1, alpha=0.05)
+    found, expected = (
+        claim_of(CertificateSpec("before", "after", limit, confidence=confidence), "b", "a", (), {}).sha256
+        for confidence in (Fraction(19, 20), 0.95)
+    )
+    assert found == expected
