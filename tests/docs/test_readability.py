@@ -20,7 +20,7 @@ GUIDES = (
     "README.md", "CONTRIBUTING.md", "docs/getting-started.md", "docs/gate.md", "docs/own-loop.md", "docs/compare.md",
     "docs/screening.md", "docs/evidence.md", "docs/idea.md", "docs/adding.md", "docs/glossary.md",
     "docs/several-gpus.md", "docs/run-file.md", "docs/guides/customer-data.md",
-    "docs/guides/over-refusal.md", "docs/guarantees.md", "docs/results-auto.md",
+    "docs/guides/over-refusal.md", "docs/guides/tracking.md", "docs/guarantees.md", "docs/results-auto.md",
 )  # fmt: skip
 
 

@@ -126,9 +126,8 @@ class StepRecorder(TrainerCallback):
             "seconds": round(time.monotonic() - self._started, 3),
             **({"event": EVENT} if self.spiked else trainer.defense.row()),
         }
-        for key, value in row.items():
-            if key not in ("step", "loss", "learning_rate", "seconds") and isinstance(value, int | float):
-                trainer._metrics["train"][f"safety/{key}"].append(float(value))
+        for name, value in tracked(row).items():
+            trainer._metrics["train"][name].append(value)
         if smaller := trainer.run.fitting.figures():
             row["memory"] = smaller
         if trainer.args.probe_rows:
@@ -138,6 +137,18 @@ class StepRecorder(TrainerCallback):
             self.log_file().append(row)
         for listener in self.listeners:
             listener(row)
+
+
+def tracked(row: Mapping[str, Any]) -> dict[str, float]:
+    """A step's numbers by their names in logs and trackers: `safety/<figure>`.
+
+    With several constraints a constraint's own figures are `safety/<constraint>/<figure>`.
+    """
+    each: Mapping[str, Mapping[str, Any]] = row.get("constraints", {})
+    untold = {"step", "loss", "learning_rate", "seconds"}.union(*each.values())  # the first's stand at the top too
+    figures = {key: value for key, value in row.items() if key not in untold}
+    figures |= {f"{name}/{key}": value for name, one in each.items() for key, value in one.items()}
+    return {f"safety/{key}": float(value) for key, value in figures.items() if isinstance(value, int | float)}
 
 
 class SafetyMonitor:
