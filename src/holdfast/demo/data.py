@@ -43,7 +43,7 @@ class DemoSettings:
 
 
 FAST = DemoSettings(
-    steps=6, rate=2.4e-3, warmup=1, test_task=12, test_probes=16, test_ordinary=8, recorded=True, most_held=20
+    steps=6, rate=2.4e-3, warmup=1, test_task=12, test_probes=16, test_ordinary=8, recorded=True, most_held=8
 )  # fmt: skip
 """`holdfast demo --fast`: for a first look or a smoke test. A third of the steps at three times the rate."""
 

@@ -89,7 +89,7 @@ def test_fast_takes_its_own_settings_and_says_what_it_left_out(monkeypatch, tmp_
     with pytest.raises(MeasuringError):
         holdfast("demo", "--fast", "--output", tmp_path)
     text = left_out(FAST, DemoSettings())
-    assert "12 of 18 steps (at 3 times the rate), all but 20 replies of each held set" in text
+    assert "12 of 18 steps (at 3 times the rate), all but 8 replies of each held set" in text
     assert "16, 8 and 12 instead of 40, 30 and 48" in text
     assert "its replies came with the package" in text
 
