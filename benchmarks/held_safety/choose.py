@@ -149,6 +149,8 @@ def main() -> None:
     parser.add_argument("--method", help="A compared defense, whose strength to choose.")
     options = parser.parse_args()
     if options.method is not None:
+        if len(options.model) > 1:
+            parser.error("--method takes one --model: a strength is chosen on one")
         print_strengths(options.results, options.model[0], options.method)
         return
     plan, records = read_plan().tuning, read_records(options.results)

@@ -109,7 +109,11 @@ class Anchor:
         self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit], rate: float,
         distance: float | None,
     ) -> float:  # fmt: skip
-        """Bring theta, which is at this distance where it is known, back to the radius; the share that is left."""
+        """Bring theta back to the radius; returns the share of its distance from theta_0 that is left.
+
+        Args:
+            distance: `norm(theta - theta_0)`, where it is known already.
+        """
         assert self.origin is not None
         allowed = radius(self.distance, values, limits, rate)
         if distance is None:

@@ -109,7 +109,7 @@ class ParameterSpace:
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 shards the parameters."""
+        """Whether each rank holds a shard of the parameters (FSDP2, ZeRO)."""
         return isinstance(self.params[0], DTensor)  # all of them or none
 
     def weights(self) -> Vector:

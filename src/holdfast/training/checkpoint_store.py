@@ -4,8 +4,7 @@
 (`core.sealed_json`), so a changed byte anywhere in the folder, the manifest included, is noticed.
 
 Write protocol: fill `.tmp-checkpoint-N`, fsync every file, write `manifest.json` last, rename to `checkpoint-N`, fsync
-the folder above. A process killed at any instant leaves the previous
-checkpoint or the new one, never a mixture:
+the folder above. A process killed at any instant leaves the previous checkpoint or the new one, never a mixture:
 
 | name in the root            | meaning                                      | `clean()`              |
 |-----------------------------|----------------------------------------------|------------------------|

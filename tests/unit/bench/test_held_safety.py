@@ -420,3 +420,10 @@ def test_a_default_is_chosen_from_what_qualifies_with_every_model() -> None:
         choose.chosen_for_all([first, second[:2]], "abc")
     with pytest.raises(SystemExit, match="with none"):
         choose.chosen_for_all([[trial("a", 0.05, 0.06, 1.0)]], "a")
+
+
+def test_a_strength_is_chosen_on_one_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["choose", "results", "--model", "0.5b", "1.5b", "--method", "kl"])
+    with pytest.raises(SystemExit):
+        choose.main()
+    assert "--method takes one --model" in capsys.readouterr().err
