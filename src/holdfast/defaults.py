@@ -25,6 +25,7 @@ PROVISIONAL = "provisional, until measured"
 MEASURED = "measured on SmolLM2-135M-Instruct (docs/log.md, the defaults of `defense: holdfast`)"
 EMBEDDED = "chosen on the embedded model (docs/log.md)"
 SECOND_ROUND = "tuned on Qwen2.5-Coder-0.5B-Instruct (docs/log.md, 2026-11-17)"
+FOURTH_ROUND = "tuned on Qwen2.5-Coder-0.5B- and 1.5B-Instruct (docs/log.md, 2026-11-18)"
 TUNED = "tuned on Qwen2.5-Coder-0.5B-Instruct (docs/log.md, 2026-11-16)"
 
 TABLE: Final = (
@@ -39,8 +40,9 @@ TABLE: Final = (
     Default("constraint.buffer", 0.0, PAPER),
     Default("constraint.first_k", 8, "refusals are decided early"),
     Default("constraint.refusals.alpha", 0.05, "constraint.alpha: at most 5 % of the refusals may move"),
-    Default("constraint.refusals.tau", 0.03, f"{SECOND_ROUND}: 0.05 left harm 0.023 above the shipped model's"),
-    Default("constraint.refusals.beta", 33.3, "1 / tau"),
+    Default("constraint.refusals.unit", "kl_first", f"{FOURTH_ROUND}: a refusal is decided in its first tokens"),
+    Default("constraint.refusals.tau", 0.01, FOURTH_ROUND),
+    Default("constraint.refusals.beta", 100.0, "1 / tau"),
     Default("constraint.answers.alpha", 0.10, "measured: over-refusal 0.43, without this set 0.50 (shipped 0.38)"),
     Default("safety.fractions", (0.75, 0.25, 0.0), "task prompts steer or monitor; bundled kinds certify"),
     Default("safety.data.fractions", (0.6, 0.2, 0.2), "of pairs in a file: constraint, monitor, certify"),
@@ -123,9 +125,9 @@ LATER_OPTIONS: Final = MappingProxyType({"value_decay": None, "reserve": 0.0, "d
 def own_reply_defaults(keep: str, unit: str | None, written: Collection[str] = ()) -> dict[str, Any]:
     """The limits of a set of the model's own `refusals` or `answers`, below what is `written`.
 
-    tau and beta were tuned together, for kl_token: they hold for units of KL, and where neither is written.
+    unit, tau and beta were tuned together: they hold for units of KL, and where none of them is written.
     """
     values = block(f"constraint.{keep}")
-    if unit in KL_UNITS and not {"tau", "beta"} & set(written):
+    if unit in KL_UNITS and not {"unit", "tau", "beta"} & set(written):
         return values
     return {"alpha": values["alpha"]}

@@ -118,7 +118,7 @@ def constraints_of(screening: Screening | None, given: Any, defense: Defense) ->
     if screening is None:
         return ChanceConstraint(unit=unit)
     keeps = {name: screening.counts[name]["keep"] for name in screening.sets}
-    return {name: ChanceConstraint(unit=unit, **own_reply_defaults(keep, unit)) for name, keep in keeps.items()}
+    return {name: ChanceConstraint(**{"unit": unit, **own_reply_defaults(keep, unit)}) for name, keep in keeps.items()}
 
 
 def where_needed(dataset: Any, defense: Defense, stage: str) -> Any:

@@ -125,7 +125,7 @@ def filled(raw: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
             limit[field] = entry.value
         elif block != "defense" and isinstance(written := values.get(block, {}), Mapping):
             values[block] = {field: entry.value, **written}
-    values["constraint"] = _constraints(values, _default_unit(name) | limit)
+    values["constraint"] = _constraints(values, _default_unit(name), limit)
     train = values.get("train", {})
     if raw.get("preset") is None and not complete and isinstance(train, Mapping):
         # What the file says comes first: problems are reported in its order.
@@ -156,8 +156,8 @@ def _default_unit(name: Any) -> dict[str, Any]:
     return {"unit": DEFENSES[name].unit} if isinstance(name, str) and name in DEFENSES else {}
 
 
-def _constraints(values: Mapping[str, Any], below: Mapping[str, Any]) -> Any:
-    """One block a safety set, with the values of `below` under what is written, and the limits for what is asked for.
+def _constraints(values: Mapping[str, Any], unit: Mapping[str, Any], preset: Mapping[str, Any]) -> Any:
+    """One block a safety set: what is written, then the preset, the limits of what is asked for, the defense's unit.
 
     One block is written for all sets, or blocks by name, which need not name every set that is asked for.
     """
@@ -171,7 +171,7 @@ def _constraints(values: Mapping[str, Any], below: Mapping[str, Any]) -> Any:
     blocks = dict.fromkeys(sets, written) if is_single(written) else {name: {} for name in asked} | dict(written)
     found = {}
     for name, block in blocks.items():
-        over = {**below, **block}
-        limits = own_reply_defaults(keeps[name], over.get("unit"), over) if name in keeps else {}
-        found[name] = {**limits, **over}
+        over = {**preset, **block}
+        limits = own_reply_defaults(keeps[name], {**unit, **over}.get("unit"), over) if name in keeps else {}
+        found[name] = {**unit, **limits, **over}
     return found
