@@ -11,7 +11,8 @@ largest excess of HS.
 
 The fourth round's rule: a configuration of the round qualifies if it does with every model. Of those, the one with the
 smallest mean of (task loss / plain SFT's) over models and tasks; if none qualifies, the smallest largest excess of HS
-among those whose over-refusal is within 0.05 with every model.
+among those whose over-refusal is within 0.05 with every model. A configuration that does not qualify with one model
+needs no cells of the others, as long as another one qualifies with all.
 
     python -m benchmarks.held_safety.choose WORK/results --method kl
 
@@ -125,12 +126,15 @@ def chosen(found: Sequence[Trial]) -> Trial:
 
 
 def chosen_for_all(found: Sequence[Sequence[Trial]], configs: Collection[str]) -> str:
-    """By the rule of the fourth round, from the trials of each model; every configuration has its cells with each."""
+    """By the rule of the fourth round, from the trials of each model."""
     by_model = [{trial.config: trial for trial in trials} for trials in found]
     each = {config: [trials[config] for trials in by_model if config in trials] for config in configs}
-    if missing := sorted(config for config, trials in each.items() if len(trials) < len(found)):
+    good = [config for config, trials in each.items() if all(trial.qualifies for trial in trials)]
+    # Cells that could still change the outcome: of all that may yet qualify, or of all where none does.
+    open_ = {config for config, trials in each.items() if len(trials) < len(found)}
+    if missing := sorted(open_.intersection(good) if set(good) - open_ else open_):
         raise SystemExit(f"cells are missing of {', '.join(missing)}")
-    if good := [config for config, trials in each.items() if all(trial.qualifies for trial in trials)]:
+    if good:
         return min(good, key=lambda config: sum(trial.loss for trial in each[config]))
     steady = [config for config, trials in each.items() if all(trial.over <= OVER + ROUNDING for trial in trials)]
     if not steady:
@@ -144,16 +148,16 @@ def _loss(record: Record) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Choose the defaults of run files.")
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+", help="Folders of records.")
     parser.add_argument("--model", nargs="+", default=["0.5b"], help="Of cells.yaml.")
     parser.add_argument("--method", help="A compared defense, whose strength to choose.")
     options = parser.parse_args()
+    if options.method is not None and len(options.model) > 1:
+        parser.error("--method takes one --model: a strength is chosen on one")
+    plan, records = read_plan().tuning, [record for folder in options.results for record in read_records(folder)]
     if options.method is not None:
-        if len(options.model) > 1:
-            parser.error("--method takes one --model: a strength is chosen on one")
-        print_strengths(options.results, options.model[0], options.method)
+        print_strengths(records, options.model[0], options.method)
         return
-    plan, records = read_plan().tuning, read_records(options.results)
     found = [trials(records, model, plan["configs"]) for model in options.model]
     for one in found:
         print_trials(one)
@@ -175,11 +179,11 @@ def print_trials(found: Sequence[Trial]) -> None:
     print()
 
 
-def print_strengths(results: Path, model: str, method: str) -> None:
+def print_strengths(records: Sequence[Record], model: str, method: str) -> None:
     """The table of a compared defense, and what the rule takes."""
     plan = read_plan()
     configs = [config for block in plan.tuning[STRENGTHS] if block["method"] == method for config in block["configs"]]
-    found = strengths(read_records(results), model, method, configs)
+    found = strengths(records, model, method, configs)
     if len(found) < len(configs) or not found:
         raise SystemExit(f"{method}: {len(found)} of {len(configs)} strengths have all of their cells")
     print("| strength | mean HS minus shipped | over-refusal minus shipped, largest | accuracy minus SFT, least |")

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.held_safety import bounds, cells, choose, data, records, schedule, table, train
 from scipy.stats import t, ttest_1samp
 
+from holdfast import defaults
 from holdfast.judging.reply import Reply
 from holdfast.runs.config import load_config
 
@@ -418,8 +419,29 @@ def test_a_default_is_chosen_from_what_qualifies_with_every_model() -> None:
     assert choose.chosen_for_all([first, harmful], "abc") == "c"  # b refuses too much
     with pytest.raises(SystemExit, match="missing of c"):
         choose.chosen_for_all([first, second[:2]], "abc")
+    failed = [*first[:2], trial("c", 0.03, 0.0, 0.5)]
+    assert choose.chosen_for_all([failed, [second[0]]], "ac") == "a"  # c cannot qualify any more
+    with pytest.raises(SystemExit, match="missing of b"):  # b may, with a smaller loss
+        choose.chosen_for_all([failed, [second[0]]], "abc")
+    with pytest.raises(SystemExit, match="missing of c"):  # none qualifies: the excess of each counts
+        choose.chosen_for_all([failed, harmful[:1]], "ac")
     with pytest.raises(SystemExit, match="with none"):
         choose.chosen_for_all([[trial("a", 0.05, 0.06, 1.0)]], "a")
+
+
+def test_the_default_is_what_the_fourth_round_chose(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = [
+        str(cells.HERE.parent / "results" / "held_safety" / name)
+        for name in ("tuning_third_round", "tuning_fourth_round")
+    ]
+    monkeypatch.setattr("sys.argv", ["choose", *rounds, "--model", "0.5b", "1.5b"])
+    choose.main()
+    *_, last = capsys.readouterr().out.splitlines()
+    settings = cells.read_plan().tuning["configs"][last.removeprefix("chosen: ")]
+    in_table = {f"constraint.refusals.{key}": value for key, value in defaults.block("constraint.refusals").items()}
+    assert in_table.items() >= settings.items()
 
 
 def test_a_strength_is_chosen_on_one_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
