@@ -122,12 +122,17 @@ LATER_OPTIONS: Final = MappingProxyType({"value_decay": None, "reserve": 0.0, "d
 """Options of the filter that earlier versions lacked, switched off: stored settings without them mean these."""
 
 
+REFUSALS_IN_KL_TOKEN: Final = MappingProxyType({"unit": "kl_token", "tau": 0.03, "beta": 33.3})
+"""The limit of refusals where a file asks for `kl_token`: what the second round of tuning chose for that unit."""
+
+
 def own_reply_defaults(keep: str, unit: str | None, written: Collection[str] = ()) -> dict[str, Any]:
     """The limits of a set of the model's own `refusals` or `answers`, below what is `written`.
 
-    unit, tau and beta were tuned together: they hold for units of KL, and where none of them is written.
+    unit, tau and beta were tuned together: they hold for units of KL, and where neither tau nor beta is written.
     """
     values = block(f"constraint.{keep}")
-    if unit in KL_UNITS and not {"unit", "tau", "beta"} & set(written):
-        return values
-    return {"alpha": values["alpha"]}
+    if unit not in KL_UNITS or {"tau", "beta"} & set(written):
+        return {"alpha": values["alpha"]}
+    whole_reply = keep == "refusals" and unit == "kl_token" and "unit" in written
+    return values | REFUSALS_IN_KL_TOKEN if whole_reply else values

@@ -177,21 +177,25 @@ def limits(**changes: object) -> dict[str, tuple]:
 @pytest.mark.parametrize(
     ("constraint", "refusals", "answers"),
     [
-        (None, (0.05, 0.03, 33.3), (0.10, 0.1, 10.0)),
-        ({}, (0.05, 0.03, 33.3), (0.10, 0.1, 10.0)),
-        ({"tau": 0.2}, (0.05, 0.2, 10.0), (0.10, 0.2, 10.0)),
-        ({"beta": 20.0}, (0.05, 0.1, 20.0), (0.10, 0.1, 20.0)),
-        ({"alpha": 0.02}, (0.02, 0.03, 33.3), (0.02, 0.1, 10.0)),
-        ({"answers": {"alpha": 0.2}}, (0.05, 0.03, 33.3), (0.2, 0.1, 10.0)),
-        ({"refusals": {"tau": 0.3}}, (0.05, 0.3, 10.0), (0.10, 0.1, 10.0)),
-        ({"refusals": {"alpha": 0.01}, "answers": {"tau": 0.2}}, (0.01, 0.03, 33.3), (0.10, 0.2, 10.0)),
+        (None, (0.05, 0.01, 100.0, "kl_first"), (0.10, 0.1, 10.0, "kl_token")),
+        ({}, (0.05, 0.01, 100.0, "kl_first"), (0.10, 0.1, 10.0, "kl_token")),
+        ({"tau": 0.2}, (0.05, 0.2, 10.0, "kl_token"), (0.10, 0.2, 10.0, "kl_token")),
+        ({"beta": 20.0}, (0.05, 0.1, 20.0, "kl_token"), (0.10, 0.1, 20.0, "kl_token")),
+        ({"alpha": 0.02}, (0.02, 0.01, 100.0, "kl_first"), (0.02, 0.1, 10.0, "kl_token")),
+        ({"answers": {"alpha": 0.2}}, (0.05, 0.01, 100.0, "kl_first"), (0.2, 0.1, 10.0, "kl_token")),
+        ({"unit": "kl_token"}, (0.05, 0.03, 33.3, "kl_token"), (0.10, 0.1, 10.0, "kl_token")),
+        ({"refusals": {"tau": 0.3}}, (0.05, 0.3, 10.0, "kl_token"), (0.10, 0.1, 10.0, "kl_token")),
+        (
+            {"refusals": {"alpha": 0.01}, "answers": {"tau": 0.2}},
+            (0.01, 0.01, 100.0, "kl_first"),
+            (0.10, 0.2, 10.0, "kl_token"),
+        ),
     ],
 )
 def test_each_set_has_its_limit_and_what_is_written_wins(constraint, refusals, answers):
     changes = {} if constraint is None else {"constraint": constraint}
     found = constraints(config_from_dict({**THREE, **changes}))
-    assert {n: (c.alpha, c.tau, c.beta) for n, c in found.items()} == {"refusals": refusals, "answers": answers}
-    assert {c.unit for c in found.values()} == {"kl_token"}
+    assert {n: (c.alpha, c.tau, c.beta, c.unit) for n, c in found.items()} == {"refusals": refusals, "answers": answers}
 
 
 def test_a_preset_reaches_also_the_set_that_a_partial_constraint_leaves_out():

@@ -152,4 +152,4 @@ def test_auto_asks_the_models_own_task(tmp_path, monkeypatch, method):
     trainer = preferring.safe(method, tmp_path, behaving.model(), own=own, constraint=None)
     assert len(trainer.screening.conflicts) == (110 if method == "dpo" else 0)
     assert len(trainer.train_dataset) == (10 if method == "dpo" else 120)
-    assert {name: one.constraint.unit for name, one in trainer.safety.items()} == {"refusals": "kl_token"}
+    assert {name: one.constraint.unit for name, one in trainer.safety.items()} == {"refusals": "kl_first"}
