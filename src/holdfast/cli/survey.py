@@ -14,7 +14,7 @@ from holdfast.data.encode import IGNORE, Encoded, encode_each, require_usable_to
 from holdfast.data.examples import Example
 from holdfast.data.splits import Split
 from holdfast.data.templates import use_template
-from holdfast.models.handle import load_tokenizer
+from holdfast.models.handle import fast_dtype, load_tokenizer
 from holdfast.models.source import resolve
 from holdfast.records.stored_evidence import NotAtHandError, content_at_hand
 from holdfast.runs.config import describe_preset
@@ -97,7 +97,9 @@ def _size(plan: ResolvedRun, longest: int, trust_remote_code: bool) -> tuple[est
     shape = estimate.architecture(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     size = estimate.model_size(shape, peft_config(config))
     stored = str(getattr(shape, "dtype", None) or "float32").removeprefix("torch.")
-    dtype = config.quantization or (stored if config.dtype == "auto" else config.dtype)
+    dtype = config.quantization or config.dtype
+    if dtype == "auto":
+        dtype = "float32" if fast_dtype() == "float32" else stored
     need = estimate.memory(
         size, shape, dtype=dtype, full=config.lora is None, rows=arguments.per_device_train_batch_size,
         length=longest, checkpointing=arguments.gradient_checkpointing,

@@ -32,8 +32,8 @@ from holdfast.judging.engines.transformers import generate
 from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.judging.store import read_replies
-from holdfast.models.handle import load_pair
-from holdfast.runs.stages.align import fast_dtype, keep_freed_memory
+from holdfast.models.handle import fast_dtype, load_pair
+from holdfast.runs.stages.align import keep_freed_memory
 from holdfast.runs.stages.finetune import Listener, listen, short_run
 from holdfast.screening.asking import Asker, told_by
 from holdfast.screening.screen import Screening, ask_and_screen, screen

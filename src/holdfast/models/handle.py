@@ -55,7 +55,7 @@ def load_model(
 
     Args:
         ref: hub id, local folder, `embedded`, or a PEFT adapter (folder or hub id), merged into its base.
-        dtype: `auto` keeps the checkpoint's; fp16 is refused.
+        dtype: `auto` is the checkpoint's, on a CPU without instructions for bfloat16 float32; fp16 is refused.
         revision: commit, tag or branch of a hub id.
         device: where to put it; the CPU when None.
         quantization: load the base packed with bitsandbytes.
@@ -79,6 +79,8 @@ def load_model(
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     model = _load_full(found.base, trust_remote_code, given)
+    if dtype == "auto" and quantization is None and fast_dtype(place) == "float32":
+        model = model.float()
     for adapter in reversed(found.adapters):
         model = merge(model, adapter)
         logger.info("merged the adapter %s into its base", adapter)
@@ -93,6 +95,15 @@ def load_pair(ref: str | Path, *, revision: str | None = None, **options: Any) -
     model = load_model(ref, revision=revision, **options)
     check_vocabulary(model, tokenizer)
     return model, tokenizer
+
+
+def fast_dtype(device: torch.device | None = None) -> DType:
+    """bfloat16 where the device multiplies in it; without such instructions a CPU is many times faster in float32.
+
+    Without a device: that which training would use.
+    """
+    on_cpu = device.type == "cpu" if device is not None else not torch.accelerator.is_available()
+    return "float32" if on_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported() else "bfloat16"
 
 
 def require_device(device: str | torch.device) -> torch.device:

@@ -50,7 +50,7 @@ def test_embedded_model_answers_and_carries_its_provenance(embedded: Path):
     assert record["weights_sha256"] == sha256_file(embedded / "model.safetensors")
     assert {"torch", "transformers"} <= set(record["versions"])
 
-    model, tokenizer = load_pair("embedded")
+    model, tokenizer = load_pair("embedded", dtype="bfloat16")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert model.num_parameters() == 134_515_008
     assert tokenizer.pad_token_id == model.config.pad_token_id == 0

@@ -13,7 +13,7 @@ from tiny_checkpoints import WORDS, tiny_llama, tiny_tokenizer
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
 from holdfast.models.fingerprint import model_fingerprint
-from holdfast.models.handle import check_vocabulary, load_model, load_pair, load_tokenizer
+from holdfast.models.handle import check_vocabulary, fast_dtype, load_model, load_pair, load_tokenizer
 
 IDS = torch.tensor([[3, 4, 5, 6]])
 
@@ -40,6 +40,22 @@ def test_folder_loads_with_its_weights_in_evaluation_mode(base_dir):
 @pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", torch.bfloat16), ("float32", torch.float32)])
 def test_dtype(base_dir, dtype, expected):
     assert {p.dtype for p in load_model(base_dir, dtype=dtype).parameters()} == {expected}
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_auto_is_what_is_stored_but_float32_on_a_cpu_without_bfloat16(base_dir, monkeypatch, native):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    small = tiny_llama(dtype=torch.bfloat16)
+    small.save_pretrained(base_dir)
+    for device in (None, "cpu"):
+        loaded = load_model(base_dir, device=device)
+        assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16 if native else torch.float32}
+        assert all(torch.equal(p, q.to(p.dtype)) for p, q in zip(loaded.parameters(), small.parameters(), strict=True))
+    assert fast_dtype(torch.device("cuda")) == "bfloat16"
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert fast_dtype() == "bfloat16"
+    assert {p.dtype for p in load_model(base_dir, dtype="bfloat16").parameters()} == {torch.bfloat16}
 
 
 def test_fp16_is_refused_by_name_and_by_checkpoint(base_dir):

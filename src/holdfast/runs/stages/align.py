@@ -29,7 +29,7 @@ from holdfast.data.examples import Example
 from holdfast.defaults import default
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.models.content import content_of
-from holdfast.models.handle import DType, load_pair
+from holdfast.models.handle import DType, fast_dtype, load_pair
 from holdfast.models.lora_layers import named_targets
 from holdfast.runs.stages.alignment_rows import AlignmentPrompts, answer_rows, bundled_prompts, refusal_rows
 from holdfast.runs.stages.run_folder import whole_folder
@@ -160,12 +160,6 @@ def align_model(
     record = {**record, "model_sha256": now.sha256, "figures": figures.as_json()}
     write_sealed(target / RECORD, record)
     return Alignment(target, figures, record)
-
-
-def fast_dtype() -> DType:
-    """bfloat16 where the device multiplies in it; without such instructions a CPU is many times faster in float32."""
-    native = torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return "bfloat16" if native else "float32"
 
 
 def keep_freed_memory() -> bool:
