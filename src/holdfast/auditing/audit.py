@@ -16,11 +16,11 @@ from holdfast.auditing.measure import Progress, kl_wanted
 from holdfast.auditing.model_ref import Choice
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.partial_results import PartialResults
-from holdfast.auditing.windows import FIRST, Windows, measure_windows
+from holdfast.auditing.windows import FIRST, Windows, measure_windows, require_served
 from holdfast.certification.ledger_state import look_sha256
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.file_lock import locked
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import versions
@@ -68,7 +68,8 @@ def audit(
     it in windows. With `output`, an interrupted audit continues after its last whole window.
 
     Args:
-        before: hub id, folder, PEFT adapter (folder or hub id), `embedded`, or a loaded model.
+        before: hub id, folder, PEFT adapter (folder or hub id), `embedded`, a loaded model, or a model behind an
+            OpenAI-compatible server: `endpoint:base_url=...,model_name=...,tokenizer=...`.
         after: the same. Where it is an adapter on `before`, the weights are loaded once.
         safety: data file, hub id, rows or examples.
         constraint: unit, tau, alpha and first_k; the defaults of `ChanceConstraint` unless given.
@@ -149,12 +150,13 @@ def _note_look(
 
     With a judge that a certificate could be bound to, the audit is a second look: at the on-policy regressions.
     """
+    unseen = uuid.uuid4().hex if pair.served else ""  # an endpoint may serve another model each time: a look of its own
     asked: list[tuple[str, float, Mapping[str, Any]]] = [(limit.unit, limit.tau, settings)]
     if options.judge is not None and options.judge.revision:
         judge = judge_record(options.judge, options.max_new_tokens)
         asked.append((UNIT, options.harm_tau, {**settings, "judge": judge}))
     for unit, tau, read in asked:
-        look = look_sha256(pair.before.sha256, pair.after.sha256, unit, tau, limit.alpha, limit.first_k, read)
+        look = look_sha256(pair.before.sha256, pair.after.sha256 + unseen, unit, tau, limit.alpha, limit.first_k, read)
         ledger.record_look(look, list(texts), texts=texts)
     logger.info("the look at these prompts is noted in %s", ledger.path)
 
@@ -169,13 +171,20 @@ def audit_roles(
     """
     pair.tokenizers.require_unit(constraint.unit)
     kl = kl_wanted(pair, True if constraint.unit in KL_UNITS else options.kl)
+    if options.judge is not None and pair.served:
+        raise UnsupportedError(
+            f"a judge with {pair.ref(pair.served[0]).ref}: an audit of an endpoint reads logprobs and has no replies",
+            remedy="leave the judge out; `holdfast evaluate --engine endpoint` asks and judges",
+        )
     windows = Windows(streams, pair, max_length=options.max_length)
     binding = _binding(windows, constraint, options, kl)
     started = time.monotonic()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else Path(output)
         stack.enter_context(locked(folder / SUMMARY_NAME))  # a second audit waits, then finds this one finished
-        finished = _finished(folder, sha256_json(binding))
+        finished = _finished(folder, sha256_json(binding), pair)
+        if finished is None:
+            require_served(windows, constraint.first_k)
         if enter is not None:
             enter()
         if finished is not None:
@@ -211,10 +220,13 @@ def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptio
     } | ({"harm_tau": options.harm_tau} if judge else {})  # fmt: skip
 
 
-def _finished(folder: Path, binding: str) -> Audit | None:
+def _finished(folder: Path, binding: str, pair: Pair) -> Audit | None:
     place = folder / SUMMARY_NAME
     if not place.exists() and not (folder / TABLE_NAME).exists():
         return None
+    if pair.served:
+        what = f"{folder} holds a finished audit, and what an endpoint serves may have changed since"
+        raise ConfigError(what, remedy="name another folder (--output, output=)")
     if place.exists() and (stored := Audit.load(folder)).binding == binding:
         logger.info("this audit is finished already: %s", folder)
         return stored

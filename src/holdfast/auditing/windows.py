@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from holdfast.auditing import measure
+from holdfast.auditing.endpoint import EndpointLaunch
 from holdfast.auditing.measure import Count, Launch, Measurer, PassName, Progress, counter
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.partial_results import PartialResults
+from holdfast.auditing.scoring import INERT
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import DataError
+from holdfast.core.errors import CheckpointError, DataError
 from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
@@ -171,8 +173,33 @@ def measure_windows(
         measurer.batch_tokens = batch_tokens
         with gc_frozen():
             _Pass(windows, parts, measurer, name, constraint.unit).run(count)
+        if name in windows.pair.served:
+            _require_same_model(windows, parts, measurer, name)
         if not windows.pair.together:
             windows.pair.release("after" if name == "after" else "before")
+
+
+def require_served(windows: Windows, first_k: int) -> None:
+    """Ask every endpoint for one example: what it cannot do shows before anything is measured."""
+    for name in windows.pair.served:
+        Measurer(windows.pair, first_k=first_k, kl=False).launch(name, windows.encode(windows.sampled[:1], name))
+
+
+def _require_same_model(windows: Windows, parts: PartialResults, measurer: Measurer, name: PassName) -> None:
+    """Ask for the first example once more: a server may have been given another model since, also between two starts.
+
+    `INERT` is what rounding is allowed to do.
+    """
+    side: Name = "after" if name == "after" else "before"
+    item = windows.encode([next(iter(next(iter(windows.streams.values()))))], side)[0]
+    again = measurer.launch(name, [item]).columns()[f"nll_{side}"][0]
+    gap = abs(again - parts.read(name, 0)[f"nll_{side}"][0]) / item.n_labels
+    if not gap <= INERT[False]:
+        raise CheckpointError(
+            f"{windows.pair.ref(side).ref} answers otherwise than when this audit began: the first example's loss "
+            f"moved by {gap:.3g} nats per token, so its model was changed",
+            remedy=f"delete {parts.folder} and audit again",
+        )
 
 
 class _Pass:
@@ -188,7 +215,7 @@ class _Pass:
         self.noise = name != "after" and parts.noise() is None
         self.sampled = {example.id for example in windows.sampled} if self.noise else set()
         self.first: dict[str, tuple[float, float]] = {}  # total and first-k loss of these examples, by id
-        self.again: Launch | None = None
+        self.again: Launch | EndpointLaunch | None = None
 
     def run(self, count: Count) -> None:
         windows, parts, measurer, name = self.windows, self.parts, self.measurer, self.name
@@ -208,6 +235,9 @@ class _Pass:
                 store()
             facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
             store = partial(self._store, window, launched, facts)
+            if name in windows.pair.served:  # its results are here already, and a server may fail at any time
+                store()
+                store = None
         again = self._second_pass()
         if again is not None:
             again.finish()
@@ -226,13 +256,13 @@ class _Pass:
         if not prefetcher.growing and (again := self._second_pass()) is not None:
             again.step()
 
-    def _second_pass(self) -> Launch | None:
+    def _second_pass(self) -> Launch | EndpointLaunch | None:
         """Begun where it is first asked for: to encode its examples takes a while."""
         if self.again is None and self.noise and self.unit not in KL_UNITS:
             self.again = measure.second_pass(self.measurer, self.windows.encode(self.windows.sampled, "before"))
         return self.again
 
-    def _store(self, window: Window, launched: Launch, facts: dict[str, Any]) -> None:
+    def _store(self, window: Window, launched: Launch | EndpointLaunch, facts: dict[str, Any]) -> None:
         columns: dict[str, Any] = {"truncated": np.array([item.truncated for item in window.encoded])}
         if self.name != "after":
             tokens = np.array([item.n_labels for item in window.encoded], dtype=np.int32)

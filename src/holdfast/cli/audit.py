@@ -40,6 +40,9 @@ _Judge = Annotated[
     str | None,
     Opt(help="Judge replies too: NAME, NAME:option=value,... or a trained judge's folder; `holdfast ls judges`."),
 ]
+_SERVED = "A model behind a server: endpoint:base_url=URL,model_name=NAME,tokenizer=FOLDER[,key_env=VARIABLE]."
+_Before = Annotated[str | None, Opt(help="The model to compare with: hub id, folder, adapter, or an endpoint.")]
+_After = Annotated[str | None, Opt(help=f"The model to judge: the same. {_SERVED}")]
 _Open = Annotated[bool, Opt("--open", "--open-closed", help="Audit what is closed for a run too: spends an opening.")]
 
 
@@ -48,8 +51,8 @@ def audit(
     run: Annotated[
         Path | None, typer.Argument(help="A finished run, instead of --before, --after and --safety.", metavar="[RUN]")
     ] = None,
-    before: Annotated[str | None, Opt(help="The model to compare with: hub id, folder, adapter.")] = None,
-    after: Annotated[str | None, Opt(help="The model to judge: hub id, folder, adapter.")] = None,
+    before: _Before = None,
+    after: _After = None,
     safety: Annotated[str | None, Opt(help="The safety examples: a data file or a hub id.")] = None,
     tau: Annotated[float | None, Opt(help=_TAU)] = None,
     alpha: Annotated[float | None, Opt(help=_ALPHA)] = None,
@@ -131,7 +134,8 @@ def _audit_two(
     from holdfast.models.source import resolve
 
     switchable = False
-    if "unit" not in limits and options["tokenizer"] != "own" and options["kl"] is not False:
+    served = any(str(model).startswith("endpoint:") for model in (before, after))
+    if not served and "unit" not in limits and options["tokenizer"] != "own" and options["kl"] is not False:
         with suppress(HoldfastError):  # the audit refuses it, after the data
             source = resolve(after, options["after_revision"], options["trust_remote_code"])
             switchable = adapter_folder(source) is not None
