@@ -23,6 +23,7 @@ from holdfast.auditing.measure import Count, Launch, Measurer, PassName, Progres
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.scoring import INERT
+from holdfast.auditing.sharing import ALONE, Sharing
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, DataError
 from holdfast.core.units import KL_UNITS
@@ -36,7 +37,7 @@ FIRST = 256  # long enough on a fast device to launch it and to encode twice as 
 
 @dataclass
 class Window:
-    """Some examples of one role; `encoded` stays empty where their tokens are not wanted."""
+    """Some examples of one role; `encoded` has this process's share of them, and is empty where none are wanted."""
 
     number: int
     role: str
@@ -69,9 +70,9 @@ class WindowPrefetcher:
 
     def __init__(
         self, streams: Mapping[str, ExampleStream], size: int, encode: Callable[[list[Example]], list[Encoded]],
-        wanted: Callable[[int], bool] = lambda _: True,
+        wanted: Callable[[int], bool] = lambda _: True, sharing: Sharing = ALONE,
     ) -> None:  # fmt: skip
-        self._encode, self._wanted = encode, wanted
+        self._encode, self._wanted, self._sharing = encode, wanted, sharing
         self._reading = {role: iter(stream) for role, stream in streams.items()}
         windows = [Window(number, role, n) for number, (role, n) in enumerate(layout(streams, size))]
         self._last = {window.role: window.number for window in windows}
@@ -108,7 +109,7 @@ class WindowPrefetcher:
         try:
             more = list(islice(self._reading[window.role], missing))
             if self._wanted(window.number):
-                window.encoded += self._encode(more)
+                window.encoded += self._encode(self._sharing.own(more, start=len(window.examples)))
             window.examples += more
             if len(window.examples) == window.size and window.number == self._last[window.role]:
                 next(self._reading[window.role], None)  # where the stream sees whether its source has changed
@@ -119,8 +120,11 @@ class WindowPrefetcher:
 class Windows:
     """The data of an audit: `n` examples, cut into `count` windows that are measured one after the other."""
 
-    def __init__(self, streams: Mapping[str, ExampleStream], pair: Pair, *, max_length: int | None) -> None:
+    def __init__(
+        self, streams: Mapping[str, ExampleStream], pair: Pair, *, max_length: int | None, sharing: Sharing = ALONE
+    ) -> None:
         self.streams, self.pair, self.max_length, self.size = streams, pair, max_length, WINDOW
+        self.sharing = sharing
         self.count = len(layout(streams, self.size))
         self.n = sum(stream.n for stream in streams.values())
         chat = any(stream.chat for stream in streams.values())
@@ -129,7 +133,7 @@ class Windows:
 
     def prefetcher(self, name: Name, wanted: Callable[[int], bool] = lambda _: True) -> WindowPrefetcher:
         """All windows as one side reads them."""
-        return WindowPrefetcher(self.streams, self.size, partial(self.encode, name=name), wanted)
+        return WindowPrefetcher(self.streams, self.size, partial(self.encode, name=name), wanted, self.sharing)
 
     def encode(self, examples: list[Example], name: Name) -> list[Encoded]:
         tokenizer = self.pair.tokenizers.of(name)
@@ -173,7 +177,7 @@ def measure_windows(
         measurer.batch_tokens = batch_tokens
         with gc_frozen():
             _Pass(windows, parts, measurer, name, constraint.unit).run(count)
-        if name in windows.pair.served:
+        if name in windows.pair.served and windows.sharing.leads:
             _require_same_model(windows, parts, measurer, name)
         if not windows.pair.together:
             windows.pair.release("after" if name == "after" else "before")
@@ -212,25 +216,31 @@ class _Pass:
     def __init__(self, windows: Windows, parts: PartialResults, measurer: Measurer, name: PassName, unit: str) -> None:
         self.windows, self.parts, self.measurer, self.name, self.unit = windows, parts, measurer, name, unit
         self.side: Name = "after" if name == "after" else "before"
-        self.noise = name != "after" and parts.noise() is None
+        self.noise = name != "after" and windows.sharing.leads and parts.noise() is None
         self.sampled = {example.id for example in windows.sampled} if self.noise else set()
         self.first: dict[str, tuple[float, float]] = {}  # total and first-k loss of these examples, by id
         self.again: Launch | EndpointLaunch | None = None
 
     def run(self, count: Count) -> None:
         windows, parts, measurer, name = self.windows, self.parts, self.measurer, self.name
-        measured = [parts.has(name, number) for number in range(windows.count)]  # before an interruption
+        sharing = windows.sharing  # what was measured before an interruption, the first process knows
+        measured = sharing.first(lambda: [parts.has(name, number) for number in range(windows.count)])
         if self.noise or not all(measured):
             measurer.check(name, windows.encode(windows.sampled[:1], self.side)[0])
+        own = count if sharing.world == 1 else None  # of several processes each counts the others' examples too
         prefetcher = windows.prefetcher(self.side, lambda number: not measured[number])
         store: Callable[[], None] | None = None
         for window in prefetcher:
             if measured[window.number]:  # its budget is kept
-                measurer.batch_tokens = int(parts.facts(name, window.number)["batch_tokens"])
+                if sharing.leads:
+                    measurer.batch_tokens = int(parts.facts(name, window.number)["batch_tokens"])
                 count(window.size * (2 if name == "both" else 1))
                 continue
             gap = partial(self._in_gap, prefetcher)
-            launched = measurer.launch(name, window.encoded, count, gap)
+            # More processes than examples leave some without any.
+            launched = measurer.launch(name, window.encoded, own, gap) if window.encoded else None
+            if own is None:
+                count(window.size * (2 if name == "both" else 1))
             if store is not None:
                 store()
             facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
@@ -262,16 +272,21 @@ class _Pass:
             self.again = measure.second_pass(self.measurer, self.windows.encode(self.windows.sampled, "before"))
         return self.again
 
-    def _store(self, window: Window, launched: Launch | EndpointLaunch, facts: dict[str, Any]) -> None:
-        columns: dict[str, Any] = {"truncated": np.array([item.truncated for item in window.encoded])}
+    def _store(self, window: Window, launched: Launch | EndpointLaunch | None, facts: dict[str, Any]) -> None:
+        columns: dict[str, Any] = {"truncated": np.array([item.truncated for item in window.encoded], dtype=bool)}
         if self.name != "after":
             tokens = np.array([item.n_labels for item in window.encoded], dtype=np.int32)
+            first = np.minimum(tokens, self.measurer.first_k).astype(np.int32)
+            columns |= {"tokens": tokens, "first_tokens": first}
+        columns |= {} if launched is None else launched.columns()
+        columns = self.windows.sharing.together(columns)
+        if not self.windows.sharing.leads:
+            return
+        if self.name != "after":
             columns |= {
                 "id": [example.id for example in window.examples], "role": [window.role] * window.size,
-                "category": [example.category for example in window.examples], "tokens": tokens,
-                "first_tokens": np.minimum(tokens, self.measurer.first_k).astype(np.int32),
+                "category": [example.category for example in window.examples],
             }  # fmt: skip
-        columns |= launched.columns()
         self.parts.write(self.name, window.number, columns, facts)
         self._keep(columns)
 

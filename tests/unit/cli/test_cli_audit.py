@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from tests.serving import Server, echoing
@@ -169,8 +170,7 @@ def test_a_model_behind_an_endpoint(holdfast, tiny_model, adapter, data, tmp_pat
     try:
         code, out, err = holdfast("audit", *given, "--after", served, "--alpha", "0.99", "--tau", "9")
         turned = ("--before", f"{served},tokenizer={tiny_model}", "--after", adapter, "--alpha", "0.99", "--tau", "9")
-        for name in ("turned", "again"):
-            assert holdfast("audit", *given, *turned, "--output", tmp_path / name)[0] == 0
+        assert holdfast("audit", *given, *turned, "--output", tmp_path / "turned")[0] == 0
     finally:
         server.close()
     assert code == 0, err
@@ -181,5 +181,6 @@ def test_a_model_behind_an_endpoint(holdfast, tiny_model, adapter, data, tmp_pat
     assert abs(forward.degradations()).max() > 0.01
     page = hf.report(tmp_path / "out", output=tmp_path / "page.html").path.read_text()
     assert "none: an endpoint, whose weights were not seen" in page
+    shutil.copytree(tmp_path / "turned", tmp_path / "again")
     code, _, err = holdfast("compare", tmp_path / "turned", tmp_path / "again")
     assert (code, "differ in reference model" in err) == (6, True)
