@@ -16,11 +16,12 @@ from holdfast.auditing.measure import Progress, kl_wanted
 from holdfast.auditing.model_ref import Choice
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.auditing.partial_results import PartialResults
-from holdfast.auditing.windows import FIRST, Windows, measure_windows
+from holdfast.auditing.sharing import ALONE, Sharing
+from holdfast.auditing.windows import FIRST, Windows, measure_windows, require_served
 from holdfast.certification.ledger_state import look_sha256
 from holdfast.certification.openings import Ledger, default_ledger
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.file_lock import locked
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import versions
@@ -61,6 +62,7 @@ def audit(
     columns: Mapping[str, str] | None = None, split: str | None = None, subset: str | None = None,
     safety_revision: str | None = None, before_revision: str | None = None, after_revision: str | None = None,
     trust_remote_code: bool = False, processing_class: Any = None, progress: Progress | None = None,
+    sharing: Sharing = ALONE,
 ) -> Audit:  # fmt: skip
     """Measure how much worse `after` is than `before` on every safety example.
 
@@ -68,7 +70,8 @@ def audit(
     it in windows. With `output`, an interrupted audit continues after its last whole window.
 
     Args:
-        before: hub id, folder, PEFT adapter (folder or hub id), `embedded`, or a loaded model.
+        before: hub id, folder, PEFT adapter (folder or hub id), `embedded`, a loaded model, or a model behind an
+            OpenAI-compatible server: `endpoint:base_url=...,model_name=...,tokenizer=...`.
         after: the same. Where it is an adapter on `before`, the weights are loaded once.
         safety: data file, hub id, rows or examples.
         constraint: unit, tau, alpha and first_k; the defaults of `ChanceConstraint` unless given.
@@ -95,6 +98,7 @@ def audit(
         trust_remote_code: let repositories run their code; for hub ids only at a pinned commit.
         processing_class: the tokenizer of loaded models.
         progress: called with (done, total), each example counted once a model; with a judge, then again for replies.
+        sharing: the processes that audit together, all of which call this; one by default.
 
     Raises:
         DataError: the data is malformed, listing up to 20 faults; or it holds examples that are closed.
@@ -128,7 +132,7 @@ def audit(
             if place is not None:
                 _note_look(Ledger(place), pair, texts, limit, settings, options)
 
-        return audit_roles(pair, {"audit": stream}, limit, options, output, progress, enter)
+        return audit_roles(pair, {"audit": stream}, limit, options, output, progress, enter, sharing)
 
 
 def _require_open(ledgers: Collection[Path], texts: Mapping[str, str]) -> None:
@@ -149,12 +153,13 @@ def _note_look(
 
     With a judge that a certificate could be bound to, the audit is a second look: at the on-policy regressions.
     """
+    unseen = uuid.uuid4().hex if pair.served else ""  # an endpoint may serve another model each time: a look of its own
     asked: list[tuple[str, float, Mapping[str, Any]]] = [(limit.unit, limit.tau, settings)]
     if options.judge is not None and options.judge.revision:
         judge = judge_record(options.judge, options.max_new_tokens)
         asked.append((UNIT, options.harm_tau, {**settings, "judge": judge}))
     for unit, tau, read in asked:
-        look = look_sha256(pair.before.sha256, pair.after.sha256, unit, tau, limit.alpha, limit.first_k, read)
+        look = look_sha256(pair.before.sha256, pair.after.sha256 + unseen, unit, tau, limit.alpha, limit.first_k, read)
         ledger.record_look(look, list(texts), texts=texts)
     logger.info("the look at these prompts is noted in %s", ledger.path)
 
@@ -162,6 +167,7 @@ def _note_look(
 def audit_roles(
     pair: Pair, streams: Mapping[str, ExampleStream], constraint: ChanceConstraint, options: AuditOptions,
     output: str | Path | None = None, progress: Progress | None = None, enter: Callable[[], None] | None = None,
+    sharing: Sharing = ALONE,
 ) -> Audit:  # fmt: skip
     """Audit an open pair on examples by role (`audit`, or a run's `constraint` and `monitor`).
 
@@ -169,16 +175,26 @@ def audit_roles(
     """
     pair.tokenizers.require_unit(constraint.unit)
     kl = kl_wanted(pair, True if constraint.unit in KL_UNITS else options.kl)
-    windows = Windows(streams, pair, max_length=options.max_length)
+    if options.judge is not None:
+        _require_replies(pair, sharing)
+    windows = Windows(streams, pair, max_length=options.max_length, sharing=sharing)
     binding = _binding(windows, constraint, options, kl)
+    sharing.require_same("models, data or settings", sha256_json(binding))
     started = time.monotonic()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else Path(output)
+        kept = None if output is None or not sharing.leads else Path(output)
+        folder = kept or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(locked(folder / SUMMARY_NAME))  # a second audit waits, then finds this one finished
-        finished = _finished(folder, sha256_json(binding))
-        if enter is not None:
-            enter()
-        if finished is not None:
+
+        def begin() -> Audit | None:
+            finished = _finished(folder, sha256_json(binding), pair)
+            if finished is None:
+                require_served(windows, constraint.first_k)
+            if enter is not None:
+                enter()
+            return finished
+
+        if (finished := sharing.first(begin)) is not None:
             return finished
         parts = PartialResults(folder, binding)
         measure_windows(windows, parts, constraint, kl=kl, batch_tokens=options.batch_tokens, progress=progress)
@@ -186,9 +202,23 @@ def audit_roles(
         pair.require_unchanged()
         seconds = round(time.monotonic() - started, 3)
         facts = {"binding": parts.sha256, "versions": binding["versions"], "seconds": seconds}
-        measured = write_audit(folder, windows, parts, constraint, behaviour, facts)
+        measured = sharing.first(lambda: write_audit(folder, windows, parts, constraint, behaviour, facts))
         parts.remove()
         return measured if output is not None else replace(measured, folder=None)
+
+
+def _require_replies(pair: Pair, sharing: Sharing) -> None:
+    """Refuse a judge where no replies can be had."""
+    if pair.served:
+        raise UnsupportedError(
+            f"a judge with {pair.ref(pair.served[0]).ref}: an audit of an endpoint reads logprobs and has no replies",
+            remedy="leave the judge out; `holdfast evaluate --engine endpoint` asks and judges",
+        )
+    if sharing.world > 1:
+        raise UnsupportedError(
+            f"a judge in an audit on {sharing.world} processes: replies are made by one",
+            remedy="leave the judge out, or audit in one process",
+        )
 
 
 def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptions, kl: bool) -> dict[str, Any]:
@@ -211,10 +241,13 @@ def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptio
     } | ({"harm_tau": options.harm_tau} if judge else {})  # fmt: skip
 
 
-def _finished(folder: Path, binding: str) -> Audit | None:
+def _finished(folder: Path, binding: str, pair: Pair) -> Audit | None:
     place = folder / SUMMARY_NAME
     if not place.exists() and not (folder / TABLE_NAME).exists():
         return None
+    if pair.served:
+        what = f"{folder} holds a finished audit, and what an endpoint serves may have changed since"
+        raise ConfigError(what, remedy="name another folder (--output, output=)")
     if place.exists() and (stored := Audit.load(folder)).binding == binding:
         logger.info("this audit is finished already: %s", folder)
         return stored

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from holdfast.auditing.endpoint import refuse_endpoints
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.certification.arguments import confidence_level, count
 from holdfast.certification.behaviour import BETWEEN, Claimed
@@ -89,6 +90,7 @@ class CertificateSpec:
         for name, value, known in (("by", self.by, WAYS), ("drawn", self.drawn, DRAWN), ("kind", self.kind, KINDS)):
             if value not in known:
                 raise ConfigError(f"certificate: {name} {value!r} is unknown", remedy=nearest(value, list(known)))
+        refuse_endpoints((self.before, self.after), "a certificate")
         if (self.pool is not None) != (self.kind == "finite_pool"):
             raise ConfigError(
                 f"kind {self.kind} with pool {self.pool}; expected a pool for finite_pool and for no other kind",

@@ -74,8 +74,7 @@ def write_audit(
         data |= {"sha256": sha256_json(hashes), "file_sha256": None}
     known = {
         "noise_floor": noise, "duplicates_dropped": sum(stream.duplicates for stream in streams.values()),
-        "before": {"ref": pair.before.ref, "sha256": pair.before.sha256},
-        "after": {"ref": pair.after.ref, "sha256": pair.after.sha256}, "data": data,
+        "before": pair.before.record, "after": pair.after.record, "data": data,
         "tokenizer_sha256": pair.tokenizers.tokenizer_sha256, "template_sha256": pair.tokenizers.template_sha256,
         "tokenizer": pair.tokenizers.choice, "mode": pair.mode, "dtype": " and ".join(dict.fromkeys(dtypes)),
         "device": str(pair.device),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.auditing.batches import FEWEST_TOKENS, batches, shuffled_batches, smaller_budget, token_budget
+from holdfast.auditing.endpoint import EndpointLaunch
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.scoring import losses_and_kl, needs_mask
 from holdfast.core.errors import ConfigError, UnsupportedError
@@ -30,6 +31,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 PassName = Literal["both", "before", "after"]
 Progress = Callable[[int, int], None]  # done, total
 Count = Callable[[int], None]
+Plan = Callable[[Sequence[int], int], list[list[int]]]
 Gap = Callable[[float], None]  # a forward now runs on the device: the share of the examples handed over so far
 
 
@@ -98,6 +100,8 @@ class Measurer:
 
         Where both share their base, `after` has all that `before` has.
         """
+        if name != "both" and self._served(name, [example]) is not None:
+            return  # what an endpoint answers is checked in every answer
         sides: tuple[Name, ...] = (name,) if name != "both" else NAMES[-1:] if self.pair.switchable else NAMES
         self.masked = False
         for side in sides:
@@ -110,11 +114,13 @@ class Measurer:
 
     def launch(
         self, name: PassName, encoded: Sequence[Encoded], count: Count | None = None, gap: Gap | None = None
-    ) -> "Launch":
+    ) -> "Launch | EndpointLaunch":
         """Hand all examples to the device; the `columns` of what comes back wait for the results.
 
         Under `both` each batch goes through both models: losses of both, and the KL. Otherwise losses of one.
         """
+        if name != "both" and (served := self._served(name, encoded)) is not None:
+            return served.finish(count)
         if name == "both":
             self.pair.hold()
             rows = [causal_lm(model).get_output_embeddings().weight.shape[0] for model in self.pair.models]
@@ -122,6 +128,18 @@ class Measurer:
                 what = f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows"
                 raise UnsupportedError(what, remedy="use unit nll_token without kl")
         return Launch(self, NAMES if name == "both" else (name,), encoded).finish(count, gap)
+
+    def second(self, encoded: Sequence[Encoded], plan: "Plan") -> "Launch | EndpointLaunch":
+        """`before` once more: in other batches, and of a server in the opposite order."""
+        return self._served("before", encoded[::-1]) or Launch(self, ("before",), encoded, plan)
+
+    def _served(self, side: Name, encoded: Sequence[Encoded]) -> EndpointLaunch | None:
+        """The same behind an endpoint; None for a model in memory."""
+        endpoint = self.pair.ref(side).endpoint
+        if endpoint is None:
+            return None
+        self.batch_tokens = 0  # the server makes the batches
+        return EndpointLaunch(endpoint, self.pair.tokenizers.of(side), side, encoded, self.first_k)
 
 
 class Launch:
@@ -133,9 +151,10 @@ class Launch:
 
     def __init__(
         self, measurer: Measurer, sides: Sequence[Name], encoded: Sequence[Encoded],
-        plan: Callable[[Sequence[int], int], list[list[int]]] = batches,
+        plan: Plan = batches,
     ) -> None:  # fmt: skip
         self.measurer, self.sides, self.encoded, self.plan = measurer, sides, encoded, plan
+        self.first_k = measurer.first_k
         self.kl = measurer.kl and len(sides) > 1
         self.order: list[int] = []
         self._results: list[Tensor] = []
@@ -201,6 +220,12 @@ def kl_wanted(pair: Pair, kl: bool | None) -> bool:
     """Whether KL is measured: where asked for, and unasked where an adapter can be switched."""
     if kl is None:
         return pair.switchable and not pair.tokenizers.own
+    if kl and pair.served:
+        raise UnsupportedError(
+            f"KL of {pair.ref(pair.served[0]).ref}: KL compares whole distributions, and an endpoint gives the logprob "
+            "of one token",
+            remedy="use unit nll_token, nll_sum or nll_first without kl, or audit the weights that are served",
+        )
     if kl and pair.tokenizers.own:
         raise UnsupportedError(
             "KL is not defined across tokenizers: the two distributions are over other tokens",
@@ -245,7 +270,7 @@ def counter(progress: Progress | None, total: int) -> Count:
     return count
 
 
-def second_pass(measurer: Measurer, encoded: Sequence[Encoded]) -> Launch:
+def second_pass(measurer: Measurer, encoded: Sequence[Encoded]) -> Launch | EndpointLaunch:
     """`before` once more on the sample, with random neighbours in smaller batches than the audit's own.
 
     So few examples take the host longer to launch than the device to run, so `step` wants to be called where the device
@@ -256,14 +281,14 @@ def second_pass(measurer: Measurer, encoded: Sequence[Encoded]) -> Launch:
     def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
         return shuffled_batches(lengths, _capped(budget, lengths) // 3, SEED)
 
-    return Launch(measurer, ("before",), _sample(encoded), plan)
+    return measurer.second(_sample(encoded), plan)
 
 
-def floor_between(first: Mapping[str, tuple[float, float]], again: Launch, unit: str) -> float:
+def floor_between(first: Mapping[str, tuple[float, float]], again: Launch | EndpointLaunch, unit: str) -> float:
     """The noise floor between a second pass and the audit's own total and first-k losses, by id."""
     columns, before = again.columns(), np.array([first[item.id] for item in again.encoded]).T
     sums = np.vstack([before, columns["nll_before"], columns["first_before"]])
-    return _floor(again.encoded, again.measurer.first_k, unit, sums)
+    return _floor(again.encoded, again.first_k, unit, sums)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What `before` and `after` are: a full model, an adapter on a base, or a model in memory; and what they share.
+"""What `before` and `after` are: a full model, an adapter on a base, a model in memory or one behind a server.
 
 Degradations compare the two models on the same tokens. Where their tokenizers differ, which of them reads the data is a
 choice to be made and recorded, or the comparison shrinks to the one unit that does not count tokens.
@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from holdfast.auditing.endpoint import Endpoint, endpoint_of
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.hashing import sha256_json
 from holdfast.core.registry import nearest
@@ -32,7 +33,7 @@ class ModelRef:
     """One of the two models, as the user named it (`ref`), with the sha256 of its files or, in memory, its tensors.
 
     `base` is the full model to load; of an adapter, whose folder is `adapter`, the model it names. A model that came in
-    memory is `loaded` and has no `content` of files.
+    memory is `loaded` and has no `content` of files. Of an `endpoint` the sha256 is that of its address and name alone.
     """
 
     ref: str
@@ -43,10 +44,23 @@ class ModelRef:
     adapter: Path | None = None
     loaded: Any = None
     content: ModelContent | None = None
+    endpoint: Endpoint | None = None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What an audit says of it; of an endpoint no sha256, since nobody saw its weights."""
+        if self.endpoint is None:
+            return {"ref": self.ref, "sha256": self.sha256}
+        return {"ref": self.ref, "sha256": None, "endpoint": self.endpoint.identity}
 
 
 def model_ref(model: Any, revision: str | None, *, trust_remote_code: bool) -> ModelRef:
     """Find out what a reference or a model in memory is; no weights are loaded."""
+    if (endpoint := endpoint_of(model)) is not None:
+        if revision is not None:
+            what = f"{endpoint.ref} with revision {revision!r}: a server is asked by name alone"
+            raise ConfigError(what, remedy="leave the revision out")
+        return ModelRef(endpoint.ref, sha256_json(endpoint.identity), endpoint=endpoint)
     if not isinstance(model, (str, Path)):
         return _in_memory(model)
     content = content_of(model, revision=revision, trust_remote_code=trust_remote_code)
@@ -81,7 +95,7 @@ def mode_of(before: ModelRef, after: ModelRef, *, trust_remote_code: bool) -> Mo
             return "one model"
         # PEFT puts its layers into the base itself, so a base that an adapter was put on is that adapter's model.
         return "adapter" if causal_lm(before.loaded) is causal_lm(after.loaded) else "two models"
-    if before.loaded is not None or after.loaded is not None:
+    if any(side.loaded is not None or side.endpoint is not None for side in (before, after)):
         return "two models"
     if before.sha256 == after.sha256:
         return "one model"
@@ -157,7 +171,8 @@ def tokenizers_for(
     """Load the tokenizers that the choice needs.
 
     `same` demands equal tokenizers and templates; `before` and `after` use that side's for both; `own` gives each model
-    its own. `processing_class` is the tokenizer of models in memory, for both sides where both are.
+    its own. `processing_class` is the tokenizer of models in memory, for both sides where both are. An endpoint that
+    names no tokenizer is read with the other side's.
     """
     if not isinstance(choice, str):
         raise ConfigError(
@@ -168,6 +183,9 @@ def tokenizers_for(
         raise ConfigError(f"tokenizer {choice!r} is not a choice", remedy=nearest(str(choice), list(CHOICES)))
 
     def load(side: ModelRef) -> Any:
+        if side.endpoint is not None:
+            named = side.endpoint.tokenizer
+            return processing_class if named is None else load_tokenizer(named, trust_remote_code=trust_remote_code)
         if side.loaded is None:
             return load_tokenizer(side.ref, revision=side.revision, trust_remote_code=trust_remote_code)
         if processing_class is None:
@@ -178,8 +196,11 @@ def tokenizers_for(
 
     if choice in ("before", "after"):
         chosen = load(before if choice == "before" else after)
-        return Tokenizers(chosen, chosen, choice)
+        return Tokenizers(_required(chosen), chosen, choice)
     first, second = load(before), load(after)
+    if first is None or second is None:
+        chosen = _required(second if first is None else first)
+        return Tokenizers(chosen, chosen, choice)
     digests = {"tokenizers": tokenizer_sha256, "chat templates": template_sha256}
     differing = [name for name, digest in digests.items() if digest(first) != digest(second)]
     if differing and choice == "same":
@@ -188,3 +209,12 @@ def tokenizers_for(
             remedy="choose the one to read the data with (tokenizer: before or after), or own with unit nll_sum",
         )
     return Tokenizers(first, second if differing else first, choice)
+
+
+def _required(tokenizer: Any) -> Any:
+    if tokenizer is None:
+        raise ConfigError(
+            "an endpoint comes without a tokenizer, and no other is named to apply the chat template with",
+            remedy="add tokenizer=FOLDER (or a hub id) to the endpoint: that of the model that is served",
+        )
+    return tokenizer

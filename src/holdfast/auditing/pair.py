@@ -59,6 +59,11 @@ class Pair:
     def __exit__(self, *_: object) -> None:
         self.release()
 
+    @property
+    def served(self) -> list[Name]:
+        """The sides that are behind an endpoint."""
+        return [name for name in NAMES if self.ref(name).endpoint is not None]
+
     def ref(self, name: Name) -> ModelRef:
         return self.before if name == "before" else self.after
 
@@ -76,7 +81,8 @@ class Pair:
     @property
     def dtype(self) -> str:
         """The weights' dtype as loaded; both, where they differ. Known once both sides have been used."""
-        return " and ".join(dict.fromkeys(self._dtypes[name] for name in NAMES if name in self._dtypes))
+        known = self._dtypes | dict.fromkeys(self.served, "unknown")
+        return " and ".join(dict.fromkeys(known[name] for name in NAMES if name in known))
 
     def hold(self) -> None:
         """Load both models at once, for what needs both on the same batch."""

@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 
 from holdfast.auditing import measure
+from holdfast.auditing.endpoint import EndpointLaunch
 from holdfast.auditing.measure import Count, Launch, Measurer, PassName, Progress, counter
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.partial_results import PartialResults
+from holdfast.auditing.scoring import INERT
+from holdfast.auditing.sharing import ALONE, Sharing
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import DataError
+from holdfast.core.errors import CheckpointError, DataError
 from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
@@ -34,7 +37,7 @@ FIRST = 256  # long enough on a fast device to launch it and to encode twice as 
 
 @dataclass
 class Window:
-    """Some examples of one role; `encoded` stays empty where their tokens are not wanted."""
+    """Some examples of one role; `encoded` has this process's share of them, and is empty where none are wanted."""
 
     number: int
     role: str
@@ -67,9 +70,9 @@ class WindowPrefetcher:
 
     def __init__(
         self, streams: Mapping[str, ExampleStream], size: int, encode: Callable[[list[Example]], list[Encoded]],
-        wanted: Callable[[int], bool] = lambda _: True,
+        wanted: Callable[[int], bool] = lambda _: True, sharing: Sharing = ALONE,
     ) -> None:  # fmt: skip
-        self._encode, self._wanted = encode, wanted
+        self._encode, self._wanted, self._sharing = encode, wanted, sharing
         self._reading = {role: iter(stream) for role, stream in streams.items()}
         windows = [Window(number, role, n) for number, (role, n) in enumerate(layout(streams, size))]
         self._last = {window.role: window.number for window in windows}
@@ -106,7 +109,7 @@ class WindowPrefetcher:
         try:
             more = list(islice(self._reading[window.role], missing))
             if self._wanted(window.number):
-                window.encoded += self._encode(more)
+                window.encoded += self._encode(self._sharing.own(more, start=len(window.examples)))
             window.examples += more
             if len(window.examples) == window.size and window.number == self._last[window.role]:
                 next(self._reading[window.role], None)  # where the stream sees whether its source has changed
@@ -117,8 +120,11 @@ class WindowPrefetcher:
 class Windows:
     """The data of an audit: `n` examples, cut into `count` windows that are measured one after the other."""
 
-    def __init__(self, streams: Mapping[str, ExampleStream], pair: Pair, *, max_length: int | None) -> None:
+    def __init__(
+        self, streams: Mapping[str, ExampleStream], pair: Pair, *, max_length: int | None, sharing: Sharing = ALONE
+    ) -> None:
         self.streams, self.pair, self.max_length, self.size = streams, pair, max_length, WINDOW
+        self.sharing = sharing
         self.count = len(layout(streams, self.size))
         self.n = sum(stream.n for stream in streams.values())
         chat = any(stream.chat for stream in streams.values())
@@ -127,7 +133,7 @@ class Windows:
 
     def prefetcher(self, name: Name, wanted: Callable[[int], bool] = lambda _: True) -> WindowPrefetcher:
         """All windows as one side reads them."""
-        return WindowPrefetcher(self.streams, self.size, partial(self.encode, name=name), wanted)
+        return WindowPrefetcher(self.streams, self.size, partial(self.encode, name=name), wanted, self.sharing)
 
     def encode(self, examples: list[Example], name: Name) -> list[Encoded]:
         tokenizer = self.pair.tokenizers.of(name)
@@ -171,8 +177,33 @@ def measure_windows(
         measurer.batch_tokens = batch_tokens
         with gc_frozen():
             _Pass(windows, parts, measurer, name, constraint.unit).run(count)
+        if name in windows.pair.served and windows.sharing.leads:
+            _require_same_model(windows, parts, measurer, name)
         if not windows.pair.together:
             windows.pair.release("after" if name == "after" else "before")
+
+
+def require_served(windows: Windows, first_k: int) -> None:
+    """Ask every endpoint for one example: what it cannot do shows before anything is measured."""
+    for name in windows.pair.served:
+        Measurer(windows.pair, first_k=first_k, kl=False).launch(name, windows.encode(windows.sampled[:1], name))
+
+
+def _require_same_model(windows: Windows, parts: PartialResults, measurer: Measurer, name: PassName) -> None:
+    """Ask for the first example once more: a server may have been given another model since, also between two starts.
+
+    `INERT` is what rounding is allowed to do.
+    """
+    side: Name = "after" if name == "after" else "before"
+    item = windows.encode([next(iter(next(iter(windows.streams.values()))))], side)[0]
+    again = measurer.launch(name, [item]).columns()[f"nll_{side}"][0]
+    gap = abs(again - parts.read(name, 0)[f"nll_{side}"][0]) / item.n_labels
+    if not gap <= INERT[False]:
+        raise CheckpointError(
+            f"{windows.pair.ref(side).ref} answers otherwise than when this audit began: the first example's loss "
+            f"moved by {gap:.3g} nats per token, so its model was changed",
+            remedy=f"delete {parts.folder} and audit again",
+        )
 
 
 class _Pass:
@@ -185,29 +216,38 @@ class _Pass:
     def __init__(self, windows: Windows, parts: PartialResults, measurer: Measurer, name: PassName, unit: str) -> None:
         self.windows, self.parts, self.measurer, self.name, self.unit = windows, parts, measurer, name, unit
         self.side: Name = "after" if name == "after" else "before"
-        self.noise = name != "after" and parts.noise() is None
+        self.noise = name != "after" and windows.sharing.leads and parts.noise() is None
         self.sampled = {example.id for example in windows.sampled} if self.noise else set()
         self.first: dict[str, tuple[float, float]] = {}  # total and first-k loss of these examples, by id
-        self.again: Launch | None = None
+        self.again: Launch | EndpointLaunch | None = None
 
     def run(self, count: Count) -> None:
         windows, parts, measurer, name = self.windows, self.parts, self.measurer, self.name
-        measured = [parts.has(name, number) for number in range(windows.count)]  # before an interruption
+        sharing = windows.sharing  # what was measured before an interruption, the first process knows
+        measured = sharing.first(lambda: [parts.has(name, number) for number in range(windows.count)])
         if self.noise or not all(measured):
             measurer.check(name, windows.encode(windows.sampled[:1], self.side)[0])
+        own = count if sharing.world == 1 else None  # of several processes each counts the others' examples too
         prefetcher = windows.prefetcher(self.side, lambda number: not measured[number])
         store: Callable[[], None] | None = None
         for window in prefetcher:
             if measured[window.number]:  # its budget is kept
-                measurer.batch_tokens = int(parts.facts(name, window.number)["batch_tokens"])
+                if sharing.leads:
+                    measurer.batch_tokens = int(parts.facts(name, window.number)["batch_tokens"])
                 count(window.size * (2 if name == "both" else 1))
                 continue
             gap = partial(self._in_gap, prefetcher)
-            launched = measurer.launch(name, window.encoded, count, gap)
+            # More processes than examples leave some without any.
+            launched = measurer.launch(name, window.encoded, own, gap) if window.encoded else None
+            if own is None:
+                count(window.size * (2 if name == "both" else 1))
             if store is not None:
                 store()
             facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
             store = partial(self._store, window, launched, facts)
+            if name in windows.pair.served:  # its results are here already, and a server may fail at any time
+                store()
+                store = None
         again = self._second_pass()
         if again is not None:
             again.finish()
@@ -226,22 +266,27 @@ class _Pass:
         if not prefetcher.growing and (again := self._second_pass()) is not None:
             again.step()
 
-    def _second_pass(self) -> Launch | None:
+    def _second_pass(self) -> Launch | EndpointLaunch | None:
         """Begun where it is first asked for: to encode its examples takes a while."""
         if self.again is None and self.noise and self.unit not in KL_UNITS:
             self.again = measure.second_pass(self.measurer, self.windows.encode(self.windows.sampled, "before"))
         return self.again
 
-    def _store(self, window: Window, launched: Launch, facts: dict[str, Any]) -> None:
-        columns: dict[str, Any] = {"truncated": np.array([item.truncated for item in window.encoded])}
+    def _store(self, window: Window, launched: Launch | EndpointLaunch | None, facts: dict[str, Any]) -> None:
+        columns: dict[str, Any] = {"truncated": np.array([item.truncated for item in window.encoded], dtype=bool)}
         if self.name != "after":
             tokens = np.array([item.n_labels for item in window.encoded], dtype=np.int32)
+            first = np.minimum(tokens, self.measurer.first_k).astype(np.int32)
+            columns |= {"tokens": tokens, "first_tokens": first}
+        columns |= {} if launched is None else launched.columns()
+        columns = self.windows.sharing.together(columns)
+        if not self.windows.sharing.leads:
+            return
+        if self.name != "after":
             columns |= {
                 "id": [example.id for example in window.examples], "role": [window.role] * window.size,
-                "category": [example.category for example in window.examples], "tokens": tokens,
-                "first_tokens": np.minimum(tokens, self.measurer.first_k).astype(np.int32),
+                "category": [example.category for example in window.examples],
             }  # fmt: skip
-        columns |= launched.columns()
         self.parts.write(self.name, window.number, columns, facts)
         self._keep(columns)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.auditing.sharing import Sharing, joined
 from holdfast.cli.options import DataChoice, Device, DType, Json, Opt, Revision, TrustRemoteCode, given_options, written
 from holdfast.cli.progress import FORWARD, show_count
 from holdfast.cli.terminal import interruptible, quiet_libraries, require_verdict, say, say_json
@@ -40,16 +41,20 @@ _Judge = Annotated[
     str | None,
     Opt(help="Judge replies too: NAME, NAME:option=value,... or a trained judge's folder; `holdfast ls judges`."),
 ]
+_SERVED = "A model behind a server: endpoint:base_url=URL,model_name=NAME,tokenizer=FOLDER[,key_env=VARIABLE]."
+_Run = Annotated[
+    Path | None, typer.Argument(help="A finished run, instead of --before, --after and --safety.", metavar="[RUN]")
+]
+_Before = Annotated[str | None, Opt(help="The model to compare with: hub id, folder, adapter, or an endpoint.")]
+_After = Annotated[str | None, Opt(help=f"The model to judge: the same. {_SERVED}")]
 _Open = Annotated[bool, Opt("--open", "--open-closed", help="Audit what is closed for a run too: spends an opening.")]
 
 
 def audit(
     context: typer.Context,
-    run: Annotated[
-        Path | None, typer.Argument(help="A finished run, instead of --before, --after and --safety.", metavar="[RUN]")
-    ] = None,
-    before: Annotated[str | None, Opt(help="The model to compare with: hub id, folder, adapter.")] = None,
-    after: Annotated[str | None, Opt(help="The model to judge: hub id, folder, adapter.")] = None,
+    run: _Run = None,
+    before: _Before = None,
+    after: _After = None,
     safety: Annotated[str | None, Opt(help="The safety examples: a data file or a hub id.")] = None,
     tau: Annotated[float | None, Opt(help=_TAU)] = None,
     alpha: Annotated[float | None, Opt(help=_ALPHA)] = None,
@@ -93,7 +98,8 @@ def audit(
     quiet_libraries()
     with (
         interruptible("the same command continues after the last measured window"),
-        show_count("audit", FORWARD if judge is None else f"{FORWARD}, then replies") as shared["progress"],
+        joined(device) as (shared["sharing"], shared["device"]),
+        _progress(shared["sharing"], judge) as shared["progress"],
     ):
         if run is not None:
             found = _audit_run(run, limits, **shared)
@@ -101,7 +107,15 @@ def audit(
             reading = {name: given[name] for name in READING}
             reading |= {"columns": _column_mapping(columns or []), "ledger": ledger}
             found = {"": _audit_two(before, after, safety, limits, **shared, **reading)}
-    _report(found, json)
+    if shared["sharing"].leads:  # the first process speaks for all
+        _report(found, json)
+
+
+def _progress(sharing: Sharing, judge: str | None) -> AbstractContextManager[Callable[[int, int], None]]:
+    """On stderr, by the first process alone."""
+    if not sharing.leads:
+        return nullcontext(lambda _done, _total: None)
+    return show_count("audit", FORWARD if judge is None else f"{FORWARD}, then replies")
 
 
 def _column_mapping(pairs: list[str]) -> dict[str, str] | None:
@@ -131,7 +145,8 @@ def _audit_two(
     from holdfast.models.source import resolve
 
     switchable = False
-    if "unit" not in limits and options["tokenizer"] != "own" and options["kl"] is not False:
+    served = any(str(model).startswith("endpoint:") for model in (before, after))
+    if not served and "unit" not in limits and options["tokenizer"] != "own" and options["kl"] is not False:
         with suppress(HoldfastError):  # the audit refuses it, after the data
             source = resolve(after, options["after_revision"], options["trust_remote_code"])
             switchable = adapter_folder(source) is not None
@@ -141,7 +156,7 @@ def _audit_two(
 
 def _audit_run(
     run: Path, limits: dict[str, Any], *, output: Path | None, progress: Callable[[int, int], None],
-    device: str | None, trust_remote_code: bool, **how: Any,
+    device: str | None, trust_remote_code: bool, sharing: Sharing, **how: Any,
 ) -> dict[str, Audit]:  # fmt: skip
     from holdfast.runs.load_finished import finished_run
 
@@ -162,7 +177,7 @@ def _audit_run(
             tokenizer="after", trust_remote_code=trust_remote_code,  # what training read, template included
         ) as pair:  # fmt: skip
             limit, options = replace(held.constraint, **limits), AuditOptions(max_length=held.max_length, **how)
-            audits[held.name] = audit_roles(pair, streams, limit, options, place, progress)
+            audits[held.name] = audit_roles(pair, streams, limit, options, place, progress, sharing=sharing)
     return audits
 
 

@@ -79,7 +79,7 @@ class _Evidence:
     def shared(self, key: str) -> object:
         value = self.audit.get(key)
         if isinstance(value, dict):
-            return value.get("sha256")
+            return value.get("sha256") or self.path  # weights that nobody saw are not known to be the same
         return (value, self.audit.get("first_k")) if value in FIRST_UNITS else value
 
 

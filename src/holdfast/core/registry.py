@@ -9,6 +9,7 @@ modules); so that adding an entry means adding one file, here or elsewhere.
 import difflib
 import importlib
 import inspect
+import json
 import math
 import pkgutil
 from collections.abc import Callable, Collection, Iterator
@@ -33,6 +34,24 @@ def require_number(
     """Refuse an option that is not a finite number of this kind, or below `least`."""
     if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
         raise ConfigError(f"{who}: {option} {value!r}, expected {expected} >= {least:g}", remedy=f"leave out {option}")
+
+
+def written_options(what: str, written: str, example: str) -> dict[str, Any]:
+    """`option=value,option=value` as a mapping; values are read as JSON, else as text. `example` is of the remedy."""
+    options: dict[str, Any] = {}
+    for pair in written.split(","):
+        key, equals, value = pair.partition("=")
+        key = key.strip()
+        if not (key and equals) or key in options:
+            raise ConfigError(
+                f"{what}: expected NAME:option=value,option=value with each option once",
+                remedy=f"for example {example}",
+            )
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
 
 
 def _import_modules(package: ModuleType) -> None:

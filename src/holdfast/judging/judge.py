@@ -5,7 +5,6 @@ and whatever the judge fails on, is unscored. Nothing becomes safe by default.
 """
 
 import inspect
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from holdfast.core.errors import ConfigError, HoldfastError
-from holdfast.core.registry import Registry, nearest
+from holdfast.core.registry import Registry, nearest, written_options
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +162,8 @@ def _named(spec: str | Path) -> Judge:
     name, colon, written = str(spec).partition(":")
     folder = Path(spec).expanduser()
     if isinstance(spec, str) and name in JUDGES:
-        return _made(name, _options(str(spec), written) if colon else {})
+        example = "guard:model=owner/name,batch_size=8"
+        return _made(name, written_options(f"judge {spec!r}", written, example) if colon else {})
     if folder.is_dir():
         from holdfast.judging.judges.trained import TrainedJudge
 
@@ -177,23 +177,6 @@ def _named(spec: str | Path) -> Judge:
         + f"holdfast judge train --output-dir {folder} makes one (in a study, folders are relative to its file); "
         "`holdfast ls judges` lists judges by name",
     )
-
-
-def _options(spec: str, written: str) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for pair in written.split(","):
-        key, equals, value = pair.partition("=")
-        key = key.strip()
-        if not (key and equals) or key in options:
-            raise ConfigError(
-                f"judge {spec!r}: expected NAME:option=value,option=value with each option once",
-                remedy="for example guard:model=owner/name,batch_size=8",
-            )
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-    return options
 
 
 def _made(name: str, options: dict[str, Any]) -> Judge:

@@ -133,5 +133,7 @@ class Audit:
             f" (95 % upper bound {percent_up(entry['violation_upper'])})"
             for role, entry in self.roles.items()
         )
+        served = [str(one.get("ref")) for one in (self.before, self.after) if "endpoint" in one]
+        unseen = f"; the weights of {' and '.join(served)} were not seen" if served else ""
         verdict = f"{exact_percent(self.alpha)} allowed: {'within' if self.within else 'OVER'} the limit"
-        return f"{shares} degraded by more than {self.tau:g} ({self.unit}); at most {verdict}"
+        return f"{shares} degraded by more than {self.tau:g} ({self.unit}); at most {verdict}{unseen}"

@@ -224,6 +224,12 @@ def choose(training: Reading | None, later: Reading | None) -> Choice:
         return Choice(shown, behaviour=_behaviour(shown))
     behaviour = _behaviour(later) or _behaviour(training)
     for side in ("after", "before"):
+        if later.audit is not None and "endpoint" in later.audit.inner(side):
+            note = (
+                f"Shown is {TRAINING}. {LATER.capitalize()} in audit/ is of an endpoint, whose weights were not seen, "
+                "and does not count for the verdict."
+            )
+            return Choice(training, behaviour=_behaviour(training), note=note)
         ours, its = training.sha256(side), later.sha256(side)
         if ours and its and ours != its:
             note = (

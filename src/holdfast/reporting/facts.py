@@ -92,7 +92,9 @@ def hashes(evidence: Evidence) -> list[Fact]:
         prefix, audit = f"{one.name}: " if evidence.named else "", one.audit
         if audit is not None:
             for side in ("before", "after", "data"):
-                values[f"{prefix}audit, {side}"] = audit.inner(side).text("sha256")
+                values[f"{prefix}audit, {side}"] = audit.inner(side).text(
+                    "sha256", "none: an endpoint, whose weights were not seen"
+                )
             for kind in ("tokenizer", "template"):
                 if f"{kind}_sha256" in audit:
                     values[f"{prefix}audit, {kind}"] = audit.text(f"{kind}_sha256")

@@ -158,7 +158,7 @@ def _certificate(
         return None
     checked = stored_evidence.bound(record, folder, weights or stored_evidence.places_of(record))
     checked = replace(checked, why=one_line(redact(checked.why), WHY_LENGTH))
-    same = audit is None or record.trained_sha256 == audit.inner("after").text("sha256")
+    same = audit is None or record.trained_sha256 == audit.inner("after").text("sha256", "")
     if record.certified and record.kind in ("fixed", "finite_pool") and not record.upper_bound <= record.alpha:
         raise CheckpointError(
             f"{folder / FILE_NAME} says certified, but its bound {record.upper_bound:g} is over alpha {record.alpha:g}",

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer
 
 from holdfast.certification.kept import Limits
 from holdfast.data.templates import Template
 from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
+from holdfast.training.citation import CitedTrainer
 from holdfast.training.config import is_behaviour_metric
 from holdfast.training.fitting import in_several_processes
 from holdfast.training.monitoring import SafetyMonitor, StepRecorder
@@ -25,7 +25,7 @@ from holdfast.training.safety import DEFAULT
 from holdfast.training.support import cudnn_attention
 
 
-class MonitoredTrainer(Trainer):
+class MonitoredTrainer(CitedTrainer):
     """Evaluation with the monitor split's figures, and on request the model's replies."""
 
     recorder: StepRecorder

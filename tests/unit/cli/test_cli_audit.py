@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
+from tests.serving import Server, echoing
 from tests.unit.auditing.making import write_adapter
 from tests.unit.cli.conftest import rows
 
@@ -156,3 +158,29 @@ def test_a_judge_with_probabilities_adds_on_policy_regressions(holdfast, tiny_mo
     assert "on_policy: 0 of 1 replies more than 0.2 above before's in the judge's probability" in out
     shown = json.loads((tmp_path / "out/audit.json").read_text())["behaviour"]["on_policy"]
     assert (shown["tau"], shown["regressions"], shown["n"]) == (0.2, 0, 1)
+
+
+def test_a_model_behind_an_endpoint(holdfast, tiny_model, adapter, data, tmp_path):
+    """With an adapter as the model before: no KL is asked for. Report and compare do not take it for known weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    server, given = Server(), options(adapter, "", data, tmp_path)
+    server.script = echoing(AutoModelForCausalLM.from_pretrained(tiny_model), AutoTokenizer.from_pretrained(tiny_model))
+    served = f"endpoint:base_url={server.url},model_name=m"
+    try:
+        code, out, err = holdfast("audit", *given, "--after", served, "--alpha", "0.99", "--tau", "9")
+        turned = ("--before", f"{served},tokenizer={tiny_model}", "--after", adapter, "--alpha", "0.99", "--tau", "9")
+        assert holdfast("audit", *given, *turned, "--output", tmp_path / "turned")[0] == 0
+    finally:
+        server.close()
+    assert code == 0, err
+    assert out.splitlines()[0].endswith(f"the weights of m at {server.url} (an endpoint) were not seen")
+    forward, back = (hf.Audit.load(tmp_path / name) for name in ("out", "turned"))
+    assert forward.unit == "nll_token"
+    assert forward.degradations() == pytest.approx(-back.degradations(), abs=1e-5)
+    assert abs(forward.degradations()).max() > 0.01
+    page = hf.report(tmp_path / "out", output=tmp_path / "page.html").path.read_text()
+    assert "none: an endpoint, whose weights were not seen" in page
+    shutil.copytree(tmp_path / "turned", tmp_path / "again")
+    code, _, err = holdfast("compare", tmp_path / "turned", tmp_path / "again")
+    assert (code, "differ in reference model" in err) == (6, True)

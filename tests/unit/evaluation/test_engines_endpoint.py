@@ -2,69 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from tests.greedy import examples
+from tests.serving import Server, answer
 
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, ResourceError, UnsupportedError
 from holdfast.data.examples import make_example
 from holdfast.judging.engines import open_engine
 from holdfast.judging.store import replies as stored
-
-
-def answer(text: str = "a reply", reason: str = "stop", tokens: int = 3) -> dict:
-    return {
-        "choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": reason}],
-        "usage": {"completion_tokens": tokens},
-    }
-
-
-class Server:
-    """Answers with `script(number of the request, body)`: (status, body, headers)."""
-
-    def __init__(self):
-        self.script = lambda number, body: (200, answer(), {})
-        self.seen: list[tuple[str, dict, dict]] = []
-        self.trickle = 0.0
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with server.lock:
-                    server.seen.append((self.path, body, dict(self.headers)))
-                    number = len(server.seen)
-                status, found, headers = server.script(number, body)
-                data = found if isinstance(found, bytes) else json.dumps(found).encode()
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                with contextlib.suppress(BrokenPipeError):  # whoever asked may have left
-                    for piece in [data[i : i + 1] for i in range(len(data))] if server.trickle else [data]:
-                        time.sleep(server.trickle)
-                        self.wfile.write(piece)
-
-            def log_message(self, *_):
-                pass
-
-        self.lock = threading.Lock()
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        self.thread.start()
-
-    def close(self):
-        self.http.shutdown()
-        self.http.server_close()
-        self.thread.join()
 
 
 @pytest.fixture

@@ -98,6 +98,14 @@ def test_a_later_audit_of_other_models_is_named_and_left_out(tmp_path, side):
     assert note in page_of(run)
 
 
+@pytest.mark.parametrize("side", ["after", "before"])
+def test_a_later_audit_of_an_endpoint_is_left_out(tmp_path, side):
+    served = {"ref": "m at http://h/v1 (an endpoint)", "sha256": None, "endpoint": {"model_name": "m"}}
+    run = audit_later(write_run(tmp_path / "run"), over=True, **{side: served})
+    assert verdict(read_evidence(run)).standing is Standing.MEASURED
+    assert "is of an endpoint, whose weights were not seen, and does not count for the verdict" in page_of(run)
+
+
 def test_the_judge_of_other_models_is_left_out(tmp_path):
     same = audit_later(write_run(tmp_path / "a", judged=False), over=False, judged=True)
     assert read_evidence(same).sets[0].behaviour

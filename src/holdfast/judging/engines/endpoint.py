@@ -6,7 +6,6 @@ messages may quote them, so its status is all that is told.
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ from holdfast.data.templates import Template
 from holdfast.data.tool_calls import has_tools
 from holdfast.judging.engines import BATCH_SIZE, ENGINES
 from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address
+from holdfast.judging.in_flight import in_flight
 from holdfast.judging.prompts import require_prompts, require_sizes
 from holdfast.judging.reply import Reply
 
@@ -80,27 +80,17 @@ class EndpointEngine:
         if any(has_tools(example.prompt) for example in examples if not isinstance(example.prompt, str)):
             what = f"{WHO}: prompts with tools: a server hands back calls in a form of its own, not as the model's text"
             raise DataError(what, remedy="use the engine transformers or vllm, or leave these prompts out")
+        exchange = self.exchange(self.url)
+
+        def reply(example: Example, stop: threading.Event) -> list[Reply]:
+            return [self._reply(example, exchange, max_new_tokens, stop)]
+
+        yield from in_flight(reply, examples, self.workers)
+
+    def exchange(self, url: str) -> Exchange:
+        """How to ask an address of this server; the key is read here."""
         key = None if self.key_env is None else read_key(WHO, self.key_env, self.base_url)
-        exchange = Exchange(self.url, key, self.timeout, self.retries, self.pause, LONGEST_ANSWER)
-        pool, stop = ThreadPoolExecutor(self.workers, thread_name_prefix="endpoint"), threading.Event()
-        try:
-            futures = [pool.submit(self._reply, example, exchange, max_new_tokens, stop) for example in examples]
-            failed: BaseException | None = None
-            for future in as_completed(futures):
-                if future.cancelled():
-                    continue
-                if (error := future.exception()) is None:
-                    yield [future.result()]
-                elif failed is None:  # what is on its way still counts, what waits is not sent
-                    failed = error
-                    stop.set()
-                    for waiting in futures:
-                        waiting.cancel()
-            if failed is not None:
-                raise failed
-        finally:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+        return Exchange(url, key, self.timeout, self.retries, self.pause, LONGEST_ANSWER)
 
     def _reply(self, example: Example, exchange: Exchange, max_new_tokens: int, stop: threading.Event) -> Reply:
         turns = as_chat(example).prompt
