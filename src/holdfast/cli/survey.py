@@ -97,7 +97,7 @@ def _size(plan: ResolvedRun, longest: int, trust_remote_code: bool) -> tuple[est
     shape = estimate.architecture(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     size = estimate.model_size(shape, peft_config(config))
     stored = str(getattr(shape, "dtype", None) or "float32").removeprefix("torch.")
-    dtype = config.quantization or config.dtype
+    dtype: str = config.quantization or config.dtype
     if dtype == "auto":
         dtype = "float32" if fast_dtype() == "float32" else stored
     need = estimate.memory(
