@@ -136,6 +136,7 @@ def _show_size(findings: dict[str, Any]) -> None:
     say(f"{steps['steps']} steps of {steps['task_batch']} task{beside} examples, {rate}{passed}")
     say(
         f"work, estimated: {findings['work']['flop'] / 1e15:.3g} PFLOP;"
-        f" {duration(findings['work']['seconds_at_100_tflops'])} at 100 TFLOP/s, without evaluation and saving"
+        f" {duration(findings['work']['seconds_at_100_tflops'])} at 100 TFLOP/s (a large GPU),"
+        " without asking, evaluation and saving"
     )
     say(f"defense: {findings['defense']['name']}, passes per step: {findings['defense']['passes']}")

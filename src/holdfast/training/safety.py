@@ -242,6 +242,8 @@ def _measure(safety: SafetySet, trainer: Any) -> None:
     own = {**trainer._theta_0, "data": data_sha256(safety.all_encoded), "first_k": constraint.first_k}
     folder = safety.folder(trainer.run_dir)
     require_same(safety.split.record, folder)
+    if rank() == 0:
+        logger.info("measuring theta_0 on %d examples of %s", len(safety.all_encoded), safety.name)
     safety.reference = reference_table(
         forward, safety.all_encoded, own, stem=folder / "reference", cache=cache_folder(args.reference_cache),
         roles=(len(safety.constraint_set), len(safety.monitor_set)),

@@ -59,7 +59,7 @@ class DataBlock(Block):
             raise ValueError(f"expected one of {', '.join(others)} and {last}")
         for name in ("columns", "split", "subset", "revision", "limit", "skip_bad"):
             if self.data is None and getattr(self, name) is not None:
-                raise ValueError(f"`{name}` belongs to `data`, which is not given")
+                raise ValueError(f"`{name}` belongs to `data`, which is not given: remove it, or give `data`")
         return self
 
 

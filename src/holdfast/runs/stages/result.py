@@ -11,6 +11,7 @@ from holdfast.core.adapter_card import CARD_MARKER, loading_note
 from holdfast.core.files import write_text
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
+from holdfast.core.ranks import rank
 from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded, template_sha256, tokenizer_sha256
 from holdfast.models.content import ModelContent, content_of
@@ -69,6 +70,8 @@ def measure(trainer: SafeSFTTrainer) -> _Measured:
     measured: _Measured = {}
     for name, held in trainer.safety.items():
         assert held.reference is not None  # training has measured theta_0
+        if rank() == 0:
+            logger.info("measuring the trained model on %d examples of %s", len(held.all_encoded), name)
         categories = {example.id: example.category for role in held.split.roles.values() for example in role}
         measured[name] = {}
         for role, examples in (("constraint", held.constraint_set), ("monitor", held.monitor_set)):
