@@ -30,9 +30,13 @@ class CitedTrainer(Trainer):
     defense: Defense
 
     @property
+    def method(self) -> str:
+        """What TRL calls the task's training: `SFT`, `DPO` or `GRPO`."""
+        return getattr(super(), "_name", "")
+
+    @property
     def _name(self) -> str:
-        own: str = getattr(super(), "_name", "")
-        return f"{own} with {self.defense.name}" if self.defense.reference else own
+        return f"{self.method} with {self.defense.name}" if self.defense.reference else self.method
 
     @property
     def _paper(self) -> dict[str, Any]:

@@ -210,7 +210,7 @@ class Run:
     def other_loss(self) -> str | None:
         args, trainer = self.args, self.trainer
         if not isinstance(args, SafeSFTConfig):
-            return f"{trainer._name}'s loss is not of labelled rows"
+            return f"{trainer.method}'s loss is not of labelled rows"
         cases = {
             f"loss_type {args.loss_type!r} is not nll": args.loss_type not in (None, "nll"),
             "label smoothing": args.label_smoothing_factor != 0,

@@ -112,8 +112,8 @@ def require_supported_run(trainer: Any) -> None:
             "use DDP (examples/launch/ddp.yaml) or FSDP2 (examples/launch/fsdp2.yaml)",
         ),
         (
-            trainer._name != "SFT",
-            f"{trainer._name} under DeepSpeed: never run with the filter",
+            trainer.method != "SFT",
+            f"{trainer.method} under DeepSpeed: never run with the filter",
             "use DDP (examples/launch/ddp.yaml)",
         ),
     ):
