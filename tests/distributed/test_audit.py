@@ -13,7 +13,7 @@ from holdfast.auditing.audit import audit
 from holdfast.auditing.partial_results import FOLDER, PartialResults
 from holdfast.auditing.sharing import Sharing, joined
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
+from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
 from holdfast.records.audit import Audit
 from tests import forkserver, tiny
 from tests.unit.auditing.making import write_adapter, write_rows
@@ -55,6 +55,9 @@ def dying(folder: Path, output: Path) -> None:
 
     PartialResults.write = until_the_second
     data, both = folder / "safety.jsonl", (folder / "base", folder / "other")
+    for _ in range(2):  # each audit joins the processes anew
+        with joined("cpu") as (sharing, device):
+            assert sharing.world == 2
     with joined("cpu") as (sharing, device):
         audit(*both, data, LIMIT, output=output, sharing=sharing, device=device)
 
@@ -120,9 +123,11 @@ def test_other_files_on_another_machine_are_refused(monkeypatch):
         ({"ACCELERATE_USE_FSDP": "true"}, None, UnsupportedError, "an audit under FSDP"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, None, UnsupportedError, "an audit under DEEPSPEED"),
         ({}, "cuda:1", ConfigError, "device cuda:1 for each of 2 processes"),
+        ({}, "cuda", ResourceError, "torch sees no CUDA device"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(monkeypatch, variables, device, error, told):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for name, value in {"WORLD_SIZE": "2", **variables}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(error, match=told), joined(device):

@@ -23,6 +23,7 @@ from holdfast.constraint.feasibility import (
     smallest_beta,
     unreachable,
     warn_of_free_degradation,
+    warn_of_noise,
 )
 from holdfast.constraint.majorizers import MAJORIZERS
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError, UnsupportedError
@@ -317,6 +318,15 @@ def test_tau_inside_the_noise_is_refused() -> None:
     require_tau_above_noise(ChanceConstraint(tau=0.1, allow_tau_below_noise=True, unit="nll_token"), 0.0213)
     with pytest.raises(InfeasibleError):
         require_tau_above_noise(ChanceConstraint(unit="nll_token"), math.nan)
+
+
+def test_noise_above_the_mean_that_is_allowed_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    own = ChanceConstraint(unit="kl_first", tau=0.01, beta=100.0, alpha=0.05)  # mean at most 0.0005
+    warn_of_noise(own, 0.00035, "refusals")
+    warn_of_noise(ChanceConstraint(unit="nll_token"), 0.01, "refusals")  # bounds no mean
+    assert not caplog.records
+    warn_of_noise(own, 0.0006, "refusals")
+    assert "refusals: rounding moves an example by up to 0.0006 (kl_first), and on average" in caplog.text
 
 
 # Cvar's threshold

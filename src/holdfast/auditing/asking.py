@@ -115,7 +115,7 @@ class Asked:
         header = {
             "model_sha256": pair.ref(name).sha256, "tokenizer_sha256": pair.tokenizers.tokenizer_sha256,
             "template_sha256": pair.tokenizers.template_sha256, "template": self.how.template,
-            "dtype": pair.asked_dtype, "device": pair.device.type, "batch_size": size, "strength": strength,
+            "dtype": pair.bound_dtype, "device": pair.device.type, "batch_size": size, "strength": strength,
         }  # fmt: skip
         progress, before, total = self._progress, self._finished, self._passes * len(self.examples)
         tell = None if progress is None or chosen is not None else lambda done: progress(before + done, total)

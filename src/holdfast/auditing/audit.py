@@ -84,7 +84,7 @@ def audit(
             before and is unsafe after is counted.
         max_new_tokens: length of the longest reply.
         harm_tau: of a judge with probabilities: how much higher one may be for the reply of `after`, in [0, 1).
-        dtype: `auto` keeps each checkpoint's.
+        dtype: `auto` is each checkpoint's, float32 on a CPU that is slow in bfloat16.
         device: the GPU where there is one, unless given.
         max_length: tokens after which an example is cut.
         template: `chat` makes conversations of prompt and completion; `none` leaves plain text plain.
@@ -229,7 +229,7 @@ def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptio
     pair, streams = windows.pair, windows.streams
     judge = None if options.judge is None else open_judge(options.judge)
     return {
-        "before": pair.before.sha256, "after": pair.after.sha256, "mode": pair.mode, "dtype": pair.asked_dtype,
+        "before": pair.before.sha256, "after": pair.after.sha256, "mode": pair.mode, "dtype": pair.bound_dtype,
         "device": pair.device.type, "tokenizer": pair.tokenizers.tokenizer_sha256,
         "template": pair.tokenizers.template_sha256, "chat": {role: s.chat for role, s in streams.items()},
         "data": {role: stream.sha256 for role, stream in streams.items()}, "unit": constraint.unit,

@@ -80,7 +80,7 @@ class Endpoint:
             if len(names) != len(values) or len(values) < len(expected):
                 raise TypeError
             found = [float("nan"), *map(_number, values[1 : len(expected)])]
-        except (LookupError, TypeError, AttributeError):
+        except (LookupError, TypeError, AttributeError, OverflowError):
             raise UnsupportedError(
                 f"{self.ref} does not return the logprobs of a prompt's {len(expected)} tokens",
                 remedy="serve the model with a server that takes `echo` with `logprobs`, such as vLLM, or audit its "
@@ -166,6 +166,10 @@ def endpoint_of(model: Any) -> Endpoint | None:
             raise ConfigError(
                 f"a model behind an endpoint has no option {option!r}", remedy=nearest(str(option), [*OPTIONS])
             )
+    if "model_name" in options:
+        if options["model_name"] is None or not str(options["model_name"]).strip():
+            raise ConfigError("a model behind an endpoint needs model_name", remedy=f"for example {EXAMPLE}")
+        options["model_name"] = str(options["model_name"])  # a name of digits is read as a number
     tokenizer = options.pop("tokenizer", None)
     engine = open_engine(NAME, **options)
     assert isinstance(engine, EndpointEngine)

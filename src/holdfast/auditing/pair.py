@@ -19,7 +19,7 @@ import torch
 from holdfast.auditing.model_ref import Choice, Mode, ModelRef, Tokenizers, mode_of, model_ref, stacked, tokenizers_for
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.models.content import require_unchanged
-from holdfast.models.handle import DType, check_vocabulary, load_model, require_device
+from holdfast.models.handle import DType, check_vocabulary, fast_dtype, load_model, require_device
 from holdfast.models.unmerged import attach, not_plain_lora
 from holdfast.scoring.completion import adapter_layers, adapters_off, deterministic
 
@@ -77,6 +77,12 @@ class Pair:
         """Whether both sides can run on a batch without loading anything between them."""
         given = self.before.loaded is not None and self.after.loaded is not None
         return self.switchable or given or len(self._models) == len(NAMES)
+
+    @property
+    def bound_dtype(self) -> DType:
+        """What figures are bound to: they are not continued on a machine where `auto` is another precision."""
+        slow = self.asked_dtype == "auto" and fast_dtype(self.device) == "float32"
+        return "float32" if slow else self.asked_dtype
 
     @property
     def dtype(self) -> str:

@@ -4,6 +4,7 @@ Process r of w takes the examples r, r + w, r + 2w, ... of a window. Each holds 
 travels: a few numbers an example. numpy and torch are imported where something does.
 """
 
+import atexit
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,7 +82,8 @@ def joined(device: str | None) -> Iterator[tuple[Sharing, str | None]]:
     import torch
     from accelerate import PartialState
 
-    from holdfast.core.ranks import launched_with, rank, world
+    from holdfast.core.ranks import distributed, launched_with, rank, world
+    from holdfast.models.handle import require_device
 
     for engine in ("FSDP", "DEEPSPEED"):
         if launched_with(engine):
@@ -89,6 +91,10 @@ def joined(device: str | None) -> Iterator[tuple[Sharing, str | None]]:
                 f"an audit under {engine}: every process holds the models whole, nothing is sharded",
                 remedy="launch it without --config_file, with as many processes as the models fit into memory",
             )
+    if device == "cuda":
+        require_device(device)
+    alone = not distributed()
     state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available(), timeout=PATIENCE)
+    if alone:  # a script's own group is its own; ours stays for the next audit, which could not join the same address
+        atexit.register(state.destroy_process_group)
     yield Sharing(rank(), world()), str(state.device)
-    state.destroy_process_group()

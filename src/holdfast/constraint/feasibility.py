@@ -76,9 +76,20 @@ def require_tau_above_noise(c: ChanceConstraint, noise_floor: float) -> None:
     raise InfeasibleError(
         f"constraint: tau = {c.tau:g} is inside the numerical noise: the unchanged model moves by "
         f"{noise_floor:.3g} ({c.unit}), expected tau >= {NOISE_MARGIN:g} times that",
-        remedy=f"set tau >= {_rounded_up(NOISE_MARGIN * noise_floor)}, compute in float32 (dtype: float32, --dtype "
-        "float32), or set constraint.allow_tau_below_noise: true (--allow-tau-below-noise)",
+        remedy=f"set tau >= {_rounded_up(NOISE_MARGIN * noise_floor)} with beta = 1/tau and unit: {c.unit}, compute in "
+        "float32 (dtype: float32, --dtype float32), or set constraint.allow_tau_below_noise: true "
+        "(--allow-tau-below-noise)",
     )
+
+
+def warn_of_noise(c: ChanceConstraint, noise_floor: float, name: str) -> None:
+    """Says so where rounding moves a row by more than all rows may move on average."""
+    if c.mean_bound is not None and noise_floor > c.mean_bound:
+        logger.warning(
+            "%s: rounding moves an example by up to %.2g (%s), and on average they may move by %.2g: rounding alone "
+            "can use up the limit; dtype: float32 avoids that",
+            name, noise_floor, c.unit, c.mean_bound,
+        )  # fmt: skip
 
 
 def free_degradation(c: ChanceConstraint) -> float:

@@ -17,7 +17,7 @@ Differs from the paper's text, each by a setting that restores it (`preset: pape
 * `estimator="ema"` averages value and gradient over steps, since ten examples cannot express a rate of 5 %; `"batch"`
   does not.
 * `rate=0.3`, the share of the slack one step may use; the paper's kappa = 1 / learning rate is `rate=1`.
-* A run that names no unit steers by `kl_token`; the paper's is `nll_sum`.
+* A run that names no unit steers by KL (`kl_token`, own refusals `kl_first`); the paper's unit is `nll_sum`.
 docs/log.md has the experiment behind these.
 """
 

@@ -79,7 +79,7 @@ def load_model(
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     model = _load_full(found.base, trust_remote_code, given)
-    if dtype == "auto" and quantization is None and fast_dtype(place) == "float32":
+    if dtype == "auto" and not getattr(model, "is_quantized", False) and fast_dtype(place) == "float32":
         model = model.float()
     for adapter in reversed(found.adapters):
         model = merge(model, adapter)
@@ -103,7 +103,8 @@ def fast_dtype(device: torch.device | None = None) -> DType:
     Without a device: that which training would use.
     """
     on_cpu = device.type == "cpu" if device is not None else not torch.accelerator.is_available()
-    return "float32" if on_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported() else "bfloat16"
+    native = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)  # not in every build of torch
+    return "float32" if on_cpu and not native() else "bfloat16"
 
 
 def require_device(device: str | torch.device) -> torch.device:

@@ -198,7 +198,7 @@ def _obstacle(a: SafetyEvidence, b: SafetyEvidence | None) -> str:
         return "tau or the unit differs"
     audits = [one.audit for one in (a, b)]
     before = {audit.inner("before").text("sha256", "") if audit else "" for audit in audits}
-    if "" in before:
+    if any(audit and "endpoint" in audit.inner("before") for audit in audits):
         return "the model before is behind an endpoint, and nobody saw its weights"
     return "they start from different models" if len(before) > 1 else ""
 

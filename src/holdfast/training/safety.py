@@ -269,6 +269,8 @@ def _measure(safety: SafetySet, trainer: Any) -> None:
     if cut_short := safety.n_truncated:
         _announce(f"{safety.name}: {cut_short} examples are cut at max_length; their degradation covers the kept part")
     feasibility.require_tau_above_noise(constraint, safety.noise_floor)
+    if rank() == 0:
+        feasibility.warn_of_noise(constraint, safety.noise_floor, safety.name)
 
 
 def _announce(text: str) -> None:

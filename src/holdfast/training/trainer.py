@@ -61,7 +61,7 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
                 answers are held; or a `Screening`, to do that with other settings; or prompt/completion, messages or
                 text rows, examples, a `Split`, a mapping with the keys constraint, monitor and certify, or a mapping
                 of names to any of these (several constraints).
-            constraint: one for all safety sets, or one per name; None: the defaults, in the defense's unit (kl_token
+            constraint: one for all safety sets, or one per name; None: the defaults, in the defense's unit (of KL
                 for nearly all).
             defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.
             harmful_dataset: harmful pairs, in the formats of `safety_dataset`, for defenses that train against them.

@@ -134,7 +134,11 @@ def odds(block):
     return {**block, "token_logprobs": [0.5] * len(block["tokens"])}
 
 
-@pytest.mark.parametrize("change", [unprompted, unknown, odds, lambda block: None, lambda block: [1, 2]])
+def huge(block):
+    return {**block, "token_logprobs": [None, *[-(10**400)] * (len(block["tokens"]) - 1)]}
+
+
+@pytest.mark.parametrize("change", [unprompted, unknown, odds, lambda block: None, lambda block: [1, 2], huge])
 def test_a_server_without_logprobs_of_the_prompt_is_refused(server, base, other, data, tmp_path, change):
     server.script = echoing(plain(other), tiny.tokenizer(), change)
     ledger = tmp_path / "ledger.json"
@@ -236,6 +240,8 @@ def test_a_finished_audit_does_not_pass_for_a_new_one_and_every_audit_is_a_look(
     ("written", "told"),
     [
         ("endpoint:base_url=http://h/v1", "needs model_name"),
+        ("endpoint:base_url=http://h/v1,model_name=", "needs model_name"),
+        ("endpoint:base_url=http://h/v1,model_name=null", "needs model_name"),
         ("endpoint:base_url=http://u:p@h/v1,model_name=m", "without user, password"),
         ("endpoint:base_url=http://h/v1,model_name=m,extra=1", "has no option 'extra'"),
         (f"endpoint:{KEY}", "expected NAME:option=value"),

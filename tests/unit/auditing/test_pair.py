@@ -214,6 +214,13 @@ def test_strength_needs_the_base_as_before(base, other, adapter):
         open_pair(base, other, device="cpu").set_strength(0.5)
 
 
+def test_figures_are_bound_to_the_precision_that_auto_means_here(base, adapter, monkeypatch):
+    for fast, bound in (("float32", "float32"), ("bfloat16", "auto")):
+        monkeypatch.setattr("holdfast.auditing.pair.fast_dtype", lambda device, fast=fast: fast)
+        with open_pair(base, adapter, device="cpu") as pair:
+            assert pair.bound_dtype == bound
+
+
 def test_what_cannot_work_is_refused(base, adapter, tmp_path):
     with pytest.raises(UnsupportedError, match="float16"):
         open_pair(base, adapter, dtype="float16")

@@ -57,7 +57,7 @@ class GuardJudge:
     name: ClassVar[str] = "guard"
     model: str | Path = MODEL  # hub id, folder or adapter of the language model
     hub_revision: str | None = None  # commit, tag or branch of a hub id
-    dtype: str = "auto"  # `auto` keeps the checkpoint's
+    dtype: str = "auto"  # `auto` as models are loaded
     device: str | None = None  # the GPU where there is one, unless given
     batch_size: int = BATCH_SIZE  # conversations judged together
     max_new_tokens: int = MAX_NEW_TOKENS  # length at which an answer is cut; a cut one is unscored
