@@ -137,8 +137,8 @@ def test_a_missing_deepspeed_is_named(tmp_path, monkeypatch, stage):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"_name": "DPO"}, ("DPO under DeepSpeed", "DDP")),
-        ({"_name": "GRPO"}, ("GRPO under DeepSpeed", "DDP")),
+        ({"method": "DPO"}, ("DPO under DeepSpeed", "DDP")),
+        ({"method": "GRPO"}, ("GRPO under DeepSpeed", "DDP")),
         ({"model": SimpleNamespace(is_quantized=True)}, ("a quantised base under DeepSpeed", "FSDP2")),
         (
             {
@@ -152,7 +152,7 @@ def test_a_missing_deepspeed_is_named(tmp_path, monkeypatch, stage):
 )
 def test_runs_under_deepspeed(changes, words):
     args = SimpleNamespace(gradient_checkpointing=True, gradient_checkpointing_kwargs=None)
-    plain = {"args": args, "model": SimpleNamespace(), "_name": "SFT"}
+    plain = {"args": args, "model": SimpleNamespace(), "method": "SFT"}
     zero_support.require_supported_run(SimpleNamespace(**plain))
     with pytest.raises(UnsupportedError) as caught:
         zero_support.require_supported_run(SimpleNamespace(**plain | changes))

@@ -33,6 +33,7 @@ def test_a_pushed_model_cites_the_paper(tmp_path, monkeypatch):
     assert {"trl", "sft", "holdfast"} <= set(yaml.safe_load(front)["tags"])
     assert "This model was trained with SFT with holdfast.\n" in text
     assert is_ours_to_write(tmp_path / "run" / "README.md")  # `holdfast report` may put its own there
+    assert trainer.method == "SFT"  # what refusals go by (training/zero_support.py)
     assert f"Cite SFT with holdfast as:\n\n```bibtex\n{citation.CITATION}\n```" in text
 
 
@@ -41,6 +42,7 @@ def test_dpo_cites_the_paper_and_its_own(tmp_path):
     trainer.create_model_card(model_name="a-model")
     text = (Path(trainer.args.output_dir) / "README.md").read_text(encoding="utf-8")
     assert "This model was trained with DPO with holdfast.\n" in text
+    assert trainer.method == "DPO"
     cited = text.partition("Cite DPO with holdfast as:")[2]
     assert citation.CITATION in cited
     assert DPOTrainer._paper["citation"] in cited
