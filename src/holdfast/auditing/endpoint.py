@@ -90,7 +90,7 @@ class Endpoint:
         if differing:
             raise CheckpointError(
                 f"{self.ref} reads other tokens: {len(differing)} of {len(expected)} differ from the tokenizer's, the "
-                f"first at position {differing[0]}, so it cannot be told where the reply begins",
+                f"first at position {differing[0]}, so the start of the reply is unknown",
                 remedy="name the tokenizer of the model that is served (tokenizer=FOLDER or hub id)",
             )
         return found
