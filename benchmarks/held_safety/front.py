@@ -45,15 +45,20 @@ def across(records: Sequence[Record], model: str, method: str, *keys: str) -> Fi
 
 
 def endpoint(records: Sequence[Record], model: str) -> str:
-    """In how many rows the upper bound of harm minus the shipped model's is at most the limit."""
+    """In how many rows the upper bound of harm minus the shipped model's is at most the limit.
+
+    A row whose runs gave no model is counted, as not met.
+    """
     before = shipped(records, model, "reported")
-    trained = evaluated(records, model=model, part="reported", method="auto")
+    run = [r for r in records if (r["model"], r["part"], r["method"]) == (model, "reported", "auto")]
+    trained = evaluated(run)
     kinds = sorted({(record["task"], record["poison_ratio"]) for record in trained})
     bounds = [
         from_shipped([r for r in trained if (r["task"], r["poison_ratio"]) == kind], before, "harm", "1").upper
         for kind in kinds
     ]
-    return f"met in {sum(bound <= HARM_LIMIT for bound in bounds)} of {len(bounds)}"
+    rows = {(record["task"], record["poison_ratio"]) for record in run}
+    return f"met in {sum(bound <= HARM_LIMIT for bound in bounds)} of {len(rows)}"
 
 
 def shown(values: Figures) -> str:

@@ -117,12 +117,18 @@ def table(records: Sequence[Record], model: str) -> list[str]:
 
 
 def refused(records: Sequence[Record], model: str) -> list[str]:
-    """Cells that ended before training, with their code and message."""
+    """Cells that gave no model, with their code and the error's own line."""
     return [
-        f"* {r['name']}: exit code {r['training']['exit_code']}: {' '.join(r['training']['message'].split())[:300]}"
+        f"* `{r['name']}` gave no model: exit code {r['training']['exit_code']}, {_error(r['training']['message'])}."
         for r in records
         if r["model"] == model and r["part"] != TUNING and r["training"] and not r["evaluation"]
     ]
+
+
+def _error(message: str) -> str:
+    """The line that says what is wrong; the last one where none does."""
+    lines = message.strip().splitlines()
+    return next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ").rstrip(".")
 
 
 def screening(records: Sequence[Record], model: str) -> list[str]:
@@ -146,7 +152,7 @@ def provenance(records: Sequence[Record], model: str) -> str:
     """Model, code, hardware and time in one line."""
     chosen = [record for record in records if record["model"] == model and record["part"] != TUNING]
     made = [record["provenance"] for record in chosen]
-    commits = ", ".join(sorted({str(one["commit"]) for one in made}))
+    commits = ", ".join(sorted({str(one["commit"])[:7] for one in made}))
     hardware = ", ".join(sorted({one["hardware"] for one in made}))
     seconds = [record["seconds"] for record in chosen if record["training"]]
     took = f"{min(seconds):.0f} to {max(seconds):.0f} s a cell, many at once" if seconds else "no cell was trained"

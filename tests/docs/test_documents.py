@@ -160,11 +160,22 @@ def test_readme_says_what_the_records_say_beside_the_table():
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     before = shipped(records, "1.5b", "reported")["evaluation"]["shares"]["HS"]
     assert f"The 1.5B model as shipped has {before:.2f} harmful replies." in text
-    met = front.endpoint(records, "1.5b").removeprefix("met in ")
-    assert f"**The 1.5B model meets it in only {met} rows.**" in text
-    assert front.endpoint(records, "0.5b") == "met in 13 of 13", "README: in every row"
+    assert front.endpoint(records, "0.5b") == "met in 13 of 13", "README: in every row that gave a model"
+    assert front.endpoint(records, "1.5b") == "met in 12 of 13", "README: in every row that gave a model"
+    (stopped,) = [r for r in records if (r["method"], r["part"]) == ("auto", "reported") and not r["evaluation"]]
+    code = stopped["training"]["exit_code"]
+    assert f"**One run of the {stopped['model'].upper()} model stopped with exit code {code}.**" in text
+    assert f"{missed_task()} miss the accuracy endpoint" in text
     seeds = {model: len(front.cells_of(records, model, "auto", "sst2")) for model in ("0.5b", "1.5b")}
     assert seeds == {"0.5b": 3, "1.5b": 1}, "README says how many seeds"
+
+
+def missed_task() -> str:
+    """How many rows of docs/results-auto.md miss T, of all that have a task: `9 of 23 rows`."""
+    lines = (ROOT / "docs/results-auto.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if "| auto |" in line]
+    with_task = [row[-1] for row in rows if row[1] != "1"]
+    return f"{sum('T' in row for row in with_task)} of {len(with_task)} rows"
 
 
 def test_the_page_counts_the_endpoints_of_its_table():
