@@ -9,7 +9,7 @@ largest excess of HS.
 
     python -m benchmarks.held_safety.choose WORK/results --model 0.5b 1.5b
 
-The fourth round's rule: a configuration of the round qualifies if it does with every model. Of those, the one with the
+The rule since the fourth round: a configuration qualifies if it does with every model. Of those, the one with the
 smallest mean of (task loss / plain SFT's) over models and tasks; if none qualifies, the smallest largest excess of HS
 among those whose over-refusal is within 0.05 with every model. A configuration that does not qualify with one model
 needs no cells of the others, as long as another one qualifies with all.
@@ -150,6 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Choose the defaults of run files.")
     parser.add_argument("results", type=Path, nargs="+", help="Folders of records.")
     parser.add_argument("--model", nargs="+", default=["0.5b"], help="Of cells.yaml.")
+    parser.add_argument("--configs", nargs="+", help="Of an earlier round, instead of those that tuning.yaml runs now.")
     parser.add_argument("--method", help="A compared defense, whose strength to choose.")
     options = parser.parse_args()
     if options.method is not None and len(options.model) > 1:
@@ -166,7 +167,7 @@ def main() -> None:
     else:
         blocks = [block for block in plan["cells"] if block["method"] == "auto"]
         of_the_round = dict.fromkeys(config for block in blocks for config in block["configs"])
-        print(f"chosen: {chosen_for_all(found, of_the_round)}")
+        print(f"chosen: {chosen_for_all(found, options.configs or of_the_round)}")
 
 
 def print_trials(found: Sequence[Trial]) -> None:

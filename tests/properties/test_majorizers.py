@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.constraint.majorizers import MAJORIZERS, Majorizer, ramp
+from holdfast.constraint.majorizers import MAJORIZERS, Majorizer, log_ramp, ramp
 from holdfast.core.errors import ConfigError
 
 ALL = [entry for _, entry in MAJORIZERS.items()]
@@ -20,7 +20,9 @@ levels = st.floats(1e-3, 0.999)
 
 
 def test_the_registry_holds_those_of_the_design() -> None:
-    assert list(MAJORIZERS) == ["cvar", "entropic", "exponential", "ramp", "sigmoid", "softplus", "squared_hinge"]
+    assert list(MAJORIZERS) == [
+        "cvar", "entropic", "exponential", "log_ramp", "ramp", "sigmoid", "softplus", "squared_hinge",
+    ]  # fmt: skip
 
 
 @every
@@ -58,6 +60,7 @@ def test_smallest_beta_is_the_boundary_of_the_feasible_start(phi: Majorizer, tau
     [
         ("ramp", 0.95),
         ("cvar", 0.95),
+        ("log_ramp", 0.95),
         ("squared_hinge", 0.7763932),
         ("exponential", 2.9957323),
         ("entropic", 2.9957323),
@@ -113,7 +116,7 @@ def test_ramp_has_derivative_zero_at_the_kink() -> None:
     assert slope.item() == 0.0
 
 
-@pytest.mark.parametrize("phi", [e for e in ALL if e.name != "sigmoid"], ids=lambda entry: entry.name)
+@pytest.mark.parametrize("phi", [e for e in ALL if e.name not in ("sigmoid", "log_ramp")], ids=lambda entry: entry.name)
 @given(z=points, beta=betas)
 def test_no_convex_majorizer_is_tighter_than_the_ramp_of_equal_slope(
     phi: Majorizer, z: list[float], beta: float
@@ -127,3 +130,17 @@ def test_no_convex_majorizer_is_tighter_than_the_ramp_of_equal_slope(
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(ConfigError, match="softplus"):
         MAJORIZERS["softpluss"]
+
+
+@given(z=points, beta=betas)
+def test_log_ramp_is_the_ramp_up_to_tau_and_its_logarithm_beyond(z: list[float], beta: float) -> None:
+    for x in z:
+        line = max(1 + beta * x, 0.0)
+        found = log_ramp(torch.tensor(x, dtype=torch.float64), beta).item()
+        assert found == pytest.approx(line if x <= 0 else 1 + math.log(line), rel=1e-12)
+
+
+def test_log_ramp_has_no_jump_in_its_slope_at_tau() -> None:
+    z = torch.tensor([-1e-9, 0.0, 1e-9], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(log_ramp(z, 100.0).sum(), z)
+    assert slope.tolist() == pytest.approx([100.0] * 3, rel=1e-6)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 
 from holdfast.constraint.chance import TAIL_SHARE, ChanceConstraint
 from holdfast.constraint.majorizers import MAJORIZERS
@@ -11,6 +12,7 @@ from holdfast.core.units import KL_UNITS
 logger = logging.getLogger(__name__)
 
 FREE_KL = 0.02  # nats per token; at 0.05 a 135M model had lost its refusals (docs/results.md)
+FLAT = ("ramp", "log_ramp", "squared_hinge")  # majorizers that are 0 up to tau - 1/beta
 NOISE_MARGIN = 5.0  # tau must be at least this many times the measured noise floor
 
 
@@ -84,11 +86,13 @@ def require_tau_above_noise(c: ChanceConstraint, noise_floor: float) -> None:
 
 def warn_of_noise(c: ChanceConstraint, noise_floor: float, name: str) -> None:
     """Says so where rounding moves a row by more than all rows may move on average."""
-    if c.mean_bound is not None and noise_floor > c.mean_bound:
+    # Rounding stays below tau, where log_ramp is the ramp.
+    bound = replace(c, majorizer="ramp").mean_bound if c.majorizer == "log_ramp" else c.mean_bound
+    if bound is not None and noise_floor > bound:
         logger.warning(
             "%s: rounding moves an example by up to %.2g (%s), and on average they may move by %.2g: rounding alone "
             "can use up the limit; dtype: float32 avoids that",
-            name, noise_floor, c.unit, c.mean_bound,
+            name, noise_floor, c.unit, bound,
         )  # fmt: skip
 
 
@@ -99,7 +103,7 @@ def free_degradation(c: ChanceConstraint) -> float:
     """
     if c.majorizer == "cvar":
         return TAIL_SHARE * c.tau
-    return max(0.0, c.threshold()) if c.majorizer in ("ramp", "squared_hinge") else 0.0
+    return max(0.0, c.threshold()) if c.majorizer in FLAT else 0.0
 
 
 def warn_of_free_degradation(c: ChanceConstraint, name: str) -> None:

@@ -64,6 +64,17 @@ def ramp(z: Tensor, beta: float) -> Tensor:
     return torch.relu(1 + beta * z)
 
 
+@majorizer("log_ramp", start=lambda level: 1 - level)
+def log_ramp(z: Tensor, beta: float) -> Tensor:
+    """The ramp up to z = 0, 1 + log(1 + beta z) beyond: a lost example is still pulled back, but counts for few.
+
+    Its slope there is beta / (1 + beta z). Of a KL with beta tau = 1 that is 1 / D: an example at ten times the limit
+    counts 3.3 times instead of ten.
+    """
+    rise = torch.relu(1 + beta * z)
+    return torch.where(rise > 1, 1 + rise.clamp(min=1).log(), rise)
+
+
 @majorizer("cvar", start=lambda level: 1 - level)
 def cvar(z: Tensor, beta: float) -> Tensor:
     """The ramp with beta = 1/(tau - t), whose t follows the (1 - alpha) quantile of the degradations.

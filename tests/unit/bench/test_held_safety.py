@@ -296,12 +296,12 @@ def test_cells_that_were_asked_other_prompts_are_not_compared():
 
 
 def test_a_page_has_the_tables_the_refused_cells_and_the_screening(tmp_path):
-    stopped = cell("auto", 3, None, code=3, message="too many\nconflicts")
+    stopped = cell("auto", 3, None, code=3, message="step 3/9\nerror: too many conflicts\n  What to do: drop them")
     for record in (SHIPPED, cell("auto", 1, KEPT), cell("sft", 1, BROKEN), stopped):
         (tmp_path / f"{record['name']}.json").write_text(json.dumps(record))
     (tmp_path / "other.json").write_text("{}")
     page = table.page(records.read_records(tmp_path))
-    assert "exit code 3: too many conflicts" in page
+    assert "gave no model: exit code 3, too many conflicts." in page
     assert "| sst2 | 0.5 | 270 of 500 | 1 of 500 |" in page
     text = f"before\n{table.START}\nold\n{table.END}\nafter"
     assert table.rewritten(text, "new") == f"before\n{table.START}\n\nnew\n\n{table.END}\nafter"
@@ -429,6 +429,9 @@ def test_a_default_is_chosen_from_what_qualifies_with_every_model() -> None:
         choose.chosen_for_all([[trial("a", 0.05, 0.06, 1.0)]], "a")
 
 
+FOURTH_ROUND = ("default", "anchor", "first_0.03", "first_0.01")
+
+
 def test_the_default_is_what_the_fourth_round_chose(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -436,7 +439,7 @@ def test_the_default_is_what_the_fourth_round_chose(
         str(cells.HERE.parent / "results" / "held_safety" / name)
         for name in ("tuning_third_round", "tuning_fourth_round")
     ]
-    monkeypatch.setattr("sys.argv", ["choose", *rounds, "--model", "0.5b", "1.5b"])
+    monkeypatch.setattr("sys.argv", ["choose", *rounds, "--model", "0.5b", "1.5b", "--configs", *FOURTH_ROUND])
     choose.main()
     *_, last = capsys.readouterr().out.splitlines()
     settings = cells.read_plan().tuning["configs"][last.removeprefix("chosen: ")]
