@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.core.units import KL_UNITS, UNITS
+from holdfast.core.units import FIRST_UNITS, KL_UNITS, UNITS
 from holdfast.fused import delta_rule
 from holdfast.training.fused_engine import FusedEngine
+from holdfast.training.safety import SafetySet
 from tests import hybrid, rounding, tiny
 from tests.unit.trainers.building import deep as build
 from tests.unit.trainers.building import weights
@@ -95,6 +96,20 @@ def test_it_is_the_step_of_two_passes_in_every_unit(tmp_path, unit):
         learning_rate=0.05,
         optim="sgd",
     )
+
+
+@pytest.mark.parametrize("step", ["fused", "two_pass"])
+@pytest.mark.parametrize("unit", FIRST_UNITS)
+def test_what_follows_the_first_tokens_is_not_passed_over_and_changes_nothing(tmp_path, monkeypatch, step, unit):
+    options = {"unit": unit, "limit": SOME_ACTIVE, "learning_rate": 0.05, "optim": "sgd"}
+    cut, _, trainer = trained(tmp_path / "cut", step, **options)
+    (safety,) = trainer.safety.values()
+    assert max(row.n_labels for row in safety.steering_rows) == 2 < max(row.n_labels for row in safety.constraint_set)
+    monkeypatch.setattr(SafetySet, "steering_rows", property(lambda self: self.constraint_set))
+    whole, _, _ = trained(tmp_path / "whole", step, **options)
+    close(cut.side, whole.side, 1e-5)
+    for d, e in zip(cut.degradations, whole.degradations, strict=True):
+        torch.testing.assert_close(d, e, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

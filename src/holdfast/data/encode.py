@@ -8,7 +8,7 @@ scored token is an error, where TRL drops it: dropping would change the denomina
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -43,6 +43,15 @@ class Encoded:
         """How many labels are scored: the first token has no prediction, so `labels[1:]` counts."""
         scored = len(self.labels) - self.labels.count(IGNORE)
         return scored - (scored > 0 and self.labels[0] != IGNORE)
+
+
+def first_tokens(row: Encoded, k: int) -> Encoded:
+    """The row up to its k-th scored token."""
+    scored = [i for i, label in enumerate(row.labels) if i > 0 and label != IGNORE]
+    if len(scored) <= k:
+        return row
+    end = scored[k - 1] + 1
+    return replace(row, input_ids=row.input_ids[:end], labels=row.labels[:end])
 
 
 class EncodedSet(NamedTuple):

@@ -58,8 +58,8 @@ class ReferenceStates:
         return cls(table, places, device)
 
     def __call__(self, rows: Sequence[Encoded]) -> Tensor:
-        """(scored tokens, width) of the rows, one after the other, on the device."""
-        return to_device(torch.cat([self._table[self._places[row.id]] for row in rows]), self._device)
+        """(scored tokens, width) of the rows, one after the other, on the device; a row may be cut short."""
+        return to_device(torch.cat([self._table[self._places[row.id]][: row.n_labels] for row in rows]), self._device)
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,7 @@ class FusedEngine:
         mine = streams.shard(positions, rank(), world())
         micros = progress.micro_batches
         at = mine[len(mine) * progress.micro // micros : len(mine) * (progress.micro + 1) // micros]
-        rows = [one.constraint_set[i] for i in at]
-        return JointTerm(rows, one.constraint_reference[at], one.constraint, term, len(positions))
+        return JointTerm(one.rows(at), one.constraint_reference[at], one.constraint, term, len(positions))
 
     def _add(self, found: Found) -> None:
         task, *sides = (_copied(vector) for vector in found.gradients)

@@ -141,7 +141,7 @@ def _kept_states(run: Run, body: Body) -> ReferenceStates | None:
     if run.theta_0.kept is not None:
         return run.theta_0.kept.states
     sets = {name: one for name, one in run.data.safety.items() if one.constraint.unit in KL_UNITS}
-    examples = [e for one in sets.values() for e in one.constraint_set]
+    examples = [e for one in sets.values() for e in one.steering_rows]
     draws = {name: len(run.data.safety_batch(name)) * run.progress.total_steps for name in sets}
     rare = any(draws[name] < len(one.constraint_set) for name, one in sets.items())
     if not examples or rare or not fits(examples, body.width, body.dtype):

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from holdfast.constraint import feasibility
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.ranks import barrier, rank
-from holdfast.core.units import KL_UNITS
+from holdfast.core.units import FIRST_UNITS, KL_UNITS
 from holdfast.data import splits
-from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
+from holdfast.data.encode import Encoded, encode_all, first_tokens, require_usable_tokenizer
 from holdfast.data.examples import Example, searchable_texts
 from holdfast.data.sources import examples_from_rows
 from holdfast.data.split_record import require_same, save_record
@@ -57,9 +58,16 @@ class SafetySet:
         """Every example whose reference loss is needed; the certify split stays closed."""
         return [*self.constraint_set, *self.monitor_set]
 
+    @cached_property
+    def steering_rows(self) -> list[Encoded]:
+        """The constraint split as steps measure it: a unit of the first k tokens needs none of those that follow."""
+        c = self.constraint
+        cut = c.unit in FIRST_UNITS
+        return [first_tokens(row, c.first_k) for row in self.constraint_set] if cut else self.constraint_set
+
     def rows(self, positions: Sequence[int]) -> list[Encoded]:
-        """These examples of the constraint split."""
-        return [self.constraint_set[i] for i in positions]
+        """These examples of the constraint split, as steps measure them."""
+        return [self.steering_rows[i] for i in positions]
 
     def folder(self, run_dir: Path) -> Path:
         """Where this set's files go: the run folder, or a folder of its own when there are several sets."""

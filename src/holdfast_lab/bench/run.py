@@ -271,7 +271,7 @@ def step_figures(seconds: list[float], tokens: int) -> dict[str, Any]:
 def _safety_tokens(trainer: Any, cell: Cell) -> list[int]:
     found: list[int] = []
     for name, safety in getattr(trainer, "safety", {}).items():
-        sizes = [len(example.input_ids) for example in safety.constraint_set]
+        sizes = [len(example.input_ids) for example in safety.steering_rows]
         stream, steps = trainer.run.data._streams[name], range(cell.warm_up, cell.warm_up + cell.steps)
         found += [sum(sizes[i] for i in stream.indices(step)) for step in steps]
     return found

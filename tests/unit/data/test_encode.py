@@ -7,9 +7,11 @@ from trl import SFTConfig, SFTTrainer
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.data.encode import (
+    IGNORE,
     Encoded,
     encode,
     encode_all,
+    first_tokens,
     require_usable_tokenizer,
     template_sha256,
     tokenizer_sha256,
@@ -202,3 +204,11 @@ def test_tokenizer_hash_ignores_padding_and_template_but_sees_the_vocabulary(mak
 def test_template_hash(make_tokenizer, templates):
     hashes = {template_sha256(make_tokenizer(template=t)) for t in (*templates.values(), None)}
     assert len(hashes) == 4
+
+
+def test_a_row_ends_with_its_kth_scored_token():
+    row = Encoded("a", (5, 6, 7, 8, 9), (IGNORE, IGNORE, 7, 8, 9), truncated=False)
+    assert first_tokens(row, 2) == Encoded("a", (5, 6, 7, 8), (IGNORE, IGNORE, 7, 8), truncated=False)
+    assert first_tokens(row, 3) is row
+    # The first token has no prediction, so that it is not scored.
+    assert first_tokens(Encoded("b", (5, 6, 7), (5, 6, 7), truncated=False), 1).input_ids == (5, 6)

@@ -160,7 +160,7 @@ def forecast(trainer: Any) -> str:
     size = Size(model.num_parameters(), model.num_parameters(only_trainable=True))
     lengths = [len(ids) for ids in trainer.train_dataset[:SAMPLE]["input_ids"]]
     middle = statistics.median(lengths)
-    held = [one.constraint_set for one in trainer.safety.values()]
+    held = [one.steering_rows for one in trainer.safety.values()]
     constraint_rows = min(map(len, held), default=0)
     count = steps(args, task_rows=len(trainer.train_dataset), constraint_rows=constraint_rows, world=args.world_size)
     # Passes beside the task's own are over harmful pairs, over the constraint sets, or over the task once more.
