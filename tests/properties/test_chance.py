@@ -16,6 +16,7 @@ from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.feasibility import (
+    FLAT,
     free_degradation,
     likelihood_note,
     require_feasible_start,
@@ -236,13 +237,15 @@ def test_a_kl_constraint_that_no_model_meets_says_so(caplog: pytest.LogCaptureFi
     assert not unreachable(dataclasses.replace(constraint, beta=20.0))
 
 
-@pytest.mark.parametrize("majorizer", ["ramp", "log_ramp", "squared_hinge", "exponential", "softplus", "sigmoid"])
+@pytest.mark.parametrize(
+    "majorizer", ["ramp", "capped_ramp", "log_ramp", "squared_hinge", "exponential", "softplus", "sigmoid"]
+)
 def test_what_is_free_is_where_phi_is_zero(majorizer) -> None:
     constraint = ChanceConstraint(tau=0.2, beta=10.0, majorizer=majorizer, unit="kl_token")
     phi = constraint.phi(
         torch.tensor([free_degradation(constraint), free_degradation(constraint) + 1e-6], dtype=torch.float64)
     )
-    if majorizer in ("ramp", "log_ramp", "squared_hinge"):
+    if majorizer in FLAT:
         assert free_degradation(constraint) == pytest.approx(0.1)
         assert float(phi[0]) == pytest.approx(0.0, abs=1e-12)
         assert float(phi[1]) > 0

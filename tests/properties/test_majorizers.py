@@ -7,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.constraint.majorizers import MAJORIZERS, Majorizer, log_ramp, ramp
+from holdfast.constraint.majorizers import MAJORIZERS, Majorizer, capped_ramp, log_ramp, ramp
 from holdfast.core.errors import ConfigError
 
 ALL = [entry for _, entry in MAJORIZERS.items()]
+NOT_CONVEX = ("sigmoid", "log_ramp", "capped_ramp")
 every = pytest.mark.parametrize("phi", ALL, ids=lambda entry: entry.name)
 
 betas = st.floats(0.1, 50.0)
@@ -21,7 +22,7 @@ levels = st.floats(1e-3, 0.999)
 
 def test_the_registry_holds_those_of_the_design() -> None:
     assert list(MAJORIZERS) == [
-        "cvar", "entropic", "exponential", "log_ramp", "ramp", "sigmoid", "softplus", "squared_hinge",
+        "capped_ramp", "cvar", "entropic", "exponential", "log_ramp", "ramp", "sigmoid", "softplus", "squared_hinge",
     ]  # fmt: skip
 
 
@@ -61,6 +62,7 @@ def test_smallest_beta_is_the_boundary_of_the_feasible_start(phi: Majorizer, tau
         ("ramp", 0.95),
         ("cvar", 0.95),
         ("log_ramp", 0.95),
+        ("capped_ramp", 0.95),
         ("squared_hinge", 0.7763932),
         ("exponential", 2.9957323),
         ("entropic", 2.9957323),
@@ -87,6 +89,8 @@ def test_gradient_is_finite_nonnegative_and_the_slope(phi: Majorizer, z: list[fl
     # A non-decreasing function's secants are the oracle, away from the ramp's kink.
     step = 1e-6
     away = (1 + beta * x).abs() > 2 * beta * step
+    if phi is capped_ramp:  # beyond its cap the derivative is the ramp's, on purpose
+        away &= x < -2 * step
     secant = (phi(x + step, beta) - phi(x - step, beta)) / (2 * step)
     scale = 1 + slope.abs() + phi(x, beta) * beta
     assert ((secant - slope).abs() <= 1e-6 * scale * (1 + beta * beta))[away].all()
@@ -116,7 +120,9 @@ def test_ramp_has_derivative_zero_at_the_kink() -> None:
     assert slope.item() == 0.0
 
 
-@pytest.mark.parametrize("phi", [e for e in ALL if e.name not in ("sigmoid", "log_ramp")], ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "phi", [e for e in ALL if e.name not in ("sigmoid", "log_ramp", "capped_ramp")], ids=lambda entry: entry.name
+)
 @given(z=points, beta=betas)
 def test_no_convex_majorizer_is_tighter_than_the_ramp_of_equal_slope(
     phi: Majorizer, z: list[float], beta: float
@@ -144,3 +150,24 @@ def test_log_ramp_has_no_jump_in_its_slope_at_tau() -> None:
     z = torch.tensor([-1e-9, 0.0, 1e-9], dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(log_ramp(z, 100.0).sum(), z)
     assert slope.tolist() == pytest.approx([100.0] * 3, rel=1e-6)
+
+
+@given(z=points, beta=betas)
+def test_capped_ramp_has_the_value_of_the_cap_and_the_derivative_of_the_ramp(z: list[float], beta: float) -> None:
+    x = torch.tensor(z, dtype=torch.float64, requires_grad=True)
+    assert capped_ramp(x, beta).equal(ramp(x, beta).clamp(max=1))
+    found, expected = (torch.autograd.grad(phi(x, beta).sum(), x)[0] for phi in (capped_ramp, ramp))
+    assert found.equal(expected)
+    assert capped_ramp(torch.tensor(1e30), beta).item() == 1.0
+
+
+@pytest.mark.parametrize(("phi", "flips"), [(ramp, True), (capped_ramp, False), (log_ramp, False)])
+def test_one_lost_example_of_a_thousand(phi: Majorizer, flips: bool) -> None:
+    """D = 50 with tau 0.01 and alpha 0.05: it must not use up the limit alone, and must be pulled back."""
+    d = torch.zeros(1000, dtype=torch.float64)
+    d[0] = 50.0
+    z = (d - 0.01).requires_grad_()
+    mean = phi(z, 100.0).mean()
+    assert (mean.item() > 0.05) == flips
+    (slope,) = torch.autograd.grad(mean, z)
+    assert slope[0] > 0

@@ -12,7 +12,7 @@ from holdfast.core.units import KL_UNITS
 logger = logging.getLogger(__name__)
 
 FREE_KL = 0.02  # nats per token; at 0.05 a 135M model had lost its refusals (docs/results.md)
-FLAT = ("ramp", "log_ramp", "squared_hinge")  # majorizers that are 0 up to tau - 1/beta
+FLAT = ("ramp", "capped_ramp", "log_ramp", "squared_hinge")  # majorizers that are 0 up to tau - 1/beta
 NOISE_MARGIN = 5.0  # tau must be at least this many times the measured noise floor
 
 
@@ -86,8 +86,8 @@ def require_tau_above_noise(c: ChanceConstraint, noise_floor: float) -> None:
 
 def warn_of_noise(c: ChanceConstraint, noise_floor: float, name: str) -> None:
     """Says so where rounding moves a row by more than all rows may move on average."""
-    # Rounding stays below tau, where log_ramp is the ramp.
-    bound = replace(c, majorizer="ramp").mean_bound if c.majorizer == "log_ramp" else c.mean_bound
+    # Rounding stays below tau, where these are the ramp.
+    bound = replace(c, majorizer="ramp").mean_bound if c.majorizer in ("capped_ramp", "log_ramp") else c.mean_bound
     if bound is not None and noise_floor > bound:
         logger.warning(
             "%s: rounding moves an example by up to %.2g (%s), and on average they may move by %.2g: rounding alone "

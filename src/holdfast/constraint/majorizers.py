@@ -75,6 +75,17 @@ def log_ramp(z: Tensor, beta: float) -> Tensor:
     return torch.where(rise > 1, 1 + rise.clamp(min=1).log(), rise)
 
 
+@majorizer("capped_ramp", start=lambda level: 1 - level)
+def capped_ramp(z: Tensor, beta: float) -> Tensor:
+    """min((1 + beta z)_+, 1), the tightest of all between -1/beta and 0; its derivative is the uncapped ramp's.
+
+    The value counts a lost example once. The derivative of that would be 0 beyond tau: nothing would bring the example
+    back. With the ramp's, lost examples are pulled like all others, and their recovery may pay for the rest in a step.
+    """
+    rise = torch.relu(1 + beta * z)
+    return rise.clamp(max=1).detach() + (rise - rise.detach())
+
+
 @majorizer("cvar", start=lambda level: 1 - level)
 def cvar(z: Tensor, beta: float) -> Tensor:
     """The ramp with beta = 1/(tau - t), whose t follows the (1 - alpha) quantile of the degradations.
