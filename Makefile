@@ -97,10 +97,9 @@ $(VENV)-axe/package/axe.min.js:
 	mkdir -p $(VENV)-axe
 	cd $(VENV)-axe && npm pack --silent axe-core@4.14.0 && tar -xzf axe-core-4.14.0.tgz
 
-# 404.html names its files from the root of a server, so it cannot be opened from disk.
 accessibility: $(VENV)/.ready docs $(VENV)-axe/package/axe.min.js
 	$(BIN)/python -m tests.unit.report.pages $(VENV)-axe/reports
-	$(BIN)/python -m tools.accessibility $(VENV)-axe/package/axe.min.js $(VENV)-axe/reports/*.html $$(find site -name '*.html' ! -name 404.html | sort)
+	$(BIN)/python -m tools.accessibility $(VENV)-axe/package/axe.min.js $(VENV)-axe/reports site
 
 $(VENV)-package/.ready: requirements/package.lock requirements/build.lock
 	$(PYTHON) -m venv $(VENV)-package

@@ -46,6 +46,11 @@ def on_post_page(output: str, **_: Any) -> str:
     return output.replace('data-md-component="search" role="dialog"', SEARCH)
 
 
+def on_post_template(output: str, **_: Any) -> str:
+    """404.html, which is no page to MkDocs, has the same search."""
+    return on_post_page(output)
+
+
 def _relinked(text: str, folder: Path, page: str = "index.md") -> str:
     """`text`, a page of `folder`, with links as the site's `page` needs them; code is left alone."""
     fenced = FENCED.findall(text)
