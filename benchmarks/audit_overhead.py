@@ -40,7 +40,7 @@ from shapes import SHAPES, random_model
 from holdfast.auditing.audit import AuditOptions, audit, audit_roles
 from holdfast.auditing.batches import batches, token_budget
 from holdfast.auditing.measure import Measurer
-from holdfast.auditing.pair import Pair, open_pair
+from holdfast.auditing.pair import NAMES, Pair, open_pair
 from holdfast.auditing.windows import Windows
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.files import write_json
@@ -126,9 +126,9 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
         windows = Windows({"audit": stream}, pair, max_length=None)
         rows_encoded = [item for window in windows.prefetcher("before") for item in window.encoded]
         encoded = [rows_encoded[i : i + windows.size] for i in range(0, len(rows_encoded), windows.size)]
-        budget = options.batch_tokens or token_budget(pair.models[0], pair.device)
+        budget = options.batch_tokens or token_budget(pair.model("before"), pair.device)
         measurer = Measurer(pair, first_k=8, kl=True, batch_tokens=budget)
-        measurer.check("both", encoded[0][0])
+        measurer.check(NAMES, encoded[0][0])
         given = AuditOptions(batch_tokens=budget)
         runs: dict[str, Callable[[], Any]] = {
             "bare": lambda: bare_passes(pair, encoded, budget),
@@ -182,14 +182,14 @@ def idle_device(run: Callable[[], Any], pair: Pair) -> dict[str, Any]:
 
 def measured(measurer: Measurer, encoded: list[list[Encoded]]) -> list[Any]:
     """Every window's losses; all are handed to the device before the first is waited for."""
-    waiting = [measurer.launch("both", window) for window in encoded]
+    waiting = [measurer.launch(NAMES, window) for window in encoded]
     return [launched.columns() for launched in waiting]
 
 
 @torch.no_grad()
 def bare_passes(pair: Any, encoded: list[list[Encoded]], budget: int) -> None:
     """The same padded batches through `model(...)`, logits included, adapter off and on."""
-    model, pad = pair.models[0], pair.tokenizers.before.pad_token_id
+    model, pad = pair.model("before"), pair.tokenizers.before.pad_token_id
     with deterministic(model):
         for window in encoded:
             for positions in batches([len(item.input_ids) for item in window], budget):

@@ -50,7 +50,7 @@ def watched(pair: Pair, *, fewest_rows: int = 1) -> Iterator[dict[str, Watch]]:
     Args:
         fewest_rows: forwards of fewer are left out; the checks before the first batch are of one row.
     """
-    model = pair.models[0]
+    model = pair.model("before")
     found = {name: Watch() for name in ("forward", "encoding", "collating", "waiting", "storing")}
     forward = found["forward"].around(model.forward, lambda **inputs: len(inputs["input_ids"]) >= fewest_rows)
     with ExitStack() as stack:

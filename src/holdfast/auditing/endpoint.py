@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from holdfast.auditing.scoring import token_counts
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
 from holdfast.core.registry import nearest, written_options
 from holdfast.data.encode import IGNORE, Encoded
@@ -133,7 +134,7 @@ class EndpointLaunch:
         self._tokens = lru_cache(maxsize=None)(lambda token_id: Token.of(tokenizer, token_id))
         self._values = np.empty((2, len(encoded)))
 
-    def step(self, gap: Any = None) -> int:
+    def step(self) -> int:
         """Nothing is launched ahead of its time: a server is asked in `finish`."""
         return 0
 
@@ -150,7 +151,8 @@ class EndpointLaunch:
         return self
 
     def columns(self) -> dict[str, Any]:
-        return {f"nll_{self.side}": self._values[0], f"first_{self.side}": self._values[1]}
+        found = {f"nll_{self.side}": self._values[0], f"first_{self.side}": self._values[1]}
+        return found if self.side == "after" else found | token_counts(self.encoded, self.first_k)
 
 
 def endpoint_of(model: Any) -> Endpoint | None:

@@ -1,34 +1,31 @@
-"""Losses of a set of examples under both models of a pair, the degradations they give, and the noise in them.
+"""Losses of a set of examples under both models of a pair, and the degradations they give."""
 
-The noise floor is how far `before` strays from itself when only the batches are put together otherwise: other padding
-and other kernels move each loss a little, more so in bfloat16. It is the 99 % quantile of |D_i| of `before` against
-itself, over the at most 64 examples with the smallest ids, which are hashes.
-"""
-
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.auditing.batches import FEWEST_TOKENS, batches, shuffled_batches, smaller_budget, token_budget
+from holdfast.auditing.batches import batches, smaller_budget, token_budget
 from holdfast.auditing.endpoint import EndpointLaunch
 from holdfast.auditing.pair import NAMES, Name, Pair
-from holdfast.auditing.scoring import losses_and_kl, needs_mask
+from holdfast.auditing.scoring import losses_and_kl, needs_mask, token_counts
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.registry import nearest
 from holdfast.core.units import UNITS
 from holdfast.data.encode import Encoded
 from holdfast.scoring.completion import Batch, States, deterministic, losses_of
-from holdfast.scoring.head import Head, causal_lm
+from holdfast.scoring.head import causal_lm
 from holdfast.scoring.transfer import OnHost
 
-QUANTILE, SAMPLE, SEED = 0.99, 64, 0  # of the noise floor
+logger = logging.getLogger(__name__)
+
 Array = np.ndarray[Any, np.dtype[Any]]
-PassName = Literal["both", "before", "after"]
+Sides = tuple[Name, ...]  # that a batch goes through before the next one is made: both, or one
 Progress = Callable[[int, int], None]  # done, total
 Count = Callable[[int], None]
 Plan = Callable[[Sequence[int], int], list[list[int]]]
@@ -81,30 +78,32 @@ class Measurer:
         self.kl = kl_wanted(pair, kl)
 
     @property
-    def joint(self) -> bool:
-        """Whether a batch goes through both models before the next one is made."""
-        return (self.pair.together or self.kl) and not self.pair.tokenizers.own
+    def passes(self) -> tuple[Sides, ...]:
+        """One pass through both models where both are at hand or KL compares them, else one through each."""
+        joint = (self.pair.together or self.kl) and not self.pair.tokenizers.own
+        return (NAMES,) if joint else (("before",), ("after",))
 
-    @property
-    def budget(self) -> int:
+    def budget(self, side: Name) -> int:
+        """Padded tokens a batch; sized to memory when `side`, the last of a pass, is loaded."""
         if self.batch_tokens is None:
-            self.batch_tokens = token_budget(self.pair.models[-1], self.pair.device)
+            self.batch_tokens = token_budget(self.pair.model(side), self.pair.device)
         return self.batch_tokens
 
     def batch(self, rows: Sequence[Encoded], side: Name) -> Batch:
         pad, device = self.pair.tokenizers.of(side).pad_token_id, self.pair.device
         return Batch.of(rows, pad_token_id=pad, first_k=self.first_k, device=device, masked=self.masked)
 
-    def check(self, name: PassName, example: Encoded) -> None:
+    def check(self, sides: Sides, example: Encoded) -> None:
         """Refuse models whose own logits are not what we compute, and see whether they need an attention mask.
 
         Where both share their base, `after` has all that `before` has.
         """
-        if name != "both" and self._served(name, [example]) is not None:
+        if sides[0] in self.pair.served:
             return  # what an endpoint answers is checked in every answer
-        sides: tuple[Name, ...] = (name,) if name != "both" else NAMES[-1:] if self.pair.switchable else NAMES
+        if self.kl and len(sides) > 1:
+            self._require_one_vocabulary()
         self.masked = False
-        for side in sides:
+        for side in sides[-1:] if self.pair.switchable else sides:
             pad = self.pair.tokenizers.of(side).pad_token_id
             try:
                 with self.pair.on(side) as model, deterministic(model):
@@ -112,34 +111,27 @@ class Measurer:
             except RuntimeError as error:
                 smaller_budget(error, len(example.input_ids), rows=1)
 
+    def _require_one_vocabulary(self) -> None:
+        if not self.pair.together:
+            logger.info("both models are held in memory, since KL compares them token by token")
+        rows = [causal_lm(self.pair.model(side)).get_output_embeddings().weight.shape[0] for side in NAMES]
+        if rows[0] != rows[1]:
+            what = f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows"
+            raise UnsupportedError(what, remedy="use unit nll_token without kl")
+
     def launch(
-        self, name: PassName, encoded: Sequence[Encoded], count: Count | None = None, gap: Gap | None = None
+        self, sides: Sides, encoded: Sequence[Encoded], count: Count | None = None, gap: Gap | None = None
     ) -> "Launch | EndpointLaunch":
-        """Hand all examples to the device; the `columns` of what comes back wait for the results.
+        """Hand all examples to the device; the `columns` of what comes back wait for the results."""
+        return self.prepared(sides, encoded).finish(count, gap)
 
-        Under `both` each batch goes through both models: losses of both, and the KL. Otherwise losses of one.
-        """
-        if name != "both" and (served := self._served(name, encoded)) is not None:
-            return served.finish(count)
-        if name == "both":
-            self.pair.hold()
-            rows = [causal_lm(model).get_output_embeddings().weight.shape[0] for model in self.pair.models]
-            if self.kl and len(set(rows)) > 1:
-                what = f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows"
-                raise UnsupportedError(what, remedy="use unit nll_token without kl")
-        return Launch(self, NAMES if name == "both" else (name,), encoded).finish(count, gap)
-
-    def second(self, encoded: Sequence[Encoded], plan: "Plan") -> "Launch | EndpointLaunch":
-        """`before` once more: in other batches, and of a server in the opposite order."""
-        return self._served("before", encoded[::-1]) or Launch(self, ("before",), encoded, plan)
-
-    def _served(self, side: Name, encoded: Sequence[Encoded]) -> EndpointLaunch | None:
-        """The same behind an endpoint; None for a model in memory."""
-        endpoint = self.pair.ref(side).endpoint
+    def prepared(self, sides: Sides, encoded: Sequence[Encoded], plan: Plan = batches) -> "Launch | EndpointLaunch":
+        """The same, before anything is launched."""
+        endpoint = self.pair.ref(sides[0]).endpoint
         if endpoint is None:
-            return None
+            return Launch(self, sides, encoded, plan)
         self.batch_tokens = 0  # the server makes the batches
-        return EndpointLaunch(endpoint, self.pair.tokenizers.of(side), side, encoded, self.first_k)
+        return EndpointLaunch(endpoint, self.pair.tokenizers.of(sides[0]), sides[0], encoded, self.first_k)
 
 
 class Launch:
@@ -149,19 +141,15 @@ class Launch:
     a budget of padded tokens.
     """
 
-    def __init__(
-        self, measurer: Measurer, sides: Sequence[Name], encoded: Sequence[Encoded],
-        plan: Plan = batches,
-    ) -> None:  # fmt: skip
+    def __init__(self, measurer: Measurer, sides: Sides, encoded: Sequence[Encoded], plan: Plan) -> None:
         self.measurer, self.sides, self.encoded, self.plan = measurer, sides, encoded, plan
-        self.first_k = measurer.first_k
         self.kl = measurer.kl and len(sides) > 1
         self.order: list[int] = []
         self._results: list[Tensor] = []
         self.todo = self._planned(range(len(encoded)))
 
     def _planned(self, left: Sequence[int]) -> list[list[int]]:
-        chosen = self.plan([len(self.encoded[i].input_ids) for i in left], self.measurer.budget)
+        chosen = self.plan([len(self.encoded[i].input_ids) for i in left], self.measurer.budget(self.sides[-1]))
         return [[left[i] for i in positions] for positions in chosen]
 
     @torch.no_grad()
@@ -174,7 +162,8 @@ class Launch:
             batch = self.measurer.batch([self.encoded[i] for i in positions], self.sides[0])
             self._results.append(self._run(batch, gap))
         except RuntimeError as error:
-            self.measurer.batch_tokens = smaller_budget(error, self.measurer.budget, rows=len(positions))
+            budget = self.measurer.budget(self.sides[-1])
+            self.measurer.batch_tokens = smaller_budget(error, budget, rows=len(positions))
             self.todo = self._planned(sorted(i for positions in self.todo for i in positions))
             return self.step(gap)
         self.order += self.todo.pop(0)
@@ -196,9 +185,7 @@ class Launch:
     def finish(self, count: Count | None = None, gap: Gap | None = None) -> Self:
         """Launch what is left; nothing is waited for. `count` is told the examples of a batch, once a model."""
         with ExitStack() as stack:
-            pair = self.measurer.pair
-            models = pair.models if len(self.sides) > 1 else [stack.enter_context(pair.on(self.sides[0]))]
-            for model in models:
+            for model in dict.fromkeys(map(self.measurer.pair.model, self.sides)):
                 stack.enter_context(deterministic(model))
             while n := self.step(gap):
                 if count is not None:
@@ -207,13 +194,14 @@ class Launch:
         return self
 
     def columns(self) -> dict[str, Array]:
-        """Wait for the results: losses by side, and mean KLs per token, in the order of the examples."""
+        """Wait for the results, in the examples' order: losses by side, mean KLs and, with `before`, token counts."""
         names = [f"{part}_{side}" for side in self.sides for part in ("nll", "first")]
         rows = self._values.get().numpy()[:, np.argsort(self.order)]
+        counts = token_counts(self.encoded, self.measurer.first_k)
         if self.kl:
-            tokens = np.array([item.n_labels for item in self.encoded])
-            rows[-2:] /= tokens, np.minimum(tokens, self.measurer.first_k)
-        return dict(zip([*names, "kl", "kl_first"] if self.kl else names, rows, strict=True))
+            names += ["kl", "kl_first"]
+            rows[-2:] /= counts["tokens"], counts["first_tokens"]
+        return dict(zip(names, rows, strict=True)) | (counts if "before" in self.sides else {})
 
 
 def kl_wanted(pair: Pair, kl: bool | None) -> bool:
@@ -243,19 +231,16 @@ def measure_pair(
     `kl` holds both models if need be; None: where an adapter can be switched. `progress` is called with (done, total),
     each example counted once a model.
     """
-    sides = encoded if isinstance(encoded, Mapping) else dict.fromkeys(NAMES, encoded)
+    read = encoded if isinstance(encoded, Mapping) else dict.fromkeys(NAMES, encoded)
     measurer = Measurer(pair, first_k=first_k, kl=kl, batch_tokens=batch_tokens)
-    count = counter(progress, 2 * len(sides["before"]))
+    count = counter(progress, 2 * len(read["before"]))
     columns: dict[str, Array] = {}
-    if measurer.joint:
-        measurer.check("both", sides["before"][0])
-        columns = measurer.launch("both", sides["before"], count).columns()
-    else:
-        for name, _ in pair.sides():
-            measurer.check(name, sides[name][0])
-            columns |= measurer.launch(name, sides[name], count).columns()
-    labels = np.array([item.n_labels for item in sides["before"]])
-    return Measured(labels, np.minimum(labels, first_k), **columns)
+    for sides in measurer.passes:
+        rows = read[sides[0]]
+        measurer.check(sides, rows[0])
+        columns |= measurer.launch(sides, rows, count).columns()
+        pair.leave(sides[0])
+    return Measured(**columns)
 
 
 def counter(progress: Progress | None, total: int) -> Count:
@@ -268,72 +253,3 @@ def counter(progress: Progress | None, total: int) -> Count:
             progress(done, total)
 
     return count
-
-
-def second_pass(measurer: Measurer, encoded: Sequence[Encoded]) -> Launch | EndpointLaunch:
-    """`before` once more on the sample, with random neighbours in smaller batches than the audit's own.
-
-    So few examples take the host longer to launch than the device to run, so `step` wants to be called where the device
-    has other work. The audit's own batches, evened out, hold between half of the budget and all of it: a third of it
-    always makes smaller ones.
-    """
-
-    def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
-        return shuffled_batches(lengths, _capped(budget, lengths) // 3, SEED)
-
-    return measurer.second(_sample(encoded), plan)
-
-
-def floor_between(first: Mapping[str, tuple[float, float]], again: Launch | EndpointLaunch, unit: str) -> float:
-    """The noise floor between a second pass and the audit's own total and first-k losses, by id."""
-    columns, before = again.columns(), np.array([first[item.id] for item in again.encoded]).T
-    sums = np.vstack([before, columns["nll_before"], columns["first_before"]])
-    return _floor(again.encoded, again.first_k, unit, sums)
-
-
-@torch.no_grad()
-def noise_floor(measurer: Measurer, encoded: Sequence[Encoded], unit: str) -> float:
-    """The noise floor from two passes of its own: a KL compares distributions, which nobody keeps.
-
-    Once sorted by length and filled up (evened out, batches would be of the second's size, and take the same kernels),
-    once with random neighbours in smaller batches.
-    """
-    rows = _sample(encoded)
-    lengths = [len(row.input_ids) for row in rows]
-    with measurer.pair.on("before") as model, deterministic(model):
-
-        def hidden(plan: list[list[int]]) -> Tensor:
-            states: dict[int, Tensor] = {}
-            for positions in plan:
-                found = States.of(model, measurer.batch([rows[i] for i in positions], "before")).hidden
-                states |= zip(positions, torch.split(found, [rows[i].n_labels for i in positions]), strict=True)
-            return torch.cat([states[i] for i in range(len(rows))])
-
-        budget, head = _capped(measurer.budget, lengths), Head(model)
-        while True:
-            plans = batches(lengths, budget, even=False), shuffled_batches(lengths, budget // 2, SEED)
-            try:
-                first, again = (States(hidden(plan), head) for plan in plans)
-                break
-            except RuntimeError as error:
-                budget = smaller_budget(error, budget, rows=max(map(len, plans[0])))
-        sums = losses_and_kl(first, again, measurer.batch(rows, "before")).cpu().numpy()
-    return _floor(rows, measurer.first_k, unit, sums)
-
-
-def _sample(encoded: Sequence[Encoded]) -> list[Encoded]:
-    return sorted(encoded, key=lambda item: item.id)[:SAMPLE]
-
-
-def _capped(budget: int, lengths: Sequence[int]) -> int:
-    return min(budget, max(FEWEST_TOKENS, sum(lengths)))
-
-
-def _floor(rows: Sequence[Encoded], first_k: int, unit: str, sums: Array) -> float:
-    """From rows total and first before, total and first after and, of two passes, the KL's; one column an example."""
-    tokens = np.array([row.n_labels for row in rows])
-    first = np.minimum(tokens, first_k)
-    kl, kl_first = (sums[4] / tokens, sums[5] / first) if len(sums) > 4 else (None, None)
-    same = Measured(tokens, first, sums[0], sums[2], sums[1], sums[3], kl, kl_first)
-    # In the quantile a NaN would hide what the others say; the audit itself counts such examples.
-    return float(np.nanquantile(np.abs(same.degradation(unit)), QUANTILE))

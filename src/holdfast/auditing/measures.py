@@ -16,7 +16,8 @@ import numpy as np
 from holdfast.auditing.asking import FOLDER, Asked, Asking, reply_hashes
 from holdfast.auditing.behaviour import judge_record
 from holdfast.auditing.certificate_spec import Prompts, require_enough_rows
-from holdfast.auditing.measure import Measurer, Progress, measure_pair, noise_floor
+from holdfast.auditing.measure import Measurer, Progress, measure_pair
+from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.certification.assessment import STRENGTHS, Tested, fixed_sequence, tested_at
 from holdfast.certification.behaviour import Claimed, Classes, too_many_flips

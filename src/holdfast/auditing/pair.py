@@ -90,13 +90,6 @@ class Pair:
         known = self._dtypes | dict.fromkeys(self.served, "unknown")
         return " and ".join(dict.fromkeys(known[name] for name in NAMES if name in known))
 
-    def hold(self) -> None:
-        """Load both models at once, for what needs both on the same batch."""
-        if not self.together:
-            logger.info("both models are held in memory, since KL compares them token by token")
-            for name in NAMES:
-                self._model(name)
-
     def release(self, name: Name | None = None) -> None:
         """Free the models that were loaded here, or one of them; a model that came in memory is its owner's."""
         self._lora_b, self._layers = [], []
@@ -108,16 +101,9 @@ class Pair:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    @property
-    def models(self) -> list[Any]:
-        """The different models in memory: one, or two that are held together."""
-        for name in NAMES if self.together else ():
-            self._model(name)
-        return list({id(model): model for model in self._models.values()}.values())
-
     @contextmanager
     def on(self, name: Name) -> Iterator[Any]:
-        model, side = self._model(name), self.ref(name)
+        model, side = self.model(name), self.ref(name)
         if self.mode == "two adapters":
             model.set_adapter(name, inference_mode=True)
             yield model
@@ -130,10 +116,13 @@ class Pair:
     @contextmanager
     def using(self, name: Name) -> Iterator[Any]:
         """One side in evaluation mode; of two models it is freed at the end, before the other one is loaded."""
-        keep = self.together
         with self.on(name) as model, deterministic(model):
             yield model
-        if not keep:
+        self.leave(name)
+
+    def leave(self, name: Name) -> None:
+        """Free a side before the other one is loaded, unless both are held."""
+        if not self.together:
             self.release(name)
 
     def sides(self) -> Iterator[tuple[Name, Any]]:
@@ -161,7 +150,7 @@ class Pair:
                 remedy="use a plain LoRA adapter, with its base as before",
             )
         if not self._lora_b:
-            named = self._model("after").named_parameters()
+            named = self.model("after").named_parameters()
             factors = [p for key, p in named if ".lora_B." in key or ".lora_embedding_B." in key]
             self._lora_b = [(p, p.detach().clone()) for p in factors]
         with torch.no_grad():
@@ -169,7 +158,7 @@ class Pair:
                 parameter.copy_(original * strength)
         self.strength = strength
 
-    def _model(self, name: Name) -> Any:
+    def model(self, name: Name) -> Any:
         """The model that carries a side, loaded if need be; one object for both sides unless there are two models."""
         if name not in self._models:
             model = self._load(name)

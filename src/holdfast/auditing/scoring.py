@@ -5,8 +5,10 @@ attention mask can be left out. That spares the model a mask of (rows, width, wi
 done only where `padding_is_inert` has seen it to be so.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +21,12 @@ EXTRA_PADDING = 8
 # Nats per token by which padding may move a mean loss: other shapes take other kernels, in bfloat16 (False) and float32
 # (True). A model that sees its padding is off by far more.
 INERT = {False: 5e-2, True: 1e-3}
+
+
+def token_counts(rows: Sequence[Encoded], first_k: int) -> dict[str, np.ndarray[Any, np.dtype[np.int32]]]:
+    """Scored tokens of every example, and those among its first k."""
+    tokens = np.array([row.n_labels for row in rows], dtype=np.int32)
+    return {"tokens": tokens, "first_tokens": np.minimum(tokens, np.int32(first_k))}
 
 
 def losses_and_kl(before: States, after: States, batch: Batch) -> Tensor:

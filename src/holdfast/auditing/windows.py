@@ -8,18 +8,19 @@ one.
 
 import gc
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
+from functools import cached_property, partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
-from holdfast.auditing import measure
 from holdfast.auditing.endpoint import EndpointLaunch
-from holdfast.auditing.measure import Count, Launch, Measurer, PassName, Progress, counter
+from holdfast.auditing.measure import Count, Launch, Measurer, Progress, Sides, counter
+from holdfast.auditing.noise import floor_between, noise_floor, second_pass
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.scoring import INERT
@@ -37,13 +38,15 @@ FIRST = 256  # long enough on a fast device to launch it and to encode twice as 
 
 @dataclass
 class Window:
-    """Some examples of one role; `encoded` has this process's share of them, and is empty where none are wanted."""
+    """Some examples of one role; of this process's share what is wanted is encoded and launched."""
 
     number: int
     role: str
     size: int
     examples: list[Example] = field(default_factory=list)
     encoded: list[Encoded] = field(default_factory=list)
+    launched: Launch | EndpointLaunch | None = None
+    facts: dict[str, Any] = field(default_factory=dict)  # how they are measured
 
 
 def layout(streams: Mapping[str, ExampleStream], size: int) -> list[tuple[str, int]]:
@@ -73,10 +76,8 @@ class WindowPrefetcher:
         wanted: Callable[[int], bool] = lambda _: True, sharing: Sharing = ALONE,
     ) -> None:  # fmt: skip
         self._encode, self._wanted, self._sharing = encode, wanted, sharing
-        self._reading = {role: iter(stream) for role, stream in streams.items()}
-        windows = [Window(number, role, n) for number, (role, n) in enumerate(layout(streams, size))]
-        self._last = {window.role: window.number for window in windows}
-        self._windows = iter(windows)
+        self._examples = chain.from_iterable(streams.values())
+        self._windows = iter([Window(number, role, n) for number, (role, n) in enumerate(layout(streams, size))])
         self._taken: Window | None = None
         self._next = next(self._windows, None)
         self._error: Exception | None = None
@@ -84,6 +85,7 @@ class WindowPrefetcher:
     def __iter__(self) -> Iterator[Window]:
         while (window := self.take()) is not None:
             yield window
+        next(self._examples, None)  # where the last stream sees whether its source has changed
 
     def take(self) -> Window | None:
         """The next window, finished; None after the last. A fault of its data is raised here."""
@@ -107,12 +109,10 @@ class WindowPrefetcher:
         if missing <= 0:
             return
         try:
-            more = list(islice(self._reading[window.role], missing))
+            more = list(islice(self._examples, missing))
             if self._wanted(window.number):
                 window.encoded += self._encode(self._sharing.own(more, start=len(window.examples)))
             window.examples += more
-            if len(window.examples) == window.size and window.number == self._last[window.role]:
-                next(self._reading[window.role], None)  # where the stream sees whether its source has changed
         except Exception as error:  # noqa: BLE001  (raised by `take`)
             self._error = error
 
@@ -170,34 +170,31 @@ def measure_windows(
     batch_tokens: int | None, progress: Progress | None,
 ) -> None:  # fmt: skip
     """Measure every window that has no part yet; in one pass for both models, or in one for each."""
-    measurer = Measurer(windows.pair, first_k=constraint.first_k, kl=kl, batch_tokens=batch_tokens)
-    names: tuple[PassName, ...] = ("both",) if measurer.joint else NAMES
+    pair, measurer = windows.pair, Measurer(windows.pair, first_k=constraint.first_k, kl=kl)
     count = counter(progress, 2 * windows.n)
-    for name in names:
+    for sides in measurer.passes:
         measurer.batch_tokens = batch_tokens
         with gc_frozen():
-            _Pass(windows, parts, measurer, name, constraint.unit).run(count)
-        if name in windows.pair.served and windows.sharing.leads:
-            _require_same_model(windows, parts, measurer, name)
-        if not windows.pair.together:
-            windows.pair.release("after" if name == "after" else "before")
+            _Pass(windows, parts, measurer, sides, constraint.unit).run(count)
+        if sides[0] in pair.served and windows.sharing.leads:
+            _require_same_model(windows, parts, measurer, sides[0])
+        pair.leave(sides[0])
 
 
 def require_served(windows: Windows, first_k: int) -> None:
     """Ask every endpoint for one example: what it cannot do shows before anything is measured."""
-    for name in windows.pair.served:
-        Measurer(windows.pair, first_k=first_k, kl=False).launch(name, windows.encode(windows.sampled[:1], name))
+    for side in windows.pair.served:
+        Measurer(windows.pair, first_k=first_k, kl=False).launch((side,), windows.encode(windows.sampled[:1], side))
 
 
-def _require_same_model(windows: Windows, parts: PartialResults, measurer: Measurer, name: PassName) -> None:
+def _require_same_model(windows: Windows, parts: PartialResults, measurer: Measurer, side: Name) -> None:
     """Ask for the first example once more: a server may have been given another model since, also between two starts.
 
     `INERT` is what rounding is allowed to do.
     """
-    side: Name = "after" if name == "after" else "before"
     item = windows.encode([next(iter(next(iter(windows.streams.values()))))], side)[0]
-    again = measurer.launch(name, [item]).columns()[f"nll_{side}"][0]
-    gap = abs(again - parts.read(name, 0)[f"nll_{side}"][0]) / item.n_labels
+    again = measurer.launch((side,), [item]).columns()[f"nll_{side}"][0]
+    gap = abs(again - parts.read(side, 0)[f"nll_{side}"][0]) / item.n_labels
     if not gap <= INERT[False]:
         raise CheckpointError(
             f"{windows.pair.ref(side).ref} answers otherwise than when this audit began: the first example's loss "
@@ -207,90 +204,85 @@ def _require_same_model(windows: Windows, parts: PartialResults, measurer: Measu
 
 
 class _Pass:
-    """One pass over the data: through both models, or through one.
+    """One pass over the data: through both models, or through one; the first measures the noise floor too."""
 
-    A window's results are stored when the next one has been launched, so the device has work throughout. The first pass
-    measures the noise floor too: the windows' own losses of a sample against a second pass over it.
-    """
-
-    def __init__(self, windows: Windows, parts: PartialResults, measurer: Measurer, name: PassName, unit: str) -> None:
-        self.windows, self.parts, self.measurer, self.name, self.unit = windows, parts, measurer, name, unit
-        self.side: Name = "after" if name == "after" else "before"
-        self.noise = name != "after" and windows.sharing.leads and parts.noise() is None
-        self.sampled = {example.id for example in windows.sampled} if self.noise else set()
+    def __init__(self, windows: Windows, parts: PartialResults, measurer: Measurer, sides: Sides, unit: str) -> None:
+        self.windows, self.parts, self.measurer, self.sides, self.unit = windows, parts, measurer, sides, unit
+        self.sharing, self.name = windows.sharing, sides[0] if len(sides) == 1 else "both"
+        self.noise = "before" in sides and self.sharing.leads and parts.noise() is None
+        self.sampled = {example.id for example in windows.sampled}
         self.first: dict[str, tuple[float, float]] = {}  # total and first-k loss of these examples, by id
-        self.again: Launch | EndpointLaunch | None = None
 
     def run(self, count: Count) -> None:
-        windows, parts, measurer, name = self.windows, self.parts, self.measurer, self.name
-        sharing = windows.sharing  # what was measured before an interruption, the first process knows
-        measured = sharing.first(lambda: [parts.has(name, number) for number in range(windows.count)])
-        if self.noise or not all(measured):
-            measurer.check(name, windows.encode(windows.sampled[:1], self.side)[0])
-        own = count if sharing.world == 1 else None  # of several processes each counts the others' examples too
-        prefetcher = windows.prefetcher(self.side, lambda number: not measured[number])
-        store: Callable[[], None] | None = None
-        for window in prefetcher:
-            if measured[window.number]:  # its budget is kept
-                if sharing.leads:
-                    measurer.batch_tokens = int(parts.facts(name, window.number)["batch_tokens"])
-                count(window.size * (2 if name == "both" else 1))
-                continue
-            gap = partial(self._in_gap, prefetcher)
-            # More processes than examples leave some without any.
-            launched = measurer.launch(name, window.encoded, own, gap) if window.encoded else None
-            if own is None:
-                count(window.size * (2 if name == "both" else 1))
-            if store is not None:
-                store()
-            facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
-            store = partial(self._store, window, launched, facts)
-            if name in windows.pair.served:  # its results are here already, and a server may fail at any time
-                store()
-                store = None
-        again = self._second_pass()
-        if again is not None:
-            again.finish()
-        if store is not None:
-            store()
-        if again is not None:
-            for number in np.flatnonzero(measured):
-                self._keep(parts.read(name, int(number)))
-            parts.write_noise(measure.floor_between(self.first, again, self.unit))
-        elif self.noise:
-            parts.write_noise(measure.noise_floor(measurer, windows.encode(windows.sampled, "before"), self.unit))
-
-    def _in_gap(self, prefetcher: WindowPrefetcher, share: float) -> None:
-        """While the device works: encode ahead, and where that leaves time launch a batch of the second pass."""
-        prefetcher.advance(share)
-        if not prefetcher.growing and (again := self._second_pass()) is not None:
-            again.step()
-
-    def _second_pass(self) -> Launch | EndpointLaunch | None:
-        """Begun where it is first asked for: to encode its examples takes a while."""
-        if self.again is None and self.noise and self.unit not in KL_UNITS:
-            self.again = measure.second_pass(self.measurer, self.windows.encode(self.windows.sampled, "before"))
-        return self.again
-
-    def _store(self, window: Window, launched: Launch | EndpointLaunch | None, facts: dict[str, Any]) -> None:
-        columns: dict[str, Any] = {"truncated": np.array([item.truncated for item in window.encoded], dtype=bool)}
-        if self.name != "after":
-            tokens = np.array([item.n_labels for item in window.encoded], dtype=np.int32)
-            first = np.minimum(tokens, self.measurer.first_k).astype(np.int32)
-            columns |= {"tokens": tokens, "first_tokens": first}
-        columns |= {} if launched is None else launched.columns()
-        columns = self.windows.sharing.together(columns)
-        if not self.windows.sharing.leads:
+        """Launch and store the windows, each stored when the next one is launched: the device has work throughout."""
+        windows, parts, name = self.windows, self.parts, self.name
+        # What was measured before an interruption, the first process knows.
+        stored = self.sharing.first(lambda: [parts.has(name, number) for number in range(windows.count)])
+        if self.noise or not all(stored):
+            self.measurer.check(self.sides, windows.encode(windows.sampled[:1], self.sides[0])[0])
+        ahead = 0 if self.sides[0] in windows.pair.served else 1  # a server may fail, and its results are here already
+        waiting: deque[Window] = deque()
+        for window in self._launched(stored, count):
+            waiting.append(window)
+            if len(waiting) > ahead:
+                self._store(waiting.popleft())
+        for window in waiting:
+            self._store(window)
+        if not self.noise:
             return
-        if self.name != "after":
+        for number in np.flatnonzero(stored):
+            self._keep(parts.read(name, int(number)))
+        if self.second is not None:
+            parts.write_noise(floor_between(self.first, self.second, self.unit))
+        else:
+            parts.write_noise(noise_floor(self.measurer, windows.encode(windows.sampled, "before"), self.unit))
+
+    @cached_property
+    def second(self) -> Launch | EndpointLaunch | None:
+        """The noise floor's second pass, begun where it is first asked for: to encode its examples takes a while."""
+        if not self.noise or self.unit in KL_UNITS:
+            return None
+        return second_pass(self.measurer, self.windows.encode(self.windows.sampled, "before"))
+
+    def _launched(self, stored: list[bool], count: Count) -> Iterator[Window]:
+        """The windows that are not stored, handed to the device; then what is left of the noise floor's pass."""
+        measurer, prefetcher = self.measurer, self.windows.prefetcher(self.sides[0], lambda number: not stored[number])
+        own = count if self.sharing.world == 1 else None  # of several processes each counts the others' examples too
+
+        def in_gap(share: float) -> None:
+            prefetcher.advance(share)
+            if not prefetcher.growing and self.second is not None:
+                self.second.step()
+
+        for window in prefetcher:
+            if stored[window.number] or own is None:
+                count(window.size * len(self.sides))
+            if not stored[window.number]:
+                if window.encoded:  # more processes than examples leave some without any
+                    window.launched = measurer.launch(self.sides, window.encoded, own, in_gap)
+                window.facts = {"batch_tokens": measurer.batch_tokens, "dtype": measurer.pair.dtype}
+                yield window
+            elif self.sharing.leads:  # its budget is kept
+                measurer.batch_tokens = int(self.parts.facts(self.name, window.number)["batch_tokens"])
+        if self.second is not None:
+            self.second.finish()
+
+    def _store(self, window: Window) -> None:
+        columns: dict[str, Any] = {}
+        if window.launched is not None:
+            columns = {"truncated": np.array([item.truncated for item in window.encoded]), **window.launched.columns()}
+        columns = self.sharing.together(columns)
+        if not self.sharing.leads:
+            return
+        if "before" in self.sides:
             columns |= {
                 "id": [example.id for example in window.examples], "role": [window.role] * window.size,
                 "category": [example.category for example in window.examples],
             }  # fmt: skip
-        self.parts.write(self.name, window.number, columns, facts)
-        self._keep(columns)
+        self.parts.write(self.name, window.number, columns, window.facts)
+        if self.noise:
+            self._keep(columns)
 
     def _keep(self, columns: Mapping[str, Any]) -> None:
-        if self.sampled:
-            rows = zip(columns["id"], columns["nll_before"], columns["first_before"], strict=True)
-            self.first |= {name: (total, first) for name, total, first in rows if name in self.sampled}
+        rows = zip(columns["id"], columns["nll_before"], columns["first_before"], strict=True)
+        self.first |= {name: (total, first) for name, total, first in rows if name in self.sampled}

@@ -51,10 +51,6 @@ def settings(args: Any) -> Mapping[str, Any] | None:
     return read
 
 
-def _enabled(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("enabled") is True
-
-
 def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What is not supported, each with its remedy."""
     zero = config.get("zero_optimization", {})
@@ -69,7 +65,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if device != "none":
             what = f"DeepSpeed {key} to {device}: its step runs elsewhere than the filter's correction"
             yield what, f"set {key}: {{device: none}}"
-    if _enabled(config.get("fp16")):
+    if isinstance(fp16 := config.get("fp16"), Mapping) and fp16.get("enabled") is True:
         yield "fp16 in DeepSpeed's settings: gradients carry a loss scale, and an overflow voids the step", "use bf16"
     for key in ("optimizer", "scheduler"):
         if key in config:

@@ -268,7 +268,7 @@ def test_refusals_leave_no_folder(base, adapter, data, tmp_path):
 
 
 def test_tau_inside_the_noise_is_warned_about(base, adapter, data, caplog, monkeypatch):
-    monkeypatch.setattr(measuring, "floor_between", lambda *_: 0.02)
+    monkeypatch.setattr(windowing, "floor_between", lambda *_: 0.02)
     with caplog.at_level("WARNING"):
         found = run(base, adapter, data)
     assert "tau = 0.05 is inside the numerical noise: the unchanged model moves by 0.02" in caplog.text

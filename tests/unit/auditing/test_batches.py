@@ -11,7 +11,8 @@ from tests import rounding, tiny
 from tests.unit.auditing.making import encodings, write_adapter
 
 from holdfast.auditing.batches import CPU_TOKENS, batches, shuffled_batches, token_budget
-from holdfast.auditing.measure import Measurer, measure_pair, noise_floor
+from holdfast.auditing.measure import Measurer, measure_pair
+from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.scoring import padding_is_inert
 from holdfast.scoring.completion import Batch, losses_of

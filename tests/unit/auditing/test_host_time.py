@@ -14,7 +14,8 @@ from holdfast.auditing import measure as measuring
 from holdfast.auditing import windows as windowing
 from holdfast.auditing.audit import audit
 from holdfast.auditing.batches import batches
-from holdfast.auditing.measure import Measurer, second_pass
+from holdfast.auditing.measure import Measurer
+from holdfast.auditing.noise import second_pass
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.partial_results import PartialResults
 from holdfast.auditing.scoring import needs_mask
