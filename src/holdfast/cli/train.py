@@ -43,11 +43,13 @@ def train(
     Example:
       holdfast train run.yaml train.learning_rate=1e-4 output_dir=runs/second
     """
-    from holdfast.demo.starter import require_aligned
+    from holdfast.demo.starter import require_aligned, unaligned_note
     from holdfast.runs.config import load_config
 
     config = load_config(run, overrides or ())
     require_aligned(run, config.model)
+    if (remark := unaligned_note(config.model, asked=bool(config.prompt_sets))) is not None:
+        note(remark)
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.training.hooks import DEFENSES
 

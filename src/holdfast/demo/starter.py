@@ -53,6 +53,15 @@ def require_aligned(run_file: Path, model: str) -> None:
             raise ConfigError(what, remedy=f"run first: {_align(unaligned, run_file.parent)}")
 
 
+def unaligned_note(model: str, *, asked: bool) -> str | None:
+    """What to say where a run will ask a model for refusals that is known to have nearly none."""
+    if not asked or model not in UNALIGNED:
+        return None
+    return f"{model} refuses too little to be held, and the run will end so once it is asked. First: " + _align(
+        model, Path()
+    )
+
+
 def _align(model: str, folder: Path) -> str:
     return f"holdfast align {model} --output {shlex.quote(str(folder / ALIGNED))}"
 

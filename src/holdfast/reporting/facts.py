@@ -1,6 +1,7 @@
 """Settings, provenance, screening and certificate of a run in plain words."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,20 @@ def facts(evidence: Evidence) -> list[Fact]:
     if evidence.result is not None:
         steps = f"{counted(evidence.result.count('steps'), 'step')} in {evidence.result.number('seconds'):,.0f} s"
         found.append(("training", steps))
+        found += _task_loss(evidence.events)
         found += _rows_left_out(evidence.result)
     return found + (_made(made) if made is not None else [])
+
+
+def _task_loss(events: Sequence[Mapping[str, Any]]) -> list[Fact]:
+    """The task's loss over the first and the last tenth of the steps, on the rows that were trained on."""
+    logged = (row.get("loss") for row in events)
+    losses = [loss for loss in logged if isinstance(loss, float) and math.isfinite(loss)]
+    if not losses:
+        return []
+    tenth = math.ceil(len(losses) / 10)
+    first, last = (sum(part) / tenth for part in (losses[:tenth], losses[-tenth:]))
+    return [("task loss", f"{first:.4g} at the start, {last:.4g} at the end (means of {counted(tenth, 'step')})")]
 
 
 def _settings(config: Mapping[str, Any]) -> list[Fact]:

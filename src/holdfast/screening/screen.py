@@ -228,6 +228,7 @@ def _held(
         sorted_now = {**classes, **asker.sort(fits, what=f"prompts for {name}")}
         known = [candidate for key, candidate in candidates.items() if key not in too_long]
         held[name] = held_sets.share_out(wanted.keep, known, sorted_now, seed=settings.seed)
+        _require_enough(name, held[name])  # before the next set's prompts are asked
     held_sets.keep_apart(held, [row for number, row in enumerate(task) if number not in dropped])
     for name, chosen in held.items():
         _require_enough(name, chosen)

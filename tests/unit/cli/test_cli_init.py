@@ -11,6 +11,7 @@ import yaml
 
 from holdfast.defaults import default
 from holdfast.demo.data import DATA_DIR
+from holdfast.demo.starter import unaligned_note
 from holdfast.runs.config.schema import shipped_schema
 
 FILES = ("task.jsonl", "run.yaml", "run-file.schema.json")
@@ -104,6 +105,15 @@ def test_an_aligned_folder_is_taken_beside_the_run_file_and_where_the_command_is
         shutil.copytree(tiny_model, place)
         code, _, err = holdfast("check", f"{folder}/run.yaml")
         assert code == 0, err
+
+
+@pytest.mark.parametrize(("model", "asked", "said"), [
+    ("embedded", True, True), ("embedded", False, False), ("owner/name", True, False),
+])  # fmt: skip
+def test_a_model_that_is_known_to_refuse_too_little_is_named_before_it_is_asked(model, asked, said):
+    note = unaligned_note(model, asked=asked)
+    assert (note is not None) == said
+    assert note is None or f"holdfast align {model} --output aligned" in note
 
 
 def test_a_twelfth_of_the_task_is_poison_and_all_its_own_rows_are_there(holdfast, tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from holdfast.reporting.facts import _task_loss
 from holdfast.reporting.wording import counted, degraded_means, markdown, number, one_line, scale_words, visible
 
 
@@ -88,3 +89,11 @@ def test_a_divergence_is_neither_less_likely_nor_better_below_zero():
     )
     assert "better" not in scale_words("kl_first")
     assert "below 0 is better" in scale_words("nll_token")
+
+
+def test_the_task_loss_is_that_of_the_first_and_last_tenth_of_the_steps():
+    events = [{"loss": float(20 - i)} for i in range(20)]
+    odd = [{"loss": float("nan")}, {"loss": "2"}, {"loss": 10**400}, {"behaviour": {}}]
+    ((name, words),) = _task_loss([*events, *odd])
+    assert (name, words) == ("task loss", "19.5 at the start, 1.5 at the end (means of 2 steps)")
+    assert _task_loss(odd) == []

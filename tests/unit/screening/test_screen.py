@@ -111,6 +111,21 @@ def test_a_model_that_refuses_too_little_is_told_before_training(tmp_path: Path)
     screened(tmp_path, task(100))
 
 
+def test_too_few_refusals_end_it_before_the_next_set_is_asked(tmp_path: Path) -> None:
+    counts = []
+    for refused in (99, 100):
+        model = Refusing()
+        rows = task(refused)
+        if refused < 100:
+            with pytest.raises(InfeasibleError, match="refusals: this model refuses too little"):
+                screen_examples(rows, asker(tmp_path / "few", model), OPEN)
+        else:
+            screen_examples(rows, asker(tmp_path / "enough", model), OPEN)
+        counts.append(len({example for example, _ in model.asked}))
+    ordinary = len(bundled("everyday", "steer")) + len(bundled("borderline", "steer"))
+    assert 0 < ordinary <= counts[1] - counts[0]
+
+
 def test_unsorted_replies_are_neither_held_nor_dropped_and_too_many_end_the_run(tmp_path: Path) -> None:
     rows = [*task(), *(row(7000 + n, "qwux") for n in range(40))]
     with pytest.raises(DataError, match=r"40 of 390 replies .* cannot be sorted .*empty: 40"):
