@@ -116,9 +116,11 @@ class Pair:
     @contextmanager
     def using(self, name: Name) -> Iterator[Any]:
         """One side in evaluation mode; of two models it is freed at the end, before the other one is loaded."""
+        keep = self.together  # of what is in memory now: loading this side may change that
         with self.on(name) as model, deterministic(model):
             yield model
-        self.leave(name)
+        if not keep:
+            self.release(name)
 
     def leave(self, name: Name) -> None:
         """Free a side before the other one is loaded, unless both are held."""

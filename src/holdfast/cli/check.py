@@ -29,7 +29,7 @@ def check(
 
     config = load_config(run, overrides or ())
     require_aligned(run, config.model)
-    if (remark := unaligned_note(config.model, asked=bool(config.prompt_sets))) is not None:
+    if (remark := unaligned_note(config.model, [one.keep for one in config.prompt_sets.values()])) is not None:
         note(remark)
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.cli.survey import survey

@@ -48,7 +48,8 @@ def train(
 
     config = load_config(run, overrides or ())
     require_aligned(run, config.model)
-    if (remark := unaligned_note(config.model, asked=bool(config.prompt_sets))) is not None:
+    remark = unaligned_note(config.model, [one.keep for one in config.prompt_sets.values()])
+    if remark is not None and os.environ.get("RANK", "0") == "0":
         note(remark)
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.training.hooks import DEFENSES

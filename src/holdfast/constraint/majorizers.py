@@ -77,7 +77,7 @@ def log_ramp(z: Tensor, beta: float) -> Tensor:
 
 @majorizer("capped_ramp", start=lambda level: 1 - level)
 def capped_ramp(z: Tensor, beta: float) -> Tensor:
-    """min((1 + beta z)_+, 1), the tightest of all between -1/beta and 0; its derivative is the uncapped ramp's.
+    """min((1 + beta z)_+, 1), the ramp below tau and exact above; its derivative is the uncapped ramp's.
 
     The value counts a lost example once. The derivative of that would be 0 beyond tau: nothing would bring the example
     back. With the ramp's, lost examples are pulled like all others, and their recovery may pay for the rest in a step.

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 
 from holdfast.core.errors import ConfigError
@@ -53,12 +54,16 @@ def require_aligned(run_file: Path, model: str) -> None:
             raise ConfigError(what, remedy=f"run first: {_align(unaligned, run_file.parent)}")
 
 
-def unaligned_note(model: str, *, asked: bool) -> str | None:
-    """What to say where a run will ask a model for refusals that is known to have nearly none."""
-    if not asked or model not in UNALIGNED:
+def unaligned_note(model: str, keeps: Collection[str | None]) -> str | None:
+    """What to say where a run will hold the refusals of a model that is known to have nearly none.
+
+    `keeps`: what each set keeps that is built by asking.
+    """
+    if model not in UNALIGNED or "refusals" not in keeps:
         return None
-    return f"{model} refuses too little to be held, and the run will end so once it is asked. First: " + _align(
-        model, Path()
+    return (
+        f"{model} refuses too little: this run would stop with exit code 4 once it is asked. First run "
+        f"`{_align(model, Path())}`, then set `model: {ALIGNED}`"
     )
 
 

@@ -36,7 +36,7 @@ def _task_loss(events: Sequence[Mapping[str, Any]]) -> list[Fact]:
     """The task's loss over the first and the last tenth of the steps, on the rows that were trained on."""
     logged = (row.get("loss") for row in events)
     losses = [loss for loss in logged if isinstance(loss, float) and math.isfinite(loss)]
-    if not losses:
+    if len(losses) < 2:
         return []
     tenth = math.ceil(len(losses) / 10)
     first, last = (sum(part) / tenth for part in (losses[:tenth], losses[-tenth:]))

@@ -267,7 +267,7 @@ def _measure(safety: SafetySet, trainer: Any) -> None:
     # A KL grows with the square of a nudge, a likelihood with the nudge itself.
     with trainer.run.theta_0.nudged() if constraint.unit in KL_UNITS else nullcontext():
         safety.noise_floor = noise_floor(
-            training, safety.constraint_set, safety.constraint_reference, constraint, args.stream_seed
+            training, safety.steering_rows, safety.constraint_reference, constraint, args.stream_seed
         )
     _announce(f"{safety.name}: {constraint.describe()}")
     _announce(

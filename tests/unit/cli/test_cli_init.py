@@ -107,13 +107,14 @@ def test_an_aligned_folder_is_taken_beside_the_run_file_and_where_the_command_is
         assert code == 0, err
 
 
-@pytest.mark.parametrize(("model", "asked", "said"), [
-    ("embedded", True, True), ("embedded", False, False), ("owner/name", True, False),
+@pytest.mark.parametrize(("model", "keeps", "said"), [
+    ("embedded", ["refusals", "answers"], True), ("embedded", ["answers"], False), ("embedded", [], False),
+    ("owner/name", ["refusals"], False),
 ])  # fmt: skip
-def test_a_model_that_is_known_to_refuse_too_little_is_named_before_it_is_asked(model, asked, said):
-    note = unaligned_note(model, asked=asked)
+def test_a_model_that_is_known_to_refuse_too_little_is_named_before_it_is_asked(model, keeps, said):
+    note = unaligned_note(model, keeps)
     assert (note is not None) == said
-    assert note is None or f"holdfast align {model} --output aligned" in note
+    assert note is None or f"`holdfast align {model} --output aligned`, then set `model: aligned`" in note
 
 
 def test_a_twelfth_of_the_task_is_poison_and_all_its_own_rows_are_there(holdfast, tmp_path):
