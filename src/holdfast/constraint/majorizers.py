@@ -66,7 +66,7 @@ def ramp(z: Tensor, beta: float) -> Tensor:
 
 @majorizer("log_ramp", start=lambda level: 1 - level)
 def log_ramp(z: Tensor, beta: float) -> Tensor:
-    """The ramp up to z = 0, 1 + log(1 + beta z) beyond: a lost example is still pulled back, but counts for few.
+    """The ramp up to z = 0, 1 + log(1 + beta z) beyond: a lost example is pulled back, and counts little more.
 
     Its slope there is beta / (1 + beta z). Of a KL with beta tau = 1 that is 1 / D: an example at ten times the limit
     counts 3.3 times instead of ten.
