@@ -31,7 +31,7 @@ def share_above(degradations: torch.Tensor, majorizer: str, tau: float) -> tuple
 
 def main() -> None:
     torch.manual_seed(0)
-    degradations = torch.distributions.Exponential(1 / MEAN).sample((ROWS,)).double()  # type: ignore[no-untyped-call]
+    degradations = torch.distributions.Exponential(1 / MEAN).sample((ROWS,)).double()
     degradations[: len(LOST)] = torch.tensor(LOST, dtype=torch.float64)
     print("| majorizer | tau | g of all rows | steps with an estimate above 0 |")
     print("|---|---|---|---|")

@@ -19,7 +19,8 @@ from benchmarks.held_safety.records import Record, evaluated, read_records
 def share(cells: Sequence[Record]) -> float:
     """Steps that only restored, of all steps of these runs."""
     runs = [cell["training"]["result"] for cell in cells]
-    return sum(run["events"]["kinds"].get("restoration", 0) for run in runs) / sum(run["steps"] for run in runs)
+    restored = sum(run["events"]["kinds"].get("restoration", 0) for run in runs)
+    return float(restored / sum(run["steps"] for run in runs))
 
 
 def line(cells: Sequence[Record], plain: dict[tuple[object, ...], Record], task: str) -> str:
@@ -57,9 +58,8 @@ def main() -> None:
         print(f"gsm8k, {model}: restored {share(chosen):.3f}")
     held = [cell["training"]["result"]["safety"]["refusals"]["constraint"] for cell in cells]
     g, beyond = [one["g"] for one in held], [one["violation_rate"] for one in held]
-    print(
-        f"all {len(cells)} runs: restored {share(cells):.4f}; g above 0 in {sum(x > 0 for x in g)}, largest {max(g):.3f}"
-    )
+    print(f"all {len(cells)} runs: restored {share(cells):.4f}")
+    print(f"g of the refusals above 0 in {sum(x > 0 for x in g)}, largest {max(g):.3f}")
     print(f"of the refusals of a run at most {max(beyond):.4f} beyond tau")
 
 
