@@ -53,14 +53,17 @@ class Trial:
 
 
 def trials(records: Sequence[Record], model: str, configs: Mapping[str, Mapping[str, Any]]) -> list[Trial]:
-    """Every configuration whose cells at p = 0.25 are all there."""
+    """Every configuration with all of its cells: those that tuning.yaml runs now, and of earlier ones at p = 0.25."""
     before = shipped(records, model, TUNING)["evaluation"]["shares"]
     sft = {r["task"]: _loss(r) for r in evaluated(records, model=model, part=TUNING, method="sft", poison_ratio=RATIO)}
+    now = [cell for cell in read_plan().cells(TUNING) if cell.model == model and cell.method == "auto"]
     found = []
     for config, settings in configs.items():
         cells = evaluated(records, model=model, part=TUNING, method="auto", config=config)
+        there = {(cell["task"], cell["poison_ratio"]) for cell in cells}
         losses = {cell["task"]: _loss(cell) for cell in cells if cell["poison_ratio"] == RATIO}
-        if not sft or set(losses) != set(sft):
+        asked = {(cell.task, cell.ratio) for cell in now if cell.config == config}
+        if not sft or set(losses) != set(sft) or asked - there:
             continue
         after = [cell["evaluation"]["shares"] for cell in cells]
         found.append(Trial(

@@ -447,6 +447,22 @@ def test_the_default_is_what_the_fourth_round_chose(
     assert in_table.items() >= settings.items()
 
 
+def test_a_configuration_with_some_of_its_cells_is_not_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fifth round: two cells of the cheapest configuration with 1.5B have no record."""
+    rounds = [
+        str(cells.HERE.parent / "results" / "held_safety" / f"tuning_{name}_round")
+        for name in ("third", "fourth", "fifth")
+    ]
+    monkeypatch.setattr("sys.argv", ["choose", *rounds, "--model", "0.5b", "1.5b"])
+    with pytest.raises(SystemExit, match=r"missing of capped_0\.01, capped_0\.02"):
+        choose.main()
+    small, large = capsys.readouterr().out.split("\n\n")[:2]
+    assert "| capped_0.02 | +0.020 |" in small
+    assert "capped_0.02" not in large
+
+
 def test_a_strength_is_chosen_on_one_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["choose", "results", "--model", "0.5b", "1.5b", "--method", "kl"])
     with pytest.raises(SystemExit):
