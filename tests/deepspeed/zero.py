@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import scale
 from safetensors.torch import load_file
 
 from holdfast.core.event_log import read
 from tests import forkserver
 from tests.deepspeed import cells
+from tests.distributed import test_traffic as traffic
 from tests.distributed.worker import without_time
 from tests.sharding.cells import KILLS
 
@@ -97,6 +99,15 @@ def test_the_applied_step_satisfies_the_barrier(ddp, zero):
             corrected += 1
             assert slope == pytest.approx(wanted, abs=TOLERANCE)
     assert corrected >= 2
+
+
+@pytest.mark.parametrize(("name", "kind"), cells.COUNTED)
+def test_messages_are_those_of_the_planned_table(zero, name, kind):
+    plan = traffic.planned("zero1" if kind == "stage 1" else "zero2", name)
+    for rank in zero:
+        counted = rank["traffic"][f"{name}, {kind}"]
+        traffic.compare(plan, counted["messages"])
+        assert counted["weights"] == scale.memory(plan).weights + 4 * scale.trained(plan)  # every rank has the model
 
 
 def test_a_step_that_is_not_finite_is_discarded(ddp, zero):
