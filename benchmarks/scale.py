@@ -147,8 +147,8 @@ def messages(plan: Plan) -> Messages:
         return Messages(0, 0, 0)
     if plan.engine != "fsdp2":
         reductions = plan.micro_batches if plan.engine == "zero2" else 1
-        gathered = 0 if plan.engine == "ddp" else 4 * aligned(plan)
-        return Messages(4 * trained(plan) * (reductions + plan.safety_sets), gathered, 0)
+        fetched = 0 if plan.engine == "ddp" else 4 * aligned(plan)
+        return Messages(4 * trained(plan) * (reductions + plan.safety_sets), fetched, 0)
     safety = plan.safety_sets * plan.safety_micro_batches
     gathered = plan.micro_batches * _gathered(plan, kl=False) + safety * _gathered(plan, kl=plan.kl and plan.rank > 0)
     reduced = (plan.micro_batches + safety) * plan.sent * trained(plan, plan.ranks)

@@ -159,7 +159,7 @@ def test_a_checkpoint_of_zero_is_refused_under_ddp(resumed):
     [
         ("fused", "step: fused is not possible: DeepSpeed"),
         ("reentrant", "re-entrant gradient checkpointing"),
-        ("defense", "defense 'penalty' under FSDP2 or DeepSpeed"),
+        ("defense", "defense 'penalty' under DeepSpeed"),
     ],
 )
 def test_what_is_refused_once_the_trainer_is_there(zero, name, words):

@@ -144,6 +144,7 @@ class Holdfast(FilteredDefense):
     needs = frozenset({"safety"})
     reference = "Beyond Average Safety: Chance-Constrained LLM Fine-tuning"
     fsdp = True
+    deepspeed = True
     constrains = True
     paper = MappingProxyType({"space": "gradient", "rate": 1.0, "estimator": "batch"})
 

@@ -20,3 +20,4 @@ class SFT(Defense):
     summary = "plain supervised fine-tuning"
     passes = "1 forward + backward"
     fsdp = True
+    deepspeed = True
