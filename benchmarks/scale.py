@@ -7,11 +7,11 @@ these a ring sends and receives, per rank,
     all-gather, reduce-scatter     (N - 1) / N  bytes
 
 DDP all-reduces the task's gradient and each safety set's. FSDP2 gathers every unit (embedding, each layer, head) in the
-forward and the resharded ones again in the backward, and reduce-scatters what is trained, in each pass: one per task
-micro-batch and one per safety micro-batch. Before a KL an adapter is off for one more forward; without an adapter the
-reference's states are kept in host memory. DeepSpeed all-reduces the task's gradient (ZeRO-2: that of every
-micro-batch) and gathers the trained weights after the step; each safety set's gradient is all-reduced once. Losses,
-flags and inner products (below 1 KiB a step) are left out.
+forward and the resharded ones again in the backward, of each task and safety micro-batch. It reduce-scatters what is
+trained after the last task micro-batch (accelerate holds whole gradients until then) and after each safety micro-batch.
+Before a KL an adapter is off for one more forward; without an adapter the reference's states are kept in host memory.
+DeepSpeed all-reduces the task's gradient (ZeRO-2: that of every micro-batch) and gathers the trained weights after the
+step; each safety set's gradient is all-reduced once. Losses, flags and inner products (below 1 KiB) are left out.
 
     python -m benchmarks.scale        prints the table
 """
@@ -151,7 +151,7 @@ def messages(plan: Plan) -> Messages:
         return Messages(4 * trained(plan) * (reductions + plan.safety_sets), fetched, 0)
     safety = plan.safety_sets * plan.safety_micro_batches
     gathered = plan.micro_batches * _gathered(plan, kl=False) + safety * _gathered(plan, kl=plan.kl and plan.rank > 0)
-    reduced = (plan.micro_batches + safety) * plan.sent * trained(plan, plan.ranks)
+    reduced = (1 + safety) * plan.sent * trained(plan, plan.ranks)
     return Messages(0, round(gathered), round(reduced))
 
 
@@ -207,6 +207,7 @@ def memory(plan: Plan) -> Memory:
     state, whole = 4 * (trained(plan, parts) / parts) * (5 + 2 * plan.safety_sets), 0.0
     if plan.cut:
         whole = 2 * _sent(plan, layer(plan)) + _sent(plan, outside(plan))
+        whole += plan.sent * count * (plan.micro_batches > 1)  # gradients, until the last micro-batch
     elif plan.engine != "ddp":
         state = 4 * count + 4 * (aligned(plan) / plan.ranks) * (5 + 2 * plan.safety_sets)
         state += 4 * count * (plan.engine == "zero1")  # gradients are not cut
