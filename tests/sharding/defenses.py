@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,7 @@ def train(folder: Path, engine: str) -> None:
     if engine == "fsdp2":
         found["resumed"] = {str(case): resumed(folder / "resumed" / str(case), case) for case in HELD}
         found["refused"] = {
-            str(case): worker.refusal(lambda case=case: build(folder / "refused", case, **worker.fsdp2()))
-            for case in REFUSED
+            str(case): worker.refusal(partial(build, folder / "refused", case, **worker.fsdp2())) for case in REFUSED
         }
     torch.save(found, folder / f"{engine}-{rank()}.pt")
 

@@ -51,7 +51,7 @@ def test_the_card_has_bound_alpha_behaviour_and_hash(tmp_path, hub):
     assert hub["private"] is False
     weights = (run / "adapter" / "adapter_model.safetensors").read_bytes()
     assert hub["files"]["adapter_model.safetensors"] == weights
-    data = ModelCard(hub["files"]["README.md"].decode()).data
+    data: Any = ModelCard(hub["files"]["README.md"].decode()).data
     found = {one.metric_type: one for one in data.eval_results}
     assert set(found) == {"certified_upper_bound", "refusals_kept", "answers_kept"}
     stored = json.loads((run / "certificate.json").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import transformers
 import yaml
@@ -35,9 +36,10 @@ def test_a_pushed_model_cites_the_paper(tmp_path, monkeypatch):
     assert {"trl", "sft", "holdfast"} <= set(yaml.safe_load(front)["tags"])
     assert "model-index" not in yaml.safe_load(front)  # nothing was asked
     figures = {REFUSALS: Kept(38, 40, 0.05), ANSWERS: Kept(40, 40, 0.1), COVERAGE: Kept(3, 4, 0.1)}
-    trainer.behaviour_monitor = SimpleNamespace(step=7, known={3: {REFUSALS: Kept(0, 40, 0.05)}, 7: figures})
+    asked = SimpleNamespace(step=7, known={3: {REFUSALS: Kept(0, 40, 0.05)}, 7: figures})
+    monkeypatch.setattr(trainer, "behaviour_monitor", asked)
     trainer.push_to_hub()
-    read = ModelCard(pushed["card"])
+    read: Any = ModelCard(pushed["card"])
     found = {one.metric_type: (one.metric_value, one.metric_args["of"]) for one in read.data.eval_results}
     assert found == {REFUSALS: (0.95, 40), ANSWERS: (1.0, 40)}
     assert read.text.strip() == text.strip()
