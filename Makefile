@@ -19,7 +19,7 @@ help:
 	@echo "make test   lint, type check and the test suite"
 	@echo "make coverage  the test suite, and the share of lines that it runs, by module"
 	@echo "make test-axolotl  the Axolotl plugin: axolotl train on a tiny model, in an environment with Axolotl of its own"
-	@echo "make test-sharding  2 and 4 processes x DDP, FSDP2 x LoRA, QLoRA, all weights; 25 minutes on two cores"
+	@echo "make test-sharding  2 and 4 processes x DDP, FSDP2 x LoRA, QLoRA, all weights; every defense under FSDP2; 25 minutes on two cores"
 	@echo "make test-deepspeed  ZeRO-1 and 2 on two processes against DDP; three minutes on two cores"
 	@echo "make test-ray  a study on two Ray nodes: scheduler killed, node lost, no cell lost; one minute"
 	@echo "make pages  rewrite the pages of the defenses from their docstrings"
@@ -67,7 +67,7 @@ test-axolotl: $(VENV)-axolotl/.ready
 
 test-sharding: $(VENV)-sharding/.ready
 	OMP_NUM_THREADS=1 $(VENV)-sharding/bin/python -m pytest -p no:cacheprovider tests/sharding/matrix.py \
-	  tests/sharding/launched.py tests/oracle/test_kl_quantized.py
+	  tests/sharding/defenses.py tests/sharding/launched.py tests/oracle/test_kl_quantized.py
 
 test-deepspeed: $(VENV)-deepspeed/.ready
 	OMP_NUM_THREADS=1 $(VENV)-deepspeed/bin/python -m pytest -p no:cacheprovider tests/deepspeed/zero.py \

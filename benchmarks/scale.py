@@ -7,9 +7,11 @@ these a ring sends and receives, per rank,
     all-gather, reduce-scatter     (N - 1) / N  bytes
 
 DDP all-reduces the task's gradient and each safety set's. FSDP2 gathers every unit (embedding, each layer, head) in the
-forward and the resharded ones again in the backward, and reduce-scatters what is trained, in each pass: one per task
-micro-batch and one per safety micro-batch. Before a KL an adapter is off for one more forward; without an adapter the
-reference's states are kept in host memory. Losses, flags and inner products (below 1 KiB a step) are left out.
+forward and the resharded ones again in the backward, of each task and safety micro-batch. It reduce-scatters what is
+trained after the last task micro-batch (accelerate holds whole gradients until then) and after each safety micro-batch.
+Before a KL an adapter is off for one more forward; without an adapter the reference's states are kept in host memory.
+DeepSpeed all-reduces the task's gradient (ZeRO-2: that of every micro-batch) and gathers the trained weights after the
+step; each safety set's gradient is all-reduced once. Losses, flags and inner products (below 1 KiB) are left out.
 
     python -m benchmarks.scale        prints the table
 """
@@ -19,11 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 GIB = 2**30
 CARD = 80  # GiB: what the table calls too much
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
+BUCKET = 500_000_000  # numbers that DeepSpeed gathers before it reduces them, unless `reduce_bucket_size` is set
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,12 @@ class Plan:
 
     shape: Shape
     ranks: int
-    sharded: bool  # FSDP2, otherwise DDP
+    engine: Literal["ddp", "fsdp2", "zero1", "zero2"]
     rank: int = 16
     adapted: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
     stored: float = 2.0  # 0.5 for QLoRA, in linear maps alone
     plain: float = 2.0  # embedding and head
-    sent: float = 2.0  # FSDP2 gathers and reduces in the type it computes in; DDP reduces float32
+    sent: float = 2.0  # FSDP2 gathers and reduces in the type it computes in; DDP and DeepSpeed send float32
     packed: bool = False  # 4-bit weights are sent as they are stored
     safety_sets: int = 2
     micro_batches: int = 1
@@ -71,6 +74,12 @@ class Plan:
     kl: bool = True
     rows: int = 4
     length: int = 1024
+    bucket: int = BUCKET  # of DeepSpeed
+
+    @property
+    def cut(self) -> bool:
+        """Whether every rank holds a part of the weights only."""
+        return self.engine == "fsdp2" and self.ranks > 1
 
 
 class Tensor(NamedTuple):
@@ -136,12 +145,21 @@ def messages(plan: Plan) -> Messages:
     """Of one step."""
     if plan.ranks == 1:
         return Messages(0, 0, 0)
-    if not plan.sharded:
-        return Messages(4 * trained(plan) * (1 + plan.safety_sets), 0, 0)
+    if plan.engine != "fsdp2":
+        reductions = plan.micro_batches if plan.engine == "zero2" else 1
+        fetched = 0 if plan.engine == "ddp" else 4 * aligned(plan)
+        return Messages(4 * trained(plan) * (reductions + plan.safety_sets), fetched, 0)
     safety = plan.safety_sets * plan.safety_micro_batches
     gathered = plan.micro_batches * _gathered(plan, kl=False) + safety * _gathered(plan, kl=plan.kl and plan.rank > 0)
-    reduced = (plan.micro_batches + safety) * plan.sent * trained(plan, plan.ranks)
+    reduced = (1 + safety) * plan.sent * trained(plan, plan.ranks)
     return Messages(0, round(gathered), round(reduced))
+
+
+def aligned(plan: Plan) -> int:
+    """The trained numbers as DeepSpeed lays them out: an even number for every rank, of matrices and of norms apart."""
+    part, moved = 2 * plan.ranks, [t for t in tensors(plan) if t.trained]
+    groups = [[t.numbers() for t in moved if t.columns > 1], [t.numbers() for t in moved if t.columns == 1]]
+    return sum(math.ceil(sum(group) / part) * part for group in groups)
 
 
 def _gathered(plan: Plan, *, kl: bool) -> float:
@@ -169,7 +187,7 @@ class Memory(NamedTuple):
     """Bytes on one rank; kernels, fragmentation and the CUDA context come on top."""
 
     weights: float  # its own part of them
-    whole: float  # units that FSDP2 has gathered at one time
+    whole: float  # what FSDP2 has gathered at one time; DeepSpeed's bucket, or a whole gradient twice
     training_state: float
     activations: float
 
@@ -178,15 +196,22 @@ def memory(plan: Plan) -> Memory:
     """The largest parts of a rank's memory.
 
     training state = 4 bytes * (weights of the adapter, gradient, Adam's two moments, snapshot, and of each safety set
-    the gradient and its average); activations, with gradient checkpointing = tokens * (each layer's input, about 17
-    tensors of one layer that is run again, and the logits in float32 with their gradient).
+    the gradient and its average), under DeepSpeed a part of these and the adapter whole; activations, with gradient
+    checkpointing = tokens * (each layer's input, about 17 tensors of one layer that is run again, and the logits in
+    float32 with their gradient).
     """
-    parts, count = plan.ranks if plan.sharded else 1, trained(plan)
+    parts, count = plan.ranks if plan.cut else 1, trained(plan)
     frozen = parameters(plan) - count
     matrices = 0 if plan.rank == 0 else sum(t.numbers() for t in outside(plan))
     weights = ((frozen - matrices) * plan.stored + matrices * plan.plain) / parts
-    state = 4 * (trained(plan, parts) / parts) * (5 + 2 * plan.safety_sets)
-    whole = 2 * _sent(plan, layer(plan)) + _sent(plan, outside(plan)) if parts > 1 else 0.0
+    state, whole = 4 * (trained(plan, parts) / parts) * (5 + 2 * plan.safety_sets), 0.0
+    if plan.cut:
+        whole = 2 * _sent(plan, layer(plan)) + _sent(plan, outside(plan))
+        whole += plan.sent * count * (plan.micro_batches > 1)  # gradients, until the last micro-batch
+    elif plan.engine != "ddp":
+        state = 4 * count + 4 * (aligned(plan) / plan.ranks) * (5 + 2 * plan.safety_sets)
+        state += 4 * count * (plan.engine == "zero1")  # gradients are not cut
+        whole = 4.0 * max(plan.bucket, 2 * count)
     shape = plan.shape
     per_token = (shape.layers + 17) * shape.hidden * 2 + shape.vocabulary * 4 * 2
     return Memory(weights, whole, state, float(plan.rows * plan.length * per_token))
@@ -196,16 +221,17 @@ def memory(plan: Plan) -> Memory:
 
 
 def ways(shape: Shape, ranks: int) -> dict[str, Plan | None]:
-    """The columns of the table; FSDP2 begins at two ranks."""
-    lora = Plan(shape, ranks, sharded=False)
+    """The columns of the table; FSDP2 and DeepSpeed begin at two ranks."""
+    lora = Plan(shape, ranks, "ddp")
     qlora = replace(lora, stored=0.516, packed=True)  # 4 bits, and 0.127 for the scales
     several = ranks > 1
     return {
         "LoRA, DDP": lora,
         "QLoRA, DDP": qlora,
-        "LoRA, FSDP2": replace(lora, sharded=True) if several else None,
-        "QLoRA, FSDP2": replace(qlora, sharded=True) if several else None,
-        "all weights, FSDP2": replace(lora, sharded=True, rank=0) if several else None,
+        "LoRA, ZeRO-2": replace(lora, engine="zero2") if several else None,
+        "LoRA, FSDP2": replace(lora, engine="fsdp2") if several else None,
+        "QLoRA, FSDP2": replace(qlora, engine="fsdp2") if several else None,
+        "all weights, FSDP2": replace(lora, engine="fsdp2", rank=0) if several else None,
     }
 
 

@@ -115,6 +115,7 @@ def render(cls: type[Defense]) -> str:
         "reference": cls.reference or "none",
         "micro-batches": "two of b rows are one of 2 b" if cls.linear else "defined below",
         "FSDP2": "yes" if cls.fsdp else "refused",
+        "DeepSpeed ZeRO-1 and 2": "yes" if cls.deepspeed else "refused",
         "chance constraint": "promised: a run that ends outside it exits with 4" if cls.constrains else "not promised",
     }
     parts = [

@@ -1,8 +1,8 @@
 """What MkDocs does besides (mkdocs.yml): pages from outside docs/, and links that leave it.
 
-README.md becomes the first page; examples/README.md and CHANGELOG.md become pages too. A link to a file of the
-repository that is no page turns into its text and path, since the site has no copy of it. The diagram of the packages,
-which only GitHub draws, turns into a table.
+README.md becomes the first page; examples/README.md and CHANGELOG.md become pages too. The run file's JSON Schema is a
+file of the site, for editors. A link to a file of the repository that is no page turns into its text and path, since
+the site has no copy of it. The diagram of the packages, which only GitHub draws, turns into a table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"index.md": "README.md", "examples.md": "examples/README.md", "changelog.md": "CHANGELOG.md"}
-PICTURES = ("benchmarks/results/speed.png", "benchmarks/results/sweeps.png")
+FILES = {
+    "benchmarks/results/speed.png": "benchmarks/results/speed.png",
+    "benchmarks/results/sweeps.png": "benchmarks/results/sweeps.png",
+    "run-file.schema.json": "src/holdfast/runs/config/run-file.schema.json",
+}
+"""Place on the site -> file of the repository."""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 FENCED = re.compile(r"^```.*?^```", flags=re.M | re.S)
 SEARCH = 'data-md-component="search" role="dialog" aria-label="Search"'
@@ -24,12 +29,12 @@ DIAGRAM = re.compile(r"```mermaid\n(.*?)```", flags=re.S)
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the pages and pictures that lie outside docs/."""
+    """Add the pages, pictures and the run file's schema, which lie outside docs/."""
     for name, source in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=_relinked(text, Path(source).parent)))
-    for picture in PICTURES:
-        files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
+    for name, source in FILES.items():
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))
     return files
 
 
@@ -62,13 +67,11 @@ def _relinked(text: str, folder: Path, page: str = "index.md") -> str:
 def _link(link: re.Match[str], folder: Path, page: str) -> str:
     mark, text, target, anchor = link[1], link[2], link[3], link[4] or ""
     path = posixpath.normpath((folder / target).as_posix())
-    own = {source: name for name, source in PAGES.items()}
+    own = {source: name for name, source in (PAGES | FILES).items()}
     if path in own:
         inside = own[path]
     elif path.startswith("docs/"):
         inside = path.removeprefix("docs/")
-    elif path in PICTURES:
-        inside = path
     else:
         return f"`{path}`" if text.strip("`") in path else f"{text} (`{path}`)"
     return f"{mark}[{text}]({posixpath.relpath(inside, posixpath.dirname(page) or '.')}{anchor})"

@@ -18,7 +18,7 @@ from holdfast.constraint.filter import SafetyFilter
 from holdfast.constraint.gradients import ParameterSpace, trainable
 from holdfast.core.ranks import rank, world
 from tests import tiny
-from tests.distributed import behaviour_cases, worker
+from tests.distributed import behaviour_cases, traffic_cases, worker
 from tests.sharding import cells
 
 AUTO = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
@@ -51,6 +51,7 @@ ZERO: dict[str, dict[str, Any]] = {
 LAYOUTS = [(name, "stage 2") for name in CASES]
 LAYOUTS += [("adam, two micro-batches", kind) for kind in ZERO if kind != "stage 2"]
 LAYOUTS += [("adam, bf16", "usual settings")]
+COUNTED = [("lora", "stage 2"), ("lora", "stage 1"), ("lora", "usual settings"), ("full", "stage 2")]
 Record = dict[str, Any]
 
 
@@ -164,6 +165,12 @@ def under_zero(folder: Path) -> None:
     found["whole"] = trained(saving(folder / "whole"))
     found["behaviour"] = behaviour_cases.trained(folder / "behaviour", watch=True, **deepspeed("stage 2"))
     found["spoiled"] = spoiled(folder / "spoiled", **deepspeed("stage 2"))
+    found["traffic"] = {
+        f"{name}, {kind}": traffic_cases.counted(
+            folder / f"traffic {name}, {kind}", **traffic_cases.CASES[name], **deepspeed(kind)
+        )
+        for name, kind in COUNTED
+    }
     found["fused"] = worker.refusal(make(folder / "fused", step="fused", **deepspeed("stage 2")).train)
     found["defense"] = worker.refusal(partial(make, folder / "defense", defense="penalty", **deepspeed("stage 2")))
     found["reentrant"] = worker.refusal(

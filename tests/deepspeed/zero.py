@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import scale
 from safetensors.torch import load_file
 
 from holdfast.core.event_log import read
 from tests import forkserver
 from tests.deepspeed import cells
+from tests.distributed import test_traffic as traffic
 from tests.distributed.worker import without_time
 from tests.sharding.cells import KILLS
 
@@ -99,6 +101,15 @@ def test_the_applied_step_satisfies_the_barrier(ddp, zero):
     assert corrected >= 2
 
 
+@pytest.mark.parametrize(("name", "kind"), cells.COUNTED)
+def test_messages_are_those_of_the_planned_table(zero, name, kind):
+    plan = traffic.planned("zero1" if kind == "stage 1" else "zero2", name)
+    for rank in zero:
+        counted = rank["traffic"][f"{name}, {kind}"]
+        traffic.compare(plan, counted["messages"])
+        assert counted["weights"] == scale.memory(plan).weights + 4 * scale.trained(plan)  # every rank has the model
+
+
 def test_a_step_that_is_not_finite_is_discarded(ddp, zero):
     found, expected = zero[0]["spoiled"], ddp[0]["spoiled"]
     assert [row["event"] for row in found["rows"]] == [row["event"] for row in expected["rows"]]
@@ -148,7 +159,7 @@ def test_a_checkpoint_of_zero_is_refused_under_ddp(resumed):
     [
         ("fused", "step: fused is not possible: DeepSpeed"),
         ("reentrant", "re-entrant gradient checkpointing"),
-        ("defense", "defense 'penalty' under FSDP2 or DeepSpeed"),
+        ("defense", "defense 'penalty' under DeepSpeed"),
     ],
 )
 def test_what_is_refused_once_the_trainer_is_there(zero, name, words):

@@ -64,6 +64,8 @@ def let_accelerate_shard_on_the_cpu() -> None:
             deepspeed_plugin.set_mixed_precision(self._mixed_precision)
             self.distributed_type, self.deepspeed_plugins = DistributedType.DEEPSPEED, deepspeed_plugin
             deepspeed_plugin.select(_from_accelerator_state=True)
+        if fsdp_plugin is not None or deepspeed_plugin is not None:  # as accelerate does; a next call reads it there
+            PartialState._shared_state["distributed_type"] = self.distributed_type
 
     AcceleratorState.__init__ = settle_with_plugin
 

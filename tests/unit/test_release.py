@@ -51,9 +51,17 @@ def test_a_workflow_pins_its_actions_and_calls_what_exists(path):
     used = re.findall(r"uses: (\S+)( # v[\d.]+)?", text)
     assert used
     assert [name for name, tag in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name) or not tag] == []
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     called = {word for line in re.findall(r"run: make (.*)", text) for word in line.split() if "=" not in word}
     assert called <= targets
     for script in re.findall(r"\b((?:tools|tests)/[\w/]+(?:\.py)?)", text):
         assert (ROOT / script).exists(), script
     assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+
+
+def test_nothing_is_published_before_the_other_stacks_are_tried():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))["jobs"]
+    assert set(jobs["publish"]["needs"]) == {"build", "stacks"}
+    called = {step["run"].split()[1] for step in jobs["stacks"]["steps"] if step.get("run", "").startswith("make ")}
+    own = re.findall(r"^(test-\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert called == set(own)

@@ -69,8 +69,8 @@ def _rows(kind: Kind) -> list[dict[str, Any]]:
     return [
         {
             "name": name, "summary": cls.summary, "stages": list(cls.stages), "passes": cls.passes,
-            "needs": sorted(cls.needs), "reference": cls.reference, "fsdp": cls.fsdp, "constrains": cls.constrains,
-            "options": asdict(cls.Config()), "paper": dict(cls.paper),
+            "needs": sorted(cls.needs), "reference": cls.reference, "fsdp": cls.fsdp, "deepspeed": cls.deepspeed,
+            "constrains": cls.constrains, "options": asdict(cls.Config()), "paper": dict(cls.paper),
         }
         for name, cls in DEFENSES.items()
     ]  # fmt: skip

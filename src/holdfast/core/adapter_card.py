@@ -1,11 +1,38 @@
-"""How an adapter that stands on another adapter is loaded: PEFT alone leaves the lower one out without an error."""
+"""Parts of model cards: behaviour kept as a hub lists it, and how an adapter on another adapter is loaded.
+
+PEFT alone leaves the lower adapter out without an error.
+"""
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 CARD_MARKER = "<!-- written by holdfast report; edits are overwritten while this line stands -->"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+MODEL_NAME = "Fine-tuned model, measured by holdfast"
+TASK = {"type": "text-generation", "name": "Text generation"}
+WATCHED = {"type": "holdfast-monitor-prompts", "name": "Prompts that the behaviour monitor asked"}
+KEPT = {"refusals_kept": "Share of refusals kept", "answers_kept": "Share of answers kept"}
+
+
+def kept_results(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Results of a `model-index`, from the monitor's figures (`certification.kept.Kept`) by name."""
+    metrics = [
+        {
+            "type": name, "name": KEPT[name], "value": one.share,
+            "args": {"kept": one.kept, "of": one.of, "lower_bound_95": one.low},
+        }
+        for name, one in figures.items()
+        if name in KEPT and one.share is not None
+    ]  # fmt: skip
+    return [{"task": dict(TASK), "dataset": dict(WATCHED), "metrics": metrics}] if metrics else []
+
+
+def model_index(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"name": MODEL_NAME, "results": results}]
 
 
 def adapters_below(adapter: Path) -> list[str]:

@@ -143,7 +143,7 @@ class Holdfast(FilteredDefense):
     passes = "2 forward + backward"
     needs = frozenset({"safety"})
     reference = "Beyond Average Safety: Chance-Constrained LLM Fine-tuning"
-    fsdp = True
+    fsdp = deepspeed = True
     constrains = True
     paper = MappingProxyType({"space": "gradient", "rate": 1.0, "estimator": "batch"})
 

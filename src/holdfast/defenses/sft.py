@@ -19,4 +19,4 @@ class SFT(Defense):
     stages = ("align", "finetune")
     summary = "plain supervised fine-tuning"
     passes = "1 forward + backward"
-    fsdp = True
+    fsdp = deepspeed = True

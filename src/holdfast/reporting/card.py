@@ -12,7 +12,15 @@ from typing import Any
 
 import yaml
 
-from holdfast.core.adapter_card import CARD_MARKER, HUB_ID, loading_note
+from holdfast.core.adapter_card import (
+    CARD_MARKER,
+    HUB_ID,
+    MODEL_NAME,
+    TASK,
+    kept_results,
+    loading_note,
+    model_index,
+)
 from holdfast.core.files import write_text
 from holdfast.records.stored_evidence import Binding
 from holdfast.reporting.behaviour import behaviour_view, kept_figures
@@ -92,7 +100,7 @@ def card_text(evidence: Evidence) -> str:
     found = verdict(evidence)
     parts = [
         f"---\n{front}\n---\n{MARKER}",
-        "# Fine-tuned model, measured by holdfast",
+        f"# {MODEL_NAME}",
         markdown(claim(evidence), CLAIM_LENGTH),
         f"**{markdown(found.title)}.** {markdown(found.reason)}",
         *_listed("Behaviour", [*view.lines, view.way_back] if (view := behaviour_view(evidence)) else []),
@@ -138,16 +146,13 @@ def _figures(evidence: Evidence, one: SafetyEvidence) -> str:
     return "\n".join(lines)
 
 
-TASK = {"type": "text-generation", "name": "Text generation"}
 CLOSED = {"type": "holdfast-closed-prompts", "name": "Prompts that were closed until they were certified on"}
-WATCHED = {"type": "holdfast-monitor-prompts", "name": "Prompts that the behaviour monitor asked"}
 BOUNDS = {
     "behaviour": "Upper bound of the share of groups of refused prompts of which one is no longer refused",
     "harm": "Upper bound of the share of groups of prompts of which a reply became more harmful by the judge",
     "log": "Upper bound of the share of groups of prompts whose score became worse",
 }
 KINDS = ("fixed", "finite_pool")  # whose bound is one number, of the adapter as trained
-KEPT = {"refusals_kept": "Share of refusals kept", "answers_kept": "Share of answers kept"}
 
 
 def front_matter(evidence: Evidence) -> dict[str, Any]:
@@ -163,9 +168,9 @@ def front_matter(evidence: Evidence) -> dict[str, Any]:
     model = config.get("model")
     if isinstance(model, str) and HUB_ID.fullmatch(model) and not Path(model).exists():
         front |= {"base_model": model, "base_model_relation": "adapter" if adapter else "finetune"}
-    results = [*(_certified(one) for one in evidence.sets if _counts(one)), *_watched(evidence)]
+    results = [*(_certified(one) for one in evidence.sets if _counts(one)), *kept_results(kept_figures(evidence))]
     if results:
-        front["model-index"] = [{"name": "Fine-tuned model, measured by holdfast", "results": results}]
+        front["model-index"] = model_index(results)
     return front
 
 
@@ -188,15 +193,3 @@ def _certified(one: SafetyEvidence) -> dict[str, Any]:
         "type": "certified_upper_bound", "name": BOUNDS[record.by], "value": float(record.upper_bound), "args": values,
     }  # fmt: skip
     return {"task": dict(TASK), "dataset": CLOSED, "metrics": [bound]}
-
-
-def _watched(evidence: Evidence) -> list[dict[str, Any]]:
-    figures = {name: one for name, one in kept_figures(evidence).items() if name in KEPT and one.share is not None}
-    metrics = [
-        {
-            "type": name, "name": KEPT[name], "value": one.share,
-            "args": {"kept": one.kept, "of": one.of, "lower_bound_95": one.low},
-        }
-        for name, one in figures.items()
-    ]  # fmt: skip
-    return [{"task": dict(TASK), "dataset": WATCHED, "metrics": metrics}] if metrics else []

@@ -107,6 +107,7 @@ class Defense:
         needs: side data.
         reference: the publication it implements.
         fsdp: whether it is supported under FSDP2; where not, such a run is refused.
+        deepspeed: the same under DeepSpeed's ZeRO-1 and 2, whose optimizer holds parts that are not the model's own.
         constrains: whether it promises the chance constraint; a run that ends outside it then exits with 4.
         fresh_lora: whether it needs a LoRA adapter that begins with this run (no full fine-tuning, none continued).
         unit: in which a run is measured, and steered where the defense does that, by default.
@@ -126,6 +127,7 @@ class Defense:
     needs: ClassVar[frozenset[Need]] = frozenset()
     reference: ClassVar[str] = ""
     fsdp: ClassVar[bool] = False
+    deepspeed: ClassVar[bool] = False
     constrains: ClassVar[bool] = False
     fresh_lora: ClassVar[bool] = False
     unit: ClassVar[Unit] = "kl_token"

@@ -7,12 +7,15 @@ TRL's by rows (`row_weights`).
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.repocard import metadata_load, metadata_save
 from torch import Tensor
 
 from holdfast.certification.kept import Limits
+from holdfast.core.adapter_card import kept_results, model_index
 from holdfast.data.templates import Template
 from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
@@ -44,6 +47,14 @@ class MonitoredTrainer(CitedTrainer):
             if (refusal := in_several_processes(error)) is not None:
                 raise refusal from error
             raise
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """As TRL's, with the refusals and answers kept where the behaviour monitor has asked the model as it is."""
+        super().create_model_card(*args, **kwargs)
+        monitor, path = self.behaviour_monitor, Path(self.args.output_dir) / "README.md"
+        results = kept_results({} if monitor is None else monitor.known.get(monitor.step, {}))
+        if results and self.is_world_process_zero():
+            metadata_save(path, {**(metadata_load(path) or {}), "model-index": model_index(results)})
 
     @property
     def by_rows(self) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from holdfast.constraint.gradients import ParameterSpace, Vector, shard
+from holdfast.constraint.gradients import ParameterSpace, Vector, reshard, shard
 from holdfast.core.ranks import gather_rows, rank, sum_in_place, world
 from holdfast.data import streams
 from holdfast.data.encode import Encoded
@@ -140,7 +140,10 @@ def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) ->
     rows, constraint = safety.rows(mine), safety.constraint
     states = forward.reference_states(rows, constraint)
     with deterministic(forward.model), forward.precision():
-        return degradation(forward.model, forward.batch(rows), safety.constraint_reference[mine], constraint, states)
+        found = degradation(forward.model, forward.batch(rows), safety.constraint_reference[mine], constraint, states)
+    if not found.requires_grad:  # no backward will come
+        reshard(forward.model)
+    return found
 
 
 def may_share_backward(model: nn.Module, args: Any) -> bool:

@@ -199,8 +199,12 @@ def require_supported_defense(trainer: Any) -> None:
         require_shardable(trainer.model)
     if trainer.is_deepspeed_enabled:
         zero_support.require_supported_run(trainer)
-    if (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled) and not defense.fsdp:
-        raise UnsupportedError(
-            f"defense {defense.name!r} under FSDP2 or DeepSpeed: its algebra on sharded weights is not implemented",
-            remedy="use DDP (accelerate launch --multi_gpu), or a defense that supports it: holdfast, sft",
-        )
+    for engine, used, known in (
+        ("FSDP2", trainer.is_fsdp_enabled, defense.fsdp),
+        ("DeepSpeed", trainer.is_deepspeed_enabled, defense.deepspeed),
+    ):
+        if used and not known:
+            raise UnsupportedError(
+                f"defense {defense.name!r} under {engine}: its algebra on parts of the weights is not implemented",
+                remedy="use DDP (examples/launch/ddp.yaml); `holdfast ls defenses --json` lists what supports it",
+            )

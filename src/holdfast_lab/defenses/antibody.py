@@ -66,6 +66,7 @@ MOMENTUM = 0.99  # of the average of lambda under the rule `cosine`
 @DEFENSES.register("antibody")
 class Antibody(SideTermDefense):
     name = "antibody"
+    fsdp = True
     stages = ("align", "finetune")
     summary = "flat harmful loss in alignment; rows the model would rather refuse weigh less in fine-tuning"
     passes = "align: 4 forward + backward; finetune: 1 forward + backward, 2 forward"

@@ -50,6 +50,7 @@ def harmful_drop(run: TrainingRun, rows: list[Encoded], radius: float) -> tuple[
 @DEFENSES.register("booster")
 class Booster(SideTermDefense):
     name = "booster"
+    fsdp = True
     packs = True
     stages = ("align",)
     summary = "alignment after which a simulated harmful step gains little"

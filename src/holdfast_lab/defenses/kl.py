@@ -37,6 +37,7 @@ from holdfast_lab.building_blocks.side_term import SafeTermDefense
 @DEFENSES.register("kl")
 class KL(SafeTermDefense):
     name = "kl"
+    fsdp = True
     summary = "adds the KL divergence from the first model on safe pairs"
     passes = "2 forward + backward, 1 forward"
     needs = frozenset({"safety"})

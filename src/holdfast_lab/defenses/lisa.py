@@ -76,6 +76,7 @@ def guide_rows(run: TrainingRun, most: int) -> list[Encoded]:
 @DEFENSES.register("lisa")
 class Lisa(Defense):
     name = "lisa"
+    fsdp = True
     packs = True
     summary = "turns of alignment and fine-tuning, each held near the other's end"
     passes = "1 forward + backward"

@@ -58,6 +58,7 @@ class MeanSteering(Steering):
 @DEFENSES.register("mean_constraint")
 class MeanConstraint(FilteredDefense):
     name = "mean_constraint"
+    fsdp = True
     summary = "average degradation bounded at every step by the same filter (equation 4)"
     passes = "2 forward + backward"
     needs = frozenset({"safety"})

@@ -33,6 +33,7 @@ from holdfast_lab.building_blocks.side_term import SafeTermDefense
 @DEFENSES.register("mix")
 class Mix(SafeTermDefense):
     name = "mix"
+    fsdp = True
     summary = "adds the loss of replayed safe pairs"
     passes = "2 forward + backward"
     needs = frozenset({"safety"})

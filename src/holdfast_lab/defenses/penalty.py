@@ -40,6 +40,7 @@ Term = Literal["mean", "majorizer"]
 @DEFENSES.register("penalty")
 class Penalty(SideTermDefense):
     name = "penalty"
+    fsdp = True
     packs = True
     summary = "average degradation as a term of fixed weight in the loss"
     passes = "2 forward + backward"

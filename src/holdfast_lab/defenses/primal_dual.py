@@ -96,6 +96,7 @@ class _Dual:
 @DEFENSES.register("primal_dual")
 class PrimalDual(SideTermDefense):
     name = "primal_dual"
+    fsdp = True
     summary = "chance constraint as a loss term whose multiplier rises while it is violated"
     passes = "2 forward + 1 backward"
     needs = frozenset({"safety"})

@@ -65,6 +65,7 @@ def kl_everywhere(rows: Sequence[Encoded], reference: Callable[[], Any]) -> RowL
 @DEFENSES.register("safegrad")
 class SafeGrad(SideTermDefense):
     name = "safegrad"
+    fsdp = True
     packs = True
     summary = "projects the task gradient off the gradient of the KL from the first model on safe pairs"
     passes = "2 forward + backward, 1 forward"

@@ -64,6 +64,7 @@ def safety_direction(run: TrainingRun, rows: Sequence[Encoded]) -> Vector:
 @DEFENSES.register("salora_gradproj")
 class SaLoRAGradientProjection(Defense):
     name = "salora_gradproj"
+    fsdp = True
     packs = True
     summary = "projects one safety direction, found at the start, out of every gradient"
     passes = "1 forward + backward"

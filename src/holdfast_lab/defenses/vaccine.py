@@ -76,6 +76,7 @@ def hidden_gradients(
 @DEFENSES.register("vaccine")
 class Vaccine(Defense):
     name = "vaccine"
+    fsdp = True
     stages = ("align",)
     summary = "alignment under the worst small perturbation of the hidden states"
     passes = "2 forward + backward"

@@ -42,7 +42,8 @@ def test_ls_lists_the_defenses_in_columns(holdfast):
     cells = [below[a:b].strip() for a, b in zip(at, [*at[1:], None], strict=True)]
     assert cells == ["align", "3 forward + backward", "harmful", "Huang et al., Booster, ICLR 2025"]
     booster = rows["booster"]
-    assert (booster["stages"], booster["needs"], booster["fsdp"]) == (["align"], ["harmful"], False)
+    assert (booster["stages"], booster["needs"]) == (["align"], ["harmful"])
+    assert (booster["fsdp"], booster["deepspeed"], rows["salora"]["fsdp"]) == (True, False, False)
     assert booster["options"]["lam"] == booster["paper"]["lam"] == 5.0
 
 

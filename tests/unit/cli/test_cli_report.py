@@ -148,3 +148,27 @@ def test_a_study_is_no_damaged_run(holdfast, tmp_path):
     assert code == 2
     assert "is the output_dir of a study" in err
     assert f"holdfast tables {tmp_path}" in err
+
+
+def test_push_to_hub_sends_one_run_and_says_where(holdfast, run, monkeypatch):
+    pushed = []
+
+    def push(folder, repository, *, private):
+        pushed.append((folder, repository, private))
+        return "https://hub/somebody/a-model"
+
+    monkeypatch.setattr("holdfast.reporting.hub.push_to_hub", push)
+    code, out, _ = holdfast("report", run, "--push-to-hub", "somebody/a-model", "--private")
+    assert code == 0
+    assert pushed == [(run, "somebody/a-model", True)]
+    assert "pushed: https://hub/somebody/a-model" in out
+    found = json.loads(holdfast("report", run, "--push-to-hub", "somebody/a-model", "--json")[1])
+    assert found["pushed"] == "https://hub/somebody/a-model"
+    code, _, err = holdfast("report", run, run, "--push-to-hub", "somebody/a-model")
+    assert (code, len(pushed)) == (2, 2)
+    assert "--push-to-hub with 2 runs" in err
+
+
+def test_nothing_is_pushed_without_being_asked(holdfast, run, monkeypatch):
+    monkeypatch.setattr("holdfast.reporting.hub.push_to_hub", lambda *_, **__: pytest.fail("pushed"))
+    assert holdfast("report", run)[0] == 0

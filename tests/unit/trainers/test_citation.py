@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import transformers
 import yaml
+from huggingface_hub import ModelCard
 from tests.unit.trainers import preferring
 from tests.unit.trainers.building import build
 from trl import DPOTrainer, SFTTrainer
 
+from holdfast.certification.kept import ANSWERS, COVERAGE, REFUSALS, Kept
 from holdfast.defenses.holdfast import Holdfast
 from holdfast.reporting.card import is_ours_to_write
 from holdfast.training import citation
@@ -31,6 +34,15 @@ def test_a_pushed_model_cites_the_paper(tmp_path, monkeypatch):
     trainer.push_to_hub()
     _, front, text = pushed["card"].split("---\n", 2)
     assert {"trl", "sft", "holdfast"} <= set(yaml.safe_load(front)["tags"])
+    assert "model-index" not in yaml.safe_load(front)  # nothing was asked
+    figures = {REFUSALS: Kept(38, 40, 0.05), ANSWERS: Kept(40, 40, 0.1), COVERAGE: Kept(3, 4, 0.1)}
+    asked = SimpleNamespace(step=7, known={3: {REFUSALS: Kept(0, 40, 0.05)}, 7: figures})
+    monkeypatch.setattr(trainer, "behaviour_monitor", asked)
+    trainer.push_to_hub()
+    read: Any = ModelCard(pushed["card"])
+    found = {one.metric_type: (one.metric_value, one.metric_args["of"]) for one in read.data.eval_results}
+    assert found == {REFUSALS: (0.95, 40), ANSWERS: (1.0, 40)}
+    assert read.text.strip() == text.strip()
     assert "This model was trained with SFT with holdfast.\n" in text
     assert is_ours_to_write(tmp_path / "run" / "README.md")  # `holdfast report` may put its own there
     assert trainer.method == "SFT"  # what refusals go by (training/zero_support.py)

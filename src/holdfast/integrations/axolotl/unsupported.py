@@ -44,7 +44,7 @@ REFUSED = {
     "trust_remote_code": ("code of the model's own", "use a model that transformers knows"),
     "hub_model_id": (
         "Axolotl pushes the whole output_dir, with the rows and the model's replies in it",
-        "push the finished weights afterwards: hf upload OWNER/NAME output_dir/holdfast/adapter",
+        "push the finished weights afterwards: holdfast report OUTPUT_DIR/holdfast --push-to-hub OWNER/NAME",
     ),
 }  # fmt: skip
 """Keys that must be unset or false, each with what is wrong with it and what to do."""

@@ -1,0 +1,1 @@
+"""vLLM itself, where it is installed: `python -m pytest tests/vllm/replies.py`."""
