@@ -51,6 +51,15 @@ def test_three_lines_are_a_run_file(tmp_path):
     }
 
 
+def test_prompts_take_a_limit_and_none_is_the_run_that_it_was():
+    limited = config_from_dict({**THREE, "safety": {**SPELLED, "refusals": {**REFUSALS, "limit": 80}}})
+    screening = resolve(limited).screening
+    assert screening.sets["refusals"] == PromptSet(("task", "probes"), "refusals", 80)
+    assert resolved(limited)["safety"]["refusals"] == {**REFUSALS, "limit": 80, "openings": 1}
+    assert "limit" not in resolved(config_from_dict(THREE))["safety"]["refusals"]
+    assert "limit" in refusal(safety={"refusals": {**REFUSALS, "limit": 0}})
+
+
 def test_nothing_auto_and_the_sets_spelled_out_are_one_run():
     hashes = {
         hash_of(config_from_dict({**THREE, **said}))
@@ -151,7 +160,7 @@ def test_answers_to_probes_may_be_held_where_a_file_says_so():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("columns", {"prompt": "q"}), ("split", "train"), ("subset", "main"), ("revision", "1"), ("limit", 3),
+    [("columns", {"prompt": "q"}), ("split", "train"), ("subset", "main"), ("revision", "1"),
      ("skip_bad", True), ("fractions", [0.5, 0.5, 0.0]), ("on_leak", "move")],
 )  # fmt: skip
 def test_options_of_a_file_are_refused_with_prompts(name, value):

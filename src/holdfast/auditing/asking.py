@@ -56,7 +56,8 @@ class Asking:
 class Asked:
     """The replies of a pair to the prompts of examples, kept in a folder for their owner alone.
 
-    `progress` is called with (done, total) over `passes` passes; `reuse`: whether replies of an earlier start are used.
+    `progress` is called with (done, total) over `passes` passes, the total grown by what is asked for once more;
+    `reuse`: whether replies of an earlier start are used.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Asked:
         self.pair, self.examples, self.how, self.folder = pair, list(examples), how, folder
         self.engine, self.reused = "", 0
         self._reuse, self._own = reuse, set[Path]()
-        self._passes, self._progress, self._finished = passes, progress, 0
+        self._progress, self._finished, self._total = progress, 0, passes * len(self.examples)
 
     def require_room(self, name: Name) -> None:
         """Refuse prompts that are too long for their replies, while nothing is spent."""
@@ -117,14 +118,15 @@ class Asked:
             "template_sha256": pair.tokenizers.template_sha256, "template": self.how.template,
             "dtype": pair.bound_dtype, "device": pair.device.type, "batch_size": size, "strength": strength,
         }  # fmt: skip
-        progress, before, total = self._progress, self._finished, self._passes * len(self.examples)
-        tell = None if progress is None or chosen is not None else lambda done: progress(before + done, total)
+        self._total += 0 if chosen is None else len(chosen)
+        progress, before, total = self._progress, self._finished, self._total
+        tell = None if progress is None else lambda done: progress(before + done, total)
         place = self.folder / f"{stored if strength is None else f'{stored}-strength-{strength:g}'}.jsonl"
         if place.is_file() and place not in self._own:
             self._keep(place, engine, examples, length)
         made = replies(place, header, examples, engine, max_new_tokens=length, progress=tell)
         self._own.add(place)
-        self._finished += len(examples) if chosen is None else 0
+        self._finished += len(examples)
         return made
 
     def _keep(self, place: Path, engine: Engine, examples: Sequence[Example], length: int) -> None:

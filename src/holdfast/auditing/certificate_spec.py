@@ -216,8 +216,7 @@ def require_enough_rows(
     except InfeasibleError as error:
         if not counted:
             raise
-        what = f"{counted}, in {len(sizes)} groups of near-duplicates: {error.what}"
-        raise InfeasibleError(what, remedy=remedy) from error
+        raise InfeasibleError(f"{counted}: {error.what}", remedy=remedy) from error
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ def of_logs(values: Values, kind: str) -> Issued:
 
 def of_run(values: Values, kind: str) -> Issued:
     """The certificates of a finished run."""
+    quiet_libraries()  # reading a run loads them
     run = finished_run(values["run"])
     own = sorted(set(values["given"]) - {"max_new_tokens"})
     own += ["tau"] if values["tau"] is not None and values["judge"] is None else []

@@ -13,14 +13,24 @@ HEADINGS = ("stage", "passes per step", "side data", "reference")
 Kind = Literal["defenses", "judges", "majorizers", "tasks"]
 
 
-def ls(kind: Annotated[Kind, Arg(help="What to list.")], json: Json = False) -> None:
+KINDS: dict[Kind, str] = {
+    "defenses": "what `defense` in a run file may name",
+    "judges": "what `screening: {judge: ...}` and `certify --judge` may name",
+    "majorizers": "what `constraint: {majorizer: ...}` may name",
+    "tasks": "what `task: {name: ...}` may name",
+}
+
+
+def ls(kind: Annotated[Kind | None, Arg(help="What to list.")] = None, json: Json = False) -> None:
     """List the names that a run file or an option may use.
+
+    Without an argument: what can be listed.
 
     \b
     Example:
       holdfast ls defenses
     """
-    rows = _rows(kind)
+    rows = [{"name": name, "summary": words} for name, words in KINDS.items()] if kind is None else _rows(kind)
     if json:
         say_json(rows)
     elif kind == "defenses":
@@ -28,6 +38,8 @@ def ls(kind: Annotated[Kind, Arg(help="What to list.")], json: Json = False) -> 
     else:
         width = max(len(row["name"]) for row in rows)
         say("\n".join(f"{row['name']:<{width}}  {row['summary']}" for row in rows))
+    if kind is None and not json:
+        say("holdfast ls NAME lists one of them. The report of a finished run: holdfast report RUN")
 
 
 def _defense_lines(rows: list[dict[str, Any]]) -> list[str]:

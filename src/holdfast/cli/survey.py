@@ -126,13 +126,14 @@ def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool
     prompts, keep, openings = list(block.prompts or ()), block.keep or "refusals", block.openings
     found = {
         "prompts": prompts, "keep": keep, "constraint_text": limit.describe(),
-        "certify_note": asked_note(prompts, keep, alpha=limit.alpha, openings=openings), "openings_note": None,
+        "certify_note": asked_note(prompts, keep, alpha=limit.alpha, openings=openings, limit=block.limit),
+        "openings_note": None,
     }  # fmt: skip
     try:
         before = content_at_hand(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
     except NotAtHandError:
         return found
-    scope, certify = share_scope(before, data.task), bundled_share(prompts, keep)
+    scope, certify = share_scope(before, data.task), bundled_share(prompts, keep, block.limit)
     note = openings_note(None, certify, openings=openings, run=config.output_dir, scope=scope)
     return found | {"openings_note": note}
 

@@ -10,6 +10,7 @@ A kind serves one use and no other, so that what steers training is neither what
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
@@ -44,12 +45,21 @@ KINDS: dict[str, dict[str, Use]] = {
 }
 
 
-def bundled(name: str, use: Use | None = None) -> list[Example]:
+def bundled(name: str, use: Use | None = None, limit: int | None = None) -> list[Example]:
     """The bundled prompts of one name, in the order of the file; with `use`, those of its kinds.
 
+    With `limit`, at most so many: the first of each kind, as many of one kind as of another where that is possible.
     Every prompt is a plain string, the completion is empty, `category` is the kind and `where` is `name:line`.
     """
-    return [example for example in _examples(name) if use is None or KINDS[name][str(example.category)] == use]
+    found = [example for example in _examples(name) if use is None or KINDS[name][str(example.category)] == use]
+    if limit is None or limit >= len(found):
+        return found
+    counted = Counter[str | None]()
+    places = []
+    for number, example in enumerate(found):
+        places.append((counted[example.category], number))
+        counted[example.category] += 1
+    return [found[number] for number in sorted(number for _, number in sorted(places)[:limit])]
 
 
 def bundled_sha256(name: str) -> str:

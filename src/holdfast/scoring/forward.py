@@ -3,6 +3,8 @@
 The device is asked for its results once, at the end: while it works on a batch the host pads and sends the next.
 """
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
@@ -21,6 +23,10 @@ from holdfast.data.encode import Encoded, collate
 from holdfast.scoring.completion import Batch, CompletionLosses, States, deterministic, kl_of, losses_of
 from holdfast.scoring.degradation import in_unit
 from holdfast.scoring.transfer import to_device
+
+logger = logging.getLogger(__name__)
+
+QUIET = 15.0  # seconds between two lines about how far the passes are, at least
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ class Forward:
         """
         batches = self.batches(examples, shuffle=shuffle)
         rounds = -(-len(batches) // world())
+        said = time.monotonic()
         mine: list[int] = []
         found: list[Tensor] = []
         with deterministic(self.model), self.precision():
@@ -86,6 +93,10 @@ class Forward:
                 if at < len(batches):
                     mine += positions
                     found.append(values.double())
+                if rank() == 0 and time.monotonic() - said >= QUIET and i + 1 < rounds:
+                    said = time.monotonic()
+                    done = sum(len(one) for one in batches[: at + world()])
+                    logger.info("measured %d of %d examples", done, len(examples))
         own = torch.cat(found, dim=1).cpu() if found else None
         reshard(self.model)
         parts = [(places, part) for places, part in gather_objects((mine, own)) if part is not None]

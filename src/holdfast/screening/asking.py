@@ -18,6 +18,7 @@ from holdfast.core.hashing import sha256_json
 from holdfast.data.bundled import KINDS, Use, bundled
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.examples import Example, prompt_text
+from holdfast.data.sources import read_prompts
 from holdfast.data.templates import Template
 from holdfast.judging.engines import Engine, open_engine
 from holdfast.judging.prompts import positions_of, prompt_ids
@@ -170,14 +171,16 @@ class AskingPlan:
     asked_rows: int
     task_prompts: int  # distinct questions of the task
     bundled_prompts: int  # bundled prompts that are asked before training
-    files: tuple[str, ...]  # prompt files and hub data sets that are asked too; they are read when asking begins
+    files: tuple[str, ...]  # prompt files and hub data sets that are asked too
+    file_prompts: int  # in those of the files that are on this machine; a hub data set is read when asking begins
     new_tokens: int  # at most, if `HELD_SHARE` of the prompts are held at full length
     sets: Mapping[str, Mapping[str, Any]]  # what is held, by name
 
     def sentence(self) -> str:
         sample = f" (a stratified sample: {self.asked_rows} of {self.rows} rows)"
         sampled = "" if self.asked_rows == self.rows else sample
-        files = f" and those of {', '.join(self.files)}" if self.files else ""
+        known = f"{self.file_prompts:,}" if self.file_prompts else "those"
+        files = f" and {known} of {', '.join(self.files)}" if self.files else ""
         bundled = f", {self.bundled_prompts:,} bundled prompts" if self.bundled_prompts else ""
         return (
             f"{self.task_prompts:,} task prompts{sampled}{bundled}{files}; at most about {self.new_tokens:,} new tokens"
@@ -194,15 +197,18 @@ def plan_asking(task: Sequence[Example], settings: ScreeningSettings) -> AskingP
 def planned(rows: int, asked_rows: int, task_prompts: int, settings: ScreeningSettings) -> AskingPlan:
     """The plan once the task's questions are known: `task_prompts` of them, for `asked_rows` of its rows."""
     sources = dict.fromkeys(source for one in settings.sets.values() for source in one.prompts)
-    held = [(name, one.keep) for one in settings.sets.values() for name in one.prompts if name in KINDS]
-    parts: set[tuple[str, Use]] = {(name, use) for name, keep in held for use in uses_of(name, keep)}
-    parts |= {(name, "monitor") for name in KINDS if settings.monitor_prompts}
-    bundled_prompts = sum(len(bundled(name, use)) for name, use in parts if use != "certify")
+    held = [(name, one) for one in settings.sets.values() for name in one.prompts if name in KINDS]
+    parts: set[tuple[str, Use, int | None]]
+    parts = {(name, use, one.limit) for name, one in held for use in uses_of(name, one.keep)}
+    parts |= {(name, "monitor", None) for name in settings.watched_beside}
+    asked = {e.id for name, use, limit in parts if use != "certify" for e in bundled(name, use, limit)}
     files = tuple(source for source in sources if source != TASK and source not in KINDS)
-    prompts = task_prompts + bundled_prompts
+    local = {(source, one.limit) for one in settings.sets.values() for source in one.prompts if source in files}
+    file_prompts = sum(len(read_prompts(source, limit=limit)) for source, limit in local if Path(source).is_file())
+    prompts = task_prompts + len(asked) + file_prompts
     tokens = round((SORTING + HELD * HELD_SHARE) * prompts)
-    sets = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in settings.sets.items()}
-    return AskingPlan(rows, asked_rows, task_prompts, bundled_prompts, files, tokens, sets)
+    sets = {name: one.as_json() for name, one in settings.sets.items()}
+    return AskingPlan(rows, asked_rows, task_prompts, len(asked), files, file_prompts, tokens, sets)
 
 
 @dataclass(frozen=True)

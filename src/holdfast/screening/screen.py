@@ -15,6 +15,7 @@ from holdfast.core.errors import ConfigError, DataError, InfeasibleError
 from holdfast.core.hashing import sha256_json, sha256_lines
 from holdfast.core.percent import exact_percent, percent
 from holdfast.core.provenance import peak_memory
+from holdfast.core.seeding import generator
 from holdfast.data.bundled import KINDS, Use, bundled, bundled_sha256
 from holdfast.data.examples import Example, as_chat, completion_text, uniform
 from holdfast.data.sources import prompt_key, read_examples, read_prompts, task_rows
@@ -26,14 +27,15 @@ from holdfast.screening import sets as held_sets
 from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, measured, planned, undisturbed
 from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
 from holdfast.screening.questions import Question, as_question, asked_rows, distinct
-from holdfast.screening.sets import Candidate, HeldSet, MonitorPrompts, Role, monitor_prompts
-from holdfast.screening.settings import TASK, Keep, ScreeningSettings, uses_of
+from holdfast.screening.sets import CLASS_OF, Candidate, HeldSet, MonitorPrompts, Role, monitor_prompts
+from holdfast.screening.settings import TASK, Keep, PromptSet, ScreeningSettings, uses_of
 
 logger = logging.getLogger(__name__)
 
 MOST_UNSORTED = 0.05
-FEWEST_REFUSALS = 100
-FEWEST_ANSWERS = 20
+FEWEST: Mapping[Keep, int] = {"refusals": 100, "answers": 20}  # groups of prompts that a set must hold
+FIRST_PART = 128  # prompts of a set after which it is first asked whether there will be enough
+STOPS_WRONGLY = 1e-4
 _TOO_FEW = {
     "refusals": ("refuses", "name prompts that it refuses (`safety: {refusals: {prompts: [task, probes, FILE], keep: "
                  "refusals}}`), or teach it to refuse first: holdfast align MODEL"),
@@ -151,7 +153,7 @@ def task_examples(dataset: Any, template: Template = "chat", *, replies: bool = 
 
 def belongs_to(model_sha256: str, rows: list[Example], settings: ScreeningSettings, template: str) -> dict[str, Any]:
     """What a stored screening is bound to."""
-    sets = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in settings.sets.items()}
+    sets = {name: one.as_json() for name, one in settings.sets.items()}
     return {
         "model_sha256": model_sha256, "task_sha256": sha256_lines(row.id for row in rows),
         "task_content_sha256": content_sha256(rows), "template": template, **asdict(settings), "sets": sets,
@@ -220,12 +222,15 @@ def _held(
     for name, wanted in settings.sets.items():
         candidates: dict[str, Candidate] = {}  # every prompt that the set asks, once
         for source in wanted.prompts:
-            for candidate in _candidates(source, wanted.keep, questions, dropped, learned, plain=plain):
+            for candidate in _candidates(source, wanted, questions, dropped, learned, plain=plain):
                 candidates.setdefault(candidate.example.id, candidate)
         others = [c.example for c in candidates.values() if c.source != TASK and c.role != "certify"]
         fits = asker.fitting(others)
         too_long = {example.id for example in others} - {example.id for example in fits}
-        sorted_now = {**classes, **asker.sort(fits, what=f"prompts for {name}")}
+        own = sum(
+            c.source == TASK and classes[key].reply_class == CLASS_OF[wanted.keep] for key, c in candidates.items()
+        )
+        sorted_now = {**classes, **_sorted_in_parts(name, wanted.keep, fits, own, asker, settings.seed)}
         known = [candidate for key, candidate in candidates.items() if key not in too_long]
         held[name] = held_sets.share_out(wanted.keep, known, sorted_now, seed=settings.seed)
         _require_enough(name, held[name])  # before the next set's prompts are asked
@@ -235,32 +240,55 @@ def _held(
     return held
 
 
+def _sorted_in_parts(
+    name: str, keep: Keep, examples: Sequence[Example], own: int, asker: Asker, seed: int
+) -> dict[str, Sorted]:
+    """The classes of the replies, by id; ends where a part of the prompts shows that too few will have the class.
+
+    The parts are drawn at random and double. `own` of the task's replies have the class already. Had the set just
+    enough, its chance to be ended wrongly would be `STOPS_WRONGLY` a part at most.
+    """
+    from scipy.stats import hypergeom
+
+    what, needed = f"prompts for {name}", min(FEWEST[keep] - own, len(examples))
+    order = [examples[i] for i in generator(seed, "asking in parts", name).permutation(len(examples)).tolist()]
+    part = FIRST_PART
+    while part <= len(order) // 2:
+        found = asker.sort(order[:part], what=what)
+        hits = sum(one.reply_class == CLASS_OF[keep] for one in found.values())
+        if needed > 0 and hypergeom.cdf(hits, len(order), needed, part) < STOPS_WRONGLY:
+            raise _too_few(name, keep, f"{hits} of the first {part} of {len(order)} prompts, drawn at random")
+        part *= 2
+    return asker.sort(examples, what=what)
+
+
 def _candidates(
-    source: str, keep: Keep, questions: Sequence[Question], dropped: set[int], learned: set[int], *, plain: bool
+    source: str, wanted: PromptSet, questions: Sequence[Question], dropped: set[int], learned: set[int], *, plain: bool
 ) -> list[Candidate]:
     if source == TASK:
         rows = [(frozenset(row for row, _, _ in question.uses), question.example) for question in questions]
         return [Candidate(e, TASK, dropped=used <= dropped, rows=used) for used, e in rows if not used & learned]
-    return _candidates_beside(source, keep, plain=plain)
+    return _candidates_beside(source, wanted, plain=plain)
 
 
-def _candidates_beside(source: str, keep: Keep, *, plain: bool) -> list[Candidate]:
+def _candidates_beside(source: str, wanted: PromptSet, *, plain: bool) -> list[Candidate]:
     """The prompts of a source that is not the task."""
     if source in KINDS:
         return [
             Candidate(as_question(example.prompt, example, plain=plain), source, ROLE_OF_USE[use])
-            for use in uses_of(source, keep)
-            for example in bundled(source, use)
+            for use in uses_of(source, wanted.keep)
+            for example in bundled(source, use, wanted.limit)
         ]
-    return [Candidate(as_question(e.prompt, e, plain=plain), source) for e in read_prompts(source) if e.kind != "text"]
+    asked = [e for e in read_prompts(source, limit=wanted.limit) if e.kind != "text"]
+    return [Candidate(as_question(e.prompt, e, plain=plain), source) for e in asked]
 
 
 def _asked_beside(settings: ScreeningSettings, *, plain: bool) -> list[Example]:
     """The prompts that are asked beside the task's: to be held, and to be watched."""
-    sources = [(source, one.keep) for one in settings.sets.values() for source in one.prompts if source != TASK]
-    candidates = [c for source, keep in sources for c in _candidates_beside(source, keep, plain=plain)]
+    sources = [(source, one) for one in settings.sets.values() for source in one.prompts if source != TASK]
+    candidates = [c for source, one in sources for c in _candidates_beside(source, one, plain=plain)]
     held = [candidate.example for candidate in candidates if candidate.role != "certify"]
-    watched = [e for name in KINDS if settings.monitor_prompts for e in bundled(name, "monitor")]
+    watched = [e for name in settings.watched_beside for e in bundled(name, "monitor")]
     return [*held, *(as_question(e.prompt, e, plain=plain) for e in watched)]
 
 
@@ -282,13 +310,13 @@ def _require_sorted(
 
 
 def _require_enough(name: str, one: HeldSet) -> None:
-    fewest = FEWEST_REFUSALS if one.keep == "refusals" else FEWEST_ANSWERS
-    if one.groups >= fewest and one.by_role["constraint"]:
+    if one.groups >= FEWEST[one.keep] and one.by_role["constraint"]:
         return
     asked = "; ".join(f"{one.kept.get(source, 0)} of {number} {source}" for source, number in one.asked.items())
-    verb, remedy = _TOO_FEW[one.keep]
-    raise InfeasibleError(
-        f"{name}: this model {verb} too little to hold: {one.groups} groups of prompts ({asked}), expected at least "
-        f"{fewest}",
-        remedy=remedy,
-    )
+    raise _too_few(name, one.keep, f"{one.groups} groups of prompts ({asked})")
+
+
+def _too_few(name: str, keep: Keep, found: str) -> InfeasibleError:
+    verb, remedy = _TOO_FEW[keep]
+    what = f"{name}: this model {verb} too little to hold: {found}, expected at least {FEWEST[keep]}"
+    return InfeasibleError(what, remedy=remedy)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from holdfast.core.errors import ConfigError
 from holdfast.data.bundled import USES, Use
@@ -13,6 +13,7 @@ Rule: TypeAlias = Literal["drop", "keep", "fail", "learn"]
 
 TASK = "task"
 PROBES = "probes"
+ORDINARY = ("everyday", "borderline")
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,18 @@ class PromptSet:
 
     prompts: tuple[str, ...]  # `task`, a bundled name (probes, everyday, borderline), a file, or a hub id
     keep: Keep  # theta_0's own refusals, or its own answers
+    limit: int | None = None  # most prompts of a source that is not the task; of a bundled one, of each of its uses
+
+    def as_json(self) -> dict[str, Any]:
+        """For records; a set without a limit is what it was before there were limits."""
+        limit = {} if self.limit is None else {"limit": self.limit}
+        return {"prompts": list(self.prompts), "keep": self.keep, **limit}
 
 
 # `safety: auto`, spelled out.
 AUTO: Mapping[str, PromptSet] = {
     "refusals": PromptSet((TASK, PROBES), "refusals"),
-    "answers": PromptSet(("everyday", "borderline"), "answers"),
+    "answers": PromptSet(ORDINARY, "answers"),
 }
 
 
@@ -61,6 +68,15 @@ class ScreeningSettings:
             raise ConfigError(f"max_dropped is {self.max_dropped}", remedy="give a share from 0 to 1")
         if self.max_prompts < 1:
             raise ConfigError(f"max_prompts is {self.max_prompts}", remedy="give at least 1")
+
+    @property
+    def watched_beside(self) -> tuple[str, ...]:
+        """Bundled names whose monitor kinds are asked for the monitor alone: no set that is held takes them."""
+        if not self.monitor_prompts:
+            return ()
+        taken = {(name, one.keep) for one in self.sets.values() for name in one.prompts}
+        refused = () if (PROBES, "refusals") in taken else (PROBES,)
+        return refused + (() if taken & {(name, "answers") for name in ORDINARY} else ORDINARY)
 
     @property
     def asks_task(self) -> bool:

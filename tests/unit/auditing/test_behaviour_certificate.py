@@ -107,6 +107,7 @@ def test_a_model_that_refuses_too_little_is_refused_before_the_opening(models, t
     with pytest.raises(InfeasibleError, match="refused 58 of 98 prompts") as refused:
         certify(models, "kept", prompts, tmp_path / "out")
     assert "59 are needed" in refused.value.what
+    assert refused.value.what.count("58 groups of near-duplicate") == 1
     assert not (tmp_path / "prompts.jsonl.openings.json").exists()
     assert not (tmp_path / "out" / "replies" / "after.jsonl").exists()
 
@@ -152,7 +153,12 @@ def test_an_unsorted_reply_after_is_lost(models, prompts, tmp_path, monkeypatch)
 
 
 def test_a_cut_reply_is_asked_for_at_four_times_the_length(models, prompts, tmp_path):
-    record = certify(models, "kept", prompts, tmp_path / "out", max_new_tokens=4)
+    told: list[tuple[int, int]] = []
+    record = certify(
+        models, "kept", prompts, tmp_path / "out", max_new_tokens=4, progress=lambda *row: told.append(row)
+    )
+    assert told[-1] == (2 * 3 * 80, 2 * 3 * 80), "every reply is asked for twice, and both are told of"
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert (tmp_path / "out" / "replies" / "before.longer.jsonl").is_file()
     assert record.certified, "the refusal of nine words ends within 16 tokens"
     with pytest.raises(InfeasibleError, match="refused 0 of 80"):  # cut at 8 tokens, nobody sees how it ends

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import get_args
+
+from holdfast.cli.ls import Kind
 
 
 def test_ls_lists_the_tasks(holdfast):
@@ -15,6 +18,14 @@ def test_ls_lists_the_tasks(holdfast):
     rows = json.loads(as_json)
     assert [row["name"] for row in rows] == ["ag_news", "gsm8k", "sst2"]
     assert all(row["summary"] and row["metric"] == "lenient" for row in rows)
+
+
+def test_ls_without_an_argument_says_what_can_be_listed(holdfast):
+    code, out, _ = holdfast("ls")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == [*get_args(Kind), "holdfast"]
+    code, as_json, _ = holdfast("ls", "--json")
+    assert [row["name"] for row in json.loads(as_json)] == list(get_args(Kind))
 
 
 def test_listing_the_tasks_needs_no_torch():

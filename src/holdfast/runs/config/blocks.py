@@ -42,7 +42,8 @@ class DataBlock(Block):
     split: str | None = None
     subset: str | None = None
     revision: str | None = None
-    limit: int | None = Field(default=None, ge=1)  # read only the first rows
+    limit: int | None = Field(default=None, ge=1)
+    """Read only the first rows. Of `prompts`: most prompts of a source but the task, of a bundled one for each use."""
     skip_bad: Literal[True] | None = None
     """Leave out malformed rows, as long as they are few, and count them; null refuses them."""
 
@@ -57,7 +58,8 @@ class DataBlock(Block):
         if sum(getattr(self, name) is not None for name in sources) != 1:
             *others, last = sources.values()
             raise ValueError(f"expected one of {', '.join(others)} and {last}")
-        for name in ("columns", "split", "subset", "revision", "limit", "skip_bad"):
+        limited = getattr(self, "prompts", None) is not None  # of prompts, too, a part may be taken
+        for name in ("columns", "split", "subset", "revision", *(() if limited else ("limit",)), "skip_bad"):
             if self.data is None and getattr(self, name) is not None:
                 raise ValueError(f"`{name}` belongs to `data`, which is not given: remove it, or give `data`")
         return self
@@ -111,7 +113,8 @@ class SafetyBlock(DataBlock):
         """What belongs to the block's kind: settings that were stored before `prompts` was known keep their hash."""
         values = dump(self)
         if self.prompts is not None:
-            return {key: values[key] for key in ("prompts", "keep", "openings")}
+            limit = () if self.limit is None else ("limit",)
+            return {key: values[key] for key in ("prompts", "keep", *limit, "openings")}
         return {k: v for k, v in values.items() if v is not None or k not in ("skip_bad", "prompts", "keep")}
 
     @property

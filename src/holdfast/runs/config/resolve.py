@@ -118,7 +118,8 @@ def screening_settings(config: RunConfig) -> ScreeningSettings | None:
     rule, limited, learn = config.conflicts_rule
     if not config.asks and config.conflicts is None:
         rule = "keep"
-    sets = {name: PromptSet(tuple(b.prompts or ()), b.keep or "refusals") for name, b in config.prompt_sets.items()}
+    blocks = config.prompt_sets.items()
+    sets = {name: PromptSet(tuple(b.prompts or ()), b.keep or "refusals", b.limit) for name, b in blocks}
     return ScreeningSettings(
         sets=sets, rule=rule, limited=limited, learn=frozenset() if learn is None else read_ids(learn),
         max_dropped=config.screening.max_dropped, max_prompts=config.screening.max_prompts,

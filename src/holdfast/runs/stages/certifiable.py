@@ -61,18 +61,20 @@ def certify_note(record: SplitRecord, *, alpha: float, openings: int) -> str | N
     return _enough_note(record.clusters["certify"], record.counts["certify"], share, alpha=alpha, openings=openings)
 
 
-def bundled_share(prompts: Sequence[str], keep: Keep) -> list[Example]:
+def bundled_share(prompts: Sequence[str], keep: Keep, limit: int | None = None) -> list[Example]:
     """The certify prompts that a set has before its model is asked: whole bundled kinds of the sources it names."""
     names = [name for name in prompts if name in KINDS and "certify" in uses_of(name, keep)]
-    return [example for name in names for example in bundled(name, "certify")]
+    return [example for name in names for example in bundled(name, "certify", limit)]
 
 
-def asked_note(prompts: Sequence[str], keep: Keep, *, alpha: float, openings: int) -> str | None:
+def asked_note(
+    prompts: Sequence[str], keep: Keep, *, alpha: float, openings: int, limit: int | None = None
+) -> str | None:
     """`certify_note` of a set whose model was not asked yet: of the bundled prompts alone.
 
     Only those count that the model before refuses (or answers), which nobody knows yet.
     """
-    certify = bundled_share(prompts, keep)
+    certify = bundled_share(prompts, keep, limit)
     if not certify:
         return "no bundled certify prompts: they can come from dropped task rows alone, once the model is asked"
     groups = len(set(clusters([prompt_text(example) for example in certify])))
