@@ -35,6 +35,8 @@ def report(
     """
     from holdfast.reporting.page import report as write
 
+    if private and push_to_hub is None:
+        raise ConfigError("--private without --push-to-hub", remedy="add --push-to-hub OWNER/NAME, or leave it out")
     if push_to_hub is not None and len(runs) > 1:
         raise ConfigError(f"--push-to-hub with {len(runs)} runs", remedy="name the one run that is to be pushed")
     done = write(*runs, output=output, text=not no_text)

@@ -12,6 +12,11 @@ from typing import Any
 CARD_MARKER = "<!-- written by holdfast report; edits are overwritten while this line stands -->"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
+ADAPTER_FILES = ("adapter_config.json", "adapter_model*.safetensors", "tokenizer*", "special_tokens_map.json",
+                 "chat_template.jinja", "vocab*", "merges.txt", "added_tokens.json")  # fmt: skip
+MODEL_FILES = (*ADAPTER_FILES[2:], "config.json", "generation_config.json", "model*.safetensors*")
+"""Weights, their settings and the tokenizer, by name: what of a trained folder belongs to the model."""
+
 MODEL_NAME = "Fine-tuned model, measured by holdfast"
 TASK = {"type": "text-generation", "name": "Text generation"}
 WATCHED = {"type": "holdfast-monitor-prompts", "name": "Prompts that the behaviour monitor asked"}

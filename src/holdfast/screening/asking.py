@@ -179,8 +179,10 @@ class AskingPlan:
     def sentence(self) -> str:
         sample = f" (a stratified sample: {self.asked_rows} of {self.rows} rows)"
         sampled = "" if self.asked_rows == self.rows else sample
-        known = f"{self.file_prompts:,}" if self.file_prompts else "those"
-        files = f" and {known} of {', '.join(self.files)}" if self.files else ""
+        local = [name for name in self.files if Path(name).is_file()]
+        remote = [name for name in self.files if name not in local]
+        files = f" and {self.file_prompts:,} of {', '.join(local)}" if local else ""
+        files += f" and those of {', '.join(remote)}" if remote else ""
         bundled = f", {self.bundled_prompts:,} bundled prompts" if self.bundled_prompts else ""
         return (
             f"{self.task_prompts:,} task prompts{sampled}{bundled}{files}; at most about {self.new_tokens:,} new tokens"

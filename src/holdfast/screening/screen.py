@@ -230,7 +230,7 @@ def _held(
         own = sum(
             c.source == TASK and classes[key].reply_class == CLASS_OF[wanted.keep] for key, c in candidates.items()
         )
-        sorted_now = {**classes, **_sorted_in_parts(name, wanted.keep, fits, own, asker, settings.seed)}
+        sorted_now = {**classes, **_sorted_in_parts(name, wanted, fits, own, asker, settings.seed)}
         known = [candidate for key, candidate in candidates.items() if key not in too_long]
         held[name] = held_sets.share_out(wanted.keep, known, sorted_now, seed=settings.seed)
         _require_enough(name, held[name])  # before the next set's prompts are asked
@@ -241,7 +241,7 @@ def _held(
 
 
 def _sorted_in_parts(
-    name: str, keep: Keep, examples: Sequence[Example], own: int, asker: Asker, seed: int
+    name: str, wanted: PromptSet, examples: Sequence[Example], own: int, asker: Asker, seed: int
 ) -> dict[str, Sorted]:
     """The classes of the replies, by id; ends where a part of the prompts shows that too few will have the class.
 
@@ -250,14 +250,22 @@ def _sorted_in_parts(
     """
     from scipy.stats import hypergeom
 
-    what, needed = f"prompts for {name}", min(FEWEST[keep] - own, len(examples))
+    what, keep, needed = f"prompts for {name}", wanted.keep, FEWEST[wanted.keep] - own
+    if wanted.limit is not None and needed > len(examples):
+        raise InfeasibleError(
+            f"{name}: `limit: {wanted.limit}` leaves {own + len(examples)} prompts that could be held, expected at "
+            f"least {FEWEST[keep]}",
+            remedy="raise `limit`, or name more prompts",
+        )
     order = [examples[i] for i in generator(seed, "asking in parts", name).permutation(len(examples)).tolist()]
     part = FIRST_PART
-    while part <= len(order) // 2:
+    while needed > 0 and part <= len(order) // 2:
         found = asker.sort(order[:part], what=what)
         hits = sum(one.reply_class == CLASS_OF[keep] for one in found.values())
-        if needed > 0 and hypergeom.cdf(hits, len(order), needed, part) < STOPS_WRONGLY:
-            raise _too_few(name, keep, f"{hits} of the first {part} of {len(order)} prompts, drawn at random")
+        if hypergeom.cdf(hits, len(order), needed, part) < STOPS_WRONGLY:
+            beside = f", and {own} of the task" if own else ""
+            found_so_far = f"{hits} of the first {part} of {len(order)} prompts, drawn at random{beside}"
+            raise _too_few(name, keep, found_so_far)
         part *= 2
     return asker.sort(examples, what=what)
 
@@ -318,5 +326,5 @@ def _require_enough(name: str, one: HeldSet) -> None:
 
 def _too_few(name: str, keep: Keep, found: str) -> InfeasibleError:
     verb, remedy = _TOO_FEW[keep]
-    what = f"{name}: this model {verb} too little to hold: {found}, expected at least {FEWEST[keep]}"
+    what = f"{name}: this model {verb} too little to hold: {found}; at least {FEWEST[keep]} groups are needed"
     return InfeasibleError(what, remedy=remedy)

@@ -33,7 +33,7 @@ from holdfast.data.splits import Split, split_from_roles
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening.asking import Asker, Sorted
 from holdfast.screening.questions import as_question
-from holdfast.screening.settings import Keep, ScreeningSettings
+from holdfast.screening.settings import ORDINARY, Keep, ScreeningSettings
 
 Role: TypeAlias = Literal["constraint", "monitor", "certify", "unseen"]
 Item = TypeVar("Item")
@@ -226,8 +226,8 @@ def monitor_prompts(
     steering += [text for split in pairs for text in _texts(split.constraint)]
     own = [as_question(e.prompt, e, plain=plain) for split in pairs for e in split.monitor if e.kind != "text"]
     refused, answered = _refused_and_answered(own, asker, "your monitor prompts")
-    unseen = _of(held, "refusals", "unseen") or _bundled(("probes",), asker, steering, plain=plain)[0]
-    answers = _of(held, "answers", "unseen") or _bundled(("everyday", "borderline"), asker, steering, plain=plain)[1]
+    unseen = _of(held, "refusals", "unseen") or _bundled(("probes",), asker, steering, settings, plain=plain)[0]
+    answers = _of(held, "answers", "unseen") or _bundled(ORDINARY, asker, steering, settings, plain=plain)[1]
 
     def chosen(examples: Sequence[Example]) -> tuple[Example, ...]:
         """Each prompt once, the first by a seeded hash, in order of their ids."""
@@ -245,9 +245,13 @@ def _of(held: Mapping[str, HeldSet], keep: str, role: Role) -> list[Example]:
 
 
 def _bundled(
-    names: Sequence[str], asker: Asker, steering: Sequence[str], *, plain: bool
+    names: Sequence[str], asker: Asker, steering: Sequence[str], settings: ScreeningSettings, *, plain: bool
 ) -> tuple[list[Example], list[Example]]:
-    every = [as_question(e.prompt, e, plain=plain) for name in names for e in bundled(name, "monitor")]
+    every = [
+        as_question(e.prompt, e, plain=plain)
+        for name in names
+        for e in bundled(name, "monitor", settings.limit_of(name))
+    ]
     return _refused_and_answered(
         _without(every, _near(every, steering)), asker, f"bundled prompts ({', '.join(names)})"
     )

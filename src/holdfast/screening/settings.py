@@ -78,6 +78,11 @@ class ScreeningSettings:
         refused = () if (PROBES, "refusals") in taken else (PROBES,)
         return refused + (() if taken & {(name, "answers") for name in ORDINARY} else ORDINARY)
 
+    def limit_of(self, name: str) -> int | None:
+        """The largest `limit` of the sets that take prompts of this name; None where one of them has none."""
+        limits = [one.limit for one in self.sets.values() if name in one.prompts]
+        return max((limit for limit in limits if limit is not None), default=None) if None not in limits else None
+
     @property
     def asks_task(self) -> bool:
         """Whether the task's prompts are asked: to find conflicts, or to hold the replies to them."""

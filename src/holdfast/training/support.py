@@ -206,5 +206,5 @@ def require_supported_defense(trainer: Any) -> None:
         if used and not known:
             raise UnsupportedError(
                 f"defense {defense.name!r} under {engine}: its algebra on parts of the weights is not implemented",
-                remedy="use DDP (examples/launch/ddp.yaml); `holdfast ls defenses --json` lists what supports it",
+                remedy="use DDP (accelerate launch --multi_gpu); `holdfast ls defenses --json` lists what supports it",
             )

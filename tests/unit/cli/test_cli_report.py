@@ -171,4 +171,7 @@ def test_push_to_hub_sends_one_run_and_says_where(holdfast, run, monkeypatch):
 
 def test_nothing_is_pushed_without_being_asked(holdfast, run, monkeypatch):
     monkeypatch.setattr("holdfast.reporting.hub.push_to_hub", lambda *_, **__: pytest.fail("pushed"))
+    code, _, err = holdfast("report", run, "--private")
+    assert code == 2
+    assert "--private without --push-to-hub" in err
     assert holdfast("report", run)[0] == 0

@@ -24,11 +24,11 @@ ADDRESS = f"https://huggingface.co/{REPOSITORY}"
 @pytest.fixture
 def hub(monkeypatch):
     """What was sent: the file's name -> its bytes."""
-    sent: dict[str, Any] = {"private": None, "files": {}, "fails": None}
+    sent: dict[str, Any] = {"asked": [], "files": {}, "fails": None}
 
-    def create_repo(name: str, *, private: bool, exist_ok: bool) -> str:
+    def create_repo(name: str, *, private: bool | None, exist_ok: bool) -> str:
         assert (name, exist_ok) == (REPOSITORY, True)
-        sent["private"] = private
+        sent["asked"].append(private)
         return ADDRESS
 
     def create_commit(name: str, operations: list[Any], *, commit_message: str) -> None:
@@ -38,7 +38,9 @@ def hub(monkeypatch):
             with one.as_file() as file:
                 sent["files"][one.path_in_repo] = file.read()
 
-    api = SimpleNamespace(create_repo=create_repo, create_commit=create_commit)
+    about = SimpleNamespace(private=True)
+    api = SimpleNamespace(create_repo=create_repo, create_commit=create_commit, repo_info=lambda name: about)
+    sent["about"] = about
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
     return sent
 
@@ -46,9 +48,11 @@ def hub(monkeypatch):
 def test_the_card_has_bound_alpha_behaviour_and_hash(tmp_path, hub):
     run = watched(tmp_path, KEPT)
     (run / "adapter" / "checkpoint-2").mkdir()
+    for name in ("training_args.json", "notes.txt", "rows.json"):  # the run's own, and somebody's
+        (run / "adapter" / name).write_text("{}")
     assert push_to_hub(run, REPOSITORY) == ADDRESS
     assert set(hub["files"]) == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
-    assert hub["private"] is False
+    assert hub["asked"] == [None]  # public or private, as its owner has set it
     weights = (run / "adapter" / "adapter_model.safetensors").read_bytes()
     assert hub["files"]["adapter_model.safetensors"] == weights
     data: Any = ModelCard(hub["files"]["README.md"].decode()).data
@@ -67,7 +71,7 @@ def test_a_card_of_somebodys_own_goes_along_as_it_is(tmp_path, hub):
     (run / "adapter" / "README.md").write_text("My own words.\n")
     push_to_hub(run, REPOSITORY, private=True)
     assert hub["files"]["README.md"] == b"My own words.\n"
-    assert hub["private"] is True
+    assert hub["asked"] == [True]
 
 
 def test_links_are_not_followed(tmp_path, hub):
@@ -100,7 +104,27 @@ def test_what_is_no_trained_model_is_refused(tmp_path, hub, make):
     run = make(tmp_path)
     with pytest.raises(ConfigError, match="has no trained model to push"):
         push_to_hub(run, REPOSITORY)
-    assert hub["private"] is None
+    assert hub["asked"] == []
+
+
+def test_a_repository_that_is_public_gets_nothing_private(tmp_path, hub):
+    run = write_run(tmp_path / "run", certified=certificate(Words()))
+    hub["about"].private = False
+    with pytest.raises(ConfigError, match="exists already and is public: nothing was pushed"):
+        push_to_hub(run, REPOSITORY, private=True)
+    assert hub["files"] == {}
+    push_to_hub(run, REPOSITORY)
+    assert "README.md" in hub["files"]
+
+
+@pytest.mark.parametrize(("base", "sent"), [("/home/me/models/own", "own"), ("owner/name", "owner/name")])
+def test_a_base_that_is_a_folder_goes_by_its_name(tmp_path, hub, base, sent):
+    run = write_run(tmp_path / "run", certified=certificate(Words()))
+    file = run / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
+    push_to_hub(run, REPOSITORY)
+    assert json.loads(hub["files"]["adapter_config.json"])["base_model_name_or_path"] == sent
+    assert json.loads(file.read_text())["base_model_name_or_path"] == base
 
 
 def test_a_name_that_is_no_repository_is_refused(tmp_path, hub):

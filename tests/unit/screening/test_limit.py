@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +89,8 @@ def test_prompts_of_a_file_are_in_the_estimate(tmp_path):
     assert f"40 task prompts and 30 of {file};" in plans[1].sentence()
     elsewhere = ScreeningSettings(sets={"refusals": PromptSet(("owner/name",), "refusals")}, monitor_prompts=0)
     assert "and those of owner/name;" in planned(40, 40, 40, elsewhere).sentence()  # the hub is not asked
+    mixed = ScreeningSettings(sets={"refusals": PromptSet((str(file), "owner/name"), "refusals")}, monitor_prompts=0)
+    assert f"and 30 of {file} and those of owner/name;" in planned(40, 40, 40, mixed).sentence()
 
 
 @dataclass
@@ -110,6 +112,34 @@ def test_a_model_that_refuses_next_to_nothing_is_not_asked_every_prompt(tmp_path
     assert "holdfast align" in error.value.remedy
     asked = {example for example, _ in model.asked}
     assert len(asked) <= 40 + FIRST_PART + 2 * 32  # two batches measure the time
+
+
+def test_a_limit_below_what_is_needed_is_said_before_the_set_is_asked(tmp_path: Path) -> None:
+    model = Careful()
+    with pytest.raises(
+        InfeasibleError, match=r"`limit: 40` leaves 80 prompts that could be held, .*least 100"
+    ) as error:
+        screen_examples(task(), asker(tmp_path, model), replace(FEW, sets={
+            "refusals": PromptSet(("task", "probes"), "refusals", 40),
+        }))  # fmt: skip
+    assert "raise `limit`" in error.value.remedy
+    assert len({example for example, _ in model.asked}) <= 40 + 2 * 32  # two batches measure the time
+
+
+def test_the_monitor_alone_asks_no_more_than_the_limit(tmp_path: Path) -> None:
+    """Of a model that refuses no probe for monitoring, the monitor looks for refusals of bundled probes once more."""
+    steering = frozenset(prompt_text(example) for example in bundled("probes", "steer"))
+
+    @dataclass
+    class Steered(Refusing):
+        @staticmethod
+        def reply(prompt: str, tokens: int) -> str:
+            return REFUSAL if prompt in steering else Refusing.reply(prompt, tokens)
+
+    settings = replace(FEW, sets={"refusals": PromptSet(("task", "probes"), "refusals", 120)})
+    model = Steered()
+    screen_examples(task(), asker(tmp_path, model), settings)
+    assert len({example for example, _ in model.asked}) <= 40 + planned(40, 40, 40, settings).bundled_prompts
 
 
 def test_a_model_that_may_refuse_enough_is_asked_every_prompt(tmp_path: Path) -> None:

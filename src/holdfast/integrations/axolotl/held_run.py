@@ -21,6 +21,7 @@ from axolotl.utils.dict import DictDefault
 from axolotl.utils.trainer import calculate_total_num_steps
 from transformers import AutoTokenizer
 
+from holdfast.core.adapter_card import ADAPTER_FILES, MODEL_FILES
 from holdfast.core.errors import ConfigError, InfeasibleError, ResourceError, UnsupportedError
 from holdfast.integrations.axolotl.conversations import conversations
 from holdfast.integrations.axolotl.run_setup import TASK, planned, write_task
@@ -36,10 +37,6 @@ from holdfast.training.fitting import release
 from holdfast.training.state_files import capture_rng, restore_rng
 
 logger = logging.getLogger(__name__)
-
-ADAPTER_FILES = ("adapter_config.json", "adapter_model*.safetensors", "tokenizer*", "special_tokens_map.json",
-                 "chat_template.jinja", "vocab*", "merges.txt", "added_tokens.json")  # fmt: skip
-MODEL_FILES = (*ADAPTER_FILES[2:], "config.json", "generation_config.json", "model*.safetensors*")
 
 
 @dataclass

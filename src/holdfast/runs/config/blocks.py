@@ -42,8 +42,7 @@ class DataBlock(Block):
     split: str | None = None
     subset: str | None = None
     revision: str | None = None
-    limit: int | None = Field(default=None, ge=1)
-    """Read only the first rows. Of `prompts`: most prompts of a source but the task, of a bundled one for each use."""
+    limit: int | None = Field(default=None, ge=1)  # read only the first rows
     skip_bad: Literal[True] | None = None
     """Leave out malformed rows, as long as they are few, and count them; null refuses them."""
 
@@ -75,6 +74,9 @@ class SafetyBlock(DataBlock):
     prompts: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, min_length=1)
     """What to ask the model before training: `task`, `probes`, `everyday`, `borderline`, files and hub data sets."""
     keep: Literal["refusals", "answers"] | None = None  # which of its replies to `prompts` are held
+    limit: int | None = Field(default=None, ge=1)
+    """Read only the first rows. With `prompts`: at most this many of each source other than the task; of a bundled
+    source, at most this many for each use."""
     fractions: Annotated[tuple[Number, Number, Number], Field(strict=False)] = default("safety.data.fractions")
     """Shares for steering (constraint), watching (monitor) and certifying; they add up to 1."""
     on_leak: Literal["error", "move"] = "error"
