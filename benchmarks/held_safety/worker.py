@@ -103,10 +103,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--dtype", default="bfloat16", help="In which models are evaluated.")
     parser.add_argument("--limit", type=int, help="Only so many rows of each evaluation file, for a trial.")
+    parser.add_argument("--memory-share", type=float, help="Of the device, at most; beside others that grow. Below 1.")
     parser.add_argument("extra", nargs="*", help="key=value of every run file, for a trial.")
     options = parser.parse_intermixed_args()
     from benchmarks.held_safety.evaluate import Settings
 
+    if options.memory_share is not None:
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(options.memory_share)  # then batches shrink before others fail
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     work, plan = options.work.resolve(), read_plan()
     settings = Settings(options.judge.resolve(), options.batch_size, options.dtype, options.limit)

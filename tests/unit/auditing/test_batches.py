@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests import rounding, tiny
 from tests.unit.auditing.making import encodings, write_adapter
 
-from holdfast.auditing.batches import CPU_TOKENS, batches, shuffled_batches, token_budget
+from holdfast.auditing.batches import _SHARE, CPU_TOKENS, batches, shuffled_batches, token_budget
 from holdfast.auditing.measure import Measurer, measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.scoring import padding_is_inert
 from holdfast.scoring.completion import Batch, losses_of
-from holdfast.scoring.head import float32_linear
+from holdfast.scoring.head import TOKEN_CHUNK, float32_linear
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=50)
 
@@ -124,3 +124,23 @@ def test_losses_are_the_same_with_and_without_a_mask():
 
 def test_no_examples_are_no_batches():
     assert batches([], 100) == batches([], 100, even=False) == []
+
+
+@pytest.mark.parametrize(("share", "free"), [(1.0, 60), (0.5, 40), (0.3, 20)])
+def test_the_budget_on_a_gpu_is_of_what_this_process_may_take(
+    share: float, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 GiB, of which others took 30; 20 are reserved here, 10 of them in use."""
+    gib = 2**30
+    found = {
+        "mem_get_info": (50 * gib, 100 * gib), "memory_reserved": 20 * gib, "memory_allocated": 10 * gib,
+        "get_per_process_memory_fraction": share,
+    }  # fmt: skip
+    for name, value in found.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr("holdfast.auditing.batches.MOST_TOKENS", 10**12)
+    config = tiny.model().config
+    per_token = 4 * (16 * config.hidden_size + 4 * config.intermediate_size)
+    head = 6 * 4 * TOKEN_CHUNK * config.vocab_size
+    asked = token_budget(tiny.model(), torch.device("cuda"))
+    assert asked == int((_SHARE * free * gib - head) / per_token)

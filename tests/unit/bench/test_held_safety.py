@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -454,15 +455,25 @@ def test_the_default_is_what_the_fourth_round_chose(
     assert in_table.items() >= settings.items()
 
 
+ROUNDS = [
+    cells.HERE.parent / "results" / "held_safety" / f"tuning_{name}_round" for name in ("third", "fourth", "fifth")
+]
+
+
+def test_what_the_fifth_round_chose(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["choose", *map(str, ROUNDS), "--model", "0.5b", "1.5b"])
+    choose.main()
+    assert capsys.readouterr().out.splitlines()[-1] == "chosen: capped_0.02"
+
+
 def test_a_configuration_with_some_of_its_cells_is_not_chosen(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The fifth round: two cells of the cheapest configuration with 1.5B have no record."""
-    rounds = [
-        str(cells.HERE.parent / "results" / "held_safety" / f"tuning_{name}_round")
-        for name in ("third", "fourth", "fifth")
-    ]
-    monkeypatch.setattr("sys.argv", ["choose", *rounds, "--model", "0.5b", "1.5b"])
+    """The fifth round without two cells of the cheapest configuration with 1.5B."""
+    lost = {f"1.5b.sst2.p{ratio}.s11.auto.capped_0.02.tuning.json" for ratio in ("0.05", "1")}
+    for path in (path for folder in ROUNDS for path in folder.glob("*.json") if path.name not in lost):
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.setattr("sys.argv", ["choose", str(tmp_path), "--model", "0.5b", "1.5b"])
     with pytest.raises(SystemExit, match=r"missing of capped_0\.02"):
         choose.main()
     small, large = capsys.readouterr().out.split("\n\n")[:2]
