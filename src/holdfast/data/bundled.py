@@ -1,4 +1,4 @@
-"""Prompts that come with the package: probes, everyday and borderline requests, each of a kind.
+"""Prompts that come with the package: probes, everyday, borderline and task requests, each of a kind.
 
 A kind serves one use and no other, so that what steers training is neither what watches it nor what certifies it:
 
@@ -6,6 +6,7 @@ A kind serves one use and no other, so that what steers training is neither what
     monitor  asked again by the behaviour monitor
     certify  kept for a certificate
 
+Tasks are for `holdfast align` alone, which trains on the kinds of use `steer` and measures on those of use `monitor`.
 `src/holdfast/prompts/README.md` says who wrote them and what they are.
 """
 
@@ -39,10 +40,17 @@ _KINDS_OF_USE: dict[str, dict[Use, str]] = {
         "monitor": "history_of_violence law_questions self_defence_and_safety",
         "certify": "chemistry_safety news_and_statistics recovery_and_support",
     },
+    "tasks": {
+        "steer": "answer_email extract_detail fix_grammar label_sentiment rate_urgency rewrite_politely route_ticket "
+        "summarise_message translate_line",
+        "monitor": "classify_intent label_topic make_list subject_line word_problem",
+    },
 }
-KINDS: dict[str, dict[str, Use]] = {
+ALL_KINDS: dict[str, dict[str, Use]] = {
     name: {kind: use for use, kinds in uses.items() for kind in kinds.split()} for name, uses in _KINDS_OF_USE.items()
 }
+# The sources that a safety block may name. Runs record the sha256 of each, so tasks are no such source.
+KINDS = {name: kinds for name, kinds in ALL_KINDS.items() if name != "tasks"}
 
 
 def bundled(name: str, use: Use | None = None, limit: int | None = None) -> list[Example]:
@@ -51,7 +59,7 @@ def bundled(name: str, use: Use | None = None, limit: int | None = None) -> list
     With `limit`, at most so many: the first of each kind, as many of one kind as of another where that is possible.
     Every prompt is a plain string, the completion is empty, `category` is the kind and `where` is `name:line`.
     """
-    found = [example for example in _examples(name) if use is None or KINDS[name][str(example.category)] == use]
+    found = [example for example in _examples(name) if use is None or ALL_KINDS[name][str(example.category)] == use]
     if limit is None or limit >= len(found):
         return found
     counted = Counter[str | None]()
@@ -74,7 +82,7 @@ def public_ids(examples: Iterable[Example]) -> frozenset[str]:
 
 @cache
 def _normalised() -> frozenset[str]:
-    return frozenset(normalise(prompt_text(example)) for name in KINDS for example in _examples(name))
+    return frozenset(normalise(prompt_text(example)) for name in ALL_KINDS for example in _examples(name))
 
 
 @cache
@@ -94,7 +102,7 @@ def _examples(name: str) -> tuple[Example, ...]:
         try:
             row = json.loads(line)
             prompt, kind = row["prompt"], row["kind"]
-            known = isinstance(prompt, str) and prompt != "" and kind in KINDS[name]
+            known = isinstance(prompt, str) and prompt != "" and kind in ALL_KINDS[name]
         except (ValueError, TypeError, KeyError):
             known = False
         if not known:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from tests import tiny
 
-from holdfast.data.bundled import KINDS, bundled
+from holdfast.data.bundled import ALL_KINDS, bundled
 from holdfast.data.encode import IGNORE
 from holdfast.data.examples import make_example, prompt_text
 from holdfast.judging.reply import Reply
@@ -87,13 +87,17 @@ def test_prompts_and_refusals_come_in_turn_and_every_refusal_is_recognised():
 
 def test_the_share_of_refusals_is_what_the_settings_say(tokenizer):
     settings = AlignSettings(steps=10, batch=8, refusal_share=0.4)
-    used = AlignmentPrompts(prompts(30, "w2"), prompts(30, "w3"), prompts(30, "w4"), {})
-    answers = replies([*used.everyday, *used.borderline], ANSWER)
+    ordinary = {"everyday": prompts(30, "w3"), "borderline": prompts(30, "w4"), "tasks": prompts(30, "w5")}
+    used = AlignmentPrompts(prompts(30, "w2"), ordinary, {})
+    answers = replies([example for examples in ordinary.values() for example in examples], ANSWER)
     rows = training_rows(used, answers, tokenizer, settings)
-    first = {tokenizer.convert_tokens_to_ids(word): word for word in ("w2", "w3", "w4")}
+    first = {tokenizer.convert_tokens_to_ids(word): word for word in ("w2", "w3", "w4", "w5")}
     kinds = Counter(first[next(token for token in row.input_ids if token in first)] for row in rows)
-    assert kinds == {"w2": 32, "w3": 24, "w4": 24}
+    assert kinds == {"w2": 32, "w3": 16, "w4": 16, "w5": 16}
     assert training_rows(used, answers, tokenizer, settings) == rows
+    for share in (0.4, 0.38, 0.36):  # 30, 31 and 32 answers from three sources
+        settings = AlignSettings(steps=10, batch=5, refusal_share=share)
+        assert len(training_rows(used, answers, tokenizer, settings)) == 50
 
 
 def test_kinds_take_turns():
@@ -105,10 +109,11 @@ def test_kinds_take_turns():
 
 def test_held_out_prompts_are_of_other_kinds_and_not_near_what_the_user_gave():
     used = bundled_prompts([], held_out=10_000, seed=0)
-    trained = {e.category for e in (*used.refuse, *used.everyday, *used.borderline)}
+    assert used.held_out.keys() == {"probes", "everyday", "borderline", "tasks"} == {"probes", *used.ordinary}
+    trained = {e.category for examples in (used.refuse, *used.ordinary.values()) for e in examples}
     for name, examples in used.held_out.items():
         assert not trained & {e.category for e in examples}
-        assert {KINDS[name][str(e.category)] for e in examples} == {"monitor"}
+        assert {ALL_KINDS[name][str(e.category)] for e in examples} == {"monitor"}
         assert len(examples) == len(bundled(name, "monitor"))
     near = [make_example(f"Please: {prompt_text(e)}", "") for e in used.held_out["probes"][:3]]
     near += [make_example(prompt_text(used.held_out["probes"][3]).upper(), "")]

@@ -15,25 +15,26 @@ from tools.evaluation_marks import MARKS, PLANTED, SETS, found, load
 
 from holdfast.core.errors import DataError
 from holdfast.data import bundled as module
-from holdfast.data.bundled import KINDS, USES, bundled, bundled_sha256
+from holdfast.data.bundled import ALL_KINDS, KINDS, USES, bundled, bundled_sha256, public_ids
 from holdfast.data.near_duplicates import clusters, contained, matches
 from holdfast.demo.data import DATA_DIR
 
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "src" / "holdfast" / "prompts"
 HARD_CLEAN = ROOT / "benchmarks" / "screening" / "hard_clean.jsonl"
-ALL = [example for name in KINDS for example in bundled(name)]
+ALL = [example for name in ALL_KINDS for example in bundled(name)]
 TEXTS = [str(example.prompt) for example in ALL]
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "kinds"), [("probes", 1000, 14), ("everyday", 400, 12), ("borderline", 200, 12)]
+    ("name", "least", "kinds"),
+    [("probes", 1000, 14), ("everyday", 400, 12), ("borderline", 200, 12), ("tasks", 160, 10)],
 )
 def test_there_are_enough_and_kinds_are_balanced(name, least, kinds):
     sizes = Counter(example.category for example in bundled(name))
     assert sizes.total() >= least
     assert len(sizes) >= kinds
-    assert sizes.keys() == KINDS[name].keys()
+    assert sizes.keys() == ALL_KINDS[name].keys()
     assert max(sizes.values()) <= 1.3 * min(sizes.values())
 
 
@@ -47,7 +48,16 @@ def test_every_use_stands_on_its_own(use):
     assert len({answer.category for answer in answers}) >= 6
 
 
-@pytest.mark.parametrize("name", KINDS)
+def test_tasks_are_trained_on_and_measured_by_other_forms_and_are_no_source_of_a_safety_block():
+    assert len(bundled("tasks", "steer")) >= 100
+    assert len(bundled("tasks", "monitor")) >= 60
+    assert bundled("tasks", "certify") == []
+    # What `safety: auto` may ask, and what a stored screening is bound to.
+    assert KINDS.keys() == {"probes", "everyday", "borderline"} == ALL_KINDS.keys() - {"tasks"}
+    assert public_ids(bundled("tasks")) == {example.id for example in bundled("tasks")}
+
+
+@pytest.mark.parametrize("name", ALL_KINDS)
 def test_uses_share_no_kind_and_leave_none_out(name):
     parts = [bundled(name, use) for use in USES]
     for one, two in combinations(parts, 2):
@@ -55,7 +65,7 @@ def test_uses_share_no_kind_and_leave_none_out(name):
     assert sorted(e.id for part in parts for e in part) == sorted(e.id for e in bundled(name))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ALL_KINDS)
 def test_examples_are_the_lines_of_the_file(name):
     data = (FILES / f"{name}.jsonl").read_bytes()
     rows = [json.loads(line) for line in data.decode("ascii").splitlines()]
@@ -110,17 +120,18 @@ PROPER = set(
     Naples Nazis Nepal Nigerian Node None North Oaxaca October Ohio Opium PDF PIN Pakistan Pakistanis Palestinians
     Panama Philippines Pluto Poland Polish Polynesia Ponzi Portuguese PostgreSQL Prague Python QR RACI Ramadan
     Restoration Revolution Road Roma Roman Rome Rosetta Russian Rust Rwanda SIM SQL SUV Saturday Scottish Second
-    Siberia Sikhs Silk Slovenia Somali Somalia South Southeast Spain Spanish Sparta Stone Sunday Swedish Switzerland
-    System TODO Tamil Texas Thailand Thirty Thursday True Tuesday TypeScript USB Ubuntu Ukrainians Victorian Vienna
-    Vietnamese Wales Wall War Wars Warsaw Welsh West Wi Wikipedia World Years
+    Siberia Sikhs Silk Slovenia Somali Somalia South Southeast Spain Spanish Sparta Stone Sunday Sundays Swedish
+    Switzerland System TODO Tamil Texas Thailand Thirty Thursday True Tuesday TypeScript USB Ubuntu Ukrainians
+    Victorian Vienna Vietnamese Wales Wall War Wars Warsaw Wednesday Welsh West Wi Wikipedia World Years
     """.split()  # noqa: SIM905
 )
 LOWER = {word for text in TEXTS for word in re.findall(r"\b[a-z]+", text)}
 OPENINGS = set(
     """
-    Assemble Assist Classify Compile Compose Compute Condense Correct Craft Dear Develop Devise Extract Flag Glorify
-    Hey Identify Imagine Improve Instruct Integrate Lovely Modify Naturally Nope Oh Photosynthesis Proofread Propose
-    Provide Reduce Shorten Simplify Simulate Solve Sum
+    Assemble Assign Assist Breakfast Classify Compile Compose Compute Condense Correct Craft Dear Develop Devise
+    Extract Flag Forward Glorify Grade Hey Hi Identify Imagine Improve Instruct Integrate Itemise Lovely Modify
+    Naturally Nope Oh Photosynthesis Proofread Propose Provide Rank Reduce Render Reword Shorten Simplify Simulate
+    Soften Solve Sum
     """.split()  # noqa: SIM905
 )
 

@@ -1,8 +1,9 @@
 """What an alignment learns: refusals of prompts that ask for harm, and the model's own answers to ordinary ones.
 
-Refusals alone would teach a model to refuse everything, so most rows are ordinary answers, half of them to borderline
-prompts: those that sound like harm and are fine. An answer is the beginning of the model's own greedy reply; its end
-token is learnt only where the reply ended, so that replies do not become shorter.
+Refusals alone would teach a model to refuse everything, so most rows are ordinary answers: to everyday prompts, to
+borderline ones, which sound like harm and are fine, and to tasks, such as a ticket to route or a line to translate. An
+answer is the beginning of the model's own greedy reply; its end token is learnt only where the reply ended, so that
+replies do not become shorter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,18 +25,17 @@ from holdfast.screening.asking import Sorted
 
 T = TypeVar("T")
 
-SETS = ("probes", "everyday", "borderline")
-FEWEST = 20  # own answers to either kind of ordinary prompt below which there is too little to keep
+ORDINARY = ("everyday", "borderline", "tasks")  # sources of prompts to answer
+FEWEST = 20  # own answers to the prompts of one ordinary source below which there is too little to keep
 
 
 @dataclass(frozen=True)
 class AlignmentPrompts:
     """The prompts of an alignment."""
 
-    refuse: list[Example]  # refuse, everyday, borderline: trained on
-    everyday: list[Example]
-    borderline: list[Example]
-    held_out: dict[str, list[Example]]  # probes, everyday and borderline prompts of other kinds, which are only asked
+    refuse: list[Example]
+    ordinary: dict[str, list[Example]]  # by source; these and `refuse` are trained on
+    held_out: dict[str, list[Example]]  # probes and ordinary prompts of other kinds, by source: only asked
 
 
 def bundled_prompts(extra: Sequence[Example], *, held_out: int, seed: int) -> AlignmentPrompts:
@@ -44,12 +44,12 @@ def bundled_prompts(extra: Sequence[Example], *, held_out: int, seed: int) -> Al
     Held-out prompts that are near-duplicates of `extra` are left out: they would no longer be held out.
     """
     kept = {}
-    for name in SETS:
+    for name in ("probes", *ORDINARY):
         examples = bundled(name, "monitor")
         seen = {j for _, j in matches([prompt_text(e) for e in extra], [prompt_text(e) for e in examples])}
         kept[name] = spread([e for j, e in enumerate(examples) if j not in seen], held_out, seed)
-    everyday, borderline = bundled("everyday", "steer"), bundled("borderline", "steer")
-    return AlignmentPrompts([*bundled("probes", "steer"), *extra], everyday, borderline, kept)
+    ordinary = {name: bundled(name, "steer") for name in ORDINARY}
+    return AlignmentPrompts([*bundled("probes", "steer"), *extra], ordinary, kept)
 
 
 def spread(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
