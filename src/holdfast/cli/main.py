@@ -27,12 +27,13 @@ from holdfast.cli.terminal import refuse, say, shown
 from holdfast.cli.train import train
 from holdfast.core.errors import ConfigError, HoldfastError, ResourceError
 from holdfast.core.version import VERSION
-from holdfast.models.library_errors import out_of_memory
+from holdfast.models.library_errors import held_by_others, out_of_memory
 
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 """What the system says of a path that is the user's to change."""
 _LOCALE = "set a UTF-8 locale (LC_ALL=C.UTF-8) or PYTHONUTF8=1, or use names of ASCII letters"
 
+MUCH = 0.2  # of a GPU's memory
 _SET = "--set {}=VALUE"
 OLD_CERTIFY = {
     "--safety": "--prompts FILE",
@@ -166,9 +167,19 @@ def _refusal(error: Exception) -> HoldfastError | None:
         remedy = "name a place that you may read and write (output_dir, --output), or change its permissions"
         return ResourceError(f"{error.filename}: {(error.strerror or str(error)).lower()}", remedy=remedy)
     if out_of_memory(error):
-        return ResourceError(
-            "out of memory",
-            remedy="set train.gradient_checkpointing: true or train.step: two_pass (one pass holds both batches), or "
-            "lower train.per_device_train_batch_size, safety_micro_batch_size or max_length",
-        )
+        return _out_of_memory(error)
     return None
+
+
+def _out_of_memory(error: Exception) -> ResourceError:
+    """Names the memory that other processes hold, where it is much: smaller batches would not help then."""
+    on_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported
+    others, total = (held_by_others() if on_gpu else None) or (0.0, 1.0)
+    if others > MUCH * total:
+        what = f"out of memory: other processes hold {others:.0f} of the GPU's {total:.0f} GiB"
+        return ResourceError(what, remedy="wait for them (nvidia-smi shows them) or set CUDA_VISIBLE_DEVICES")
+    return ResourceError(
+        "out of memory",
+        remedy="set train.gradient_checkpointing: true or train.step: two_pass (one pass holds both batches), or "
+        "lower train.per_device_train_batch_size, safety_micro_batch_size or max_length",
+    )

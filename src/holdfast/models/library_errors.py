@@ -54,6 +54,15 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
+def held_by_others() -> tuple[float, float] | None:
+    """GiB of the current GPU that other processes hold, and GiB in all; None without a GPU in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return max(0, total - free - torch.cuda.memory_reserved()) / 2**30, total / 2**30
+
+
 def fitting_batches(
     places: list[int], size: int, run: Callable[[list[int]], Result], too_large: Callable[[int], Exception] | None
 ) -> Iterator[tuple[list[int], Result]]:

@@ -128,6 +128,19 @@ def test_running_out_of_disk_or_memory_exits_7(failing, error):
     assert "What to do: " in err
 
 
+@pytest.mark.parametrize(("free", "named"), [(1, True), (70, False)])
+def test_memory_that_other_processes_hold_is_named(failing, monkeypatch, free, named):
+    """Of 100 GiB this process has 10."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * 2**30, 100 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 10 * 2**30)
+    code, err = failing(torch.OutOfMemoryError("CUDA out of memory."))
+    assert code == 7
+    assert ("other processes hold 89 of the GPU's 100 GiB" in err) is named
+    assert ("CUDA_VISIBLE_DEVICES" in err) is named
+    assert "other processes" not in failing(MemoryError())[1]
+
+
 @pytest.mark.parametrize("kind", [PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError])
 def test_a_path_that_may_not_be_used_is_named_and_exits_7(failing, kind):
     numbers = {"PermissionError": errno.EACCES, "NotADirectoryError": errno.ENOTDIR}
