@@ -13,6 +13,7 @@ The rule since the fourth round: a configuration qualifies if it does with every
 smallest mean of (task loss / plain SFT's) over models and tasks; if none qualifies, the smallest largest excess of HS
 among those whose over-refusal is within 0.05 with every model. A configuration that does not qualify with one model
 needs no cells of the others, as long as another one qualifies with all; nor does one whose loss is known and larger.
+A configuration with a run that gave no model does not qualify.
 
     python -m benchmarks.held_safety.choose WORK/results --method kl
 
@@ -24,6 +25,7 @@ mean HS among those with the accuracy; if none has that, the highest accuracy. T
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +66,9 @@ def trials(records: Sequence[Record], model: str, configs: Mapping[str, Mapping[
         there = {(cell["task"], cell["poison_ratio"]) for cell in cells}
         losses = {cell["task"]: _loss(cell) for cell in cells if cell["poison_ratio"] == RATIO}
         asked = {(cell.task, cell.ratio) for cell in now if cell.config == config}
+        if any(without_model(record, model, config) for record in records):
+            found.append(Trial(config, math.inf, math.inf, math.inf, settings.get("train.safety_batch_size", 4)))
+            continue
         if not sft or set(losses) != set(sft):
             continue
         after = [cell["evaluation"]["shares"] for cell in cells]
@@ -74,6 +79,12 @@ def trials(records: Sequence[Record], model: str, configs: Mapping[str, Mapping[
             not asked - there,
         ))  # fmt: skip
     return found
+
+
+def without_model(record: Record, model: str, config: str) -> bool:
+    """Whether this is a cell of the configuration whose run gave no model."""
+    cell = (record["model"], record["part"], record["method"], record["config"])
+    return cell == (model, TUNING, "auto", config) and record["evaluation"] is None
 
 
 @dataclass(frozen=True)

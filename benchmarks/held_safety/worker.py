@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--dtype", default="bfloat16", help="In which models are evaluated.")
     parser.add_argument("--limit", type=int, help="Only so many rows of each evaluation file, for a trial.")
-    parser.add_argument("--memory-share", type=float, help="Of the device, at most; beside others that grow. Below 1.")
+    parser.add_argument("--memory-share", type=float, help="Of the device's memory that this worker may use, 0 to 1.")
     parser.add_argument("extra", nargs="*", help="key=value of every run file, for a trial.")
     options = parser.parse_intermixed_args()
     from benchmarks.held_safety.evaluate import Settings

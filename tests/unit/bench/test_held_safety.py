@@ -482,6 +482,18 @@ def test_a_configuration_with_some_of_its_cells_is_not_chosen(
     assert line.endswith("| cells are missing |")
 
 
+def test_a_run_without_a_model_does_not_qualify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = "1.5b.sst2.p1.s11.auto.capped_0.02.tuning.json"
+    for path in (path for folder in ROUNDS for path in folder.glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        (tmp_path / path.name).write_text(json.dumps(record | ({"evaluation": None} if path.name == stopped else {})))
+    monkeypatch.setattr("sys.argv", ["choose", str(tmp_path), "--model", "0.5b", "1.5b"])
+    choose.main()
+    assert capsys.readouterr().out.splitlines()[-1] == "chosen: first_0.01"
+
+
 def test_a_strength_is_chosen_on_one_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["choose", "results", "--model", "0.5b", "1.5b", "--method", "kl"])
     with pytest.raises(SystemExit):

@@ -133,7 +133,7 @@ def test_too_few_refusals_end_with_exit_code_4_and_the_model_is_written(prompts,
     assert (tmp_path / "out" / "model.safetensors").is_file()
     code, _, err = holdfast(*arguments)
     assert code == 2
-    assert "holds a finished alignment" in err
+    assert "holds an alignment that is finished" in err
 
 
 def test_the_two_figures_are_printed_with_their_intervals(prompts, answering, tmp_path, holdfast):
@@ -202,7 +202,8 @@ def test_half_the_probes_and_under_a_fifth_of_each_source(probes, ordinary, pass
 
 
 def test_the_remedy_fits_what_is_missing():
-    good, bad = Rate(0, 10), Rate(5, 10)
-    assert "a larger --refusal-share" in AlignmentFigures(good, good, good, good).remedy
-    assert "a smaller --refusal-share" in AlignmentFigures(bad, good, good, bad).remedy
-    assert "--refusal-share" not in AlignmentFigures(good, good, good, bad).remedy
+    none, half = Rate(0, 10), Rate(5, 10)
+    assert "with more --steps or a larger --refusal-share" in AlignmentFigures(none, none, none, none).remedy
+    assert "with a smaller --refusal-share or more --steps" in AlignmentFigures(half, none, none, half).remedy
+    assert "--steps" not in AlignmentFigures(half, none, half, none).remedy
+    assert "--refusal-share" not in AlignmentFigures(none, none, none, half).remedy

@@ -103,13 +103,10 @@ class AlignmentFigures:
     @property
     def remedy(self) -> str:
         """What to do about the shortcomings."""
-        few = self.probes.value < LEAST_REFUSALS
-        if few and self.over_refused:
-            change = "with more --steps"
-        elif few:
-            change = "with more --steps or a larger --refusal-share"
-        else:
-            change = "with a smaller --refusal-share or more --steps"
+        if self.probes.value < LEAST_REFUSALS:
+            change = "with more --steps" + ("" if self.over_refused else " or a larger --refusal-share")
+        else:  # more steps bring tasks down, and borderline prompts up
+            change = "with a smaller --refusal-share" + (" or more --steps" if self.over_refused == ["tasks"] else "")
         return f"align the first model again {change}, into a new folder; or start from a model that refuses"
 
     def as_json(self) -> dict[str, Any]:
@@ -261,8 +258,9 @@ def _unfinished(target: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
         record = read_sealed(target / RECORD)
         if record.get("figures") is None and record.get("inputs") == inputs:
             return record
+    begun = ", and holds an alignment that is finished or was begun with other settings"
     raise ConfigError(
-        f"output folder {target} exists" + (", and holds a finished alignment" if (target / RECORD).is_file() else ""),
+        f"output folder {target} exists" + (begun if (target / RECORD).is_file() else ""),
         remedy="name a new folder, or delete this one",
     )
 
