@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import importlib.metadata
 import os
 from dataclasses import fields
@@ -14,6 +15,7 @@ import typer.main
 
 SMALL = 1000  # tokens: the vocabulary is part of the key
 _known: dict[tuple[Any, ...], Any] = {}
+same_rows = False  # set in processes of a group that all prepare the same rows in the same order
 
 
 def calls() -> None:
@@ -46,6 +48,7 @@ def training() -> None:
     from holdfast.screening import asking
 
     asking.BATCH_CPU = 256
+    _probe_once()
     if not torch.cuda.is_available():
         for absent in (torch.cuda.random, torch.xpu.random, torch.mtia):
             absent._lazy_call = lambda *_, **__: None  # type: ignore[attr-defined]
@@ -58,7 +61,7 @@ def training() -> None:
         """What `SFTTrainer._prepare_dataset` made of the same rows with the same tokenizer and the same settings."""
         arguments = (dataset, tokenizer, args, packing, formatting_func, dataset_name)
         plain = type(dataset) is Dataset and dataset.format["type"] is None and formatting_func is None
-        plain &= os.environ.get("WORLD_SIZE", "1") == "1"  # ranks wait for each other there
+        plain &= same_rows or os.environ.get("WORLD_SIZE", "1") == "1"  # ranks wait for each other there
         if not plain or not hasattr(tokenizer, "backend_tokenizer") or len(tokenizer) > SMALL:
             return prepare(self, *arguments)
         key = (
@@ -71,3 +74,57 @@ def training() -> None:
         return copy.copy(_known[key])
 
     SFTTrainer._prepare_dataset = prepared
+
+
+def _plain_forward(module: Any) -> bool:
+    """Whether a module's forward is its class's, or TRL's around that one."""
+    own = vars(module).get("forward")
+    if own is None:
+        return True
+    function = getattr(own, "__func__", None)
+    if function is None or "/trl/trainer/" not in function.__code__.co_filename:
+        return False
+    held = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+    inner = held["original_forward"].cell_contents
+    return getattr(inner, "__func__", None) is type(module).forward
+
+
+def _probe_once() -> None:
+    """Every fused run tries packed rows first: once for the same layers, weights, settings and rows is enough.
+
+    Tests of the trial call it by another name. A model with hooks or a forward of its own is always tried, and what a
+    test replaces in the code of the trial or in a class of layers is part of the key.
+    """
+    import torch
+
+    from holdfast.fused import body, delta_rule, grouped_lora, packed_rows, probe
+    from holdfast.training import fused_setup
+
+    code = [vars(module) for module in (body, delta_rule, grouped_lora, packed_rows, probe)]
+    code += [vars(cls) for cls in (body.Body, body.EagerPasses, grouped_lora.GroupedAdapter, probe._Probe)]
+    known: dict[tuple[Any, ...], str | None] = {}
+
+    def tried(passes: Any, rows: Any, pad_token_id: int) -> str | None:
+        one = passes.body
+        hooks = any(value for m in one.modules for name, value in vars(m).items() if name.endswith("_hooks"))
+        if hooks or not all(_plain_forward(m) for m in one.modules):
+            return probe.packing_problem(passes, rows, pad_token_id)
+        simple = (bool, int, float, str)
+        layers = [
+            (type(m), type(m).forward, *((k, v) for k, v in vars(m).items() if isinstance(v, simple)))
+            for m in one.modules
+        ]
+        state = hashlib.sha256()
+        for name, tensor in [*one.model.named_parameters(), *one.model.named_buffers()]:
+            state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode())
+            state.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+        key = (
+            tuple(layers), state.digest(), repr(one._config), one._config._attn_implementation, one.dtype,
+            tuple(str(layer.module.scaling) for layer in one.adapter.layers), one.adapter.count, one.adapter.dropout,
+            tuple(rows), pad_token_id, tuple(f for space in code for f in space.values() if callable(f)),
+        )  # fmt: skip
+        if key not in known:
+            known[key] = probe.packing_problem(passes, rows, pad_token_id)
+        return known[key]
+
+    fused_setup.packing_problem = tried
