@@ -22,15 +22,18 @@ def calls() -> None:
     """Flushing to disk takes 40 % of a checkpoint's time, and only a power cut would show whether it happened.
 
     Every checkpoint has PEFT's model card, from a template that is compiled anew; every trainer asks for the version of
-    PEFT, every command in this process for all commands. Tiny models give a handful of replies to thousands of prompts,
-    each of which is sorted: this is called before anybody imports the function that does it.
+    PEFT, every command in this process for all commands. A chat template is tried in a process of its own. Tiny models
+    give a handful of replies to thousands of prompts, each of which is sorted: this is called before anybody imports
+    the function that does it.
     """
     from holdfast.judging import reply_classes
+    from holdfast.models import chat_template
 
     os.fsync = os.fstat  # type: ignore[assignment]
     jinja2.Environment.compile = functools.lru_cache(jinja2.Environment.compile)  # type: ignore[assignment]
     importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
     typer.main.get_command = functools.cache(typer.main.get_command)
+    chat_template._tried = functools.cache(chat_template._tried)
     reply_classes.sort_reply = functools.lru_cache(reply_classes.sort_reply)
 
 
@@ -77,23 +80,28 @@ def training() -> None:
 
 
 def _plain_forward(module: Any) -> bool:
-    """Whether a module's forward is its class's, or TRL's around that one."""
+    """Whether a module's forward is its class's, or TRL's or accelerate's around that one."""
     own = vars(module).get("forward")
     if own is None:
         return True
     function = getattr(own, "__func__", None)
-    if function is None or "/trl/trainer/" not in function.__code__.co_filename:
+    if function is None:
         return False
-    held = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
-    inner = held["original_forward"].cell_contents
+    held = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    if "/trl/trainer/" in function.__code__.co_filename:
+        inner = held["original_forward"].cell_contents
+    elif "/accelerate/utils/" in function.__code__.co_filename:
+        inner = vars(module).get("_original_forward")
+    else:
+        return False
     return getattr(inner, "__func__", None) is type(module).forward
 
 
 def _probe_once() -> None:
     """Every fused run tries packed rows first: once for the same layers, weights, settings and rows is enough.
 
-    Tests of the trial call it by another name. A model with hooks or a forward of its own is always tried, and what a
-    test replaces in the code of the trial or in a class of layers is part of the key.
+    Tests of the trial call it by another name. A model with hooks or a forward that no library gave it is always tried,
+    and what a test replaces in the code of the trial or in a class of layers is part of the key.
     """
     import torch
 
@@ -102,12 +110,14 @@ def _probe_once() -> None:
 
     code = [vars(module) for module in (body, delta_rule, grouped_lora, packed_rows, probe)]
     code += [vars(cls) for cls in (body.Body, body.EagerPasses, grouped_lora.GroupedAdapter, probe._Probe)]
+    places = [name for name in vars(torch.nn.Module()) if name.endswith("_hooks")]
     known: dict[tuple[Any, ...], str | None] = {}
 
     def tried(passes: Any, rows: Any, pad_token_id: int) -> str | None:
         one = passes.body
-        hooks = any(value for m in one.modules for name, value in vars(m).items() if name.endswith("_hooks"))
-        if hooks or not all(_plain_forward(m) for m in one.modules):
+        hooks = [hook for m in one.modules for name in places for hook in vars(m)[name].values()]
+        foreign = not all(str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
+        if foreign or not all(_plain_forward(m) for m in one.modules):
             return probe.packing_problem(passes, rows, pad_token_id)
         simple = (bool, int, float, str)
         layers = [
@@ -119,7 +129,8 @@ def _probe_once() -> None:
             state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode())
             state.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
         key = (
-            tuple(layers), state.digest(), repr(one._config), one._config._attn_implementation, one.dtype,
+            tuple(layers), tuple(hook.__code__ for hook in hooks), state.digest(), repr(one._config),
+            one._config._attn_implementation, one.dtype,
             tuple(str(layer.module.scaling) for layer in one.adapter.layers), one.adapter.count, one.adapter.dropout,
             tuple(rows), pad_token_id, tuple(f for space in code for f in space.values() if callable(f)),
         )  # fmt: skip

@@ -76,6 +76,11 @@ def layout(accumulation: int = 1) -> dict[str, int]:
     return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation}
 
 
+def at_once(accumulation: int) -> dict[str, int]:
+    """Without micro-batches a step's safety rows are not split either; the noise floor then takes fewer passes."""
+    return {"safety_micro_batch_size": GLOBAL_BATCH} if accumulation == 1 else {}
+
+
 def make_trainer(
     folder: Path,
     constraint: dict[str, Any] = TIGHT,
@@ -86,6 +91,7 @@ def make_trainer(
     **arguments: Any,
 ) -> hf.SafeSFTTrainer:
     args = {**BASE, **SAFETY, **layout(), "reference_cache": str(folder / "cache"), **arguments}
+    args |= at_once(args["gradient_accumulation_steps"])
     return hf.SafeSFTTrainer(
         tiny.tied() if full else tiny.model(), hf.SafeSFTConfig(str(folder), **args),
         processing_class=tiny.tokenizer(), train_dataset=tiny.dataset(48, seed=1, start="w1"),
