@@ -108,8 +108,8 @@ def _probe_once() -> None:
     from holdfast.fused import body, delta_rule, grouped_lora, packed_rows, probe
     from holdfast.training import fused_setup
 
-    code = [vars(module) for module in (body, delta_rule, grouped_lora, packed_rows, probe)]
-    code += [vars(cls) for cls in (body.Body, body.EagerPasses, grouped_lora.GroupedAdapter, probe._Probe)]
+    classes = (body.Body, body.EagerPasses, grouped_lora.GroupedAdapter, probe._Probe)
+    code = [vars(one) for one in (body, delta_rule, grouped_lora, packed_rows, probe, *classes)]
     places = [name for name in vars(torch.nn.Module()) if name.endswith("_hooks")]
     known: dict[tuple[Any, ...], str | None] = {}
 
@@ -138,4 +138,4 @@ def _probe_once() -> None:
             known[key] = probe.packing_problem(passes, rows, pad_token_id)
         return known[key]
 
-    fused_setup.packing_problem = tried
+    fused_setup.packing_problem = tried  # type: ignore[attr-defined]
