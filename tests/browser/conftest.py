@@ -37,6 +37,22 @@ class Opened:
         page.on("request", lambda request: self.requests.append(request.url))
 
 
+@pytest.fixture(scope="module")
+def resized(chromium):
+    """A file that is opened once and shown at another width: `resized(path, 360)`."""
+    context, pages = chromium.new_context(color_scheme="light"), {}
+
+    def call(path: Path, width: int):
+        if path not in pages:
+            pages[path] = context.new_page()
+            pages[path].goto(path.as_uri())
+        pages[path].set_viewport_size({"width": width, "height": 800})
+        return pages[path]
+
+    yield call
+    context.close()
+
+
 @pytest.fixture
 def open_page(chromium):
     """Open a file: `open_page(path, width=360, scheme="dark")`."""

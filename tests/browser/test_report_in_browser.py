@@ -103,8 +103,8 @@ def test_dark_and_light_differ(open_page, report):
 
 @pytest.mark.parametrize("which", ["report", "several"])
 @pytest.mark.parametrize("width", [320, 360, 400])
-def test_a_phone_needs_no_sideways_scrolling(open_page, request, which, width):
-    page = open_page(request.getfixturevalue(which), width=width).page
+def test_a_phone_needs_no_sideways_scrolling(resized, request, which, width):
+    page = resized(request.getfixturevalue(which), width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator(".chart.narrow").first.is_visible()
     assert not page.locator(".chart.wide").first.is_visible()
@@ -112,8 +112,8 @@ def test_a_phone_needs_no_sideways_scrolling(open_page, request, which, width):
 
 @pytest.mark.parametrize("width", [360, 900])
 @pytest.mark.parametrize("which", ["report", "several"])
-def test_no_label_leaves_its_picture(open_page, request, which, width):
-    page = open_page(request.getfixturevalue(which), width=width).page
+def test_no_label_leaves_its_picture(resized, request, which, width):
+    page = resized(request.getfixturevalue(which), width)
     outside = page.evaluate("""
         [...document.querySelectorAll('svg.chart')].filter(s => s.getClientRects().length).flatMap(s => {
             const box = s.getBoundingClientRect();
@@ -127,8 +127,8 @@ def test_no_label_leaves_its_picture(open_page, request, which, width):
 
 
 @pytest.mark.parametrize("which", ["report", "several"])
-def test_text_in_pictures_is_large_enough_on_a_phone(open_page, request, which):
-    page = open_page(request.getfixturevalue(which), width=360).page
+def test_text_in_pictures_is_large_enough_on_a_phone(resized, request, which):
+    page = resized(request.getfixturevalue(which), 360)
     smallest = page.evaluate("""
         Math.min(...[...document.querySelectorAll('svg.chart')].filter(s => s.getClientRects().length).flatMap(s => {
             const scale = s.getBoundingClientRect().width / s.viewBox.baseVal.width;
@@ -137,17 +137,21 @@ def test_text_in_pictures_is_large_enough_on_a_phone(open_page, request, which):
     assert smallest >= 11
 
 
-@pytest.mark.parametrize("number", range(len(PAGES)))
-def test_hostile_strings_create_no_element(open_page, tmp_path, number):
-    assert len(HOSTILE) == 60
-    elements = []
+@pytest.fixture(scope="module")
+def harmless(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("harmless")
     # Neither model is on this machine, so that both pages say so.
-    for name, words in (("harmless", Words(model="somebody/model")), ("hostile", everywhere(*PAGES[number]))):
-        run = small_run(tmp_path / name / "run", words)
-        write_report([read_evidence(run)], tmp_path / f"{name}.html")
-        opened = open_page(tmp_path / f"{name}.html", width=360)
-        assert opened.messages == []
-        assert len(opened.requests) == 1
-        assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
-        elements.append(opened.page.evaluate(ELEMENTS))
-    assert elements[0] == elements[1]
+    write_report([read_evidence(small_run(folder / "run", Words(model="somebody/model")))], folder / "harmless.html")
+    return folder / "harmless.html"
+
+
+@pytest.mark.parametrize("number", range(len(PAGES)))
+def test_hostile_strings_create_no_element(open_page, resized, harmless, tmp_path, number):
+    assert len(HOSTILE) == 60
+    run = small_run(tmp_path / "hostile" / "run", everywhere(*PAGES[number]))
+    write_report([read_evidence(run)], tmp_path / "hostile.html")
+    opened = open_page(tmp_path / "hostile.html", width=360)
+    assert opened.messages == []
+    assert len(opened.requests) == 1
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert opened.page.evaluate(ELEMENTS) == resized(harmless, 360).evaluate(ELEMENTS)

@@ -57,7 +57,8 @@ def make(
     **arguments: Any,
 ) -> hf.SafeSFTTrainer:  # fmt: skip
     args = {
-        **worker.BASE, **worker.SAFETY, **worker.layout(accumulation), "max_steps": STEPS, "learning_rate": 0.1,
+        **worker.BASE, **worker.SAFETY, **worker.layout(accumulation), **worker.at_once(accumulation),
+        "max_steps": STEPS, "learning_rate": 0.1,
         "logging_strategy": "steps", "logging_steps": 1, "reference_cache": str(folder / "cache"), **arguments,
     }  # fmt: skip
     several = "one" in constraint

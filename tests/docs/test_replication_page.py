@@ -15,7 +15,7 @@ from holdfast.core.hashing import sha256_json
 from holdfast_lab.study.cells import expand
 from holdfast_lab.study.config import load_study
 from holdfast_lab.study.protocol import load_protocol
-from tests.docs.pictures import plotted_data
+from tests.docs.pictures import plotted_data, without_vectors
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -36,6 +36,7 @@ def write(tmp_path: Path, *options: str) -> str:
 
 def test_the_page_and_its_pictures_are_written_from_the_stored_cells(tmp_path, monkeypatch):
     monkeypatch.delenv(REPORTED, raising=False)
+    without_vectors(monkeypatch)
     assert write(tmp_path) == PAGE
     committed = ROOT / "docs" / "replication"
     drawn = sorted((tmp_path / "docs" / "replication").iterdir())

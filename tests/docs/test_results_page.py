@@ -16,7 +16,7 @@ from holdfast_lab.study.cells import expand
 from holdfast_lab.study.config import load_study
 from holdfast_lab.study.protocol import load_protocol
 from holdfast_lab.study.schedule import make_plan
-from tests.docs.pictures import plotted_data
+from tests.docs.pictures import plotted_data, with_their_data_alone, without_vectors
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "study"
@@ -48,8 +48,9 @@ def committed() -> dict[str, str]:
     return {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 
 
-def test_the_pages_and_pictures_are_written_from_the_stored_results(copied):
+def test_the_pages_and_pictures_are_written_from_the_stored_results(copied, monkeypatch):
     folder, write, _ = copied
+    without_vectors(monkeypatch)
     assert write() == committed()
     drawn = sorted((folder / "docs" / "results").iterdir())
     assert [path.name for path in drawn] == sorted(path.name for path in (ROOT / "docs" / "results").iterdir())
@@ -57,8 +58,9 @@ def test_the_pages_and_pictures_are_written_from_the_stored_results(copied):
         assert plotted_data(path) == plotted_data(ROOT / "docs" / "results" / path.name), path.name
 
 
-def test_another_figure_changes_pages_and_picture_and_a_result_that_is_gone_is_said_to_be_missing(copied):
+def test_another_figure_changes_pages_and_picture_and_a_result_that_is_gone_is_said_to_be_missing(copied, monkeypatch):
     folder, write, _ = copied
+    with_their_data_alone(monkeypatch)
     (gone,) = (folder / "results").glob("*.sst2.mix.p0.5.s42-*.json")
     gone.unlink()
     (file,) = (folder / "results").glob("*.sst2.holdfast.p0.5.s42-*.json")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -180,6 +180,7 @@ def test_violation_is_strict_and_nan_counts_as_one() -> None:
 
 
 @pytest.mark.parametrize("name", list(MAJORIZERS))
+@settings(max_examples=50)
 @given(tau=taus, alpha=alphas, beta=betas, share=st.floats(0.0, 0.9))
 def test_feasible_start_is_the_start_rule(name: str, tau: float, alpha: float, beta: float, share: float) -> None:
     constraint = ChanceConstraint(tau, alpha, name, beta, buffer=share * alpha, unit="nll_token")
@@ -197,6 +198,7 @@ def test_feasible_start_is_the_start_rule(name: str, tau: float, alpha: float, b
 
 
 @pytest.mark.parametrize("name", [n for n in MAJORIZERS if n != "cvar"])
+@settings(max_examples=50)
 @given(tau=taus, alpha=st.floats(0.01, 0.5))
 def test_the_beta_named_in_the_refusal_is_accepted(name: str, tau: float, alpha: float) -> None:
     constraint = ChanceConstraint(tau, alpha, name, beta=1e-3, unit="nll_token")

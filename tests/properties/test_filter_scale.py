@@ -32,7 +32,7 @@ def trained(
     return p.detach()
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1e-1, 10.0, 1e3])
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
 @pytest.mark.parametrize("options", [{}, {"anchor": True}, {"dual": 0.1}], ids=["plain", "anchor", "dual"])
 def test_the_scale_of_g_does_not_matter(scale, options):
     one, other = trained((1.0, 1.0), **options), trained((scale, 1.0), **options)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.constraint.majorizers import MAJORIZERS, Majorizer, capped_ramp, log_ramp, ramp
@@ -13,6 +13,7 @@ from holdfast.core.errors import ConfigError
 ALL = [entry for _, entry in MAJORIZERS.items()]
 NOT_CONVEX = ("sigmoid", "log_ramp", "capped_ramp")
 every = pytest.mark.parametrize("phi", ALL, ids=lambda entry: entry.name)
+few = settings(max_examples=40)  # of up to thirty points each
 
 betas = st.floats(0.1, 50.0)
 # beta * z stays below 500: the exponential's float64 overflow is documented behaviour, tested on its own.
@@ -27,6 +28,7 @@ def test_the_registry_holds_those_of_the_design() -> None:
 
 
 @every
+@few
 @given(z=points, beta=betas)
 def test_lies_above_the_indicator(phi: Majorizer, z: list[float], beta: float) -> None:
     x = torch.tensor(z, dtype=torch.float64)
@@ -34,6 +36,7 @@ def test_lies_above_the_indicator(phi: Majorizer, z: list[float], beta: float) -
 
 
 @every
+@few
 @given(z=points, beta=betas)
 def test_never_falls(phi: Majorizer, z: list[float], beta: float) -> None:
     x = torch.tensor(z, dtype=torch.float64).sort().values
@@ -41,12 +44,14 @@ def test_never_falls(phi: Majorizer, z: list[float], beta: float) -> None:
 
 
 @every
+@few
 @given(beta=betas)
 def test_is_one_at_zero(phi: Majorizer, beta: float) -> None:
     assert phi(torch.zeros(1, dtype=torch.float64), beta).item() == pytest.approx(1.0, abs=1e-15)
 
 
 @every
+@few
 @given(tau=st.floats(1e-3, 10.0), level=levels)
 def test_smallest_beta_is_the_boundary_of_the_feasible_start(phi: Majorizer, tau: float, level: float) -> None:
     beta = phi.smallest_beta(tau, level)
@@ -80,6 +85,7 @@ def test_at_tau_zero_no_beta_is_feasible(phi: Majorizer) -> None:
 
 
 @every
+@few
 @given(z=points, beta=betas)
 def test_gradient_is_finite_nonnegative_and_the_slope(phi: Majorizer, z: list[float], beta: float) -> None:
     x = torch.tensor(z, dtype=torch.float64, requires_grad=True)
@@ -123,6 +129,7 @@ def test_ramp_has_derivative_zero_at_the_kink() -> None:
 @pytest.mark.parametrize(
     "phi", [e for e in ALL if e.name not in ("sigmoid", "log_ramp", "capped_ramp")], ids=lambda entry: entry.name
 )
+@few
 @given(z=points, beta=betas)
 def test_no_convex_majorizer_is_tighter_than_the_ramp_of_equal_slope(
     phi: Majorizer, z: list[float], beta: float
