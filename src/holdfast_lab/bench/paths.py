@@ -22,11 +22,13 @@ from trl import SFTConfig, SFTTrainer
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.seeding import generator
 from holdfast.core.units import Unit
+from holdfast.defaults import default, own_reply_defaults
 from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
 from holdfast_lab.bench.settings import ADAPTED, BASELINE, Cell, random_model
 
 Pair = tuple[int, int]
+Parts = dict[str, list[dict[str, str]]]
 POISON_SHARE = 0.5
 SPECIAL = ("<unk>", "<pad>", "<eos>")
 WORDS = 500  # below every shape's vocabulary; its ids are 3 to 502
@@ -38,6 +40,7 @@ STEPS = {
     "two_pass": {"step": "two_pass"},
     "fused": {"step": "fused", "step_graphs": "off", "skip_inactive_rows": "off"},
     "holdfast": {"step": "fused", "step_graphs": "auto", "skip_inactive_rows": "auto"},
+    "run_file": {"step": "fused", "step_graphs": "auto", "skip_inactive_rows": "auto"},
 }
 
 
@@ -94,13 +97,18 @@ def rows(pairs: Sequence[Pair], *, seed: int, name: str) -> list[dict[str, str]]
     return [{"prompt": f"{text(prompt)} ", "completion": text(reply - 1)} for prompt, reply in pairs]
 
 
+def _parts(safe: list[dict[str, str]], constraint: int) -> Parts:
+    return {"constraint": safe[:constraint], "monitor": safe[constraint:]}
+
+
 @dataclass(frozen=True)
 class Material:
     """The rows of a measurement and what reads them."""
 
     tokenizer: Any
     task: list[dict[str, str]]
-    safety: dict[str, list[dict[str, str]]]
+    safety: Parts
+    answers: Parts  # the second set of `run_file`
 
     @classmethod
     def of(cls, cell: Cell) -> Self:
@@ -108,9 +116,26 @@ class Material:
         size = (cell.steps + cell.warm_up) * cell.batch
         constraint = max(CONSTRAINT_ROWS, cell.safety_batch)
         how: dict[str, Any] = {"seed": cell.seed, "length": cell.length}
-        safe = rows(safety_pairs(constraint + MONITOR_ROWS, **how), seed=cell.seed, name="safety")
+        each = constraint + MONITOR_ROWS
+        safe = rows(safety_pairs(2 * each, **how), seed=cell.seed, name="safety")
         task = rows(task_pairs(cell.task, size, **how), seed=cell.seed, name="task")
-        return cls(word_tokenizer(), task, {"constraint": safe[:constraint], "monitor": safe[constraint:]})
+        return cls(word_tokenizer(), task, _parts(safe[:each], constraint), _parts(safe[each:], constraint))
+
+
+def held(cell: Cell, material: Material) -> dict[str, Any]:
+    """The safety rows of a path and what they are held by."""
+    if cell.path == "run_file":
+        unit = default("constraint.unit")
+        limits = {keep: {"unit": unit, **own_reply_defaults(keep, unit)} for keep in ("refusals", "answers")}
+        return {
+            "safety_dataset": {"refusals": material.safety, "answers": material.answers},
+            "constraint": {
+                keep: ChanceConstraint(**limit, allow_tau_below_noise=True) for keep, limit in limits.items()
+            },
+        }
+    unit = cast(Unit, cell.unit)
+    constraint = ChanceConstraint(tau=cell.tau, beta=1 / cell.tau, unit=unit, allow_tau_below_noise=True)
+    return {"safety_dataset": material.safety, "constraint": constraint}
 
 
 def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: list[Any]) -> Any:
@@ -139,10 +164,7 @@ def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: 
         }
         trainer = SafeSFTTrainer(
             args=SafeSFTConfig(**arguments, **safe),
-            safety_dataset=material.safety,
-            constraint=ChanceConstraint(
-                tau=cell.tau, beta=1 / cell.tau, unit=cast(Unit, cell.unit), allow_tau_below_noise=True
-            ),
+            **held(cell, material),
             defense={"name": "holdfast", **filter_options(cell.options)},
             **shared,
         )

@@ -16,6 +16,7 @@ PATHS = {
     "two_pass": "task and safety batch one after the other",
     "fused": "both gradients from one pass",
     "holdfast": "one pass, CUDA graphs, inactive safety rows skipped: everything on",
+    "run_file": "the same with a run file's two sets, refusals and answers, each with its unit and limit",
 }
 SWEEPS = {
     "batch": (2, 5, 10, 20, 40),
@@ -38,7 +39,7 @@ class Sizes:
     safety_batch: int = 10
     rank: int = 32
     tau: float = 0.1
-    # unit, tau: of the constraint; a tiny tau (1e-6) makes the filter correct nearly every step
+    # unit, tau: of the constraint, not of `run_file`; a tiny tau (1e-6) makes the filter correct nearly every step
     unit: str = "nll_token"
     options: str = ""  # of `defense: holdfast`, such as `anchor=true every=4`
     sweep: str = ""  # the setting that is varied, a name of `SWEEPS`; "" where none is

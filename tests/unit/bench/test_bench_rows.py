@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.data.encode import IGNORE, encode_all
 from holdfast.data.sources import examples_from_rows
+from holdfast.defaults import block, constraint_defaults
 from holdfast_lab.bench.paths import (
     WORDS,
     Material,
@@ -76,6 +77,18 @@ def test_prompts_are_unique_and_safety_ones_are_not_in_the_task():
     safe = [row["prompt"] for split in material.safety.values() for row in split]
     assert (len(task), len(set(safe)), len(safe)) == (300, 72, 72)
     assert not task & set(safe)
+
+
+def test_the_path_of_a_run_file_holds_its_two_sets(tmp_path):
+    cell = next(cell for cell in SMALL.cells("tiny") if cell.path == "run_file")
+    material = Material.of(cell)
+    safety = build(cell, material, tmp_path, tmp_path, []).safety
+    for keep, unit in (("refusals", "kl_first"), ("answers", "kl_token")):
+        limit = constraint_defaults() | block(f"constraint.{keep}")
+        assert safety[keep].constraint.unit == unit
+        assert [getattr(safety[keep].constraint, name) for name in limit] == list(limit.values())
+    asked = [{row["prompt"] for row in part["constraint"]} for part in (material.safety, material.answers)]
+    assert not asked[0] & asked[1]
 
 
 def test_the_paths_of_a_group_get_the_same_rows_and_other_seeds_others():
