@@ -19,14 +19,8 @@ from holdfast.core.event_log import read
 from tests import tiny
 from tests.unit.trainers.building import deep as build
 
-MU, TAU, ALPHA = 0.3, 0.5, 0.1
+MU, TAU, ALPHA = 0.3, 0.5, 0.1  # as the proposition asks: 0 < mu < tau and alpha tau < mu
 CONFLICTING, KEPT, PROMPT = 3, 7, 4
-
-
-def test_the_constants_are_those_of_the_proposition():
-    assert 0 < MU < TAU
-    assert ALPHA * TAU < MU
-    assert ALPHA < CONFLICTING / (CONFLICTING + KEPT) <= MU / TAU  # more than alpha, and Markov's inequality allows it
 
 
 @pytest.mark.parametrize(
