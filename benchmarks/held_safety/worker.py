@@ -106,11 +106,10 @@ def main() -> None:
     parser.add_argument("--memory-share", type=float, help="Of the device's memory that this worker may use, 0 to 1.")
     parser.add_argument("extra", nargs="*", help="key=value of every run file, for a trial.")
     options = parser.parse_intermixed_args()
+    import torch
     from benchmarks.held_safety.evaluate import Settings
 
-    if options.memory_share is not None:
-        import torch
-
+    if options.memory_share is not None and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(options.memory_share)  # then batches shrink before others fail
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     work, plan = options.work.resolve(), read_plan()
