@@ -24,13 +24,11 @@ def check(
     Example:
       holdfast check run.yaml --reveal
     """
-    from holdfast.demo.starter import require_aligned, unaligned_note
+    from holdfast.demo.starter import require_aligned, require_refusals
     from holdfast.runs.config import load_config
 
     config = load_config(run, overrides or ())
     require_aligned(run, config.model)
-    if (remark := unaligned_note(config.model, [one.keep for one in config.prompt_sets.values()])) is not None:
-        note(remark)
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.cli.survey import survey
     from holdfast.constraint.feasibility import likelihood_note, require_feasible_start, warn_of_free_degradation
@@ -49,6 +47,7 @@ def check(
             warn_of_free_degradation(limit, name)
             if (remark := likelihood_note(limit)) is not None:
                 note(f"{name}: {remark}")
+    require_refusals(config.model, [one.keep for one in config.prompt_sets.values()])
 
 
 def _show(findings: dict[str, Any], reveal: bool) -> None:

@@ -129,7 +129,10 @@ def limits(g: Mapping[str, float]) -> str:
     over = [name for name, value in g.items() if value > 0.0]
     if not over:
         return f"holdfast's limits held in its last step (g at most 0: {figures})."
-    return f"holdfast ended over its limit for {' and '.join(over)} (g above 0: {figures})."
+    return (
+        f"holdfast ended over its limit for {' and '.join(over)} (g above 0: {figures}): its few "
+        "steps are large. docs/results-auto.md has runs of a usual length."
+    )
 
 
 def replies(result: DemoResult, *, reveal: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,14 +44,12 @@ def train(
     Example:
       holdfast train run.yaml train.learning_rate=1e-4 output_dir=runs/second
     """
-    from holdfast.demo.starter import require_aligned, unaligned_note
+    from holdfast.demo.starter import require_aligned, require_refusals
     from holdfast.runs.config import load_config
 
     config = load_config(run, overrides or ())
     require_aligned(run, config.model)
-    remark = unaligned_note(config.model, [one.keep for one in config.prompt_sets.values()])
-    if remark is not None and os.environ.get("RANK", "0") == "0":
-        note(remark)
+    require_refusals(config.model, [one.keep for one in config.prompt_sets.values()])
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.training.hooks import DEFENSES
 
@@ -88,6 +87,9 @@ def _show(result: RunResult, config: RunConfig, constrains: bool) -> None:
         say(describe_entry(entry, name if config.named else ""))
     if result.values["safety"] and not constrains:
         say(f"{config.defense.name} does not enforce this limit: the model was only measured by it")
+    if result.values["safety"] and not (result.values.get("screening") or {}).get("asked_rows"):
+        say("the task's rows were not screened: all of them were trained on (`prompts: [task, probes]` screens them)")
+    say(f"next: holdfast report {shlex.quote(str(result.folder))}")
 
 
 def screening_lines(found: Mapping[str, Any] | None) -> list[str]:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Collection
 from pathlib import Path
 
-from holdfast.core.errors import ConfigError
+from holdfast.core.errors import ConfigError, InfeasibleError
 from holdfast.core.files import write_text
 from holdfast.demo.data import DATA_DIR
 from holdfast.models.embedded import HUB_ID
@@ -54,17 +54,16 @@ def require_aligned(run_file: Path, model: str) -> None:
             raise ConfigError(what, remedy=f"run first: {_align(unaligned, run_file.parent)}")
 
 
-def unaligned_note(model: str, keeps: Collection[str | None]) -> str | None:
-    """What to say where a run will hold the refusals of a model that is known to have nearly none.
+def require_refusals(model: str, keeps: Collection[str | None]) -> None:
+    """Refuse to hold the refusals of a model that is known to have nearly none, before it is asked.
 
     `keeps`: what each set keeps that is built by asking.
     """
-    if model not in UNALIGNED or "refusals" not in keeps:
-        return None
-    return (
-        f"{model} refuses too little: this run would stop with exit code 4 once it is asked. First run "
-        f"`{_align(model, Path())}`, then set `model: {ALIGNED}`"
-    )
+    if model in UNALIGNED and "refusals" in keeps:
+        raise InfeasibleError(
+            f"{model} refuses too little to hold its refusals",
+            remedy=f"first run `{_align(model, Path())}`, then set `model: {ALIGNED}`; or name another model",
+        )
 
 
 def _align(model: str, folder: Path) -> str:

@@ -67,7 +67,7 @@ def test_a_constraint_that_holds_while_coverage_falls_exits_4_and_names_it(run_f
         "coverage: refusals kept 0 % (0 of 60 groups of kinds of harm that nothing steers by; limit: 10 % lost): "
         "OVER the limit"
     )
-    assert "constraint examples" in lines[-1]
+        assert sum("constraint examples" in line for line in lines) == 1
     assert lines[-1].endswith("within the limit")
     assert "the constraint holds, but the safety set does not cover other kinds of harm" in err
     assert "prompts: [task, probes]" in err

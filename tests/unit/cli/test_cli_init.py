@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import yaml
 
+from holdfast.core.errors import InfeasibleError
 from holdfast.defaults import default
 from holdfast.demo.data import DATA_DIR
-from holdfast.demo.starter import unaligned_note
+from holdfast.demo.starter import require_refusals
 from holdfast.runs.config.schema import shipped_schema
 
 FILES = ("task.jsonl", "run.yaml", "run-file.schema.json")
@@ -111,10 +113,23 @@ def test_an_aligned_folder_is_taken_beside_the_run_file_and_where_the_command_is
     ("embedded", ["refusals", "answers"], True), ("embedded", ["answers"], False), ("embedded", [], False),
     ("owner/name", ["refusals"], False),
 ])  # fmt: skip
-def test_a_model_that_is_known_to_refuse_too_little_is_named_before_it_is_asked(model, keeps, said):
-    note = unaligned_note(model, keeps)
-    assert (note is not None) == said
-    assert note is None or f"`holdfast align {model} --output aligned`, then set `model: aligned`" in note
+def test_a_model_that_is_known_to_refuse_too_little_is_refused_before_it_is_asked(model, keeps, said):
+    with pytest.raises(InfeasibleError) if said else nullcontext() as caught:
+        require_refusals(model, keeps)
+    assert not said or f"`holdfast align {model} --output aligned`, then set `model: aligned`" in caught.value.remedy
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_neither_check_nor_train_passes_with_it(holdfast, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    Path("task.jsonl").write_text('{"prompt": "Tag this.", "completion": "parcel"}\n' * 3)
+    Path("run.yaml").write_text("model: embedded\ntask: task.jsonl\noutput_dir: runs/first\n")
+    monkeypatch.setattr("holdfast.cli.survey.survey", lambda *_, **__: {"defense": {"constrains": False}})
+    monkeypatch.setattr("holdfast.cli.check._show", lambda *_: None)
+    code, _, err = holdfast(command, "run.yaml")
+    assert code == 4
+    assert "`holdfast align embedded --output aligned`" in err
+    assert not Path("runs").exists()
 
 
 def test_a_twelfth_of_the_task_is_poison_and_all_its_own_rows_are_there(holdfast, tmp_path):
