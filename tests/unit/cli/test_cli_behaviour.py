@@ -67,8 +67,10 @@ def test_a_constraint_that_holds_while_coverage_falls_exits_4_and_names_it(run_f
         "coverage: refusals kept 0 % (0 of 60 groups of kinds of harm that nothing steers by; limit: 10 % lost): "
         "OVER the limit"
     )
-        assert sum("constraint examples" in line for line in lines) == 1
-    assert lines[-1].endswith("within the limit")
+    (verdict,) = (line for line in lines if "constraint examples" in line)
+    assert verdict.endswith("within the limit")
+    assert "the task's rows were not screened" in lines[-2]
+    assert lines[-1] == f"next: holdfast report {tmp_path / 'out'}"
     assert "the constraint holds, but the safety set does not cover other kinds of harm" in err
     assert "prompts: [task, probes]" in err
     assert "step 10/10  refusals kept 100 %  answers kept 100 %  coverage: refusals kept 0 % (OVER the limit)" in err
