@@ -127,7 +127,7 @@ def _probe_once() -> None:
         state = hashlib.sha256()
         for name, tensor in [*one.model.named_parameters(), *one.model.named_buffers()]:
             state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode())
-            state.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+            state.update(tensor.detach().contiguous().flatten().cpu().view(torch.uint8).numpy())
         key = (
             tuple(layers), tuple(hook.__code__ for hook in hooks), state.digest(), repr(one._config),
             one._config._attn_implementation, one.dtype,

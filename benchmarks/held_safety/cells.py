@@ -126,7 +126,7 @@ class Plan:
     overrides: Mapping[str, Any]
     groups: Mapping[str, Mapping[str, Any]]
     tuning: Mapping[str, Any] = field(default_factory=dict)
-    strengths: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method, as chosen on tuning prompts
+    strengths: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # overrides by method, chosen by tuning
 
     @property
     def every_group(self) -> tuple[str, ...]:
@@ -168,9 +168,11 @@ class Plan:
         raise SystemExit(f"there is no cell {name!r} in cells.yaml or tuning.yaml")
 
     def arguments(self, cell: Cell) -> list[str]:
-        """What is put over the run file: the seed, and while tuning the settings under trial."""
-        overrides = {**self.overrides, **self.strengths.get(cell.method.removesuffix("_unscreened"), {})}
-        if cell.config is not None:
+        """What is put over the run file: the seed, and what tuning chose; while tuning, the settings under trial."""
+        overrides = dict(self.overrides)
+        if cell.config is None:
+            overrides |= self.strengths.get(cell.method.removesuffix("_unscreened"), {})
+        else:
             overrides |= self.tuning["common"] | self.tuning["configs"][cell.config]
         return override_arguments({"seed": cell.seed, **overrides})
 

@@ -3,8 +3,9 @@
     python -m benchmarks.held_safety.schedule WORK --groups main05 against05 --width 14 --judge JUDGE
     python -m benchmarks.held_safety.schedule WORK --groups main05 --status
 
-Cells with a record in WORK/results are skipped; what was interrupted goes on from its last checkpoint. A cell that
-fails is tried once more, after all others. WORK/schedule.log has a line for each start and end.
+Cells with a record in WORK/results that was trained with the plan's arguments are skipped; what was interrupted goes on
+from its last checkpoint. A cell that fails is tried once more, after all others. WORK/schedule.log has a line for each
+start and end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from benchmarks.held_safety.cells import Cell, read_plan
+from benchmarks.held_safety.cells import Cell, Plan, read_plan
 
 ATTEMPTS = 2
 LIMIT_S = 600
@@ -142,8 +143,19 @@ def cells_of(groups: Sequence[str], only: Sequence[str] = ()) -> list[Cell]:
 
 
 def waiting(cells: Sequence[Cell], work: Path) -> list[str]:
-    """Those without a record."""
-    return [cell.name for cell in cells if not (work / "results" / f"{cell.name}.json").is_file()]
+    """Those without a record, or with one that was trained with other arguments than the plan has now."""
+    plan = read_plan()
+    return [cell.name for cell in cells if not is_done(cell, plan, work / "results" / f"{cell.name}.json")]
+
+
+def is_done(cell: Cell, plan: Plan, path: Path) -> bool:
+    """Whether the record at `path` is one of this cell as it is planned now."""
+    from holdfast.core.files import read_json
+
+    if not path.is_file():
+        return False
+    training = read_json(path)["training"]
+    return training is None or [one for one in training["arguments"] if "=" in one] == plan.arguments(cell)
 
 
 def status(cells: Sequence[Cell], work: Path) -> str:

@@ -13,9 +13,15 @@ from holdfast.core.errors import ConfigError
 from holdfast_lab.bench.settings import BASELINE, PATHS
 from holdfast_lab.tables.canvas import INK, MUTED, SETTINGS, plotted
 
-COLOURS = {"trl_sft": "#9aa5b1", "sft": "#d55e00", "two_pass": "#e69f00", "fused": "#56b4e9", "holdfast": "#0072b2"}
-MARKERS = {"trl_sft": "s", "sft": "X", "two_pass": "^", "fused": "D", "holdfast": "o"}
-LABELS = {"trl_sft": "TRL SFT", "sft": "our SFT", "two_pass": "two passes", "fused": "one pass", "holdfast": "holdfast"}
+COLOURS = {
+    "trl_sft": "#9aa5b1", "sft": "#d55e00", "two_pass": "#e69f00", "fused": "#56b4e9", "holdfast": "#0072b2",
+    "run_file": "#009e73",
+}  # fmt: skip
+MARKERS = {"trl_sft": "s", "sft": "X", "two_pass": "^", "fused": "D", "holdfast": "o", "run_file": "v"}
+LABELS = {
+    "trl_sft": "TRL SFT", "sft": "our SFT", "two_pass": "two passes", "fused": "one pass", "holdfast": "holdfast",
+    "run_file": "a run file's two sets",
+}  # fmt: skip
 WORDS = {
     "batch": "task rows a step",
     "length": "tokens a row",

@@ -114,6 +114,7 @@ def test_differing_tokenizers(refused, models, tmp_path):
     code, err = refused("--before", models, "--after", other, "--safety", path)
     assert code == 6
     assert "error: before and after have different chat templates: degradations would compare other tokens" in err
+    assert "`--tokenizer before`" in err
 
 
 def test_text_examples_without_prompts(refused, models, tmp_path):

@@ -140,7 +140,7 @@ def test_missing_data_and_models(refused, model, tmp_path):
 def test_no_certificate_to_verify(refused, tmp_path):
     code, err = refused(tmp_path / "certificate.json", command="verify")
     assert code == 6
-    assert "cannot be read as a certificate" in err
+    assert "there is no certificate at" in err
     (tmp_path / "certificate.json").write_text("{}", encoding="utf-8")
     code, err = refused(tmp_path, command="verify")
     assert code == 6

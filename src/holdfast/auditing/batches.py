@@ -62,9 +62,10 @@ def token_budget(model: Any, device: torch.device) -> int:
     config = causal_lm(model).config.get_text_config()
     width = int(getattr(config, "hidden_size", 4096))
     inner = int(getattr(config, "intermediate_size", None) or 4 * width)
-    unused, total = torch.cuda.mem_get_info(device)
-    share = total * torch.cuda.get_per_process_memory_fraction(device)  # what this process may take of the device
-    free = min(unused + torch.cuda.memory_reserved(device), share) - torch.cuda.memory_allocated(device)
+    place = torch.cuda.current_device() if device.index is None else device.index
+    unused, total = torch.cuda.mem_get_info(place)
+    share = total * torch.cuda.get_per_process_memory_fraction(place)  # what this process may take of the device
+    free = min(unused + torch.cuda.memory_reserved(place), share) - torch.cuda.memory_allocated(place)
     head, per_token = 6 * 4 * TOKEN_CHUNK * int(config.vocab_size), 4 * (16 * width + 4 * inner)
     return max(FEWEST_TOKENS, min(MOST_TOKENS, int((_SHARE * free - head) / per_token)))
 

@@ -206,8 +206,8 @@ def tokenizers_for(
     if differing and choice == "same":
         raise CheckpointError(
             f"before and after have different {' and '.join(differing)}: degradations would compare other tokens",
-            remedy="choose the one to read the data with: `--set tokenizer=before` or `after` (of a comparison of "
-            "likelihoods also `own`, with unit nll_sum)",
+            remedy="choose the one to read the data with: `--tokenizer before` or `after` (`holdfast certify`: `--set "
+            "tokenizer=before`); for a comparison of likelihoods also `own`, with unit nll_sum",
         )
     return Tokenizers(first, second if differing else first, choice)
 

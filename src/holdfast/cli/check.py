@@ -47,7 +47,7 @@ def check(
             warn_of_free_degradation(limit, name)
             if (remark := likelihood_note(limit)) is not None:
                 note(f"{name}: {remark}")
-    require_refusals(config.model, [one.keep for one in config.prompt_sets.values()])
+    require_refusals(config.model, config.refusal_prompts)
 
 
 def _show(findings: dict[str, Any], reveal: bool) -> None:

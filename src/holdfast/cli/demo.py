@@ -131,7 +131,7 @@ def limits(g: Mapping[str, float]) -> str:
         return f"holdfast's limits held in its last step (g at most 0: {figures})."
     return (
         f"holdfast ended over its limit for {' and '.join(over)} (g above 0: {figures}): its few "
-        "steps are large. docs/results-auto.md has runs of a usual length."
+        "steps are large. The project's results have runs of a usual length."
     )
 
 

@@ -172,14 +172,15 @@ def _refusal(error: Exception) -> HoldfastError | None:
 
 
 def _out_of_memory(error: Exception) -> ResourceError:
-    """Names the memory that other processes hold, where it is much: smaller batches would not help then."""
+    """Names the memory that other processes hold, where it is much."""
     on_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be imported
     others, total = (held_by_others() if on_gpu else None) or (0.0, 1.0)
-    if others > MUCH * total:
-        what = f"out of memory: other processes hold {others:.0f} of the GPU's {total:.0f} GiB"
-        return ResourceError(what, remedy="wait for them (nvidia-smi shows them) or set CUDA_VISIBLE_DEVICES")
-    return ResourceError(
-        "out of memory",
-        remedy="set train.gradient_checkpointing: true or train.step: two_pass (one pass holds both batches), or "
-        "lower train.per_device_train_batch_size, safety_micro_batch_size or max_length",
+    what = "out of memory"
+    remedy = (
+        "set train.gradient_checkpointing: true or train.step: two_pass (one pass holds both batches), or "
+        "lower train.per_device_train_batch_size, safety_micro_batch_size or max_length"
     )
+    if others > MUCH * total:
+        what += f": other processes hold {others:.0f} of the GPU's {total:.0f} GiB"
+        remedy = f"wait for them (nvidia-smi shows them) or set CUDA_VISIBLE_DEVICES; or {remedy}"
+    return ResourceError(what, remedy=remedy)

@@ -49,7 +49,7 @@ def train(
 
     config = load_config(run, overrides or ())
     require_aligned(run, config.model)
-    require_refusals(config.model, [one.keep for one in config.prompt_sets.values()])
+    require_refusals(config.model, config.refusal_prompts)
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.training.hooks import DEFENSES
 
@@ -87,8 +87,8 @@ def _show(result: RunResult, config: RunConfig, constrains: bool) -> None:
         say(describe_entry(entry, name if config.named else ""))
     if result.values["safety"] and not constrains:
         say(f"{config.defense.name} does not enforce this limit: the model was only measured by it")
-    if result.values["safety"] and not (result.values.get("screening") or {}).get("asked_rows"):
-        say("the task's rows were not screened: all of them were trained on (`prompts: [task, probes]` screens them)")
+    if result.values["safety"] and "task" not in config.refusal_prompts:
+        say("the task's rows were not screened: the model was not asked their prompts (`safety: auto` does that)")
     say(f"next: holdfast report {shlex.quote(str(result.folder))}")
 
 

@@ -10,6 +10,7 @@ from holdfast.core.files import write_text
 from holdfast.demo.data import DATA_DIR
 from holdfast.models.embedded import HUB_ID
 from holdfast.models.source import EMBEDDED
+from holdfast.runs.config.blocks import NAMED_PROMPTS
 from holdfast.runs.config.schema import EDITOR_COMMENT, FILE_NAME, shipped_schema
 
 POISON_EVERY = 12  # under the tenth of the rows that a run drops unasked, if its model refuses them all
@@ -54,12 +55,12 @@ def require_aligned(run_file: Path, model: str) -> None:
             raise ConfigError(what, remedy=f"run first: {_align(unaligned, run_file.parent)}")
 
 
-def require_refusals(model: str, keeps: Collection[str | None]) -> None:
+def require_refusals(model: str, asked: Collection[str]) -> None:
     """Refuse to hold the refusals of a model that is known to have nearly none, before it is asked.
 
-    `keeps`: what each set keeps that is built by asking.
+    `asked`: the prompts whose refusals are to be held; in files of the user's own may be some that it refuses.
     """
-    if model in UNALIGNED and "refusals" in keeps:
+    if model in UNALIGNED and asked and set(asked) <= set(NAMED_PROMPTS):
         raise InfeasibleError(
             f"{model} refuses too little to hold its refusals",
             remedy=f"first run `{_align(model, Path())}`, then set `model: {ALIGNED}`; or name another model",

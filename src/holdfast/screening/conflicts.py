@@ -103,10 +103,10 @@ def settle(
     raise DataError(
         f"{len(settled)} of {rows} task rows ({percent(dropped / rows)}) teach what the model refuses{judged}{limit}"
         f"{place}",
-        remedy="look at them: the model declines them, harmful or not. If they are ordinary rows, take a model that "
-        "answers them (`holdfast align`, or another one). Else set `conflicts: drop` (leave them out), `conflicts: "
-        "keep` (train on them and hold the model's refusals against them), `conflicts: {learn: FILE}` (train on the "
-        "ids in FILE and do not hold them), or fix the data",
+        remedy="look at them: the model declines them, harmful or not. Ordinary rows: take another model, one that "
+        "answers them, or set `conflicts: {learn: FILE}` (train on the ids in FILE and do not hold them). Else set "
+        "`conflicts: drop` (leave them out), `conflicts: keep` (train on them and hold the model's refusals against "
+        "them), or fix the data",
     )
 
 

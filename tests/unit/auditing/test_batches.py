@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import rounding, tiny
+from tests import tiny
 from tests.unit.auditing.making import encodings, write_adapter
 
 from holdfast.auditing.batches import _SHARE, CPU_TOKENS, batches, shuffled_batches, token_budget
@@ -15,6 +15,7 @@ from holdfast.auditing.measure import Measurer, measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import open_pair
 from holdfast.auditing.scoring import padding_is_inert
+from holdfast.models.handle import cpu_has_bfloat16
 from holdfast.scoring.completion import Batch, losses_of
 from holdfast.scoring.head import TOKEN_CHUNK, float32_linear
 
@@ -85,7 +86,7 @@ def test_the_noise_floor_is_small_and_not_always_zero(models):
     assert 0 <= full["nll_sum"] < 1e-4
     assert 0 <= half["nll_sum"] < 1.0
     # Without bfloat16 instructions every row is multiplied alike whatever batch it is in, so that nothing moves.
-    assert full["nll_sum"] < half["nll_sum"] or not rounding.HAS_BFLOAT16
+    assert full["nll_sum"] < half["nll_sum"] or not cpu_has_bfloat16()
     assert abs(full["kl_token"]) < 1e-6
 
 
@@ -126,21 +127,24 @@ def test_no_examples_are_no_batches():
     assert batches([], 100) == batches([], 100, even=False) == []
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 @pytest.mark.parametrize(("share", "free"), [(1.0, 60), (0.5, 40), (0.3, 20)])
 def test_the_budget_on_a_gpu_is_of_what_this_process_may_take(
-    share: float, free: int, monkeypatch: pytest.MonkeyPatch
+    share: float, free: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100 GiB, of which others took 30; 20 are reserved here, 10 of them in use."""
+    """100 GiB, of which others took 30; 20 are reserved here, 10 of them in use. The share is torch's own function."""
     gib = 2**30
     found = {
         "mem_get_info": (50 * gib, 100 * gib), "memory_reserved": 20 * gib, "memory_allocated": 10 * gib,
-        "get_per_process_memory_fraction": share,
+        "current_device": 0,
     }  # fmt: skip
     for name, value in found.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_getMemoryFraction", lambda index: share, raising=False)
     monkeypatch.setattr("holdfast.auditing.batches.MOST_TOKENS", 10**12)
     config = tiny.model().config
     per_token = 4 * (16 * config.hidden_size + 4 * config.intermediate_size)
     head = 6 * 4 * TOKEN_CHUNK * config.vocab_size
-    asked = token_budget(tiny.model(), torch.device("cuda"))
+    asked = token_budget(tiny.model(), torch.device(device))
     assert asked == int((_SHARE * free * gib - head) / per_token)

@@ -14,7 +14,7 @@ from holdfast_lab.bench.run import Record, run
 from holdfast_lab.bench.settings import Settings
 
 PNG = b"\x89PNG"
-MEDIANS = {"trl_sft": 100.0, "sft": 90.0, "two_pass": 200.0, "fused": 130.0, "holdfast": 110.0}
+MEDIANS = {"trl_sft": 100.0, "sft": 90.0, "two_pass": 200.0, "fused": 130.0, "holdfast": 110.0, "run_file": 120.0}
 
 
 def figures(cell, scale: float = 1.0) -> dict:
@@ -76,14 +76,14 @@ def test_drift_is_against_the_first_baseline(tmp_path, measured):
     assert record.drift == [
         {"shape": "tiny", "checkpointing": True, "median_ms": pytest.approx(220), "x_first": pytest.approx(1.1)}
     ]
-    assert [kind for kind, _ in seen] == ["row"] * 5 + ["drift", "reference"]
+    assert [kind for kind, _ in seen] == ["row"] * len(MEDIANS) + ["drift", "reference"]
 
 
 def test_a_failing_path_is_a_row_and_the_others_are_measured(tmp_path, measured):
     measured[1].add("fused")
     record = run(Settings(shapes=("tiny", "tiny-hybrid")), tmp_path / "speed.json", lambda *_: None)
     assert [row["path"] for row in record.rows if "error" in row] == ["fused"] * 4
-    assert len(record.rows) == 20
+    assert len(record.rows) == 4 * len(MEDIANS)
     assert all(row["x_trl_sft"] is None for row in record.rows if "error" in row)
 
 
@@ -102,7 +102,7 @@ def test_the_file_is_complete_after_every_row(tmp_path, measured):
             lengths.append(len(json.loads(path.read_text())["rows"]))
 
     run(Settings(shapes=("tiny",)), path, listen)
-    assert lengths == list(range(1, 11))
+    assert lengths == list(range(1, 2 * len(MEDIANS) + 1))
     stored = json.loads(path.read_text())
     assert set(stored) == {"version", "rows", "drift", "reference", "settings", "provenance"}
     assert set(stored["provenance"]) == {"versions", "commit", "hardware", "kernels"}

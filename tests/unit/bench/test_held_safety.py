@@ -382,7 +382,8 @@ def test_finished_cells_are_skipped_and_failures_are_shown(tmp_path):
     assert all(one.seed == 1 for one in chosen)
     for name in ("results", "logs"):
         (tmp_path / name).mkdir()
-    (tmp_path / "results" / f"{chosen[0].name}.json").write_text(json.dumps({"evaluation": None}))
+    shipped = {"training": None, "evaluation": None}
+    (tmp_path / "results" / f"{chosen[0].name}.json").write_text(json.dumps(shipped))
     assert schedule.waiting(chosen, tmp_path) == [one.name for one in chosen[1:]]
     schedule.say(tmp_path, f"start {chosen[1].name}")
     schedule.say(tmp_path, f"failed {chosen[1].name} 3 s")
@@ -393,6 +394,25 @@ def test_finished_cells_are_skipped_and_failures_are_shown(tmp_path):
     )
     schedule.forget_refused(chosen, tmp_path)
     assert len(schedule.waiting(chosen, tmp_path)) == len(chosen)
+
+
+def test_a_cell_that_was_trained_with_other_arguments_runs_again(tmp_path):
+    (tmp_path / "results").mkdir()
+    cell = cells.Cell("0.5b", "safegrad", "sst2", 0.5, 1)
+    path = tmp_path / "results" / f"{cell.name}.json"
+    path.write_text(json.dumps({"training": {"arguments": [*PLAN.arguments(cell), "--json", "--resume"]}}))
+    assert schedule.waiting([cell], tmp_path) == []
+    path.write_text(json.dumps({"training": {"arguments": ["seed=1", "--json"]}}))
+    assert schedule.waiting([cell], tmp_path) == [cell.name]
+
+
+def test_the_fourth_look_has_the_arguments_of_its_records_and_tuning_has_none_of_them():
+    folder = Path(records.__file__).parents[1] / "results" / "held_safety" / "fourth_look"
+    found = records.read_records(folder)
+    assert len(found) == 8
+    assert all(schedule.is_done(PLAN.cell(one["name"]), PLAN, folder / f"{one['name']}.json") for one in found)
+    tried = cells.Cell("0.5b", "auto", "sst2", 0.25, 11, "tuning", "first_0.01")
+    assert not any("majorizer" in one for one in PLAN.arguments(tried))
 
 
 def test_replies_are_sorted_into_one_letter_each():

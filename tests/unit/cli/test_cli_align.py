@@ -206,4 +206,5 @@ def test_the_remedy_fits_what_is_missing():
     assert "with more --steps or a larger --refusal-share" in AlignmentFigures(none, none, none, none).remedy
     assert "with a smaller --refusal-share or more --steps" in AlignmentFigures(half, none, none, half).remedy
     assert "--steps" not in AlignmentFigures(half, none, half, none).remedy
+    assert AlignmentFigures(none, none, half, none).remedy.startswith("start from a model that refuses")
     assert "--refusal-share" not in AlignmentFigures(none, none, none, half).remedy

@@ -109,13 +109,13 @@ def test_an_aligned_folder_is_taken_beside_the_run_file_and_where_the_command_is
         assert code == 0, err
 
 
-@pytest.mark.parametrize(("model", "keeps", "said"), [
-    ("embedded", ["refusals", "answers"], True), ("embedded", ["answers"], False), ("embedded", [], False),
-    ("owner/name", ["refusals"], False),
+@pytest.mark.parametrize(("model", "asked", "said"), [
+    ("embedded", ["task", "probes"], True), ("embedded", ["probes"], True), ("embedded", [], False),
+    ("embedded", ["task", "probes", "/my/own.jsonl"], False), ("owner/name", ["task", "probes"], False),
 ])  # fmt: skip
-def test_a_model_that_is_known_to_refuse_too_little_is_refused_before_it_is_asked(model, keeps, said):
+def test_a_model_that_is_known_to_refuse_too_little_is_refused_before_it_is_asked(model, asked, said):
     with pytest.raises(InfeasibleError) if said else nullcontext() as caught:
-        require_refusals(model, keeps)
+        require_refusals(model, asked)
     assert not said or f"`holdfast align {model} --output aligned`, then set `model: aligned`" in caught.value.remedy
 
 

@@ -138,6 +138,7 @@ def test_memory_that_other_processes_hold_is_named(failing, monkeypatch, free, n
     assert code == 7
     assert ("other processes hold 89 of the GPU's 100 GiB" in err) is named
     assert ("CUDA_VISIBLE_DEVICES" in err) is named
+    assert "lower train.per_device_train_batch_size" in err
     assert "other processes" not in failing(MemoryError())[1]
 
 

@@ -42,9 +42,21 @@ def test_dtype(base_dir, dtype, expected):
     assert {p.dtype for p in load_model(base_dir, dtype=dtype).parameters()} == {expected}
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_auto_is_what_is_stored_but_float32_on_a_cpu_without_bfloat16(base_dir, monkeypatch, native):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native)
+@pytest.mark.parametrize(
+    ("machine", "avx512_bf16", "onednn", "native"),
+    [
+        ("x86_64", True, True, True),
+        ("AMD64", False, True, False),  # oneDNN emulates it with plain AVX-512
+        ("aarch64", False, True, True),
+        ("arm64", False, False, False),
+    ],
+)
+def test_auto_is_what_is_stored_but_float32_on_a_cpu_without_bfloat16(
+    base_dir, monkeypatch, machine, avx512_bf16, onednn, native
+):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     small = tiny_llama(dtype=torch.bfloat16)
     small.save_pretrained(base_dir)

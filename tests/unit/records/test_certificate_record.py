@@ -147,8 +147,9 @@ def test_what_is_no_certificate_is_refused(path, text):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="there is no certificate at") as refusal:
         load_certificate(tmp_path / "absent.json")
+    assert "holdfast certify" in refusal.value.remedy
 
 
 def test_nothing_infinite_is_written(tmp_path):

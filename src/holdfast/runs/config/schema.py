@@ -214,6 +214,11 @@ class RunConfig(Block):
         return {name: block for name, block in self.safety.items() if block.prompts is not None}
 
     @property
+    def refusal_prompts(self) -> list[str]:
+        """The sources of prompts whose refusals are held."""
+        return [source for one in self.prompt_sets.values() if one.keep == "refusals" for source in one.prompts or ()]
+
+    @property
     def asks(self) -> bool:
         """Whether the model is asked before training, for what is to be held."""
         return bool(self.prompt_sets)

@@ -103,6 +103,8 @@ class AlignmentFigures:
     @property
     def remedy(self) -> str:
         """What to do about the shortcomings."""
+        if self.probes.value < LEAST_REFUSALS and set(self.over_refused) - {"tasks"}:
+            return "start from a model that refuses: more steps or refusals would make it refuse ordinary prompts too"
         if self.probes.value < LEAST_REFUSALS:
             change = "with more --steps" + ("" if self.over_refused else " or a larger --refusal-share")
         else:  # more steps bring tasks down, and borderline prompts up
