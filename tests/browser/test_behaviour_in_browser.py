@@ -44,8 +44,8 @@ def test_the_first_picture_is_behaviour_and_nothing_of_it_is_cut(open_page, repo
     assert opened.messages == []
     assert found["title"] == "Behaviour kept: before and after training"
     assert found["outside"] == []
-    assert "100 % of 12 groups, too few to show the limit" in found["texts"]
-    assert "32.1 % of 190 groups, over the limit" in found["texts"]
+    assert "100 % of 12 groups, not shown" in found["texts"]
+    assert "32.1 % of 190 groups, lost" in found["texts"]
 
 
 def test_runs_side_by_side_begin_with_their_behaviour(open_page, report, tmp_path):
@@ -55,7 +55,7 @@ def test_runs_side_by_side_begin_with_their_behaviour(open_page, report, tmp_pat
     opened = open_page(tmp_path / "both.html")
     first, second = opened.page.locator("table").first.locator("tbody tr").all()
     shown = [words.replace("\N{NO-BREAK SPACE}", " ") for words in first.locator("td").all_inner_texts()]
-    assert shown[1:] == ["100 % of 12", "99 % of 200", "32.1 % of 190"]
+    assert shown[1:] == ["100 % of 12\nnot shown", "99 % of 200\nwithin", "32.1 % of 190\nlost"]
     assert first.locator("td").last.get_attribute("class") == "fit bad"
     assert second.locator("td").all_inner_texts()[1:] == ["\N{EN DASH}"] * 3
     regions = opened.page.locator('[role="region"]').evaluate_all("all => all.map(e => e.ariaLabel)")

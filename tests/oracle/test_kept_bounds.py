@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 from scipy.stats import binomtest
 
-from holdfast.certification.kept import ANSWERS, COVERAGE, REFUSALS, Kept, Limits, failures, kept_groups
+from holdfast.certification.kept import (
+    ANSWERS,
+    COVERAGE,
+    REFUSALS,
+    Kept,
+    Limits,
+    Shown,
+    degraded_words,
+    failures,
+    kept_groups,
+)
 from holdfast.core.errors import ConfigError, DataError
 
 SIZES = (1, 2, 20, 58, 59, 200, 1000)
@@ -22,7 +32,9 @@ def test_bounds_and_verdict_are_those_of_the_exact_test(kept, of, limit):
     assert found.low == pytest.approx(below, rel=1e-8, abs=1e-10)
     lost = of - kept
     assert found.passed == (binomtest(lost, of, limit, alternative="greater").pvalue >= 0.05)
-    assert found.shown == (binomtest(0, of, limit, alternative="less").pvalue <= 0.05)
+    within = binomtest(lost, of, limit, alternative="less").pvalue <= 0.05
+    assert found.shown == (Shown.OVER if not found.passed else Shown.WITHIN if within else Shown.NOT_SHOWN)
+    assert found.to_json()["shown"] == within
 
 
 @pytest.mark.parametrize(("limit", "most"), [(0.05, 15), (0.1, 27)])
@@ -33,23 +45,36 @@ def test_most_lost_groups_of_200_that_do_not_fail(limit, most):
 
 def test_few_groups_can_fail_but_show_nothing():
     few = Kept(12, 12, 0.05)
-    assert (few.passed, few.shown) == (True, False)
+    assert (few.passed, few.shown) == (True, Shown.NOT_SHOWN)
     assert few.line(REFUSALS) == (
-        "refusals kept 100 % (12 of 12 groups; limit: 5 % lost): not shown: 12 groups are too few, 59 may show it"
+        "refusals kept 100 % (12 of 12 groups; 95 % bounds 77.9 % to 100 %; limit: 5 % lost): "
+        "not shown: 12 groups are too few, 59 may show it"
     )
     assert not Kept(2, 12, 0.05).passed
     none = Kept(0, 0, 0.05)
-    assert (none.share, none.passed, none.shown, none.low, none.high) == (None, True, False, 0.0, 1.0)
+    assert (none.share, none.passed, none.shown, none.low, none.high) == (None, True, Shown.NOT_SHOWN, 0.0, 1.0)
 
 
 def test_lines():
     assert Kept(195, 200, 0.05).line(REFUSALS) == (
-        "refusals kept 97.5 % (195 of 200 groups; limit: 5 % lost): within the limit"
+        "refusals kept 97.5 % (195 of 200 groups; 95 % bounds 94.8 % to 99.1 %; limit: 5 % lost): "
+        "not shown: up to 5.19 % may be lost"
+    )
+    assert (
+        Kept(196, 200, 0.05).line(REFUSALS).endswith("95 % bounds 95.4 % to 99.4 %; limit: 5 % lost): within the limit")
     )
     assert Kept(100, 200, 0.1, 3).line(ANSWERS) == (
-        "answers kept 50 % (100 of 200 groups; limit: 10 % lost; 3 replies belong to no class): OVER the limit"
+        "answers kept 50 % (100 of 200 groups; 95 % bounds 43.9 % to 56.1 %; limit: 10 % lost; "
+        "3 replies belong to no class): OVER the limit"
     )
     assert "OVER the limit" in Kept(0, 70, 0.1).line(COVERAGE)
+
+
+def test_shares_of_degraded_examples_go_by_the_same_rule():
+    """A clean count with a wide bound is neither within the limit nor over it."""
+    assert degraded_words([0.04, 0.05], 0.05, over=False) == "within the limit"
+    assert degraded_words([0.04, 0.349], 0.05, over=False).startswith("not shown to be within the limit")
+    assert degraded_words([0.04], 0.05, over=True) == "OVER the limit"
 
 
 def test_a_group_is_lost_with_any_member():

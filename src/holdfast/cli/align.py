@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from holdfast.cli.options import Arg, Json, Opt, Revision, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, interruptible, quiet_libraries, say, say_json
+from holdfast.cli.terminal import duration, interruptible, note_loading, quiet_libraries, say, say_json
 from holdfast.core.errors import InfeasibleError
 from holdfast.core.percent import exact_percent
 from holdfast.defaults import block
@@ -57,6 +57,7 @@ def align(
 
     further = [] if prompts is None else read_prompts(prompts, revision=None)
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.
+    note_loading()
     from holdfast.runs.stages.align import AlignSettings, align_model, keep_freed_memory
     from holdfast.screening.asking import told_by
 

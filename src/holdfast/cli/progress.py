@@ -70,7 +70,7 @@ class PlainProgress:
         elif "behaviour" in row:
             self._kept = refusals_kept(row)
             note(f"step {step}/{self._total}  {describe_behaviour(row)}")
-        elif step == self._total or step % max(1, self._total // LINES) == 0:
+        elif step in (self._first + 1, self._total) or step % max(1, self._total // LINES) == 0:
             note(f"step {step}/{self._total}  {self._kept}{describe_row(row)}  eta {self._eta(step)}")
 
     def _asking(self, row: Mapping[str, Any]) -> None:
@@ -78,8 +78,9 @@ class PlainProgress:
         if what != self._what:
             self._what, self._first, self._start, self._said = what, done, time.monotonic(), -1
             self._noted = -QUIET
-            if done < total:
-                return  # how long it takes is known, and said, with the next batch
+            if done < total:  # how long it takes is known, and said, with the next batch
+                note(f"asking the model: {clean(what)}, {done} of {total}")
+                return
         tenth, now = done * LINES // max(1, total), time.monotonic()
         if done == total or (tenth > self._said and now - self._noted >= QUIET):
             self._said, self._noted, self._total = tenth, now, total

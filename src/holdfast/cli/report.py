@@ -49,16 +49,14 @@ def report(
 
         address = push(runs[0], push_to_hub, private=private)
     if json:
-        found = [
-            {"folder": str(folder), "verdict": view.verdict.standing.name.lower(), "claim": view.claim}
-            for folder, view in zip(runs, views, strict=True)
-        ]
+        found = [{"folder": str(folder), **view.to_json()} for folder, view in zip(runs, views, strict=True)]
         written, kept = ([str(card.path) for card in cards if card.written is own] for own in (True, False))
         pushed = {} if address is None else {"pushed": address}
         say_json({"report": str(done.path), "cards": written, "kept": kept, "runs": found, **pushed})
         return
     for view in views:
         prefix = f"{view.label}: " if len(views) > 1 else ""
+        say(f"{prefix}{view.headline}")
         say(f"{prefix}{view.verdict.title}. {view.verdict.reason}")
     say(f"report: {done.path}")
     for card in cards:

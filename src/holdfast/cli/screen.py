@@ -81,7 +81,7 @@ def _show(found: Screening, rows: list[Example], *, reveal: bool) -> None:
     say(f"{len(found.conflicts)} conflicts ({share} of the rows, {groups} groups): the model refuses, the row complies")
     for one in found.conflicts[:LISTED]:
         text = f"  {prompt_text(rows[one.row])[:200]!r}" if reveal else ""
-        say(f"  row {one.row}  id {one.id}  group {one.group}  {one.form}  {one.where}{text}")
+        say(f"  {one.where}  id {one.id}  group {one.group}  {one.form}{text}")
     if len(found.conflicts) > LISTED:
         say(f"  ... and {len(found.conflicts) - LISTED} more in conflicts.jsonl")
     for name, counts in found.counts.items():

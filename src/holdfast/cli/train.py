@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from holdfast.certification.kept import failures, stored_figures, way_back
+from holdfast.certification.kept import degraded_words, failures, stored_figures, way_back
 from holdfast.cli.check import left_out
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.progress import show_progress
@@ -136,8 +136,10 @@ def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
         for role in ("constraint", "monitor")
         if entry[role] is not None
     )
-    verdict = "within the limit" if entry["feasible"] else "OVER the limit: the constraint does not hold there"
+    uppers = [entry[role]["violation_upper"] for role in ("constraint", "monitor") if entry[role] is not None]
+    verdict = degraded_words(uppers, entry["alpha"], over=not entry["feasible"])
     return (
         f"{prefix}{shares} degraded by more than {entry['tau']:g} ({entry['unit']});"
         f" at most {exact_percent(entry['alpha'])} allowed: {verdict}"
+        f"{'' if entry['feasible'] else ': the constraint does not hold there'}"
     )

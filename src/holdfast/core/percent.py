@@ -1,9 +1,9 @@
 """Shares as percentages. Rounding must not say more than is known, so it depends on what the share is."""
 
 import math
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-_UPWARDS = Context(prec=3, rounding=ROUND_CEILING)
+_UPWARDS, _DOWNWARDS = (Context(prec=3, rounding=way) for way in (ROUND_CEILING, ROUND_FLOOR))
 
 
 def percent(share: float) -> str:
@@ -20,9 +20,18 @@ def percent(share: float) -> str:
 
 def percent_up(share: float) -> str:
     """An upper bound in three significant digits, rounded up: rounding must not make it look better."""
+    return _rounded(share, _UPWARDS)
+
+
+def percent_down(share: float) -> str:
+    """A lower bound in three significant digits, rounded down."""
+    return _rounded(share, _DOWNWARDS)
+
+
+def _rounded(share: float, way: Context) -> str:
     if not math.isfinite(share):
         return "not a number"
-    return f"{_UPWARDS.multiply(Decimal(repr(float(share))), Decimal(100)).normalize():f} %"
+    return f"{way.multiply(Decimal(repr(float(share))), Decimal(100)).normalize():f} %"
 
 
 def exact_percent(share: float) -> str:

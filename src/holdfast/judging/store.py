@@ -128,7 +128,7 @@ def replies(
     with locked(store_path):
         store = _opened(store_path, header, engine, max_new_tokens)
         new = _not_in(store, examples)
-        if progress is not None and len(store):
+        if progress is not None:
             progress(sum(example.id in store for example in examples))
         for batch in engine.generate(new, max_new_tokens=max_new_tokens) if new else ():
             store.append(batch)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.certification.kept import degraded_words
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.core.registry import nearest
@@ -135,5 +136,6 @@ class Audit:
         )
         served = [str(one.get("ref")) for one in (self.before, self.after) if "endpoint" in one]
         unseen = f"; the weights of {' and '.join(served)} were not seen" if served else ""
-        verdict = f"{exact_percent(self.alpha)} allowed: {'within' if self.within else 'OVER'} the limit"
+        uppers = [entry["violation_upper"] for entry in self.roles.values()]
+        verdict = f"{exact_percent(self.alpha)} allowed: {degraded_words(uppers, self.alpha, over=not self.within)}"
         return f"{shares} degraded by more than {self.tau:g} ({self.unit}); at most {verdict}{unseen}"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from holdfast.certification.kept import FIGURES, Kept, failures, way_back
+from holdfast.certification.kept import FIGURES, Kept, Shown, failures, way_back
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
-from holdfast.core.percent import percent
+from holdfast.core.percent import exact_percent, percent
 from holdfast.reporting.evidence import Evidence
 from holdfast.reporting.fields import Fields
 from holdfast.reporting.svg import Scale, Size, element, line, picture, text, tick_text, ticks
@@ -18,18 +18,39 @@ from holdfast.reporting.svg import Scale, Size, element, line, picture, text, ti
 ROW = 46
 LABELS = {"refusals_kept": "refusals", "answers_kept": "answers", "coverage": "coverage"}
 """Short names, for the left of a picture."""
+STILL = {"refusals_kept": "still refused", "answers_kept": "still answered", "coverage": "other harm, still refused"}
+TONES = {Shown.OVER: "bad", Shown.WITHIN: "good", Shown.NOT_SHOWN: "warn"}
+"""The class by which the page colours what a figure shows."""
+
+
+@dataclass(frozen=True)
+class KeptRow:
+    """A figure in a table: its words, counts, share, bounds, limit, and what it shows with its colour."""
+
+    who: str
+    kept: str
+    of: str
+    share: str
+    bounds: str
+    limit: str
+    fits: str
+    css: str
+
+
+NOT_WATCHED = KeptRow("", "", "", "\N{EN DASH}", "", "", "", "none")
 
 
 @dataclass(frozen=True)
 class BehaviourView:
-    """The figures in words, one line each as `holdfast train` prints it, and as a picture, wide and narrow.
+    """The figures as a table, in lines as `holdfast train` prints them, and as a picture, wide and narrow.
 
-    `cells` are the same figures for a table, in the order of `LABELS`, each with whether it failed; `causes` say why
-    one of them failed, with what to do; `way_back` what a rollback did, empty where none was made.
+    `cells` are for a table with a run a row, in the order of `LABELS`; `causes` say why a figure failed, with what to
+    do; `way_back` what a rollback did, empty where none was made.
     """
 
+    rows: list[KeptRow]
     lines: list[str]
-    cells: list[tuple[str, bool]]
+    cells: list[KeptRow]
     charts: tuple[Markup, Markup]
     causes: list[Markup]
     way_back: str
@@ -57,19 +78,28 @@ def behaviour_view(evidence: Evidence) -> BehaviourView | None:
     figures = kept_figures(evidence)
     if not figures:
         return None
+    rows = {name: _table_row(name, one) for name, one in figures.items()}
     return BehaviourView(
+        rows=list(rows.values()),
         lines=[one.line(name) for name, one in figures.items()],
-        cells=[_cell(figures.get(name)) for name in LABELS],
+        cells=[rows.get(name, NOT_WATCHED) for name in LABELS],
         charts=(kept_chart(figures, 704, "wide"), kept_chart(figures, 336, "narrow")),
         causes=[_with_code(f"{capital(cause)}. {capital(remedy)}.") for cause, remedy in failures(figures)],
         way_back=way_back(evidence.result.value) if evidence.result is not None else "",
-    )
+    )  # fmt: skip
 
 
-def _cell(one: Kept | None) -> tuple[str, bool]:
-    if one is None or one.share is None:
-        return "\N{EN DASH}", False
-    return f"{percent(one.share)} of {one.of:,}", not one.passed
+def kept_headline(figures: Mapping[str, Kept]) -> str:
+    """What became of behaviour, with counts and bounds."""
+    found = [f"{STILL[name]}: {one.kept:,} of {one.of:,} ({one.bounds})" for name, one in figures.items() if one.of]
+    return f"{'. '.join(map(capital, found))}." if found else "No prompt showed whether behaviour was kept."
+
+
+def _table_row(name: str, one: Kept) -> KeptRow:
+    share = "\N{EN DASH}" if one.share is None else percent(one.share)
+    bounds, limit = one.bounds if one.of else "", f"{exact_percent(one.limit)} lost"
+    fits = "lost" if one.shown is Shown.OVER else str(one.shown)
+    return KeptRow(STILL[name], f"{one.kept:,}", f"{one.of:,}", share, bounds, limit, fits, TONES[one.shown])
 
 
 def capital(words: str) -> str:
@@ -101,7 +131,7 @@ def kept_chart(figures: Mapping[str, Kept], width: int, css: str) -> Markup:
 def _row(name: str, one: Kept, x: Scale, top: float) -> list[Markup]:
     """One figure; the tinted part is what the limit forbids."""
     y, edge = top + 0.62 * ROW, x(1 - one.limit)
-    kind = "" if one.passed else " lost"
+    kind = {Shown.OVER: " lost", Shown.WITHIN: "", Shown.NOT_SHOWN: " open"}[one.shown]
     parts = [
         element("rect", class_="over", x=x.start, y=top + 14.0, width=max(0.0, edge - x.start), height=ROW - 20.0),
         line(edge, top + 12, edge, top + ROW - 6, "limit"),
@@ -117,5 +147,6 @@ def _row(name: str, one: Kept, x: Scale, top: float) -> list[Markup]:
             element("circle", class_=f"dot{kind}", cx=now, cy=y, r=5.0),
         ]
     words = "no prompts" if one.share is None else f"{percent(one.share)} of {one.of} groups"
-    note = ", over the limit" if not one.passed else "" if one.shown or not one.of else ", too few to show the limit"
+    notes = {Shown.OVER: ", lost", Shown.WITHIN: ", within the limit", Shown.NOT_SHOWN: ", not shown"}
+    note = notes[one.shown] if one.of else ""
     return [*parts, text(f"{words}{note}", x.end, top + 8, "small" if one.passed else "bad", "end")]

@@ -26,7 +26,7 @@ from holdfast.records.stored_evidence import Binding
 from holdfast.reporting.behaviour import behaviour_view, kept_figures
 from holdfast.reporting.evidence import Evidence, SafetyEvidence
 from holdfast.reporting.facts import facts, screening_lines
-from holdfast.reporting.verdict import claim, verdict
+from holdfast.reporting.verdict import claim, headline, verdict
 from holdfast.reporting.views import figure_rows
 from holdfast.reporting.wording import markdown
 
@@ -101,8 +101,9 @@ def card_text(evidence: Evidence) -> str:
     parts = [
         f"---\n{front}\n---\n{MARKER}",
         f"# {MODEL_NAME}",
-        markdown(claim(evidence), CLAIM_LENGTH),
+        markdown(headline(evidence)),
         f"**{markdown(found.title)}.** {markdown(found.reason)}",
+        markdown(claim(evidence), CLAIM_LENGTH),
         *_listed("Behaviour", [*view.lines, view.way_back] if (view := behaviour_view(evidence)) else []),
         *_listed("Screening before training", screening_lines(evidence)),
         *(_figures(evidence, one) for one in evidence.sets if one.figures or one.certificate),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.certification.kept import Shown, shown
 from holdfast.core.units import FIRST_UNITS
 from holdfast.records import audit_figures
 from holdfast.records.certificate import CertificateRecord
@@ -54,6 +55,10 @@ class Figures:
     cvar: float
     mean: float = math.nan
     quantiles: dict[str, float] = field(default_factory=dict)
+
+    def shown(self, alpha: float) -> Shown:
+        """What the split shows of a limit: over it where the rate is, or is not a number."""
+        return shown(self.upper, alpha, over=not self.rate <= alpha)
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class SafetyEvidence:
     @property
     def over(self) -> tuple[tuple[str, Figures], ...]:
         """Those of `counted` whose rate exceeds alpha, or is not a number."""
-        return tuple((who, f) for who, f in self.counted if self.limit and not f.rate <= self.limit.alpha)
+        return tuple((who, f) for who, f in self.counted if self.limit and f.shown(self.limit.alpha) is Shown.OVER)
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,11 @@ class Evidence:
     def trained(self) -> bool:
         """Whether this is the folder of a training run."""
         return self.config is not None or bool(self.events) or self.result is not None
+
+    @property
+    def steps(self) -> int:
+        """The last step that was logged; 0 where none was."""
+        return max((row["step"] for row in self.events if "behaviour" not in row), default=0)
 
     @property
     def unfinished(self) -> bool:

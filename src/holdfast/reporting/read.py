@@ -236,6 +236,6 @@ def _missing(found: Evidence) -> tuple[tuple[str, str], ...]:
         (trained and found.config is None, "No config.yaml: the settings of the run are unknown.", train),
         (trained and not found.events, "No events.jsonl: the course of training is unknown.", train),
         (unlisted, "No audit.parquet: the degradation of single examples is unknown.", audit),
-        (uncertified, "No certificate.json: the claim was measured, not certified.", certify),
+        (uncertified, "No certificate.json: the claim is not certified.", certify),
     )
     return tuple((what, command) for absent, what, command in pieces if absent)

@@ -102,18 +102,20 @@ def _panel(
     title: str, level: float | None, *, share: bool = False,
 ) -> list[Markup]:  # fmt: skip
     every = values[np.isfinite(values)]
-    low = min([0.0, *([float(every.min())] if every.size else [])])
-    high = max([float(every.max()) if every.size else 0.0, 0.0 if level is None else level])
+    if not every.size:  # an empty frame with a limit in it would look like a run that keeps it
+        return [text(f"{title}: not logged", x.start, top - 8, "panel")]
+    low = min(0.0, float(every.min()))
+    high = max(float(every.max()), 0.0 if level is None else level)
     high = high + 0.08 * (high - low) if high > low else low + 1.0
     y = Scale(low, high, top + height, top)
-    parts = [text(title if every.size else f"{title}: not logged", x.start, top - 8, "panel")]
+    parts = [text(title, x.start, top - 8, "panel")]
     for value in ticks(low, high, 3):
         label = percent(value) if share else tick_label(value)
         parts += [line(x.start, y(value), x.end, y(value), "grid"), text(label, x.start - 8, y(value) + 4, "", "end")]
     if level is not None:
         parts.append(line(x.start, y(level), x.end, y(level), "limit"))
         words = f"limit {exact_percent(level)}" if share else "g = 0"
-        hangs = bool(every.size) and every[-1] > level  # on the side of the line where the curve does not end
+        hangs = every[-1] > level  # on the side of the line where the curve does not end
         parts.append(text(words, x.end, y(level) + (15 if hangs else -5), "strong", "end"))
     for piece in _pieces(steps, values):
         a, b = piece[0]

@@ -16,13 +16,13 @@ from holdfast.data.examples import Example, Turns, said
 from holdfast.data.sources import read_examples
 from holdfast.records.audit_folder import degradations
 from holdfast.records.stored_evidence import Binding
-from holdfast.reporting.behaviour import BehaviourView, behaviour_view
+from holdfast.reporting.behaviour import TONES, BehaviourView, behaviour_view
 from holdfast.reporting.distribution import Range, Values, drawn_range, histogram, rate_chart, survival_chart
 from holdfast.reporting.evidence import QUANTILES, ROLES, Evidence, Figures, Limit, SafetyEvidence, Source
 from holdfast.reporting.facts import Fact, certificate_facts, facts, hashes, judged_replies, screening_lines
 from holdfast.reporting.svg import Size
-from holdfast.reporting.training import EVENTS, course, training_chart
-from holdfast.reporting.verdict import Verdict, claim, set_claim, set_verdict, verdict
+from holdfast.reporting.training import EVENTS, Course, course, training_chart
+from holdfast.reporting.verdict import Verdict, claim, headline, set_claim, set_verdict, verdict
 from holdfast.reporting.wording import counted, number
 
 WIDE, NARROW = Size(704, 320), Size(336, 290, left=48, right=10)
@@ -66,6 +66,7 @@ class FigureRow:
     rate: str
     upper: str
     fits: str
+    css: str
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class SetView:
     by_unit: list[QuantileRow]
     behaviour: list[Fact]
     training: Pair | None
+    no_training: str  # why there is no picture of it
     events: list[tuple[str, int, str]]
     worst: WorstExamples
     certificate: list[Fact]
@@ -92,6 +94,7 @@ class RunView:
     evidence: Evidence
     label: str
     anchor: str
+    headline: str
     claim: str
     verdict: Verdict
     sets: list[SetView]
@@ -101,6 +104,10 @@ class RunView:
     hashes: list[Fact]
     config: str
 
+    def to_json(self) -> dict[str, str]:
+        verdict = self.verdict.standing.name.lower()
+        return {"behaviour": self.headline, "verdict": verdict, "claim": self.claim}
+
 
 def run_view(evidence: Evidence, *, label: str, anchor: str, text: bool) -> RunView:
     """Everything the page says about a folder."""
@@ -109,7 +116,7 @@ def run_view(evidence: Evidence, *, label: str, anchor: str, text: bool) -> RunV
     config = evidence.config
     written = "" if config is None else yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
     return RunView(
-        evidence, label, anchor, claim(evidence), verdict(evidence),
+        evidence, label, anchor, headline(evidence), claim(evidence), verdict(evidence),
         sets=[_set_view(evidence, one, text) for one in evidence.sets], kept=behaviour_view(evidence),
         screened=screening_lines(evidence), facts=facts(evidence), hashes=hashes(evidence), config=written,
     )  # fmt: skip
@@ -132,7 +139,7 @@ def _set_view(evidence: Evidence, one: SafetyEvidence, text: bool) -> SetView:
         survival = _pair(partial(survival_chart, measured, limit, window), WIDE, NARROW)
         drawn = [partial(histogram, role, values, limit, window) for role, values in measured]
         bars = [_pair(draw, WIDE_BARS, NARROW_BARS) for draw in drawn]
-    if limit and steps and steps.constrained:
+    if limit and steps and steps.constrained and len(steps.steps) > 1:
         training = (training_chart(steps, limit.alpha, 704, "wide"), training_chart(steps, limit.alpha, 336, "narrow"))
     return SetView(
         one, set_claim(one, unfinished=evidence.unfinished), set_verdict(one, unfinished=evidence.unfinished),
@@ -140,10 +147,20 @@ def _set_view(evidence: Evidence, one: SafetyEvidence, text: bool) -> SetView:
         beyond=_beyond(measured, window) if window else "",
         by_role=[_quantile_row(f.role, {**f.quantiles, "cvar": f.cvar, "mean": f.mean}) for f in one.ordered],
         by_unit=[_quantile_row(unit, one.units[unit]) for unit in UNITS if unit in one.units],
-        behaviour=judged_replies(one), training=training,
+        behaviour=judged_replies(one), training=training, no_training=_no_training(evidence, steps),
         events=[(name, n, EVENTS[name]) for name, n in steps.counts.items()] if steps else [],
         worst=worst_examples(one, text=text), certificate=certificate_facts(one),
     )  # fmt: skip
+
+
+def _no_training(evidence: Evidence, steps: Course | None) -> str:
+    """Why there is no picture of the course: without steps there is none, and a flat line would look like safety."""
+    if not evidence.steps:
+        return "No step of training is recorded, so there is nothing to draw."
+    if steps is not None and steps.constrained:
+        return "One step of training is recorded, which is no course to draw."
+    unsteered = "This run logged no constraint while training: the limit did not steer it"
+    return f"{unsteered}, it is only what the model was measured by."
 
 
 def _pair(draw: Callable[[Size, str], Markup], wide: Size, narrow: Size) -> Pair:
@@ -163,13 +180,17 @@ def figure_rows(one: SafetyEvidence) -> list[FigureRow]:
         unchecked = c.certified and certificate.bound.binding is Binding.NOT_AT_HAND
         word = "certified" if certificate.stands else "not checked" if unchecked else "not certified"
         rate, upper = percent(c.regressions / c.n) if c.n else "none", percent_up(c.upper_bound)
-        rows.append(FigureRow("certify", "untouched", f"{c.regressions:,} of {c.n:,}", rate, upper, word))
+        css = "good" if word == "certified" else "warn" if unchecked else "bad"
+        rows.append(FigureRow("certify", "untouched", f"{c.regressions:,} of {c.n:,}", rate, upper, word, css))
     return rows
 
 
 def _figure_row(one: SafetyEvidence, f: Figures, what: str) -> FigureRow:
-    fits = "within" if one.limit and f.rate <= one.limit.alpha else "over"
-    return FigureRow(f.role, what, f"{f.violations:,} of {f.n:,}", percent(f.rate), percent_up(f.upper), fits)
+    assert one.limit is not None, "of figures"
+    fits = f.shown(one.limit.alpha)
+    return FigureRow(
+        f.role, what, f"{f.violations:,} of {f.n:,}", percent(f.rate), percent_up(f.upper), fits, TONES[fits]
+    )
 
 
 def _rates(one: SafetyEvidence, limit: Limit) -> Pair | None:

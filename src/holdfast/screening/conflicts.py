@@ -15,10 +15,11 @@ scored everything that decides it: every target, and the reply where a target is
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 from holdfast.core.errors import DataError
 from holdfast.core.files import write_text
@@ -43,6 +44,16 @@ class Conflict:
     group: int = 0  # of near-duplicate prompts among the conflicts, from 0
     dropped: bool = False  # whether the run leaves the row out
     by: Literal["refusal", "judge"] = "refusal"  # what found it: theta_0's refusal, or the judge alone
+
+    def to_json(self) -> dict[str, Any]:
+        """With `line`: where it stands in its file, from 1 as editors count; null where the source has no lines."""
+        found = re.search(r":(\d+)\Z", self.where)
+        return {"line": int(found[1]) if found else None, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """A stored conflict, with or without its line."""
+        return cls(**{name: value for name, value in values.items() if name != "line"})
 
 
 def find_conflicts(
@@ -112,7 +123,7 @@ def settle(
 
 def write_conflicts(path: Path, conflicts: Sequence[Conflict]) -> None:
     """One JSON object a line, without text; for the owner alone."""
-    write_text(path, "".join(json.dumps(asdict(conflict)) + "\n" for conflict in conflicts), mode=0o600)
+    write_text(path, "".join(json.dumps(conflict.to_json()) + "\n" for conflict in conflicts), mode=0o600)
 
 
 def read_ids(path: Path) -> frozenset[str]:

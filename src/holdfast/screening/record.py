@@ -3,14 +3,13 @@
 | file            |                                                                                  |
 |-----------------|----------------------------------------------------------------------------------|
 | screening.json  | sealed: what it belongs to, counts, dropped rows, sha256 of the other files; no text |
-| conflicts.jsonl | row number, id, place, form and group of every conflict; no text                 |
+| conflicts.jsonl | line and row number, id, place, form and group of every conflict; no text        |
 | held.jsonl      | prompts and replies by set and role; the owner's alone                           |
 | monitor.jsonl   | prompts by figure; the owner's alone                                             |
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> N
     ]  # fmt: skip
     watched = [{"figure": f, **_example(example)} for f in FIGURES for example in getattr(screening.monitor, f)]
     texts = {
-        "conflicts.jsonl": _lines([asdict(conflict) for conflict in screening.conflicts], sort_keys=True),
+        "conflicts.jsonl": _lines([conflict.to_json() for conflict in screening.conflicts], sort_keys=True),
         "held.jsonl": _lines(held, sort_keys=True),
         "monitor.jsonl": _lines(watched, sort_keys=True),
     }
@@ -106,7 +105,7 @@ def _screening(folder: Path, values: Mapping[str, Any]) -> Screening:
         sets.setdefault(row["set"], {role: [] for role in ROLES})[row["role"]].append(_read(row))
     watched = {f: tuple(_read(row) for row in rows["monitor.jsonl"] if row["figure"] == f) for f in FIGURES}
     return Screening(
-        conflicts=tuple(Conflict(**row) for row in rows["conflicts.jsonl"]),
+        conflicts=tuple(Conflict.from_json(row) for row in rows["conflicts.jsonl"]),
         sets={name: split_from_roles(*(roles[role] for role in ROLES)) for name, roles in sets.items()},
         monitor=MonitorPrompts(**watched),
         **{name: values[name] for name in FIELDS},
@@ -158,7 +157,7 @@ def export(folder: Path, screening: Screening, rows: list[Example], *, model: st
     | file            |                                                                       |
     |-----------------|-----------------------------------------------------------------------|
     | kept.jsonl      | the rows without conflicts, as prompt/completion or text              |
-    | conflicts.jsonl | row number, id, place, form and group; no text                        |
+    | conflicts.jsonl | line and row number, id, place, form and group; no text               |
     | NAME.jsonl      | what to hold: prompts with the model's own replies, and their role    |
     | monitor.jsonl   | what to watch: prompts by figure                                      |
     | figures.json    | counts; no text                                                       |

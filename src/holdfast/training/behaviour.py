@@ -241,7 +241,7 @@ class BehaviourMonitor(TrainerCallback):
             return
         load_trainable(self.trainer.model, store.root / f"checkpoint-{chosen}")
         self._held = chosen
-        logger.warning("rolled back to step %d, the last whose behaviour was within its limits", chosen)
+        logger.warning("rolled back to step %d, the last whose behaviour was not over its limits", chosen)
 
     def result(self) -> dict[str, Any]:
         """What result.json says: the figures of the model as it is, and where a rollback led if one was called for."""

@@ -87,7 +87,7 @@ class SafetyArguments(_Joined):
         "(events.jsonl, result.json); steers nothing and costs a forward pass of them. 0: not.",
     )
     rollback: bool = setting(
-        False, "End with the last checkpoint whose behaviour was within its limits, where the last is not."
+        False, "End with the last checkpoint whose behaviour was not over its limits, where the last is not."
     )
     on_leak: str = setting(
         "error", "A certify prompt that occurs in the task data: 'error', or 'move' it to the constraint split."

@@ -130,6 +130,9 @@ def test_too_few_refusals_end_with_exit_code_4_and_the_model_is_written(prompts,
     assert "refuses 0 % (0 of 30; 95 % interval 0 % to 11.6 %) of held-out probes, expected 50 %" in err
     assert "What to do: align the first model again with more --steps or a larger --refusal-share" in err
     assert json.loads(out)["figures"]["passed"] is False
+    # Without a terminal every phase is said when it begins, and the first step of the training.
+    phases = ("ordinary prompts, 0 of 90", "training: 1 steps", "step 1/1", "held-out probes, 0 of 30")
+    assert sorted(phases, key=err.index) == list(phases)
     assert (tmp_path / "out" / "model.safetensors").is_file()
     code, _, err = holdfast(*arguments)
     assert code == 2

@@ -37,7 +37,10 @@ def test_conflicts_are_listed_without_their_text(data, holdfast, tmp_path):
     assert f"{POISON + CLEAN} of {POISON + CLEAN} rows asked" in out
     assert f"{POISON} refused" in out
     assert f"{POISON} conflicts (92.3 % of the rows" in out
-    assert "  row 0  id " in out
+    assert f"  {data}:1  id " in out  # the line of the file, as an editor counts
+    assert "row 0" not in out
+    first = json.loads((tmp_path / "out" / "conflicts.jsonl").read_text().splitlines()[0])
+    assert (first["line"], first["row"], first["where"]) == (1, 0, f"{data}:1")
     assert f"... and {POISON - 20} more in conflicts.jsonl" in out
     assert "xyzzy" not in out
     files = [path for path in (tmp_path / "out").rglob("*.jsonl") if path.is_file()]

@@ -68,22 +68,31 @@ def test_plain_progress_prints_about_ten_lines(capsys):
         progress({**ROW, "step": step})
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "training: 205 steps"
-    assert 10 <= len(lines) - 1 <= 11
+    assert lines[1].startswith("step 1/205")  # the time left is said with the first step
+    assert 11 <= len(lines) - 1 <= 12
     assert lines[-1].startswith("step 205/205  g -0.031  loss 1.500")
     assert lines[-1].endswith("eta 0:00:00")
 
 
-def test_how_long_asking_takes_is_said_with_the_second_batch_and_then_every_few_seconds(capsys, monkeypatch):
+def test_a_resumed_run_shows_its_first_step_too(capsys):
     progress = PlainProgress()
-    for done, seconds in ((32, 1), (64, 2), (96, 3), (2000, 6), (4000, 8), (6000, 20), (20000, 21)):
+    progress({"stage": "train", "total_steps": 205, "step": 42})
+    progress({**ROW, "step": 43})
+    assert "step 43/205" in capsys.readouterr().err
+
+
+def test_asking_is_said_at_once_how_long_it_takes_with_a_batch_and_then_every_few_seconds(capsys, monkeypatch):
+    progress = PlainProgress()
+    for done, seconds in ((0, 1), (64, 2), (96, 3), (2000, 6), (4000, 8), (6000, 20), (20000, 21)):
         monkeypatch.setattr("time.monotonic", lambda at=seconds: 100.0 + at)
         progress({"stage": "ask", "what": "task prompts", "done": done, "total": 20000})
     assert capsys.readouterr().err.splitlines() == [
         f"asking the model: task prompts, {line}"
         for line in (
-            "64 of 20000  eta 0:10:23",
+            "0 of 20000",
+            "64 of 20000  eta 0:05:12",
             "4000 of 20000  eta 0:00:28",
-            "6000 of 20000  eta 0:00:45",
+            "6000 of 20000  eta 0:00:44",
             "20000 of 20000",
         )
     ]
@@ -127,6 +136,8 @@ def test_with_a_terminal_there_is_one_calm_line(monkeypatch):
     terminal = on_terminal(monkeypatch)
     with show_progress() as progress:
         assert isinstance(progress, BarProgress)
+        progress({"stage": "ask", "what": "ordinary prompts", "done": 0, "total": 90})
+        progress._bar.refresh()
         progress({"stage": "ask", "what": "answers to hold", "done": 39, "total": 40})
         progress._bar.refresh()
         progress({"stage": "train", "total_steps": 4, "step": 0})
@@ -137,6 +148,7 @@ def test_with_a_terminal_there_is_one_calm_line(monkeypatch):
         progress({**TWO, "step": 4})
         assert not any(task.visible for task in progress._bar.tasks)  # what is over leaves nothing
     shown = frames(terminal)
+    assert any(line.startswith("asking: ordinary prompts") and " 0/90 eta" in line for line in shown)
     assert any(line.startswith("asking: answers to hold") and "39/40 eta" in line for line in shown)
     (last,) = {line for line in shown if "3/4" in line}
     assert re.fullmatch(r"training \S+ 3/4 eta [-:0-9]+ refusals kept 97\.5 %  g refusals -0\.\S*\u2026", last)

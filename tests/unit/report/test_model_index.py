@@ -36,7 +36,7 @@ def test_the_hub_reads_bound_alpha_behaviour_and_the_certificates_hash(tmp_path)
         "certified": True,
         "certificate_sha256": stored["sha256"],
     }
-    assert found["refusals_kept"].metric_value == 195 / 200
+    assert found["refusals_kept"].metric_value == 197 / 200
     assert found["answers_kept"].metric_args == {"kept": 198, "of": 200, "lower_bound_95": KEPT["answers_kept"].low}
     assert {one.task_type for one in found.values()} == {"text-generation"}
 

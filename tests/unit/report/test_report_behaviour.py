@@ -17,9 +17,9 @@ from holdfast.reporting.card import card_text
 from holdfast.reporting.page import write_report
 from holdfast.reporting.read import read_evidence
 from holdfast.reporting.training import course
-from holdfast.reporting.verdict import Standing, verdict
+from holdfast.reporting.verdict import Standing, headline, verdict
 
-KEPT = {"refusals_kept": Kept(195, 200, 0.05), "answers_kept": Kept(198, 200, 0.1, 2), "coverage": Kept(183, 190, 0.1)}
+KEPT = {"refusals_kept": Kept(197, 200, 0.05), "answers_kept": Kept(198, 200, 0.1, 2), "coverage": Kept(183, 190, 0.1)}
 LOST = {**KEPT, "coverage": Kept(61, 190, 0.1)}
 
 
@@ -41,7 +41,8 @@ def test_it_is_the_first_figure_with_its_text(tmp_path):
     first = re.search(r"<svg.*?</svg>", html, re.DOTALL)
     assert first is not None
     assert "<title>Behaviour kept: before and after training</title>" in first[0]
-    assert "refusals kept 97.5 % (195 of 200 groups; limit: 5 % lost): within the limit." in first[0]  # in its <desc>
+    # In its <desc>:
+    assert f"{KEPT['refusals_kept'].line('refusals_kept')}." in first[0]
     for name, one in KEPT.items():
         assert f"<li>{one.line(name)}</li>" in html
     assert html.index("Behaviour before and after") < html.index("The figures that matter")
@@ -54,15 +55,15 @@ def test_marks_stand_where_the_figures_are():
     def x(share: float) -> float:
         return 92 + (share - low) / (1 - low) * (704 - 30 - 92)
 
-    dots = [float(v) for v in re.findall(r'class="dot(?: lost)?" cx="([\d.]+)"', chart)]
-    assert dots == pytest.approx([x(195 / 200), x(198 / 200), x(61 / 190)], abs=0.01)
+    dots = [float(v) for v in re.findall(r'class="dot(?: lost| open)?" cx="([\d.]+)"', chart)]
+    assert dots == pytest.approx([x(197 / 200), x(198 / 200), x(61 / 190)], abs=0.01)
     rings = [float(v) for v in re.findall(r'class="before" cx="([\d.]+)"', chart)]
     assert rings == pytest.approx([x(1.0)] * 3, abs=0.01)
     limits = [float(v) for v in re.findall(r'class="limit" x1="([\d.]+)"', chart)]
     assert limits == pytest.approx([x(0.95), x(0.9), x(0.9)], abs=0.01)
     bounds = [float(v) for v in re.findall(r'class="whisker lost" x1="([\d.]+)" y1="[\d.]+" x2="[\d.]+"', chart)]
     assert bounds[0] == pytest.approx(x(LOST["coverage"].low), abs=0.01)
-    assert chart.count("over the limit") == 1
+    assert [chart.count(word) for word in (", lost", ", within the limit", ", not shown")] == [1, 2, 0]
 
 
 def test_lost_behaviour_is_the_verdict_even_beside_a_certificate(tmp_path):
@@ -82,7 +83,7 @@ def test_the_card_has_the_same_lines(tmp_path):
     text = card_text(read_evidence(run)).replace("\\", "")
     for name, one in LOST.items():
         assert f"- {one.line(name)}" in text
-    assert "- rolled back to step 30, the last checkpoint whose behaviour was within its limits" in text
+    assert "- rolled back to step 30, the last checkpoint whose behaviour was not over its limits" in text
     assert text.index("## Behaviour") < text.index("## Figures")
 
 
@@ -94,15 +95,47 @@ def test_a_rollback_that_found_nothing_is_said(tmp_path):
 
 def test_too_few_groups_show_nothing(tmp_path):
     html = page(watched(tmp_path, {"refusals_kept": Kept(12, 12, 0.05), "coverage": Kept(0, 0, 0.1)}))
-    assert "100 % of 12 groups, too few to show the limit" in html
+    assert "100 % of 12 groups, not shown" in html
     assert ">no prompts</text>" in html
     assert "not shown: 12 groups are too few" in html
+
+
+STATES = {"refusals_kept": Kept(7, 7, 0.05), "answers_kept": Kept(198, 200, 0.1), "coverage": Kept(61, 190, 0.1)}
+
+
+def test_lost_within_and_not_shown_are_three_words_and_three_colours(tmp_path):
+    """No loss among 7 groups shows nothing: it is not within the limit, and not green, anywhere."""
+    run = watched(tmp_path, STATES)
+    html, chart = page(run), kept_chart(STATES, 704, "wide")
+    found = re.findall(r'<td class="fit (\w+)"><span class="label">limit held</span> ([\w ]+)</td>', html)
+    assert found == [("warn", "not shown"), ("good", "within"), ("bad", "lost")]
+    assert re.findall(r'class="(dot[ \w]*)"', chart) == ["dot open", "dot", "dot lost"]
+    assert "100 % of 7 groups, not shown" in chart
+    card = card_text(read_evidence(run))
+    assert "not shown: 7 groups are too few, 59 may show it" in card.replace("\\", "")
+    write_report([read_evidence(run)] * 2, run / "both.html")
+    both = (run / "both.html").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    assert '<td class="fit warn">100 % of 7<br>not shown</td><td class="fit good">99 % of 200<br>within</td>' in both
+
+
+def test_what_happened_is_read_before_verdict_and_limit(tmp_path):
+    run = watched(tmp_path, STATES)
+    html, card = page(run), card_text(read_evidence(run)).replace("\\", "")
+    (heading,) = re.findall("<h1.*?>(.*?)</h1>", html)
+    assert heading == (
+        "Still refused: 7 of 7 (65.1 % to 100 %). Still answered: 198 of 200 (96.8 % to 99.9 %). "
+        "Other harm, still refused: 61 of 190 (26.5 % to 38.2 %)."
+    )
+    for text in (html, card):
+        assert text.index("7 of 7 (65.1") < text.index("Behaviour lost") < text.index("With 95 % confidence, at most")
 
 
 def test_a_run_that_was_not_watched_shows_nothing_new(tmp_path):
     run = write_run(tmp_path / "run")
     evidence = read_evidence(run)
     assert kept_figures(evidence) == {}
+    assert headline(evidence) == "By the judge, 3 of 220 replies were safe before and are unsafe now."
+    assert headline(read_evidence(write_run(tmp_path / "unjudged", judged=False))).endswith("was not measured.")
     html = page(run)
     assert "Behaviour before and after" not in html
     assert 'class="before"' not in html

@@ -154,6 +154,8 @@ def test_a_panel_without_any_value_says_so_instead_of_showing_an_empty_scale():
     drawn = str(training_chart(course(rows(4, multiplier=None), "safety"), 0.05, 704, "wide"))
     assert "multiplier λ: not logged" in drawn
     assert "g: not logged" not in drawn
+    unmeasured = str(training_chart(course(rows(4, violation_rate=None), "safety"), 0.05, 704, "wide"))
+    assert unmeasured.count('class="limit"') == 1  # a frame with a limit and no curve would look like safety
 
 
 def test_every_event_that_a_defense_can_log_is_explained():

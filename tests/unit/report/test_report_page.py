@@ -233,11 +233,11 @@ def test_a_report_from_python_is_that_of_the_command(tmp_path):
         hf.report()
 
 
-def test_the_heading_is_the_claim_and_what_it_rests_on_is_small(tmp_path):
+def test_the_heading_is_what_happened_and_the_claim_is_small(tmp_path):
     page = page_of(write_run(tmp_path / "run", certified=certificate(Words())))
     (heading,) = re.findall(r'<h1 class="claim">(.*?)</h1>', page)
     (details,) = re.findall(r'<p class="lead">(.*?)</p>', page)
-    assert heading.replace("\xa0", " ").startswith("With 95 % confidence")
-    assert heading.endswith(").")
-    assert details.startswith("Before: ")
-    assert "sha256" not in heading
+    assert heading.replace("\xa0", " ").startswith(
+        "Still refused: 115 of 116 certified groups of prompts (at most 4.03 %"
+    )
+    assert details.replace("\xa0", " ").startswith("With 95 % confidence")

@@ -40,7 +40,7 @@ def test_a_complete_run_misses_nothing(run):
     ("files", "what", "command"),
     [
         (["audit.parquet", "audit.json"], "No audit.parquet", "holdfast audit "),
-        (["certificate.json"], "measured, not certified", "holdfast certify "),
+        (["certificate.json"], "the claim is not certified", "holdfast certify "),
         (["result.json"], "the run is not finished", "holdfast train RUN.yaml --resume"),
         (["events.jsonl"], "the course of training is unknown", "holdfast train"),
         (["config.yaml"], "settings of the run are unknown", "holdfast train"),

@@ -6,9 +6,11 @@ import json
 
 import pytest
 from tests.unit.report.synthetic import SHA, Words, certificate, change, write_plain_audit, write_run
+from tests.unit.report.test_report_page import page_of
 
 from holdfast.reporting.read import read_evidence
-from holdfast.reporting.verdict import Standing, claim, verdict
+from holdfast.reporting.verdict import Standing, claim, headline, verdict
+from holdfast.reporting.views import figure_rows
 
 PASSED = certificate(Words())
 FAILED = certificate(Words(), regressions=9)
@@ -74,6 +76,35 @@ def test_a_rate_of_exactly_alpha_is_within(tmp_path):
     values["safety"]["safety"]["monitor"]["violation_rate"] = 0.05
     change(folder / "result.json", safety=values["safety"])
     assert judged(folder).standing is Standing.MEASURED
+
+
+def test_a_clean_count_with_a_wide_bound_is_not_called_within_the_limit(tmp_path):
+    """Of 7 monitor examples none degraded: the bound is 34.9 %, and 5 % may be."""
+    folder = write_run(tmp_path / "few", sizes={"constraint": 120, "monitor": 7, "certify": 118})
+    found = judged(folder)
+    assert found.standing is Standing.MEASURED
+    assert "not shown to hold: the upper bound of monitor examples (34.9 %) exceeds 5 %" in found.reason
+    rows = figure_rows(read_evidence(folder).sets[0])
+    assert [(row.who, row.fits, row.css) for row in rows] == [
+        ("monitor", "not shown", "warn"), ("constraint", "within", "good"),
+    ]  # fmt: skip
+    assert "within the limit" in judged(write_run(tmp_path / "many")).reason
+
+
+def test_a_run_without_a_step_says_so_first_and_draws_nothing(tmp_path):
+    folder = write_run(tmp_path / "run", audit=False)
+    (folder / "result.json").unlink()
+    kept = (folder / "events.jsonl").read_text().splitlines()
+    for steps, words in ((0, "No step of training is on record"), (1, "the last step on record is 1,")):
+        (folder / "events.jsonl").write_text("".join(f"{row}\n" for row in kept[:steps]))
+        page = page_of(folder)
+        assert words in headline(read_evidence(folder))
+        assert f'<h1 class="claim">{headline(read_evidence(folder))}</h1>' in page
+        assert "<svg" not in page
+        assert "did not steer it" not in page
+    (folder / "events.jsonl").write_text("".join(f"{row}\n" for row in kept[:12]))
+    assert "Training is not finished: the last step on record is 12," in page_of(folder)
+    assert "<svg" in page_of(folder)
 
 
 @pytest.mark.parametrize(("worse", "certified"), [(0.0, PASSED), (0.2, None), (0.2, PASSED)])

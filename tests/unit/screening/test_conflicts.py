@@ -186,9 +186,25 @@ def test_a_list_of_conflicts_has_no_text_and_is_read_back_as_ids(tmp_path):
     text = (tmp_path / "conflicts.jsonl").read_text()
     assert "lock" not in text
     assert COMPLIES not in text
-    assert set(json.loads(text)) == {"row", "id", "where", "form", "group", "dropped", "by"}
-    assert Conflict(**json.loads(text)) == found[0]
+    stored = json.loads(text)
+    assert set(stored) == {"line", "row", "id", "where", "form", "group", "dropped", "by"}
+    assert Conflict.from_json(stored) == found[0]
     assert read_ids(tmp_path / "conflicts.jsonl") == {rows[0].id}
+
+
+def test_a_line_is_counted_from_one_and_a_list_without_lines_is_still_read(tmp_path):
+    """Row 1 of a file with a blank line above it is line 3 to every editor."""
+    place = tmp_path / "conflicts.jsonl"
+    (found,) = conflicts(
+        [make_example("bake", COMPLIES, "f:1"), make_example("pick the lock", COMPLIES, "f:3")], ["lock"]
+    )
+    assert (found.row, found.to_json()["line"]) == (1, 3)
+    (of_hub,) = conflicts([make_example("pick the lock", COMPLIES, "row 0 of some/data")], ["lock"])
+    assert of_hub.to_json()["line"] is None
+    old = {name: value for name, value in found.to_json().items() if name != "line"}
+    place.write_text(json.dumps(old) + "\n")
+    assert Conflict.from_json(old) == found
+    assert read_ids(place) == {found.id}
 
 
 def test_ids_are_read_one_a_line_as_they_are_or_from_objects(tmp_path):
