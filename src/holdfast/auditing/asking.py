@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,22 +93,26 @@ class Asked:
         stored, size, n = "again" if again else name, self.how.batch_size, len(self.examples)
         if again:  # prompts beside others, so that rounding has its say
             size = max(1, 3 * size // 4 if n > size else (n + 1) // 2)
+        told = None if seen is None else self._told(seen)
         with self.pair.using(name) as model:
-            first = self._ask(name, stored, model, size, seen=None if seen is None else self._told(seen))
+            first = self._ask(name, stored, model, size, seen=told)
             undecided = [i for i, reply in enumerate(first) if _undecided(reply)]
-            longer = self._longer(name, stored, model, size, undecided)
+            longer = self._longer(name, stored, model, size, undecided, told and partial(told, final=True))
         return [class_of(longer.get(i, reply)) for i, reply in enumerate(first)]
 
-    def _told(self, seen: Seen) -> Callable[[Sequence[Reply]], None]:
+    def _told(self, seen: Seen) -> Callable[..., None]:
         known: dict[str, str] = {}
 
-        def told(made: Sequence[Reply]) -> None:
-            known.update((reply.id, class_of(reply)) for reply in made if not _undecided(reply))
+        def told(made: Sequence[Reply], *, final: bool = False) -> None:
+            known.update((reply.id, class_of(reply)) for reply in made if final or not _undecided(reply))
             seen([known.get(example.id) for example in self.examples])
 
         return told
 
-    def _longer(self, name: Name, stored: str, model: Any, size: int, places: Sequence[int]) -> dict[int, Reply]:
+    def _longer(
+        self, name: Name, stored: str, model: Any, size: int, places: Sequence[int],
+        seen: Callable[[Sequence[Reply]], None] | None,
+    ) -> dict[int, Reply]:  # fmt: skip
         """Longer replies by place; none where the model's positions leave no room for longer ones."""
         chosen = [self.examples[i] for i in places]
         if not chosen:
@@ -117,7 +122,7 @@ class Asked:
         length = self.how.longest if positions is None else min(self.how.longest, positions - widest)
         if length <= self.how.max_new_tokens:
             return {}
-        return dict(zip(places, self._ask(name, f"{stored}.longer", model, size, chosen, length), strict=True))
+        return dict(zip(places, self._ask(name, f"{stored}.longer", model, size, chosen, length, seen), strict=True))
 
     def _ask(
         self, name: Name, stored: str, model: Any, size: int, chosen: list[Example] | None = None, length: int = 0,

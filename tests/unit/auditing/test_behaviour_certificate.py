@@ -207,7 +207,7 @@ def test_a_cut_reply_is_asked_for_at_four_times_the_length(models, prompts, tmp_
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert (tmp_path / "out" / "replies" / "before.longer.jsonl").is_file()
     assert record.certified, "the refusal of nine words ends within 16 tokens"
-    with pytest.raises(InfeasibleError, match="refused 0 of 80"):  # cut at 8 tokens, nobody sees how it ends
+    with pytest.raises(InfeasibleError, match="refused 0 of 32 prompts so far"):  # cut at 8 tokens
         certify(models, "kept", prompts, tmp_path / "short", max_new_tokens=2, ledger=tmp_path / "ledger.json")
     assert verify(tmp_path / "out") == record
 
