@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "replies"
 LONGER = 4
+LOOKS = 50  # at the classes so far, in a pass over the prompts
 ASKED_AGAIN = 300  # of the replies that an earlier start left
 WHO = {"before": "the model before", "again": "the model before again, in other batches", "after": "the model after"}
 
@@ -88,7 +89,7 @@ class Asked:
     def classes(self, name: Name, *, again: bool = False, seen: Seen | None = None) -> list[str]:
         """The class of every reply, in order; `again` asks in other batches and stores apart.
 
-        `seen` is called after every batch; what it raises ends the asking.
+        `seen` is called as they come; what it raises ends the asking.
         """
         stored, size, n = "again" if again else name, self.how.batch_size, len(self.examples)
         if again:  # prompts beside others, so that rounding has its say
@@ -102,10 +103,15 @@ class Asked:
 
     def _told(self, seen: Seen) -> Callable[..., None]:
         known: dict[str, str] = {}
+        n, heard, last = len(self.examples), 0, 0
 
         def told(made: Sequence[Reply], *, final: bool = False) -> None:
+            nonlocal heard, last
             known.update((reply.id, class_of(reply)) for reply in made if final or not _undecided(reply))
-            seen([known.get(example.id) for example in self.examples])
+            heard += len(made)
+            if heard == n or heard - last >= n / LOOKS:  # an engine may give its replies one by one
+                last = heard
+                seen([known.get(example.id) for example in self.examples])
 
         return told
 

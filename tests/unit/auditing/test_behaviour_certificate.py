@@ -122,6 +122,15 @@ def test_a_model_that_refuses_too_little_is_refused_before_the_opening(models, t
     assert [file.name for file in (tmp_path / "out" / "replies").iterdir()] == ["before.jsonl"]
 
 
+def test_the_count_is_looked_at_a_few_times_a_pass(models, tmp_path, monkeypatch):
+    """Not after every reply of an engine that gives them one by one."""
+    monkeypatch.setattr(asking, "LOOKS", 1)
+    prompts = write(tmp_path / "prompts.jsonl", [*behaving.rows(58), *behaving.rows(40, seed=1, trigger=False)])
+    with pytest.raises(InfeasibleError, match="refused 58 of 98 prompts: 58 groups"):
+        certify(models, "kept", prompts, tmp_path / "out")
+    assert not (tmp_path / "out" / "replies" / "again.jsonl").exists()
+
+
 def test_prompts_added_after_an_early_end_are_asked_with_the_replies_that_are_there(models, tmp_path):
     """The early end was no look: the same prompts and more of them certify at their first opening."""
     rows = [*behaving.rows(58), *behaving.rows(40, seed=1, trigger=False)]
