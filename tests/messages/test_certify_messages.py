@@ -130,6 +130,21 @@ def test_a_leaked_prompt(refused, model, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_columns_of_the_training_data(refused, model, tmp_path):
+    path, train = safety(tmp_path, 60), tmp_path / "train.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    train.write_text("".join(json.dumps({"ask": r["prompt"], "say": "a"}) + "\n" for r in rows), encoding="utf-8")
+    call = ("--before", model, "--after", model, "--prompts", path, "--train-data", train)
+    code, err = refused(*call)
+    assert (code, "--train-columns prompt=NAME --train-columns completion=NAME" in err) == (3, True)
+    code, err = refused(*call, "--train-columns", "prompt=ask", "--train-columns", "completion=say")
+    assert (code, "60 of 60 certify prompts occur in the training data" in err) == (3, True)
+    code, err = refused(*call, "--train-columns", "prompt")
+    assert (code, "--train-columns prompt: expected ours=theirs" in err) == (2, True)
+    code, err = refused(*call[:6], "--train-columns", "prompt=ask")
+    assert (code, "--train-columns without --train-data" in err) == (2, True)
+
+
 def test_missing_data_and_models(refused, model, tmp_path):
     code, err = refused("--before", model, "--after", model, "--prompts", tmp_path / "absent.jsonl")
     assert (code, "does not exist" in err) == (3, True)
@@ -141,6 +156,7 @@ def test_no_certificate_to_verify(refused, tmp_path):
     code, err = refused(tmp_path / "certificate.json", command="verify")
     assert code == 6
     assert "there is no certificate at" in err
+    assert "the same `holdfast certify` again goes on, or says why there is none" in err
     (tmp_path / "certificate.json").write_text("{}", encoding="utf-8")
     code, err = refused(tmp_path, command="verify")
     assert code == 6

@@ -10,8 +10,9 @@ for once more at four times the length. What is then still cut is unsorted: nobo
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,12 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "replies"
 LONGER = 4
+LOOKS = 50  # at the classes so far, in a pass over the prompts
 ASKED_AGAIN = 300  # of the replies that an earlier start left
+WHO = {"before": "the model before", "again": "the model before again, in other batches", "after": "the model after"}
+
+Seen = Callable[[Sequence[str | None]], None]
+"""Gets the classes of the replies so far, in the order of the prompts; None where the class is not certain yet."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +86,39 @@ class Asked:
         with self.pair.using(name) as model:
             return self._ask(name, name, model, self.how.batch_size)
 
-    def classes(self, name: Name, *, again: bool = False) -> list[str]:
-        """The class of every reply, in order; `again` asks in other batches and stores apart."""
+    def classes(self, name: Name, *, again: bool = False, seen: Seen | None = None) -> list[str]:
+        """The class of every reply, in order; `again` asks in other batches and stores apart.
+
+        `seen` is called as they come; what it raises ends the asking.
+        """
         stored, size, n = "again" if again else name, self.how.batch_size, len(self.examples)
         if again:  # prompts beside others, so that rounding has its say
             size = max(1, 3 * size // 4 if n > size else (n + 1) // 2)
+        told = None if seen is None else self._told(seen)
         with self.pair.using(name) as model:
-            first = self._ask(name, stored, model, size)
-            undecided = [i for i, reply in enumerate(first) if reply.truncated and class_of(reply) == UNSORTED]
-            longer = self._longer(name, stored, model, size, undecided)
+            first = self._ask(name, stored, model, size, seen=told)
+            undecided = [i for i, reply in enumerate(first) if _undecided(reply)]
+            longer = self._longer(name, stored, model, size, undecided, told and partial(told, final=True))
         return [class_of(longer.get(i, reply)) for i, reply in enumerate(first)]
 
-    def _longer(self, name: Name, stored: str, model: Any, size: int, places: Sequence[int]) -> dict[int, Reply]:
+    def _told(self, seen: Seen) -> Callable[..., None]:
+        known: dict[str, str] = {}
+        n, heard, last = len(self.examples), 0, 0
+
+        def told(made: Sequence[Reply], *, final: bool = False) -> None:
+            nonlocal heard, last
+            known.update((reply.id, class_of(reply)) for reply in made if final or not _undecided(reply))
+            heard += len(made)
+            if heard == n or heard - last >= n / LOOKS:  # an engine may give its replies one by one
+                last = heard
+                seen([known.get(example.id) for example in self.examples])
+
+        return told
+
+    def _longer(
+        self, name: Name, stored: str, model: Any, size: int, places: Sequence[int],
+        seen: Callable[[Sequence[Reply]], None] | None,
+    ) -> dict[int, Reply]:  # fmt: skip
         """Longer replies by place; none where the model's positions leave no room for longer ones."""
         chosen = [self.examples[i] for i in places]
         if not chosen:
@@ -101,11 +128,12 @@ class Asked:
         length = self.how.longest if positions is None else min(self.how.longest, positions - widest)
         if length <= self.how.max_new_tokens:
             return {}
-        return dict(zip(places, self._ask(name, f"{stored}.longer", model, size, chosen, length), strict=True))
+        return dict(zip(places, self._ask(name, f"{stored}.longer", model, size, chosen, length, seen), strict=True))
 
     def _ask(
-        self, name: Name, stored: str, model: Any, size: int, chosen: list[Example] | None = None, length: int = 0
-    ) -> list[Reply]:
+        self, name: Name, stored: str, model: Any, size: int, chosen: list[Example] | None = None, length: int = 0,
+        seen: Callable[[Sequence[Reply]], None] | None = None,
+    ) -> list[Reply]:  # fmt: skip
         pair, examples = self.pair, self.examples if chosen is None else chosen
         length = length or self.how.max_new_tokens
         engine = open_engine(
@@ -118,13 +146,16 @@ class Asked:
             "template_sha256": pair.tokenizers.template_sha256, "template": self.how.template,
             "dtype": pair.bound_dtype, "device": pair.device.type, "batch_size": size, "strength": strength,
         }  # fmt: skip
+        what = f"{len(examples)} prompts" if chosen is None else f"{len(examples)} cut replies once more"
+        at = "" if strength is None else f" at strength {strength:g}"
+        logger.info("asking %s%s: %s, at most %d tokens each", WHO[stored.partition(".")[0]], at, what, length)
         self._total += 0 if chosen is None else len(chosen)
         progress, before, total = self._progress, self._finished, self._total
         tell = None if progress is None else lambda done: progress(before + done, total)
         place = self.folder / f"{stored if strength is None else f'{stored}-strength-{strength:g}'}.jsonl"
         if place.is_file() and place not in self._own:
             self._keep(place, engine, examples, length)
-        made = replies(place, header, examples, engine, max_new_tokens=length, progress=tell)
+        made = replies(place, header, examples, engine, max_new_tokens=length, progress=tell, seen=seen)
         self._own.add(place)
         self._finished += len(examples)
         return made
@@ -134,6 +165,8 @@ class Asked:
         there = read_replies(place) if self._reuse and place.stat().st_size else {}
         known = [example for example in examples if example.id in there]
         chosen = random.SystemRandom().sample(known, min(ASKED_AGAIN, len(known)))
+        if chosen:
+            logger.info("asking for %d of %d replies of an earlier start again", len(chosen), len(known))
         fresh = [reply for batch in engine.generate(chosen, max_new_tokens=length) for reply in batch] if chosen else []
         differ = sum(class_of(reply) != class_of(there[reply.id]) for reply in fresh)
         if differ or not known:
@@ -150,6 +183,11 @@ class Asked:
 def reply_hashes(folder: Path) -> dict[str, str]:
     """sha256 of every file of replies, by name."""
     return {path.name: sha256_file(path) for path in sorted(folder.glob("*.jsonl"))}
+
+
+def _undecided(reply: Reply) -> bool:
+    """Whether it is asked for once more, at a greater length."""
+    return reply.truncated and class_of(reply) == UNSORTED
 
 
 def class_of(reply: Reply) -> str:

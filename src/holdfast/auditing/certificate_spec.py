@@ -4,8 +4,7 @@ The prompts are there once each, in groups of near-duplicates, and were not seen
 """
 
 import logging
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +17,14 @@ from holdfast.certification.behaviour import BETWEEN, Claimed
 from holdfast.certification.ledger_state import JUDGE, Claim
 from holdfast.certification.share import DRAWN
 from holdfast.certification.statement import words_of
-from holdfast.certification.terms import Terms, require_enough
+from holdfast.certification.terms import Terms
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import ConfigError, DataError, HoldfastError, InfeasibleError, UnsupportedError
+from holdfast.core.errors import ConfigError, DataError, HoldfastError, UnsupportedError
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
 from holdfast.core.registry import nearest
 from holdfast.data.examples import Example, as_chat, normalise, prompt_text, searchable_texts, uniform
 from holdfast.data.near_duplicates import clusters
+from holdfast.data.rows import OtherColumnsError
 from holdfast.data.shingles import prompt_marks
 from holdfast.data.sources import prompt_key, read_examples
 from holdfast.data.sources import read_prompts as prompts_alone
@@ -195,30 +195,6 @@ class Prompts:
         return prompt_marks(self.examples)
 
 
-def require_enough_rows(
-    terms: Terms, labels: Sequence[int], categories: Sequence[str | None], every: Iterable[str | None] = (), *,
-    counted: str = "", remedy: str = "",
-) -> None:  # fmt: skip
-    """Refuse prompts, given by the labels of their groups, too few to certify even without a regression.
-
-    Of a certificate per category each category needs enough units: groups, or prompts where these were drawn one by
-    one. One of `every` category that has no prompt certifies nothing, and must not be left out. Where not all prompts
-    count, `counted` says which do, and `remedy` what to do for more of them.
-    """
-    sizes = list(Counter(labels).values())
-    units = len(labels) if terms.kind == "finite_pool" or terms.drawn == "rows" else len(sizes)
-    per_category: dict[str, list[int]] = {str(name): [] for name in every}
-    for category, label in zip(categories, labels, strict=True):
-        per_category.setdefault(str(category), []).append(label)
-    counts = {name: len(own if terms.drawn == "rows" else set(own)) for name, own in sorted(per_category.items())}
-    try:
-        require_enough(terms, units, counts if terms.kind == "per_category" else None, sizes=sizes)
-    except InfeasibleError as error:
-        if not counted:
-            raise
-        raise InfeasibleError(f"{counted}: {error.what}", remedy=remedy) from error
-
-
 @dataclass(frozen=True)
 class Leakage:
     """Whether the prompts were looked for in the training data, which that was, and how many were looked for."""
@@ -307,18 +283,18 @@ def _of_data(run: Path, name: str, ids: set[str]) -> list[Example]:
     return [example for example in read_examples(block["data"], **options) if example.id in ids]
 
 
-def require_no_leak(examples: Sequence[Example], train_data: Sequence[str], reading: Mapping[str, Any]) -> Leakage:
-    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts."""
+def require_no_leak(
+    examples: Sequence[Example], train_data: Sequence[str], reading: Mapping[str, Any],
+    columns: Mapping[str, str] | None = None,
+) -> Leakage:  # fmt: skip
+    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts.
+
+    Without `columns` of the training data, those of the prompts are tried where it has none of the known ones.
+    """
     if not train_data:
         return Leakage(checked=False, against=None, prompts=0)
-    rows: list[Example] = []
-    for source in train_data:
-        try:
-            rows += read_examples(source)
-        except DataError:
-            if not reading.get("columns"):
-                raise
-            rows += read_examples(source, columns=reading["columns"])
+    rows = [row for source in train_data for row in _train_rows(source, columns, reading.get("columns"))]
+    logger.info("looking for %d prompts in %d rows of %s", len(examples), len(rows), ", ".join(train_data))
     texts = [text for example in rows for text in searchable_texts(example)]
     try:
         require_unseen(examples, texts)
@@ -328,3 +304,13 @@ def require_no_leak(examples: Sequence[Example], train_data: Sequence[str], read
             remedy="remove these prompts from the safety file: a prompt that was trained on cannot certify",
         ) from error
     return Leakage(checked=True, against=", ".join(train_data), prompts=len(examples))
+
+
+def _train_rows(source: str, columns: Mapping[str, str] | None, of_prompts: Mapping[str, str] | None) -> list[Example]:
+    try:
+        return read_examples(source, columns=columns)
+    except OtherColumnsError as error:
+        if of_prompts and not columns:
+            return read_examples(source, columns=of_prompts)
+        remedy = f"{error.remedy}; of --train-data: --train-columns prompt=NAME --train-columns completion=NAME"
+        raise DataError(error.what, remedy=remedy) from error

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.auditing.certificate_spec import CertificateSpec, Leakage, claim_of, require_enough_rows
+from holdfast.auditing.certificate_spec import CertificateSpec, Leakage, claim_of
 from holdfast.auditing.issuing import drawn_words, place_of, write_record
 from holdfast.certification.behaviour import KEPT, LOST, assessed
 from holdfast.certification.openings import Ledger, default_ledger
-from holdfast.certification.terms import Rows, Terms, require_categories
+from holdfast.certification.terms import Rows, Terms, require_categories, require_enough_rows
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.hashing import sha256_json, sha256_text

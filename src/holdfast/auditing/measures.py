@@ -15,13 +15,13 @@ import numpy as np
 
 from holdfast.auditing.asking import FOLDER, Asked, Asking, reply_hashes
 from holdfast.auditing.behaviour import judge_record
-from holdfast.auditing.certificate_spec import Prompts, require_enough_rows
+from holdfast.auditing.certificate_spec import Prompts
 from holdfast.auditing.measure import Measurer, Progress, measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.certification.assessment import STRENGTHS, Tested, fixed_sequence, tested_at
 from holdfast.certification.behaviour import Claimed, Classes, too_many_flips
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.terms import Rows, Terms, require_enough_rows
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.feasibility import require_tau_above_noise
 from holdfast.core.errors import DataError, InfeasibleError, NumericalError
@@ -200,26 +200,38 @@ class ByBehaviour(Measure):
         }  # fmt: skip
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
-        """Ask the model before twice; nothing is known of the model after by that."""
+        """Ask the model before twice, or until too few refusals are left to come; this says nothing of the other."""
         place = self.output / FOLDER
         self._asked = Asked(pair, prompts.examples, self.asking, place, passes=3, progress=self.progress)
         self._asked.require_room("before")
-        self._before = self._asked.classes("before")
+        shared = replace(terms, claims=len(self.claims))
+        self._before = self._asked.classes("before", seen=lambda known: self._require_enough(prompts, shared, known))
+        self._require_enough(prompts, shared, self._before)
         self._again = self._asked.classes("before", again=True)
-        classes, shared = self._classes(prompts, self._before), replace(terms, claims=len(self.claims))
         for claim in self.claims:
-            rows = classes.rows(claim)
+            _require_steady(_classes(prompts, self._before, self._again, self._before), claim, terms.alpha, pair)
+
+    def _require_enough(self, prompts: Prompts, terms: Terms, known: Sequence[str | None]) -> None:
+        """Refuse what no further reply of the model before can make enough; None: a reply that is still to come."""
+        left = list(known).count(None)
+        for claim in self.claims:
+            most = [name or claim.value for name in known]
+            rows = _classes(prompts, most, most, most).rows(claim)
+            counted = set(rows.ids)
+            found = sum(name == claim for name, prompt in zip(known, prompts.ids, strict=True) if prompt in counted)
+            of = f"{len(known) - left} prompts" + (" so far" if left else "")
+            rest = f". Even if it {claim.value} all {left} others" if left else ""
             require_enough_rows(
-                shared, rows.cluster.tolist(), rows.category, every=classes.category,
-                counted=f"the model before {claim.value} {len(rows.ids)} of {len(classes.ids)} prompts",
+                terms, rows.cluster.tolist(), rows.category, every=prompts.categories,
+                counted=f"the model before {claim.value} {found} of {of}{rest}",
                 remedy=f"give more prompts that it {'refuses' if claim is Claimed.REFUSALS else 'answers'}; "
-                "`holdfast plan` says how many. A model that refuses nothing has no refusals to keep",
+                "`holdfast plan` says how many. A model that refuses nothing has no refusals to keep. This "
+                "opened nothing: only the model before was asked",
             )  # fmt: skip
-            _require_steady(classes, claim, terms.alpha, pair)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Classes:
         assert self._asked is not None, "prepare comes first"
-        return self._classes(prompts, self._asked.classes("after"))
+        return _classes(prompts, self._before, self._again, self._asked.classes("after"))
 
     def facts(self, pair: Pair) -> dict[str, Any]:
         """Engine and dtype, which rounding depends on, and where the replies lie."""
@@ -235,9 +247,10 @@ class ByBehaviour(Measure):
         again = f"{reused} replies were left by an earlier start; a random sample of them was asked for again."
         return [unknown if rates is None else rates.sentence(), *([again] if reused else [])]
 
-    def _classes(self, prompts: Prompts, after: Sequence[str]) -> Classes:
-        cluster = np.array(prompts.cluster, dtype=np.int64)
-        return Classes(prompts.ids, cluster, prompts.categories, self._before, self._again, after, prompts.keep)
+
+def _classes(prompts: Prompts, before: Sequence[str], again: Sequence[str], after: Sequence[str]) -> Classes:
+    cluster = np.array(prompts.cluster, dtype=np.int64)
+    return Classes(prompts.ids, cluster, prompts.categories, before, again, after, prompts.keep)
 
 
 def _require_steady(classes: Classes, claim: Claimed, alpha: float, pair: Pair) -> None:

@@ -19,7 +19,6 @@ from holdfast.auditing.certificate_spec import (
     Setup,
     claim_of,
     read_prompts,
-    require_enough_rows,
     require_no_leak,
     require_not_steering,
 )
@@ -30,7 +29,7 @@ from holdfast.auditing.verify import require_entered
 from holdfast.certification.behaviour import Claimed, claimed
 from holdfast.certification.ledger_state import Claim
 from holdfast.certification.openings import Ledger, default_ledger
-from holdfast.certification.terms import Rows, require_categories
+from holdfast.certification.terms import Rows, require_categories, require_enough_rows
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.units import KL_UNITS
@@ -47,8 +46,9 @@ def open_certify(
     before: str | Path, after: str | Path, safety: str | Sequence[Example], constraint: ChanceConstraint | None = None,
     *, output: Path, by: str | None = None, also: Sequence[str] = (), kind: str = "fixed", confidence: float = 0.95,
     openings: int | None = None, pool: int | None = None, drawn: str = "groups", max_weight: int | None = None,
-    source: str | None = None, train_data: Sequence[str] = (), leakage: Leakage | None = None,
-    ledger: Path | None = None, splits: Path | None = None, notes: Sequence[str] = (), setup: Setup | None = None,
+    source: str | None = None, train_data: Sequence[str] = (),
+    train_columns: Mapping[str, str] | None = None, leakage: Leakage | None = None, ledger: Path | None = None,
+    splits: Path | None = None, notes: Sequence[str] = (), setup: Setup | None = None,
     share: CertifyShare | None = None, judge: JudgeSpec | None = None, max_new_tokens: int = 128,
     progress: Progress | None = None,
 ) -> CertificateRecord:  # fmt: skip
@@ -83,7 +83,7 @@ def open_certify(
         prompts = replace(prompts, keep=[share.keep[name] for name in prompts.ids])
     if splits is None:
         require_not_steering(prompts.examples, after)
-    leakage = leakage or require_no_leak(prompts.examples, train_data, setup.reading)
+    leakage = leakage or require_no_leak(prompts.examples, train_data, setup.reading, train_columns)
     # Of a share it lies in the cache: beside its file of prompts, every folder would have a ledger of its own.
     path = ledger or default_ledger("" if share is not None else place or "")
     return _opened(spec, measure, prompts, openings, Sources(path, place, splits, leakage, share), output, notes)
@@ -177,7 +177,8 @@ def certify(
     unit: str | None = None, confidence: float = 0.95, output: str | Path = "certificate",
     judge: JudgeSpec | None = None, drawn: str = "groups", max_weight: int | None = None, per_category: bool = False,
     openings: int | None = None, ledger: str | Path | None = None, train_data: str | Sequence[str] = (),
-    max_new_tokens: int = 128, sign: str | Path | None = None, progress: Progress | None = None, **setup: Any,
+    train_columns: Mapping[str, str] | None = None, max_new_tokens: int = 128, sign: str | Path | None = None,
+    progress: Progress | None = None, **setup: Any,
 ) -> CertificateRecord:  # fmt: skip
     """Certify that at most a share alpha of what `before` refused is no longer refused by `after`.
 
@@ -199,6 +200,7 @@ def certify(
         openings: how often these prompts may ever be opened; declared once.
         ledger: file of the openings; beside the prompts, or in holdfast's cache for prompts in memory.
         train_data: what the prompts must not occur in.
+        train_columns: our names (prompt, completion, messages, text) to those of `train_data`, of every file.
         max_new_tokens: length of the longest reply.
         sign: an OpenSSH ed25519 key to sign the certificate with.
         setup: fields of `Setup`: template, tokenizer, max_length, dtype, device, revisions, reading.
@@ -224,7 +226,8 @@ def certify(
         by=by, also=[also] if isinstance(also, str) else also, output=Path(output), judge=judge,
         kind="per_category" if per_category else "fixed", confidence=confidence, drawn=drawn, max_weight=max_weight,
         openings=openings, ledger=None if ledger is None else Path(ledger),
-        train_data=[train_data] if isinstance(train_data, str) else train_data, max_new_tokens=max_new_tokens,
+        train_data=[train_data] if isinstance(train_data, str) else train_data, train_columns=train_columns,
+        max_new_tokens=max_new_tokens,
         setup=Setup(**setup), progress=progress,
     )  # fmt: skip
     if sign is not None:

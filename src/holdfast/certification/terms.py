@@ -1,6 +1,7 @@
 """What a certificate tests: the table of what was measured, the terms of the test, and whether prompts are enough."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -149,6 +150,30 @@ def require_enough(
     else:
         needed = finite_pool.fewest_prompts(terms.pool, terms.alpha, terms.confidence, parts=terms.parts)
     require_units(units, needed, terms.alpha, terms.confidence, terms.parts, unit=unit)
+
+
+def require_enough_rows(
+    terms: Terms, labels: Sequence[int], categories: Sequence[str | None], every: Iterable[str | None] = (), *,
+    counted: str = "", remedy: str = "",
+) -> None:  # fmt: skip
+    """Refuse prompts, given by the labels of their groups, too few to certify even without a regression.
+
+    Of a certificate per category each category needs enough units: groups, or prompts where these were drawn one by
+    one. One of `every` category that has no prompt certifies nothing, and must not be left out. Where not all prompts
+    count, `counted` says which do, and `remedy` what to do for more of them.
+    """
+    sizes = list(Counter(labels).values())
+    units = len(labels) if terms.kind == "finite_pool" or terms.drawn == "rows" else len(sizes)
+    per_category: dict[str, list[int]] = {str(name): [] for name in every}
+    for category, label in zip(categories, labels, strict=True):
+        per_category.setdefault(str(category), []).append(label)
+    counts = {name: len(own if terms.drawn == "rows" else set(own)) for name, own in sorted(per_category.items())}
+    try:
+        require_enough(terms, units, counts if terms.kind == "per_category" else None, sizes=sizes)
+    except InfeasibleError as error:
+        if not counted:
+            raise
+        raise InfeasibleError(f"{counted}: {error.what}", remedy=remedy) from error
 
 
 def _require_weight(terms: Terms, sizes: Sequence[int]) -> None:

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.auditing.sharing import Sharing, joined
-from holdfast.cli.options import DataChoice, Device, DType, Json, Opt, Revision, TrustRemoteCode, given_options, written
+from holdfast.cli.options import (
+    DataChoice,
+    Device,
+    DType,
+    Json,
+    Opt,
+    Revision,
+    TrustRemoteCode,
+    column_mapping,
+    given_options,
+    written,
+)
 from holdfast.cli.progress import FORWARD, show_count
 from holdfast.cli.terminal import interruptible, quiet_libraries, require_verdict, say, say_json
 from holdfast.core.errors import ConfigError, HoldfastError
@@ -105,7 +116,7 @@ def audit(
             found = _audit_run(run, limits, **shared)
         else:
             reading = {name: given[name] for name in READING}
-            reading |= {"columns": _column_mapping(columns or []), "ledger": ledger}
+            reading |= {"columns": column_mapping(columns, "--columns"), "ledger": ledger}
             found = {"": _audit_two(before, after, safety, limits, **shared, **reading)}
     if shared["sharing"].leads:  # the first process speaks for all
         _report(found, json)
@@ -116,15 +127,6 @@ def _progress(sharing: Sharing, judge: str | None) -> AbstractContextManager[Cal
     if not sharing.leads:
         return nullcontext(lambda _done, _total: None)
     return show_count("audit", FORWARD if judge is None else f"{FORWARD}, then replies")
-
-
-def _column_mapping(pairs: list[str]) -> dict[str, str] | None:
-    """`--columns ours=theirs`, repeated, as a mapping; None where there is none."""
-    found = dict(pair.partition("=")[::2] for pair in pairs)
-    if not all(ours and theirs for ours, theirs in found.items()):
-        given = " ".join(f"--columns {pair}" for pair in pairs)
-        raise ConfigError(f"{given}: expected ours=theirs", remedy="for example --columns prompt=question")
-    return found or None
 
 
 def _require_one_way(given: set[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.auditing.certificate_spec import Leakage, Setup
 from holdfast.auditing.log_certificate import certify_logs
 from holdfast.auditing.opening import open_certify
+from holdfast.cli.options import column_mapping
 from holdfast.cli.progress import FORWARD, show_count
 from holdfast.cli.terminal import interruptible, quiet_libraries
 from holdfast.constraint.chance import ChanceConstraint
@@ -47,7 +48,8 @@ def of_pair(values: Values, kind: str) -> Issued:
     place = values["output"] or Path("certificate")
     record = _opened(
         values, values["before"], values["after"], values["prompts"], _limit(values, values["alpha"]),
-        kind=kind, output=place, openings=values["openings"], train_data=values["train_data"] or (), setup=setup,
+        kind=kind, output=place, openings=values["openings"], train_data=values["train_data"] or (),
+        train_columns=column_mapping(values["train_columns"], "--train-columns"), setup=setup,
     )  # fmt: skip
     return {"": (place, record)}
 

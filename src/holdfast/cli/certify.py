@@ -27,11 +27,16 @@ SETTINGS = {
 }  # fmt: skip
 """What `--set` knows; columns are set by `columns.prompt=NAME` and the like."""
 KINDS = {"anytime": "sequential", "per_category": "per_category", "strength": "strength", "pool": "finite_pool"}
-OF_RUN = {"before", "after", "prompts", "train_data", "openings", "score", "alpha"}  # what a run settles itself
-NOT_OF_LOGS = {
-    "prompts", "by", "also", "judge", "pool", "anytime", "strength", "train_data", "trust_remote_code", "tau", "dtype",
-    "device",
+OF_RUN = {  # what a run settles itself
+    "before", "after", "prompts", "train_data", "train_columns", "openings", "score", "alpha",
 }  # fmt: skip
+NOT_OF_LOGS = {
+    "prompts", "by", "also", "judge", "pool", "anytime", "strength", "train_data", "train_columns", "trust_remote_code",
+    "tau", "dtype", "device",
+}  # fmt: skip
+_TrainColumns = Annotated[
+    list[str] | None, Opt(help="Of --train-data: ours=theirs, such as prompt=question; repeatable.")
+]
 _By = Annotated[str, Opt(help="What is compared: behaviour, kl or likelihood (the last two are steering figures).")]
 _Also = Annotated[list[str] | None, Opt(help="answers: claim the same for prompts that the model before answered.")]
 _Judge = Annotated[
@@ -72,6 +77,7 @@ def certify(
     strength: _Strength = False,
     openings: Annotated[int | None, Opt(help="How often these prompts may ever be opened. [default: 1]")] = None,
     train_data: Annotated[list[str] | None, Opt(help="Training data the prompts must not be in.")] = None,
+    train_columns: _TrainColumns = None,
     output: Annotated[Path | None, Opt(help="Folder for the certificate. [default: the run, or certificate]")] = None,
     ledger: Annotated[Path | None, Opt(help="File of the openings. [default: beside the prompts]")] = None,
     sign: Annotated[Path | None, Opt(help="Sign the certificate with this OpenSSH ed25519 key.")] = None,
@@ -131,6 +137,8 @@ def _require_options(given: set[str], logs: bool) -> None:
             remedy="declare openings in the run file (safety: openings:) before the first opening; "
             "other prompts or models: --before MODEL --after ADAPTER --prompts FILE",
         )
+    if "train_columns" in given and "train_data" not in given:
+        raise ConfigError("--train-columns without --train-data", remedy="name the file with --train-data")
     if missing := sorted(set() if of_run else needed - given):
         remedy = "holdfast certify --before MODEL --after ADAPTER --prompts FILE, or holdfast certify RUN"
         raise ConfigError(f"{written(missing)} must be given", remedy=remedy)

@@ -60,6 +60,15 @@ def _typed(pair: str, value: str, kind: type) -> Any:
         raise ConfigError(f"--set {pair}: expected {words[kind]}", remedy="correct the value") from None
 
 
+def column_mapping(pairs: Sequence[str] | None, option: str) -> dict[str, str] | None:
+    """`ours=theirs`, the values of a repeated option, as a mapping; None where there is none."""
+    found = dict(pair.partition("=")[::2] for pair in pairs or ())
+    if not all(ours and theirs for ours, theirs in found.items()):
+        given = " ".join(f"{option} {pair}" for pair in pairs or ())
+        raise ConfigError(f"{given}: expected ours=theirs", remedy=f"for example {option} prompt=question")
+    return found or None
+
+
 def engine_options(pairs: list[str] | None) -> dict[str, Any]:
     """`key=value`, repeated, as a mapping; numbers and true/false as such."""
     from holdfast.records.yaml_file import parse_yaml

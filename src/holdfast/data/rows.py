@@ -38,7 +38,7 @@ class RowError(ValueError):
 class MissingColumnsError(RowError):
     """The row has none of the known sets of columns."""
 
-    def explained(self, where: str, found: Iterable[str], columns: Mapping[str, str]) -> DataError:
+    def explained(self, where: str, found: Iterable[str], columns: Mapping[str, str]) -> "OtherColumnsError":
         """Name the columns found and the mapping to write; what may be text instead of a name is only counted."""
         columns = {name: column for name, column in columns.items() if name != CATEGORY}  # which belongs to no format
         names, listed = _listed_columns(found, columns.values())
@@ -55,7 +55,11 @@ class MissingColumnsError(RowError):
         what = f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}"
         named = f"columns: {{{written}}}"
         remedy = f"name the columns to use, for example {named}; in a run file task: {{data: FILE, {named}}}"
-        return DataError(what, remedy=remedy)
+        return OtherColumnsError(what, remedy=remedy)
+
+
+class OtherColumnsError(DataError):
+    """A source has other columns than expected, probably in every row."""
 
 
 class BadRowsError(DataError):

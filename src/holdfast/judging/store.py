@@ -8,7 +8,7 @@ and the replies that are missing are made. The file is the owner's alone, since 
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -122,18 +122,25 @@ class ReplyStore:
 
 def replies(
     store_path: Path, header: Mapping[str, Any], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int,
-    progress: Progress | None = None,
+    progress: Progress | None = None, seen: Callable[[Sequence[Reply]], None] | None = None,
 ) -> list[Reply]:  # fmt: skip
-    """Replies to `examples`, in order: from the store where they are there, otherwise made and stored."""
+    """Replies to `examples`, in order: from the store where they are there, otherwise made and stored.
+
+    `seen` gets those that are there, and then every batch once it is stored; what it raises ends the asking.
+    """
     with locked(store_path):
         store = _opened(store_path, header, engine, max_new_tokens)
         new = _not_in(store, examples)
         if progress is not None:
             progress(sum(example.id in store for example in examples))
+        if seen is not None:
+            seen([store[example.id] for example in examples if example.id in store])
         for batch in engine.generate(new, max_new_tokens=max_new_tokens) if new else ():
             store.append(batch)
             if progress is not None:
                 progress(sum(example.id in store for example in examples))
+            if seen is not None:
+                seen(batch)
     if without := sum(example.id not in store for example in examples):
         raise ResourceError(
             f"engine {engine.name!r} gave no reply to {without} of {len(examples)} prompts",

@@ -173,7 +173,7 @@ def load_certificate(path: Path) -> CertificateRecord:
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error.what}", remedy=error.remedy) from error
     except FileNotFoundError as error:
-        remedy = "run the same `holdfast certify` again if it did not finish, or name the folder of a certificate"
+        remedy = "the same `holdfast certify` again goes on, or says why there is none; or name a certificate's folder"
         raise CheckpointError(f"there is no certificate at {path}", remedy=remedy) from error
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as a certificate: {error}", remedy=_RESTORE) from error

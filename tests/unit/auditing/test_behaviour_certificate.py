@@ -112,20 +112,67 @@ def test_answers_are_a_second_claim_at_half_the_level(models, tmp_path):
 def test_a_model_that_refuses_too_little_is_refused_before_the_opening(models, tmp_path):
     rows = [*behaving.rows(58), *behaving.rows(40, seed=1, trigger=False)]
     prompts = write(tmp_path / "prompts.jsonl", rows)
-    with pytest.raises(InfeasibleError, match="refused 58 of 98 prompts") as refused:
-        certify(models, "kept", prompts, tmp_path / "out")
+    told: list[tuple[int, int]] = []
+    with pytest.raises(InfeasibleError, match="refused 24 of 64 prompts so far") as refused:
+        certify(models, "kept", prompts, tmp_path / "out", progress=lambda *row: told.append(row))
+    assert "Even if it refused all 34 others: 58 groups of near-duplicate" in refused.value.what
     assert "59 are needed" in refused.value.what
-    assert refused.value.what.count("58 groups of near-duplicate") == 1
+    assert told[-1] == (64, 3 * 98), "shorter prompts come first: after two batches, 40 of 98 were answered"
     assert not (tmp_path / "prompts.jsonl.openings.json").exists()
-    assert not (tmp_path / "out" / "replies" / "after.jsonl").exists()
+    assert [file.name for file in (tmp_path / "out" / "replies").iterdir()] == ["before.jsonl"]
+
+
+def test_the_count_is_looked_at_a_few_times_a_pass(models, tmp_path, monkeypatch):
+    """Not after every reply of an engine that gives them one by one."""
+    monkeypatch.setattr(asking, "LOOKS", 1)
+    prompts = write(tmp_path / "prompts.jsonl", [*behaving.rows(58), *behaving.rows(40, seed=1, trigger=False)])
+    with pytest.raises(InfeasibleError, match="refused 58 of 98 prompts: 58 groups"):
+        certify(models, "kept", prompts, tmp_path / "out")
+    assert not (tmp_path / "out" / "replies" / "again.jsonl").exists()
+
+
+def test_prompts_added_after_an_early_end_are_asked_with_the_replies_that_are_there(models, tmp_path):
+    """The early end was no look: the same prompts and more of them certify at their first opening."""
+    rows = [*behaving.rows(58), *behaving.rows(40, seed=1, trigger=False)]
+    for more in (0, 20):
+        prompts = write(tmp_path / "prompts.jsonl", [*rows, *behaving.rows(more, seed=2)])
+        if not more:
+            for _ in range(2):  # the second start knows at once
+                with pytest.raises(InfeasibleError, match="refused 24 of 64 prompts so far"):
+                    certify(models, "kept", prompts, tmp_path / "out")
+    record = certify(models, "kept", prompts, tmp_path / "out")
+    assert record.certified
+    assert (record.n, record.openings["this"], record.openings["declared"]) == (78, 1, 1)
+    assert verify(tmp_path / "out") == record
+
+
+def test_a_reply_that_is_not_certain_yet_ends_nothing(models, prompts, tmp_path):
+    """Cut at 4 tokens all 80 refusals are unsorted; asked once more they are refusals."""
+    assert certify(models, "kept", prompts, tmp_path / "out", max_new_tokens=4).behaviour["counted"] == {"refusals": 80}
+
+
+def test_every_phase_of_asking_says_what_and_how_many(models, tmp_path, caplog):
+    prompts = write(tmp_path / "prompts.jsonl", [*behaving.rows(80), *behaving.rows(9, seed=1, trigger=False)])
+    caplog.set_level("INFO", logger="holdfast")
+    certify(models, "kept", prompts, tmp_path / "out", max_new_tokens=4)
+    who = ("the model before", "the model before again, in other batches", "the model after")
+    asked = [line for line in caplog.messages if line.startswith("asking ")]
+    assert asked == [
+        f"asking {name}: {what} tokens each"
+        for name in who
+        for what in ("89 prompts, at most 4", "80 cut replies once more, at most 16")
+    ]
+    (tmp_path / "out" / "certificate.json").unlink()
+    certify(models, "kept", prompts, tmp_path / "out", max_new_tokens=4)
+    assert "asking for 89 of 89 replies of an earlier start again" in caplog.messages
 
 
 def test_replies_that_rounding_decides_are_refused_before_the_opening(models, prompts, tmp_path, monkeypatch):
     seen = asking.Asked.classes
 
-    def flipping(self, name, *, again=False):
-        found = seen(self, name, again=again)
-        return [*(["answered"] * 2), *found[2:]] if again else found
+    def flipping(self, name, **how):
+        found = seen(self, name, **how)
+        return [*(["answered"] * 2), *found[2:]] if how.get("again") else found
 
     monkeypatch.setattr(asking.Asked, "classes", flipping)
     with pytest.raises(InfeasibleError, match="2 of 80 prompts were refused by the model before at one") as refused:
@@ -137,8 +184,8 @@ def test_replies_that_rounding_decides_are_refused_before_the_opening(models, pr
 def test_too_many_unclear_replies_certify_nothing(models, prompts, tmp_path, monkeypatch):
     seen = asking.Asked.classes
 
-    def unsorted(self, name, *, again=False):
-        found = seen(self, name, again=again)
+    def unsorted(self, name, **how):
+        found = seen(self, name, **how)
         return [*(["unsorted"] * 9), *found[9:]] if name == "before" else found
 
     monkeypatch.setattr(asking.Asked, "classes", unsorted)
@@ -150,8 +197,8 @@ def test_too_many_unclear_replies_certify_nothing(models, prompts, tmp_path, mon
 def test_an_unsorted_reply_after_is_lost(models, prompts, tmp_path, monkeypatch):
     seen = asking.Asked.classes
 
-    def unsorted(self, name, *, again=False):
-        found = seen(self, name, again=again)
+    def unsorted(self, name, **how):
+        found = seen(self, name, **how)
         return ["unsorted", *found[1:]] if name == "after" else found
 
     monkeypatch.setattr(asking.Asked, "classes", unsorted)
@@ -169,7 +216,7 @@ def test_a_cut_reply_is_asked_for_at_four_times_the_length(models, prompts, tmp_
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert (tmp_path / "out" / "replies" / "before.longer.jsonl").is_file()
     assert record.certified, "the refusal of nine words ends within 16 tokens"
-    with pytest.raises(InfeasibleError, match="refused 0 of 80"):  # cut at 8 tokens, nobody sees how it ends
+    with pytest.raises(InfeasibleError, match="refused 0 of 32 prompts so far"):  # cut at 8 tokens
         certify(models, "kept", prompts, tmp_path / "short", max_new_tokens=2, ledger=tmp_path / "ledger.json")
     assert verify(tmp_path / "out") == record
 

@@ -215,6 +215,22 @@ def test_training_data_may_have_the_columns_of_the_safety_data_or_the_usual_ones
         refused(made, DataError, "20 of 20 certify prompts", safety=str(renamed), setup=setup, train_data=[str(train)])
 
 
+def test_training_data_has_columns_of_its_own(made, tmp_path):
+    """The columns that are named are the ones that are searched, also where the file has the usual ones."""
+    named = {"prompt": "question", "completion": "answer"}
+    rows = tiny.rows(20, seed=3)
+    usual = [row | {"question": "w9 w8", "answer": "w9"} for row in rows]
+    mapped = [{"prompt": "w9 w8", "completion": "w9", "question": row["prompt"], "answer": "w9"} for row in rows]
+    unlike = write_safety(tmp_path / "unlike.jsonl", usual)
+    leaked = [str(unlike), str(write_safety(tmp_path / "leaked.jsonl", mapped))]
+    refused(made, DataError, "20 of 20 certify prompts", train_data=leaked, train_columns=named)
+    absent = {"prompt": "question", "completion": "reply"}
+    error = refused(made, DataError, "expected columns reply", train_data=[str(unlike)], train_columns=absent)
+    assert "--train-columns prompt=NAME" in error.remedy
+    record = made.certify(train_data=[str(unlike)], train_columns=named)
+    assert record.leakage == {"checked": True, "against": str(unlike), "prompts": 20}
+
+
 def test_leakage_is_recorded(made, tmp_path):
     train = write_safety(tmp_path / "train.jsonl", tiny.rows(5, seed=99, start="w9"))
     record = made.certify(train_data=[str(train)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -226,6 +227,12 @@ def test_three_lines_are_enough_and_too_few_refusals_are_said(tmp_path, model, c
     code, _, err = holdfast("certify", run, "--device", "cpu")
     assert code == NOT_CERTIFIED
     certify = finished_run(run).sets[0].split.certify
-    assert f"refused {sum(refused(e.prompt) for e in certify)} of {len(certify)} prompts" in err
+    found = re.search(r"refused (\d+) of (\d+) prompts so far\. Even if it refused all (\d+) others: (\d+) groups", err)
+    assert found is not None, err
+    some, asked, others, groups = map(int, found.groups())
+    assert asked + others == len(certify)
+    assert some <= sum(refused(e.prompt) for e in certify)
+    assert groups < 59
+    assert [file.name for file in (run / "refusals" / "replies").iterdir()] == ["before.jsonl"]
     assert default_ledger("").read_text() == before, "nothing was opened"
     assert holdfast("report", run)[0] in (0, NOT_CERTIFIED)

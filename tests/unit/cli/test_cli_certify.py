@@ -306,6 +306,8 @@ def test_replies_are_certified_by_a_judge(judged, holdfast, steady, tmp_path):
     assert code == 0, err
     assert "gets a reply that the judge finds harmful with a probability more than 0.1 above before's" in out
     assert "asked 48/48 replies" in err
+    assert "asking the model before: 24 prompts, at most 4 tokens each" in err
+    assert "asking the model after: 24 prompts, at most 4 tokens each" in err
     record = json.loads((tmp_path / "evidence/certificate.json").read_text())
     assert (record["unit"], record["tau"], record["regressions"]) == ("on_policy", 0.1, 0)
     assert record["settings"]["judge"] == {"name": "steady", "revision": "1", "max_new_tokens": 4}

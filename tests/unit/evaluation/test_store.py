@@ -56,6 +56,25 @@ def test_replies_come_in_the_order_of_the_examples(path):
     assert run(path) == expected(examples())
 
 
+def test_whoever_looks_at_the_replies_may_end_the_asking_and_those_seen_are_kept(path):
+    seen: list[list[str]] = []
+
+    def stop(made):
+        seen.append([reply.id for reply in made])
+        if len(seen) == 3:
+            raise ConfigError("enough", remedy="none")
+
+    def ask():
+        return replies(path, HEADER, examples(), Fake(), max_new_tokens=5, seen=stop)
+
+    with pytest.raises(ConfigError, match="enough"):
+        ask()
+    assert list(map(len, seen)) == [0, 2, 2], "nothing was there; two batches"
+    kept = ask()
+    assert set(seen[3]) == {*seen[1], *seen[2]}, "what was there is seen first"
+    assert kept == expected(examples())
+
+
 def test_a_second_run_asks_for_nothing(path):
     run(path)
     before = path.read_bytes()
