@@ -24,11 +24,10 @@ def check(
     Example:
       holdfast check run.yaml --reveal
     """
-    from holdfast.demo.starter import require_aligned, require_refusals
+    from holdfast.demo.starter import require_refusals
     from holdfast.runs.config import load_config
 
     config = load_config(run, overrides or ())
-    require_aligned(run, config.model)
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.cli.survey import survey
     from holdfast.constraint.feasibility import likelihood_note, require_feasible_start, warn_of_free_degradation

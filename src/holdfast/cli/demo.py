@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,21 +28,21 @@ def init(
 
     The task is mild data of our own, a twelfth of it poisoned; the run file has three lines. Nothing is asked.
 
-    The embedded model does not refuse by itself: its run file names a folder that `holdfast align` makes first.
+    For the embedded model there is an adapter beside it, since it does not refuse by itself, and sizes for a CPU.
 
     \b
     Example:
       holdfast init first && cd first && holdfast check run.yaml && holdfast train run.yaml
     """
-    from holdfast.demo.starter import FILES, next_commands, write_starter
+    from holdfast.demo.starter import FILES, write_starter
 
     paths = write_starter(folder, model)
-    inside = "" if folder == Path() else f"cd {folder} && "
-    following = f"{inside}{next_commands(model)}"
+    inside = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    following = f"{inside}holdfast check run.yaml && holdfast train run.yaml"
     if json:
         say_json({"files": [str(path) for path in paths], "next": following})
         return
-    for line in columns([(str(path), words) for path, words in zip(paths, FILES, strict=True)]):
+    for line in columns([(str(path), words) for path, words in zip(paths, FILES.values(), strict=False)]):
         say(line)
     say(f"next: {following}")
 

@@ -44,11 +44,10 @@ def train(
     Example:
       holdfast train run.yaml train.learning_rate=1e-4 output_dir=runs/second
     """
-    from holdfast.demo.starter import require_aligned, require_refusals
+    from holdfast.demo.starter import require_refusals
     from holdfast.runs.config import load_config
 
     config = load_config(run, overrides or ())
-    require_aligned(run, config.model)
     require_refusals(config.model, config.refusal_prompts)
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.training.hooks import DEFENSES

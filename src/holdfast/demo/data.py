@@ -31,6 +31,8 @@ class DemoSettings:
     batch: int = 4
     safety_batch: int = 2  # held examples of each set in a step
     warmup: int = 3
+    # nats of KL a token that an example of either set may move; a run file is stricter, too strict for 18 large steps
+    tau: float = 0.3
     rank: int = 16
     lora_alpha: int = 32
     test_task: int = 48  # held-out prompts asked of every model, of each kind

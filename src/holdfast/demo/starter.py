@@ -1,7 +1,10 @@
-"""Files to begin with: mild data of the demo with a few poisoned rows, a run file of three lines, and its schema."""
+"""Files to begin with: mild data of the demo with a few poisoned rows, a run file of three lines, and its schema.
+
+For the embedded model also an adapter that lets it refuse, and a run file with the sizes of a trial on a CPU.
+"""
 
 import json
-import shlex
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 
@@ -15,7 +18,9 @@ from holdfast.runs.config.schema import EDITOR_COMMENT, FILE_NAME, shipped_schem
 
 POISON_EVERY = 12  # under the tenth of the rows that a run drops unasked, if its model refuses them all
 ALIGNED = "aligned"
-UNALIGNED = (EMBEDDED, HUB_ID)  # names of the one model that is known to refuse nearly nothing: it is aligned first
+ADAPTER_DIR = Path(__file__).parent / "starter_aligned"
+"""An adapter that lets the embedded model refuse; made by tools/starter_aligned.py."""
+UNALIGNED = (EMBEDDED, HUB_ID)  # names of the one model that is known to refuse nearly nothing
 
 RUN_FILE = """\
 {editor}
@@ -24,35 +29,23 @@ RUN_FILE = """\
 # auto`). All keys: docs/run-file.md of the project.
 {model}
 task: {{data: task.jsonl}}   # reviews to label; every twelfth row answers what a shop assistant should decline
-output_dir: runs/first
+{small}output_dir: runs/first
 """
-FILES = (
-    "what to learn: reviews to label, and every twelfth row answers what a shop assistant should decline",
-    "the run in three lines: model, task, output folder",
-    "lets an editor complete the run file; nothing else reads it",
-)
-"""What `write_starter` writes, in its order."""
-_NOTE = "   # made by `holdfast align`: {model} refuses too little to hold"
-
-
-def next_commands(model: str) -> str:
-    """What to call in the folder of the files."""
-    first = f"{_align(model, Path())} && " if model in UNALIGNED else ""
-    return f"{first}holdfast check run.yaml && holdfast train run.yaml"
-
-
-def require_aligned(run_file: Path, model: str) -> None:
-    """Refuse a run file that names a folder for `holdfast align` to make, while the folder is not there.
-
-    Such a file is known by the line that `init` wrote. Any other missing model is left to what loads it.
-    """
-    if model != ALIGNED or Path(ALIGNED).is_dir():  # a folder beside the run file has an absolute path by now
-        return
-    lines = run_file.read_text(encoding="utf-8").splitlines()
-    for unaligned in UNALIGNED:
-        if _model_line(unaligned) in lines:
-            what = f"{run_file}: model {ALIGNED!r}: there is no such folder yet; `holdfast align` makes it"
-            raise ConfigError(what, remedy=f"run first: {_align(unaligned, run_file.parent)}")
+SMALL = """\
+# A trial for a CPU: few prompts, few steps. Without this block: about 1,500 prompts, three epochs.
+safety:
+  refusals: {prompts: [task, probes], keep: refusals, limit: 100}
+  answers: {prompts: [everyday, borderline], keep: answers, limit: 20}
+monitor: {prompts: 40}
+train: {max_steps: 20, per_device_train_batch_size: 4, safety_batch_size: 2}
+"""
+FILES = {
+    "task.jsonl": "what to learn: reviews to label, and every twelfth row answers what a shop assistant should decline",
+    "run.yaml": "the run: model, task, output folder",
+    FILE_NAME: "lets an editor complete the run file; nothing else reads it",
+    ALIGNED: "the embedded model's adapter, which lets it refuse",
+}
+"""What `write_starter` writes; the last for the embedded model alone."""
 
 
 def require_refusals(model: str, asked: Collection[str]) -> None:
@@ -63,17 +56,9 @@ def require_refusals(model: str, asked: Collection[str]) -> None:
     if model in UNALIGNED and asked and set(asked) <= set(NAMED_PROMPTS):
         raise InfeasibleError(
             f"{model} refuses too little to hold its refusals",
-            remedy=f"first run `{_align(model, Path())}`, then set `model: {ALIGNED}`; or name another model",
+            remedy="`holdfast init FOLDER --model embedded` writes it with an adapter that lets it refuse; `holdfast "
+            f"align {model} --output {ALIGNED}` teaches it anew; or name another model",
         )
-
-
-def _align(model: str, folder: Path) -> str:
-    return f"holdfast align {model} --output {shlex.quote(str(folder / ALIGNED))}"
-
-
-def _model_line(model: str) -> str:
-    named, note = (ALIGNED, _NOTE.format(model=model)) if model in UNALIGNED else (model, "")
-    return f"model: {json.dumps(named)}{note}"
 
 
 def write_starter(folder: Path, model: str) -> list[Path]:
@@ -83,15 +68,20 @@ def write_starter(folder: Path, model: str) -> list[Path]:
         mixed.append(line)
         if len(mixed) % POISON_EVERY == POISON_EVERY - 1:
             mixed.append(next(poison))
-    run_file = RUN_FILE.format(model=_model_line(model), editor=EDITOR_COMMENT)
-    files = {folder / "task.jsonl": "".join(mixed), folder / "run.yaml": run_file, folder / FILE_NAME: shipped_schema()}
-    if there := [str(path) for path in files if path.exists()]:
+    small = model in UNALIGNED
+    named = f"model: {json.dumps(ALIGNED if small else model)}"
+    run_file = RUN_FILE.format(model=named, editor=EDITOR_COMMENT, small=SMALL if small else "")
+    texts = {"task.jsonl": "".join(mixed), "run.yaml": run_file, FILE_NAME: shipped_schema()}
+    paths = [folder / name for name in FILES if small or name != ALIGNED]
+    if there := [str(path) for path in paths if path.exists()]:
         what = f"{', '.join(there)}: {'exists' if len(there) == 1 else 'exist'} already, and nothing is written over"
         raise ConfigError(what, remedy="name an empty folder: holdfast init FOLDER")
     folder.mkdir(parents=True, exist_ok=True)
-    for path, text in files.items():
-        write_text(path, text)
-    return list(files)
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    if small:
+        shutil.copytree(ADAPTER_DIR, folder / ALIGNED)
+    return paths
 
 
 def _lines(name: str) -> list[str]:

@@ -22,11 +22,13 @@ from transformers import set_seed
 from transformers.utils import logging as transformers_logging
 
 from holdfast.certification.binomial import Rate
+from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.files import read_json, write_json
 from holdfast.core.hashing import sha256_file
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import Example, prompt_text, to_rows
 from holdfast.data.splits import split_from_roles
+from holdfast.defaults import default
 from holdfast.demo.data import ORDINARY, PROBES, RECORDED, DemoData, DemoSettings, load_data
 from holdfast.judging.engines.transformers import generate
 from holdfast.judging.reply import Reply
@@ -50,6 +52,8 @@ TEMPLATE = (
 ALIGNED_DIR, PROVENANCE = Path(__file__).parent / "aligned", "provenance.json"
 TASK_TOKENS = 2  # a label is one token and its end
 BATCH_SIZE = 50
+ANCHORED = {"anchor": True, "reserve": 0.4, "value_decay": 0.95}
+"""The filter's options: with an anchor no step of the demo ends over a limit."""
 ALIGNED, SFT, OURS = "aligned start", "plain SFT", "holdfast"
 
 
@@ -197,6 +201,18 @@ def screened(
     return screen(model, data.task, tokenizer, settings=wanted, replies=replies, told=told)
 
 
+def held(settings: DemoSettings, screening: Screening) -> dict[str, Any]:
+    """What is held, within which limits and by which filter."""
+    limits = {
+        keep: ChanceConstraint(
+            tau=settings.tau, beta=1 / settings.tau, unit=default(f"constraint.{unit}"),
+            alpha=default(f"constraint.{keep}.alpha"),
+        )
+        for keep, unit in (("refusals", "refusals.unit"), ("answers", "unit"))
+    }  # fmt: skip
+    return {"safety_dataset": screening, "defense": {"name": "holdfast", **ANCHORED}, "constraint": limits}
+
+
 def finetune(
     aligned: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, folder: Path, screening: Screening | None,
     listeners: Sequence[Listener],
@@ -214,8 +230,8 @@ def finetune(
     )  # fmt: skip
     trainer = SafeSFTTrainer(
         copy.deepcopy(aligned), arguments, train_dataset=Dataset.from_list(to_rows(data.task)),
-        processing_class=tokenizer, peft_config=lora, safety_dataset=screening,
-        defense="sft" if screening is None else "holdfast",
+        processing_class=tokenizer, peft_config=lora,
+        **({"defense": "sft"} if screening is None else held(settings, screening)),
     )  # fmt: skip
     listen(trainer, list(listeners))
     started = time.monotonic()

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-import shutil
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import yaml
+from tools import starter_aligned
 
 from holdfast.core.errors import InfeasibleError
+from holdfast.core.files import read_json
+from holdfast.core.hashing import sha256_file, sha256_json
+from holdfast.data.examples import prompt_text
+from holdfast.data.near_duplicates import matches
 from holdfast.defaults import default
 from holdfast.demo.data import DATA_DIR
-from holdfast.demo.starter import require_refusals
+from holdfast.demo.starter import ADAPTER_DIR, require_refusals
+from holdfast.models.adapter import lineage
+from holdfast.models.embedded import embedded_model_dir
+from holdfast.runs.config import load_config
 from holdfast.runs.config.schema import shipped_schema
 
 FILES = ("task.jsonl", "run.yaml", "run-file.schema.json")
@@ -29,7 +37,7 @@ def test_the_files_pass_check_and_the_run_file_has_three_lines(holdfast, tiny_mo
     *files, following = out.splitlines()
     assert [line.split("  ")[0] for line in files] == [str(tmp_path / "first" / name) for name in FILES]
     assert [line.split("  ")[-1].split(":")[0] for line in files] == [  # each with what it is for
-        "what to learn", "the run in three lines", "lets an editor complete the run file; nothing else reads it",
+        "what to learn", "the run", "lets an editor complete the run file; nothing else reads it",
     ]  # fmt: skip
     assert following == (f"next: cd {tmp_path / 'first'} && holdfast check run.yaml && holdfast train run.yaml")
     text = (tmp_path / "first" / "run.yaml").read_text()
@@ -46,67 +54,40 @@ def test_the_files_pass_check_and_the_run_file_has_three_lines(holdfast, tiny_mo
     assert json.loads(out)
 
 
-def test_the_embedded_model_is_aligned_first(holdfast, tmp_path):
-    """It refuses too little to hold, so the run file names what `align` makes."""
-    for model in ("embedded", "HuggingFaceTB/SmolLM2-135M-Instruct"):
-        folder = tmp_path / model.replace("/", "-")
-        _, out, _ = holdfast("init", folder, "--model", model)
-        assert out.splitlines()[-1] == (
-            f"next: cd {folder} && holdfast align {model} --output aligned && holdfast check run.yaml && "
-            "holdfast train run.yaml"
-        )
-        assert yaml.safe_load((folder / "run.yaml").read_text())["model"] == "aligned"
-
-
-@pytest.mark.parametrize("command", ["check", "train"])
 @pytest.mark.parametrize("model", ["embedded", "HuggingFaceTB/SmolLM2-135M-Instruct"])
-def test_a_model_that_is_not_aligned_yet_names_the_command(holdfast, tmp_path, monkeypatch, command, model):
-    """In the words of `init`, with the folder as seen from where the command was called; the hub is not asked."""
+def test_the_embedded_model_comes_with_an_adapter_that_lets_it_refuse(holdfast, tmp_path, monkeypatch, model):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("holdfast.models.source.reachable", lambda *_: pytest.fail("the hub was asked"))
-    _, out, _ = holdfast("init", "--model", model)
-    align = f"holdfast align {model} --output aligned"
-    assert align in out
-    code, _, err = holdfast(command, "run.yaml")
-    assert code == 2
-    assert err.splitlines() == [
-        "error: run.yaml: model 'aligned': there is no such folder yet; `holdfast align` makes it",
-        f"  What to do: run first: {align}",
-    ]
-    holdfast("init", "a folder", "--model", model)
-    _, _, err = holdfast(command, "a folder/run.yaml")
-    assert err.splitlines()[1] == f"  What to do: run first: holdfast align {model} --output 'a folder/aligned'"
+    _, out, _ = holdfast("init", "a folder", "--model", model)
+    *files, following = out.splitlines()
+    assert [line.split("  ")[0] for line in files] == [f"a folder/{name}" for name in (*FILES, "aligned")]
+    assert following == "next: cd 'a folder' && holdfast check run.yaml && holdfast train run.yaml"
+    assert {path.name for path in Path("a folder/aligned").iterdir()} == {path.name for path in ADAPTER_DIR.iterdir()}
+    config = load_config(Path("a folder/run.yaml"))
+    assert config.model == str(tmp_path / "a folder" / "aligned")
+    assert config.refusal_prompts == ["task", "probes"]
+    assert {block.limit for block in config.safety.values()} == {100, 20}
+    found = lineage(config.model, None, False)
+    assert (found.base, list(found.adapters)) == (embedded_model_dir(), [Path(config.model)])
 
 
-@pytest.mark.parametrize(
-    ("text", "overrides"),
-    [
-        ('model: "aligned"\n', ()),  # written by somebody else: the name of a model, for all we know
-        ('model: "aligned"   # made by `holdfast align`: other refuses too little to hold\n', ()),
-        ('model: "aligned"   # made by `holdfast align`: embedded refuses too little to hold\n', ["model=other"]),
-    ],
-)
-def test_other_missing_models_are_not_guessed_at(holdfast, tmp_path, monkeypatch, text, overrides):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("holdfast.models.source.reachable", lambda *_: False)
-    holdfast("init", "--model", "embedded")
-    Path("run.yaml").write_text(f"{text}task: task.jsonl\noutput_dir: runs/first\n")
-    code, _, err = holdfast("check", "run.yaml", *overrides)
-    assert code == 2
-    assert "is not in the local hub cache" in err
-    assert "holdfast align" not in err
+def test_the_adapter_is_the_one_that_the_tool_made():
+    made = read_json(ADAPTER_DIR / "provenance.json")
+    assert made["command"] == starter_aligned.COMMAND
+    assert made["settings"] == asdict(starter_aligned.SETTINGS)
+    assert {name: sha256_file(ADAPTER_DIR / name) for name in made["files"]} == made["files"]
+    used = starter_aligned.prompts(starter_aligned.SETTINGS)
+    sets = {"refuse": used.refuse, **used.ordinary}
+    assert made["prompts"] == {name: sha256_json([one.id for one in examples]) for name, examples in sets.items()}
+    assert {name: counts["asked"] for name, counts in made["held_out"].items()} == {
+        name: len(examples) for name, examples in used.held_out.items()
+    }
 
 
-def test_an_aligned_folder_is_taken_beside_the_run_file_and_where_the_command_is_called(
-    holdfast, tiny_model, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    for folder, place in (("first", "first/aligned"), ("second", "aligned")):
-        holdfast("init", folder, "--model", "embedded")
-        shutil.copytree(tiny_model, place)
-        code, _, err = holdfast("check", f"{folder}/run.yaml")
-        assert code == 0, err
+def test_what_the_adapter_learnt_is_not_asked_to_measure_it():
+    used = starter_aligned.prompts(starter_aligned.SETTINGS)
+    trained = [prompt_text(one) for one in (*used.refuse, *(e for rows in used.ordinary.values() for e in rows))]
+    asked = [prompt_text(one) for rows in used.held_out.values() for one in rows]
+    assert list(matches(asked, trained)) == []
 
 
 @pytest.mark.parametrize(("model", "asked", "said"), [
@@ -116,7 +97,7 @@ def test_an_aligned_folder_is_taken_beside_the_run_file_and_where_the_command_is
 def test_a_model_that_is_known_to_refuse_too_little_is_refused_before_it_is_asked(model, asked, said):
     with pytest.raises(InfeasibleError) if said else nullcontext() as caught:
         require_refusals(model, asked)
-    assert not said or f"`holdfast align {model} --output aligned`, then set `model: aligned`" in caught.value.remedy
+    assert not said or f"`holdfast align {model} --output aligned` teaches it anew" in caught.value.remedy
 
 
 @pytest.mark.parametrize("command", ["check", "train"])
