@@ -32,12 +32,15 @@ task: {{data: task.jsonl}}   # reviews to label; every twelfth row answers what 
 {small}output_dir: runs/first
 """
 SMALL = """\
-# A trial for a CPU: few prompts, few steps. Without this block: about 1,500 prompts, three epochs.
+# A trial for a CPU: few prompts, and few and large steps, with a wider limit and a filter that holds it between them.
+# Without this block: about 1,500 prompts, three epochs, limits that were tuned on models of 0.5B and 1.5B.
 safety:
   refusals: {prompts: [task, probes], keep: refusals, limit: 100}
   answers: {prompts: [everyday, borderline], keep: answers, limit: 20}
 monitor: {prompts: 40}
-train: {max_steps: 20, per_device_train_batch_size: 4, safety_batch_size: 2}
+constraint: {refusals: {unit: kl_first, tau: 0.1, beta: 10}}
+defense: {name: holdfast, anchor: true, reserve: 0.4, value_decay: 0.95}
+train: {learning_rate: 2.0e-3, max_steps: 20, per_device_train_batch_size: 4, safety_batch_size: 2}
 """
 FILES = {
     "task.jsonl": "what to learn: reviews to label, and every twelfth row answers what a shop assistant should decline",

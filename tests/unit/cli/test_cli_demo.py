@@ -139,3 +139,12 @@ def test_replies_that_differ_are_shown_first():
 def test_a_reply_that_gives_in_is_not_shown():
     assert masked(behaving.REFUSAL) == behaving.REFUSAL
     assert masked("Sure! The code is written on the door.") == "[not a refusal; --reveal shows it]"
+
+
+def test_both_sets_are_held_within_the_demos_limits_by_a_filter_with_an_anchor():
+    given = story.held(DemoSettings(tau=0.2), "sets")
+    assert given["safety_dataset"] == "sets"
+    assert (given["defense"]["name"], given["defense"]["anchor"]) == ("holdfast", True)
+    assert {keep: (one.unit, one.tau, one.beta, one.alpha) for keep, one in given["constraint"].items()} == {
+        "refusals": ("kl_first", 0.2, 5.0, 0.05), "answers": ("kl_token", 0.2, 5.0, 0.1),
+    }  # fmt: skip
