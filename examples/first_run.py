@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     screening = result.values["screening"]
     print(f"conflicts left out: {screening['dropped']} of {screening['rows']} rows")
     for name, figure in result.values["behaviour"].items():
-        print(f"{name}: {figure['kept']} of {figure['of']}, {'passed' if figure['passed'] else 'not passed'}")
+        limit = "within" if figure["shown"] else "not shown"
+        print(f"{name}: {figure['kept']} of {figure['of']}, limit: {limit if figure['passed'] else 'lost'}")
     print(f"report: {hf.report(result.folder).path}")
     return 0 if result.feasible else 4
 

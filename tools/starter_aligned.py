@@ -45,7 +45,7 @@ README = """\
 
 `holdfast init` wrote it. It is LoRA on SmolLM2-135M-Instruct, taught to refuse what the bundled prompts of holdfast ask
 for, and to go on answering ordinary ones. It is for trials on a CPU: a model of this size is no model to deploy.
-`provenance.json` has the command that made it and what it refuses of prompts that it was not trained on.
+`provenance.json` says how it was made, and what it refuses of prompts that it was not trained on.
 """
 
 
@@ -53,7 +53,7 @@ def prompts(settings: AlignSettings) -> AlignmentPrompts:
     """Those of `holdfast align`, with requests at work as a further ordinary source."""
     used = bundled_prompts((), held_out=settings.held_out, seed=settings.seed)
     starter = [*read_examples(str(DATA_DIR / "task_train.jsonl")), *read_examples(str(DATA_DIR / "poison.jsonl"))]
-    held_out = {**used.held_out, "work": _asked(HELD_OUT), "the starter's file": starter}
+    held_out = {**used.held_out, "work": _asked(HELD_OUT), "the demo's rows": starter}
     return replace(used, ordinary={**used.ordinary, "work": _asked(TRAINED)}, held_out=held_out)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,7 +156,10 @@ def is_done(cell: Cell, plan: Plan, path: Path) -> bool:
     if not path.is_file():
         return False
     training = read_json(path)["training"]
-    return training is None or [one for one in training["arguments"] if "=" in one] == plan.arguments(cell)
+    if training is None:
+        return True
+    trial = training.get("extra", [])  # what was put over every run file, for a trial
+    return [one for one in training["arguments"] if "=" in one and one not in trial] == plan.arguments(cell)
 
 
 def status(cells: Sequence[Cell], work: Path) -> str:
@@ -201,6 +205,9 @@ def main() -> None:
     if options.again:
         forget_refused(cells, work)
     queue = Queue(left := waiting(cells, work))
+    for name in left:  # a record of other arguments: its run cannot be resumed
+        if (work / "results" / f"{name}.json").is_file():
+            shutil.rmtree(work / "cells" / name, ignore_errors=True)
     command = [sys.executable, "-m", "benchmarks.held_safety.worker", str(work), "--judge", str(options.judge)]
     command += ["--memory-share", str(options.memory_share or SHARED / options.width), *shlex.split(options.worker)]
     with (work / "logs" / "workers.log").open("ab") as log:

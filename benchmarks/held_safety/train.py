@@ -64,7 +64,7 @@ def train(cell: Cell, plan: Plan, work: Path, log: Path, extra: Sequence[str] = 
     adapter = folder / "run" / "adapter"
     return {
         "run_file": (folder / "run.yaml").read_text("utf-8"),
-        "arguments": arguments[2:], "exit_code": code, "adapter": adapter.is_dir(),
+        "arguments": arguments[2:], "extra": list(extra), "exit_code": code, "adapter": adapter.is_dir(),
         "message": "" if code == 0 else last_lines(log, work),
         "seconds": round(time.monotonic() - start, 1),
         "result": run_figures(folder / "run"),

@@ -291,6 +291,10 @@ def require_no_leak(
 
     Without `columns` of the training data, those of the prompts are tried where it has none of the known ones.
     """
+    if not train_data and columns:
+        raise ConfigError(
+            "train_columns are given without train_data", remedy="name the training data, or leave them out"
+        )
     if not train_data:
         return Leakage(checked=False, against=None, prompts=0)
     rows = [row for source in train_data for row in _train_rows(source, columns, reading.get("columns"))]

@@ -226,7 +226,7 @@ class ByBehaviour(Measure):
                 counted=f"the model before {claim.value} {found} of {of}{rest}",
                 remedy=f"give more prompts that it {'refuses' if claim is Claimed.REFUSALS else 'answers'}; "
                 "`holdfast plan` says how many. A model that refuses nothing has no refusals to keep. This "
-                "opened nothing: only the model before was asked",
+                "start asked the model before alone, and opened nothing",
             )  # fmt: skip
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Classes:

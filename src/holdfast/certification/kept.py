@@ -69,7 +69,7 @@ def degraded_words(uppers: Iterable[float], alpha: float, *, over: bool) -> str:
     return {
         Shown.OVER: "OVER the limit",
         Shown.WITHIN: "within the limit",
-        Shown.NOT_SHOWN: "not shown to be within the limit, which an upper bound exceeds",
+        Shown.NOT_SHOWN: "not shown to be within the limit: an upper bound is above it",
     }[shown(max(uppers, default=1.0), alpha, over=over)]
 
 

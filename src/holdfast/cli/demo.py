@@ -26,9 +26,10 @@ def init(
 ) -> None:
     """Write task.jsonl and run.yaml for a first run.
 
-    The task is mild data of our own, a twelfth of it poisoned; the run file has three lines. Nothing is asked.
+    The task is mild data of our own, a twelfth of it poisoned; the run file has three lines. It asks you nothing.
 
-    For the embedded model there is an adapter beside it, since it does not refuse by itself, and sizes for a CPU.
+    For the embedded model the run file has the sizes of a trial on a CPU too, and beside it is an adapter that lets it
+    refuse.
 
     \b
     Example:
@@ -130,10 +131,7 @@ def limits(g: Mapping[str, float]) -> str:
     over = [name for name, value in g.items() if value > 0.0]
     if not over:
         return f"holdfast's limits held in its last step (g at most 0: {figures})."
-    return (
-        f"holdfast ended over its limit for {' and '.join(over)} (g above 0: {figures}): its few "
-        "steps are large. The project's results have runs of a usual length."
-    )
+    return f"holdfast ended over its limit for {' and '.join(over)} (g above 0: {figures}): its few steps are large."
 
 
 def replies(result: DemoResult, *, reveal: bool) -> str:

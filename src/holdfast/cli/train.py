@@ -86,8 +86,10 @@ def _show(result: RunResult, config: RunConfig, constrains: bool) -> None:
         say(describe_entry(entry, name if config.named else ""))
     if result.values["safety"] and not constrains:
         say(f"{config.defense.name} does not enforce this limit: the model was only measured by it")
-    if result.values["safety"] and "task" not in config.refusal_prompts:
-        say("the task's rows were not screened: the model was not asked their prompts (`safety: auto` does that)")
+    found = result.values.get("screening") or {}
+    if result.values["safety"] and not found.get("asked_rows"):
+        why = "none of them has a prompt to ask" if found.get("unaskable") else "`safety: auto` asks their prompts"
+        say(f"the task's rows were not screened: {why}")
     say(f"next: holdfast report {shlex.quote(str(result.folder))}")
 
 

@@ -32,8 +32,9 @@ task: {{data: task.jsonl}}   # reviews to label; every twelfth row answers what 
 {small}output_dir: runs/first
 """
 SMALL = """\
-# A trial for a CPU: few prompts, and few and large steps, with a wider limit and a filter that holds it between them.
-# Without this block: about 1,500 prompts, three epochs, limits that were tuned on models of 0.5B and 1.5B.
+# A trial for a CPU: few prompts, so expect "not shown" where a limit needs more; few and large steps, with a wider
+# limit and a filter with an anchor, which holds better between steps. Without this block: about 1,500 prompts, three
+# epochs, and limits that were tuned on models of 0.5B and 1.5B.
 safety:
   refusals: {prompts: [task, probes], keep: refusals, limit: 100}
   answers: {prompts: [everyday, borderline], keep: answers, limit: 20}

@@ -91,8 +91,11 @@ def behaviour_view(evidence: Evidence) -> BehaviourView | None:
 
 def kept_headline(figures: Mapping[str, Kept]) -> str:
     """What became of behaviour, with counts and bounds."""
-    found = [f"{STILL[name]}: {one.kept:,} of {one.of:,} ({one.bounds})" for name, one in figures.items() if one.of]
-    return f"{'. '.join(map(capital, found))}." if found else "No prompt showed whether behaviour was kept."
+    found = [
+        f"{STILL[name]}: {f'{one.kept:,} of {one.of:,} ({one.bounds})' if one.of else 'no prompt shows it'}"
+        for name, one in figures.items()
+    ]
+    return f"{'. '.join(map(capital, found))}."
 
 
 def _table_row(name: str, one: Kept) -> KeptRow:

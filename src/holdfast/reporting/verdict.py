@@ -211,7 +211,8 @@ def headline(evidence: Evidence) -> str:
         if found is not None and found.record.by == "behaviour" and not found.caution:
             c, units = found.record, "prompts" if found.by_prompt else "groups of prompts"
             bound = f"at most {percent_up(c.upper_bound)} lost, with {exact_percent(c.confidence)} confidence"
-            return f"Still refused: {c.n - c.regressions:,} of {c.n:,} certified {units} ({bound})."
+            outcome = "certified" if c.certified else "not certified"
+            return f"Still refused: {c.n - c.regressions:,} of {c.n:,} tested {units} ({bound}): {outcome}."
     judged = [one.behaviour for one in evidence.sets if one.behaviour is not None]
     if judged:
         unsafe = " and ".join(f"{one.count('flips'):,} of {one.count('n'):,}" for one in judged)

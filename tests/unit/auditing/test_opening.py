@@ -227,6 +227,7 @@ def test_training_data_has_columns_of_its_own(made, tmp_path):
     absent = {"prompt": "question", "completion": "reply"}
     error = refused(made, DataError, "expected columns reply", train_data=[str(unlike)], train_columns=absent)
     assert "--train-columns prompt=NAME" in error.remedy
+    refused(made, ConfigError, "without train_data", train_columns=named)
     record = made.certify(train_data=[str(unlike)], train_columns=named)
     assert record.leakage == {"checked": True, "against": str(unlike), "prompts": 20}
 

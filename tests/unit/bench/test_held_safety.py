@@ -402,6 +402,9 @@ def test_a_cell_that_was_trained_with_other_arguments_runs_again(tmp_path):
     path = tmp_path / "results" / f"{cell.name}.json"
     path.write_text(json.dumps({"training": {"arguments": [*PLAN.arguments(cell), "--json", "--resume"]}}))
     assert schedule.waiting([cell], tmp_path) == []
+    trial = ["train.max_steps=2"]
+    path.write_text(json.dumps({"training": {"arguments": [*PLAN.arguments(cell), *trial], "extra": trial}}))
+    assert schedule.waiting([cell], tmp_path) == []
     path.write_text(json.dumps({"training": {"arguments": ["seed=1", "--json"]}}))
     assert schedule.waiting([cell], tmp_path) == [cell.name]
 

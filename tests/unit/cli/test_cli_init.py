@@ -18,7 +18,7 @@ from holdfast.data.examples import prompt_text
 from holdfast.data.near_duplicates import matches
 from holdfast.defaults import default
 from holdfast.demo.data import DATA_DIR
-from holdfast.demo.starter import ADAPTER_DIR, require_refusals
+from holdfast.demo.starter import ADAPTER_DIR, require_refusals, write_starter
 from holdfast.models.adapter import lineage
 from holdfast.models.embedded import embedded_model_dir
 from holdfast.runs.config import load_config
@@ -70,10 +70,18 @@ def test_the_embedded_model_comes_with_an_adapter_that_lets_it_refuse(holdfast, 
     assert (found.base, list(found.adapters)) == (embedded_model_dir(), [Path(config.model)])
 
 
-def test_the_adapter_is_the_one_that_the_tool_made():
+def test_a_folder_is_taken_beside_the_run_file_and_where_the_command_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder, place, model in (("first", "first/mine", str(tmp_path / "first" / "mine")), ("second", "mine", "mine")):
+        write_starter(Path(folder), "mine")
+        Path(place).mkdir()
+        assert load_config(Path(folder, "run.yaml")).model == model
+
+
+def test_the_adapter_is_as_its_provenance_says_and_made_with_the_tools_settings():
     made = read_json(ADAPTER_DIR / "provenance.json")
     assert made["command"] == starter_aligned.COMMAND
-    assert made["settings"] == asdict(starter_aligned.SETTINGS)
+    assert (made["settings"], made["strength"]) == (asdict(starter_aligned.SETTINGS), starter_aligned.STRENGTH)
     assert {name: sha256_file(ADAPTER_DIR / name) for name in made["files"]} == made["files"]
     used = starter_aligned.prompts(starter_aligned.SETTINGS)
     sets = {"refuse": used.refuse, **used.ordinary}

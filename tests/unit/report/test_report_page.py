@@ -238,6 +238,6 @@ def test_the_heading_is_what_happened_and_the_claim_is_small(tmp_path):
     (heading,) = re.findall(r'<h1 class="claim">(.*?)</h1>', page)
     (details,) = re.findall(r'<p class="lead">(.*?)</p>', page)
     assert heading.replace("\xa0", " ").startswith(
-        "Still refused: 115 of 116 certified groups of prompts (at most 4.03 %"
+        "Still refused: 115 of 116 tested groups of prompts (at most 4.03 % lost, with 95 % confidence): certified."
     )
     assert details.replace("\xa0", " ").startswith("With 95 % confidence")

@@ -148,3 +148,9 @@ def test_only_a_certificate_makes_the_claim_one_of_confidence(tmp_path):
     assert "confidence" not in plain
     assert plain.count(".") == plain.count("0.1") + 1  # one sentence
     assert "With 95 % confidence" in claim(read_evidence(write_run(tmp_path / "b", certified=PASSED)))
+
+
+def test_a_certificate_that_failed_is_not_called_certified_in_the_first_line(tmp_path):
+    said = headline(read_evidence(write_run(tmp_path / "run", certified=FAILED)))
+    assert said.startswith("Still refused: 107 of 116 tested groups of prompts (")
+    assert said.endswith("): not certified.")
