@@ -107,7 +107,7 @@ def test_lost_within_and_not_shown_are_three_words_and_three_colours(tmp_path):
     """No loss among 7 groups shows nothing: it is not within the limit, and not green, anywhere."""
     run = watched(tmp_path, STATES)
     html, chart = page(run), kept_chart(STATES, 704, "wide")
-    found = re.findall(r'<td class="fit (\w+)"><span class="label">limit held</span> ([\w ]+)</td>', html)
+    found = re.findall(r'<td class="fit (\w+)"><span class="label">result</span> ([\w ]+)</td>', html)
     assert found == [("warn", "not shown"), ("good", "within"), ("bad", "lost")]
     assert re.findall(r'class="(dot[ \w]*)"', chart) == ["dot open", "dot", "dot lost"]
     assert "100 % of 7 groups, not shown" in chart
