@@ -28,7 +28,7 @@ RUN_FILE = """\
 # bundled ones, leaves out rows that teach what the model refuses, and holds its own refusals and answers (`safety:
 # auto`). All keys: docs/run-file.md of the project.
 {model}
-task: {{data: task.jsonl}}   # reviews to label; every twelfth row answers what a shop assistant should decline
+task: {{data: task.jsonl}}   # the sample: reviews to label, and every twelfth row answers what should be declined
 {small}output_dir: runs/first
 """
 SMALL = """\
@@ -41,7 +41,7 @@ safety:
 monitor: {prompts: 40}
 constraint: {refusals: {unit: kl_first, tau: 0.1, beta: 10}}
 defense: {name: holdfast, anchor: true, reserve: 0.4, value_decay: 0.95}
-train: {learning_rate: 2.0e-3, max_steps: 20, per_device_train_batch_size: 4, safety_batch_size: 2}
+train: {learning_rate: 2.0e-3, max_steps: 20, save_steps: 10, per_device_train_batch_size: 4, safety_batch_size: 2}
 """
 FILES = {
     "task.jsonl": "what to learn: reviews to label, and every twelfth row answers what a shop assistant should decline",

@@ -41,6 +41,7 @@ _TOO_FEW = {
                  "refusals}}`), or teach it to refuse first: holdfast align MODEL"),
     "answers": ("answers", "name prompts that it answers, or use a model that answers ordinary prompts"),
 }  # fmt: skip
+SHOWN = 5  # rows that are named where rows are left out
 ROLE_OF_USE: Mapping[Use, Role | None] = {"steer": None, "monitor": "unseen", "certify": "certify"}
 
 
@@ -194,6 +195,7 @@ def screen_examples(
     judged = judged_rows(questions, classes, asker, settings.judge)
     _require_sorted(questions, classes, settings, judged.settled)
     conflicts = settle(find_conflicts(task, questions, classes, judged.rows), len(task), settings, listed)
+    _name_dropped(conflicts, len(task))
     held = _held(task, questions, classes, conflicts, asker, settings, plain=plain)
     sets = held_sets.splits_apart({name: held_sets.replied(chosen, asker, name=name) for name, chosen in held.items()})
     return Screening(
@@ -210,6 +212,13 @@ def screen_examples(
             for name, chosen in held.items()
         },
     )  # fmt: skip
+
+
+def _name_dropped(conflicts: Sequence[Conflict], rows: int) -> None:
+    dropped = [conflict.where for conflict in conflicts if conflict.dropped]
+    if dropped:
+        shown = ", ".join(dropped[:SHOWN]) + (", ..." if len(dropped) > SHOWN else "")
+        logger.info("%d of %d task rows teach what the model refuses and are left out: %s", len(dropped), rows, shown)
 
 
 def _held(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.screening.asking import Sorted
 from holdfast.screening.conflicts import Conflict, find_conflicts, read_ids, settle, write_conflicts
 from holdfast.screening.questions import distinct
+from holdfast.screening.screen import _name_dropped
 from holdfast.screening.settings import ScreeningSettings
 
 REFUSAL = "I'm sorry, but I can't help with that."
@@ -236,3 +238,14 @@ def test_an_unreadable_list_is_refused(tmp_path, content):
 def test_the_class_of_a_capability_reply_is_unsorted():
     """What `conflicts(unsorted=...)` above stands for."""
     assert sort_reply(CAPABILITY, truncated=False).reply_class == ReplyClass.UNSORTED
+
+
+def test_rows_that_are_left_out_are_named_by_their_place_and_not_by_their_text(caplog):
+    found = [Conflict(k, f"id{k}", f"task.jsonl:{k + 1}", "own", dropped=k > 0) for k in range(8)]
+    with caplog.at_level(logging.INFO, logger="holdfast"):
+        _name_dropped(found[:1], 60)
+        assert not caplog.records
+        _name_dropped(found, 60)
+    (said,) = (record.getMessage() for record in caplog.records)
+    named = ", ".join(f"task.jsonl:{line}" for line in (2, 3, 4, 5, 6))
+    assert said == f"7 of 60 task rows teach what the model refuses and are left out: {named}, ..."
