@@ -52,6 +52,8 @@ BORDERLINE = {"reported": 15, "tuning": 10}
 HELD_OUT = {"sst2": 872, "ag_news": 1000, "gsm8k": 500}
 TUNING_ROWS = {"sst2": 400, "gsm8k": 400}
 WRITTEN, TIMED, TIMED_SEEDS = 1500, 10_000, (1, 2, 3)
+LATER_SEEDS = (4, 5)
+"""Their task files came after the tuning rows were drawn, and may hold some of them; they are never tuned on."""
 Row = dict[str, Any]
 
 
@@ -158,7 +160,8 @@ def build(work: Path, folder: Path) -> Row:
         mixed = poisoned(train[task], sources.poison, size=SIZE, ratio=ratio, seed=seed)
         files[name] = [row_of(example) for example in mixed]
         flags[name] = "".join("1" if example.id in unsafe else "0" for example in mixed)
-        used |= {example.id for example in mixed}
+        if seed not in LATER_SEEDS:
+            used |= {example.id for example in mixed}
         if flags[name].count("1") != poison_count(ratio, SIZE):
             raise SystemExit(f"{name}: {flags[name].count('1')} poison rows at p = {ratio_text(ratio)}")
     files["timing.jsonl"] = timing_rows(files, TIMED_SEEDS)
