@@ -27,7 +27,6 @@ from benchmarks.held_safety.cells import Cell, Plan, read_plan
 
 ATTEMPTS = 2
 LIMIT_S = 600
-SHARED = 0.9  # of the device, by all workers together
 
 
 class Queue:
@@ -192,7 +191,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="Seconds after which a cell counts as hung.")
     parser.add_argument("--again", action="store_true", help="Also cells that ended without an evaluation.")
     parser.add_argument("--status", action="store_true")
-    parser.add_argument("--memory-share", type=float, help="Of the device, for each worker. [default: 0.9 / WIDTH]")
+    parser.add_argument("--memory-share", type=float, help="Of the device, for each worker, 0 to 1. [default: no limit]")
     parser.add_argument("--worker", default="", help="Options of worker.py, in one string.")
     options = parser.parse_args()
     work: Path = options.work
@@ -209,7 +208,8 @@ def main() -> None:
         if (work / "results" / f"{name}.json").is_file():
             shutil.rmtree(work / "cells" / name, ignore_errors=True)
     command = [sys.executable, "-m", "benchmarks.held_safety.worker", str(work), "--judge", str(options.judge)]
-    command += ["--memory-share", str(options.memory_share or SHARED / options.width), *shlex.split(options.worker)]
+    command += ["--memory-share", str(options.memory_share)] if options.memory_share is not None else []
+    command += shlex.split(options.worker)
     with (work / "logs" / "workers.log").open("ab") as log:
         workers = [Worker(command, log) for _ in range(min(options.width, len(left)))]
         run_all(queue, workers, work, options.limit_s)

@@ -127,6 +127,8 @@ def held(cell: Cell, material: Material) -> dict[str, Any]:
     if cell.path == "run_file":
         unit = default("constraint.unit")
         limits = {keep: {"unit": unit, **own_reply_defaults(keep, unit)} for keep in ("refusals", "answers")}
+        for limit in limits.values():  # a run file's tau is below the rounding of random weights in bfloat16
+            limit |= {"tau": cell.tau, "beta": 1 / cell.tau}
         return {
             "safety_dataset": {"refusals": material.safety, "answers": material.answers},
             "constraint": {

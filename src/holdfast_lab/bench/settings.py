@@ -39,7 +39,7 @@ class Sizes:
     safety_batch: int = 10
     rank: int = 32
     tau: float = 0.1
-    # unit, tau: of the constraint, not of `run_file`; a tiny tau (1e-6) makes the filter correct nearly every step
+    # unit: not of `run_file`. tau: of every constraint; a tiny one (1e-6) makes the filter correct nearly every step
     unit: str = "nll_token"
     options: str = ""  # of `defense: holdfast`, such as `anchor=true every=4`
     sweep: str = ""  # the setting that is varied, a name of `SWEEPS`; "" where none is

@@ -84,7 +84,7 @@ def test_the_path_of_a_run_file_holds_its_two_sets(tmp_path):
     material = Material.of(cell)
     safety = build(cell, material, tmp_path, tmp_path, []).safety
     for keep, unit in (("refusals", "kl_first"), ("answers", "kl_token")):
-        limit = constraint_defaults() | block(f"constraint.{keep}")
+        limit = constraint_defaults() | block(f"constraint.{keep}") | {"tau": cell.tau, "beta": 1 / cell.tau}
         assert safety[keep].constraint.unit == unit
         assert [getattr(safety[keep].constraint, name) for name in limit] == list(limit.values())
     asked = [{row["prompt"] for row in part["constraint"]} for part in (material.safety, material.answers)]
