@@ -122,7 +122,7 @@ def _flow(value: Any) -> str:
 class Plan:
     """cells.yaml and tuning.yaml."""
 
-    models: Mapping[str, Mapping[str, str]]
+    models: Mapping[str, Mapping[str, Any]]
     overrides: Mapping[str, Any]
     groups: Mapping[str, Mapping[str, Any]]
     tuning: Mapping[str, Any] = field(default_factory=dict)

@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -51,6 +52,28 @@ class Queue:
         with self._lock:
             if self._tried[name] < ATTEMPTS:
                 self._waiting.append(name)
+
+
+class Room:
+    """How many cells of which size run at once: a cell takes the `slots` of its model out of WIDTH."""
+
+    def __init__(self, width: int) -> None:
+        self._free = self.width = width
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, slots: int) -> Iterator[None]:
+        """Wait until so many are free; a cell that needs more than there are gets all."""
+        slots = min(slots, self.width)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= slots)
+            self._free -= slots
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += slots
+                self._changed.notify_all()
 
 
 class Worker:
@@ -101,24 +124,28 @@ class Worker:
             self._process.kill()
 
 
-def serve(queue: Queue, worker: Worker, work: Path, limit: float) -> None:
+def serve(queue: Queue, worker: Worker, work: Path, limit: float, room: Room, slots: Mapping[str, int]) -> None:
     """One worker's share of the cells."""
     try:
         while (name := queue.take()) is not None:
-            say(work, f"start {name}")
-            start = time.monotonic()
-            said = worker.run(name, limit)
-            say(work, f"{said} {name} {time.monotonic() - start:.0f} s")
+            with room.taken(slots.get(name, 1)):
+                say(work, f"start {name}")
+                start = time.monotonic()
+                said = worker.run(name, limit)
+                say(work, f"{said} {name} {time.monotonic() - start:.0f} s")
             if said == "failed":
                 queue.failed(name)
     finally:
         worker.close()
 
 
-def run_all(queue: Queue, workers: Sequence[Worker], work: Path, limit: float) -> None:
+def run_all(
+    queue: Queue, workers: Sequence[Worker], work: Path, limit: float, slots: Mapping[str, int] | None = None
+) -> None:
     """Serve the queue until it is empty; a signal to end takes the workers along."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    threads = [threading.Thread(target=serve, args=(queue, one, work, limit), daemon=True) for one in workers]
+    shared = (Room(len(workers)), slots or {})
+    threads = [threading.Thread(target=serve, args=(queue, one, work, limit, *shared), daemon=True) for one in workers]
     try:
         for thread in threads:
             thread.start()
@@ -191,7 +218,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="Seconds after which a cell counts as hung.")
     parser.add_argument("--again", action="store_true", help="Also cells that ended without an evaluation.")
     parser.add_argument("--status", action="store_true")
-    parser.add_argument("--memory-share", type=float, help="Of the device, for each worker, 0 to 1. [default: no limit]")
+    parser.add_argument("--memory-share", type=float, help="Of the device, for each worker. [default: all]")
     parser.add_argument("--worker", default="", help="Options of worker.py, in one string.")
     options = parser.parse_args()
     work: Path = options.work
@@ -212,7 +239,9 @@ def main() -> None:
     command += shlex.split(options.worker)
     with (work / "logs" / "workers.log").open("ab") as log:
         workers = [Worker(command, log) for _ in range(min(options.width, len(left)))]
-        run_all(queue, workers, work, options.limit_s)
+        models = read_plan().models
+        slots = {cell.name: int(models[cell.model].get("slots", 1)) for cell in cells}
+        run_all(queue, workers, work, options.limit_s, slots)
     print(status(cells, work))
 
 

@@ -139,4 +139,6 @@ def _show_size(findings: dict[str, Any]) -> None:
         f" {duration(findings['work']['seconds_at_100_tflops'])} at 100 TFLOP/s (a large GPU),"
         " without asking, evaluation and saving"
     )
+    if not findings["work"]["gpu_here"]:
+        say("  there is no GPU here: asking and training say the time left once they have begun")
     say(f"defense: {findings['defense']['name']}, passes per step: {findings['defense']['passes']}")

@@ -65,8 +65,7 @@ class PlainProgress:
             return
         step = row["step"]
         if "asked" in row:
-            if row["asked"] == 0:
-                note(f"step {step}/{self._total}  asking {row['of']} monitor prompts")
+            self._monitoring(f"step {step}/{self._total}", row["asked"], row["of"])
         elif "behaviour" in row:
             self._kept = refusals_kept(row)
             note(f"step {step}/{self._total}  {describe_behaviour(row)}")
@@ -86,6 +85,17 @@ class PlainProgress:
             self._said, self._noted, self._total = tenth, now, total
             left = "" if done == total else f"  eta {self._eta(done)}"
             note(f"asking the model: {clean(what)}, {done} of {total}{left}")
+
+    def _monitoring(self, step: str, done: int, of: int) -> None:
+        """The monitor's prompts, which have no pace of their own in a line: how many are asked, now and then."""
+        now = time.monotonic()
+        if done == 0:
+            note(f"{step}  asking {of} monitor prompts")
+        elif now - self._noted >= QUIET and done < of:
+            note(f"{step}  asked {done} of {of} monitor prompts")
+        else:
+            return
+        self._noted = now
 
     def _eta(self, step: int) -> str:
         return eta(self._start, max(1, step - self._first), self._total - step)

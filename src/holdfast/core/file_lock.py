@@ -132,7 +132,7 @@ class RunLock:
         os.write(descriptor, json.dumps(self._me).encode())
 
     def _in_use(self, holder: dict[str, Any] | None) -> CheckpointError:
-        who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+        who = _words(holder) if holder else "another process"
         return CheckpointError(
             f"{self.path.parent} is in use by {who}",
             remedy=f"wait for it to end or choose another output_dir; if it is dead, delete {self.path}",
@@ -140,6 +140,32 @@ class RunLock:
 
     def _unwritable(self, error: OSError) -> ConfigError:
         return ConfigError(f"the run folder cannot be written: {error}", remedy="choose another output_dir")
+
+
+def writer_of(folder: Path) -> str | None:
+    """The process that writes a run folder, in words; None where none does, as far as its lock file tells.
+
+    It only reads: who tried the lock would stand in the way of a run that begins now. So the file of a process that was
+    killed counts until its number is free; on Windows, which cannot ask, until the next run.
+    """
+    try:
+        holder = _holder((folder / LOCK_FILE).read_bytes())
+    except OSError:
+        return None
+    if holder is None:
+        return None
+    if holder["host"] == socket.gethostname() and os.name != "nt":
+        try:
+            os.kill(holder["pid"], 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:  # another user's: it lives
+            pass
+    return _words(holder)
+
+
+def _words(holder: dict[str, Any]) -> str:
+    return f"process {holder['pid']} on {holder['host']}"
 
 
 def _holder(content: bytes) -> dict[str, Any] | None:

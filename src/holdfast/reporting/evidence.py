@@ -175,6 +175,7 @@ class Evidence:
     result: Fields | None
     sets: tuple[SafetyEvidence, ...]
     missing: tuple[tuple[str, str], ...] = ()  # what is not there, and the command that makes it
+    writer: str | None = None  # the process that trains in this folder now
 
     @property
     def trained(self) -> bool:

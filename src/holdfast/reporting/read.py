@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.core import event_log
 from holdfast.core.errors import CheckpointError, ConfigError
+from holdfast.core.file_lock import writer_of
 from holdfast.core.files import read_plain_file
 from holdfast.core.redaction import redact
 from holdfast.data.split_record import RECORD_NAME, load_record
@@ -53,7 +54,8 @@ def read_evidence(folder: Path) -> Evidence:
         inside = set_folder(folder, name, named=names != [SINGLE])
         limits = _limits(config, name)
         sets.append(_safety(name, inside, blocks.get(name), limits, measured.get(name), stored, weights))
-    found = Evidence(folder, folder.resolve().name, config, events, result, tuple(sets))
+    writer = writer_of(folder) if result is None else None
+    found = Evidence(folder, folder.resolve().name, config, events, result, tuple(sets), writer=writer)
     return replace(found, missing=_missing(found))
 
 
@@ -232,7 +234,8 @@ def _missing(found: Evidence) -> tuple[tuple[str, str], ...]:
     uncertified = any(one.certificate is None for one in found.sets if one.keep != "answers")
     unlisted = any(one.table is None for one in found.sets)
     pieces = (
-        (found.unfinished, "No result.json: the run is not finished.", f"{train} --resume"),
+        (found.unfinished and not found.writer, "No result.json: the run is not finished.", f"{train} --resume"),
+        (bool(found.writer), "No result.json: the run is going on.", f"holdfast report {found.folder}"),
         (trained and found.config is None, "No config.yaml: the settings of the run are unknown.", train),
         (trained and not found.events, "No events.jsonl: the course of training is unknown.", train),
         (unlisted, "No audit.parquet: the degradation of single examples is unknown.", audit),

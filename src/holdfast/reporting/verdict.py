@@ -15,7 +15,7 @@
 Several safety sets have the worst of their verdicts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Self
 
@@ -53,6 +53,10 @@ UNFINISHED_REASON = (
     "Python has none, and is measured by holdfast audit --before MODEL --after ADAPTER --safety FILE."
 )
 
+RUNNING_REASON = (
+    "The run is going on ({}). It writes result.json at its end, and the report is whole when it is made again then."
+)
+
 STEERING_REASON = (
     "What the model writes was not judged, and a model can keep this and stop refusing: holdfast certify without --by "
     "judges it."
@@ -75,6 +79,8 @@ class Verdict:
 def verdict(evidence: Evidence) -> Verdict:
     """The verdict on a folder: the worst over its safety sets, and over the limit where behaviour was lost."""
     found = _worst(evidence)
+    if evidence.writer:
+        found = replace(found, reason=found.reason.replace(UNFINISHED_REASON, RUNNING_REASON.format(evidence.writer)))
     lost = [one.line(name) for name, one in kept_figures(evidence).items() if one.shown is Shown.OVER]
     if not lost or found.standing is Standing.OVER:
         return found

@@ -96,7 +96,7 @@ class Forward:
                 if rank() == 0 and time.monotonic() - said >= QUIET and i + 1 < rounds:
                     said = time.monotonic()
                     done = sum(len(one) for one in batches[: at + world()])
-                    logger.info("passed over %d of %d examples", done, len(examples))
+                    logger.info("measured %d of %d examples", done, len(examples))
         own = torch.cat(found, dim=1).cpu() if found else None
         reshard(self.model)
         parts = [(places, part) for places, part in gather_objects((mine, own)) if part is not None]

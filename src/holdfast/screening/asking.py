@@ -92,7 +92,7 @@ class Asker:
     def held(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
         """Replies of up to 256 tokens and their classes, by id: a reply may change its mind after 32 tokens."""
         quick = self.ask(examples, SORTING, what)  # stored already where they were sorted; a short one is whole
-        longer = self.ask([e for e in examples if quick[e.id].truncated], HELD, what)
+        longer = self.ask([e for e in examples if quick[e.id].truncated], HELD, f"{what}, longer")
         return {key: _sorted(reply) for key, reply in (quick | longer).items()}
 
     def ask(self, examples: Sequence[Example], tokens: int, what: str) -> dict[str, Reply]:

@@ -251,7 +251,7 @@ def _measure(safety: SafetySet, trainer: Any) -> None:
     folder = safety.folder(trainer.run_dir)
     require_same(safety.split.record, folder)
     if rank() == 0:
-        logger.info("measuring theta_0 on %d examples of %s", len(safety.all_encoded), safety.name)
+        logger.info("measuring the model before training on %d examples of %s", len(safety.all_encoded), safety.name)
     safety.reference = reference_table(
         forward, safety.all_encoded, own, stem=folder / "reference", cache=cache_folder(args.reference_cache),
         roles=(len(safety.constraint_set), len(safety.monitor_set)),

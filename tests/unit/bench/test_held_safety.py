@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -352,6 +353,42 @@ def test_a_cell_that_fails_is_tried_once_more_after_the_others():
         order.append(name)
         queue.failed(name)
     assert order == ["a", "b", "a", "b"]
+
+
+def test_a_large_model_takes_the_room_of_two(tmp_path):
+    running, most, lock = [], [], threading.Lock()
+
+    class Counting(schedule.Worker):
+        def __init__(self):
+            pass
+
+        def run(self, name, limit):
+            with lock:
+                running.append(2 if name.startswith("big") else 1)
+                most.append(sum(running))
+            time.sleep(0.02)
+            with lock:
+                running.remove(2 if name.startswith("big") else 1)
+            return "done"
+
+        def close(self):
+            pass
+
+        kill = close
+
+    names = [f"{size}{i}" for i in range(6) for size in ("big", "small")]
+    slots = {name: 2 for name in names if name.startswith("big")}
+    schedule.run_all(schedule.Queue(names), [Counting() for _ in range(4)], tmp_path, 9, slots)
+    assert len(most) == 12
+    assert max(most) == 4
+
+
+def test_a_cell_larger_than_the_room_gets_all_of_it():
+    room = schedule.Room(1)
+    with room.taken(2):
+        pass
+    with room.taken(1):
+        pass
 
 
 WORKER = """

@@ -208,8 +208,9 @@ def test_the_command_prints_the_verdict(run_file, holdfast, tmp_path):
     assert "of 12 monitor examples (95 % upper bound " in out
     assert "degraded by more than 0.1 (kl_token); at most 20 % allowed: not shown to be within the limit" in out
     assert re.search(r"step 2/2  g -0\.\d+  loss \d+\.\d+  eta", err)
-    said = ("measuring theta_0 on 48 examples", "step 2/2", "measuring the trained model on 48 examples")
-    before, trained, after = (err.index(text) for text in said)
+    said = (f"measuring the {model} on 48 examples" for model in ("model before training", "trained model"))
+    before, after = (err.index(text) for text in said)
+    trained = err.index("step 2/2")
     assert before < trained < after
     assert "{'loss'" not in out + err
 

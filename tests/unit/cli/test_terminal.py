@@ -98,6 +98,17 @@ def test_asking_is_said_at_once_how_long_it_takes_with_a_batch_and_then_every_fe
     ]
 
 
+def test_the_monitor_says_every_few_seconds_how_many_prompts_it_asked(capsys, monkeypatch):
+    progress = PlainProgress()
+    progress({"stage": "train", "total_steps": 20, "step": 0})
+    for done, seconds in ((0, 1), (4, 2), (8, 7), (12, 9), (40, 30)):
+        monkeypatch.setattr("time.monotonic", lambda at=seconds: 100.0 + at)
+        progress({"step": 20, "asked": done, "of": 40})
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "step 20/20  asking 40 monitor prompts", "step 20/20  asked 8 of 40 monitor prompts"
+    ]  # fmt: skip
+
+
 def test_plain_progress_says_where_it_continues(capsys):
     PlainProgress()({"stage": "train", "total_steps": 10, "step": 4})
     assert "continuing after step 4" in capsys.readouterr().err

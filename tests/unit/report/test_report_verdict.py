@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 
 import pytest
 from tests.unit.report.synthetic import SHA, Words, certificate, change, write_plain_audit, write_run
 from tests.unit.report.test_report_page import page_of
 
+from holdfast.core.file_lock import RunLock
 from holdfast.reporting.read import read_evidence
 from holdfast.reporting.verdict import Standing, claim, headline, verdict
 from holdfast.reporting.views import figure_rows
@@ -116,6 +121,26 @@ def test_a_run_that_is_not_finished_has_a_neutral_verdict(tmp_path, worse, certi
     assert "holdfast train RUN.yaml --resume" in found.reason
     assert ("over the limit" in found.reason) == (worse > 0)
     assert claim(read_evidence(folder)).endswith("; the run is not finished.")
+
+
+def test_a_run_that_goes_on_is_not_told_to_resume(tmp_path):
+    folder = write_run(tmp_path / "run", certified=None)
+    (folder / "result.json").unlink()
+    with RunLock(folder):
+        found = read_evidence(folder)
+        assert found.writer == f"process {os.getpid()} on {socket.gethostname()}"
+        assert verdict(found).reason.startswith(f"The run is going on ({found.writer}).")
+        assert not [command for _, command in found.missing if "--resume" in command]
+    assert "--resume" in judged(folder).reason
+
+
+def test_a_lock_that_a_killed_process_left_counts_as_no_run(tmp_path):
+    folder = write_run(tmp_path / "run", certified=None)
+    (folder / "result.json").unlink()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (folder / "run.lock").write_text(json.dumps({"pid": gone.pid, "host": socket.gethostname()}))
+    assert read_evidence(folder).writer is None
 
 
 @pytest.mark.parametrize("write", [write_plain_audit, write_run])

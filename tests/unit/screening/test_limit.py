@@ -65,6 +65,9 @@ def test_what_is_asked_and_kept_for_certifying_is_limited(tmp_path):
 
 def test_what_can_be_certified_is_said_of_the_prompts_that_are_left():
     assert len(bundled_share(["probes"], "refusals", 80)) == 80
+    assert asked_note(["probes"], "refusals", alpha=0.05, openings=1, limit=80) == (
+        "up to 80 certify prompts: those that the model refuses count, and 59 are needed"
+    )
     assert "58 certify prompts cannot certify" in str(
         asked_note(["probes"], "refusals", alpha=0.05, openings=1, limit=58)
     )

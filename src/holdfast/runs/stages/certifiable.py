@@ -70,7 +70,7 @@ def bundled_share(prompts: Sequence[str], keep: Keep, limit: int | None = None) 
 def asked_note(
     prompts: Sequence[str], keep: Keep, *, alpha: float, openings: int, limit: int | None = None
 ) -> str | None:
-    """`certify_note` of a set whose model was not asked yet: of the bundled prompts alone.
+    """How many certify prompts a set has whose model was not asked yet: of the bundled prompts alone.
 
     Only those count that the model before refuses (or answers), which nobody knows yet.
     """
@@ -78,7 +78,11 @@ def asked_note(
     if not certify:
         return "no bundled certify prompts: they can come from dropped task rows alone, once the model is asked"
     groups = len(set(clusters([prompt_text(example) for example in certify])))
-    return _enough_note(groups, len(certify), 0.0, alpha=alpha, openings=openings)
+    if most_regressions(groups, alpha, CONFIDENCE, parts=openings) is None:
+        return _enough_note(groups, len(certify), 0.0, alpha=alpha, openings=openings)
+    verb = "refuses" if keep == "refusals" else "answers"
+    needed = fewest_prompts(alpha, CONFIDENCE, parts=openings)
+    return f"up to {groups} certify prompts: those that the model {verb} count, and {needed} are needed"
 
 
 def _enough_note(n: int, rows: int, share: float, *, alpha: float, openings: int) -> str | None:
