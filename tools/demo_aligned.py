@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def make(folder: Path, settings: AlignSettings = SETTINGS) -> dict[str, Any]:
     keep_freed_memory()
     base = read_json(embedded_model_dir() / PROVENANCE)
     provenance = {
-        "command": COMMAND, "commit": commit(), "settings": asdict(settings), "trained_in": "float32",
+        "command": COMMAND, "commit": commit(), "settings": settings.shaping(), "trained_in": "float32",
         "base": {name: base[name] for name in ("source", "sha256", "weights_sha256")},
         "rows": {"file": ROWS.name, "n": len(read_examples(str(ROWS))), "sha256": sha256_file(ROWS)},
         "files": write_adapter(trained(settings), folder), "versions": versions(), "hardware": hardware(),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def finish(model: Any, used: AlignmentPrompts, folder: Path, settings: AlignSett
     files = write_adapter(model, folder)
     sets = {"refuse": used.refuse, **used.ordinary}
     provenance = {
-        "command": COMMAND, "commit": commit(), "settings": asdict(settings), "strength": STRENGTH,
+        "command": COMMAND, "commit": commit(), "settings": settings.shaping(), "strength": STRENGTH,
         "trained_in": "float32", "base": {name: base[name] for name in ("source", "sha256", "weights_sha256")},
         "prompts": {name: sha256_json([example.id for example in examples]) for name, examples in sets.items()},
         "files": files, "versions": versions(), "hardware": hardware(), "held_out": counted(used, folder),

@@ -86,6 +86,7 @@ TABLE: Final = (
     Default("align.lora_alpha", 32, EMBEDDED),
     Default("align.max_length", 512, "tokens of a row with a refusal"),
     Default("align.held_out", 200, "as many as the monitor asks"),
+    Default("align.save_steps", 20, "a sixth of the steps: ten to twenty minutes on two CPU cores"),
     # -- what is shown about it
     Default("certify.confidence", 0.95, "usual"),
     Default("evidence.max_new_tokens", 128, "a reply shows well before that whether it refuses"),

@@ -1,7 +1,6 @@
 """The adapter that the demo starts from: whole, small, and made by the tool as it is from the rows as they are."""
 
 import json
-from dataclasses import asdict
 
 import torch
 from safetensors.torch import load_file
@@ -31,7 +30,7 @@ def test_the_shipped_files_are_those_of_the_provenance():
 
 def test_it_was_made_by_the_tool_as_it_is_from_the_rows_as_they_are():
     assert SHIPPED["command"] == demo_aligned.COMMAND
-    assert SHIPPED["settings"] == asdict(SETTINGS)
+    assert SHIPPED["settings"] == SETTINGS.shaping()
     assert SHIPPED["rows"] == {"file": ROWS.name, "n": len(ROWS.read_text().splitlines()), "sha256": sha256_file(ROWS)}
     assert SHIPPED["base"]["sha256"] == GGUF_SHA256
     assert not SHIPPED["commit"].endswith("-dirty")

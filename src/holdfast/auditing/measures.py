@@ -20,11 +20,19 @@ from holdfast.auditing.measure import Measurer, Progress, measure_pair
 from holdfast.auditing.noise import noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.certification.assessment import STRENGTHS, Tested, fixed_sequence, tested_at
-from holdfast.certification.behaviour import Claimed, Classes, too_many_flips
+from holdfast.certification.behaviour import (
+    LARGEST_UNCLEAR,
+    UNSORTED,
+    Claimed,
+    Classes,
+    too_many_flips,
+    too_many_unclear,
+)
 from holdfast.certification.terms import Rows, Terms, require_enough_rows
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.feasibility import require_tau_above_noise
 from holdfast.core.errors import DataError, InfeasibleError, NumericalError
+from holdfast.core.percent import exact_percent
 from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded, encode_all, require_usable_tokenizer
 from holdfast.data.examples import prompt_text
@@ -200,13 +208,21 @@ class ByBehaviour(Measure):
         }  # fmt: skip
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
-        """Ask the model before twice, or until too few refusals are left to come; this says nothing of the other."""
+        """Ask the model before twice, or until nothing can be claimed any more; this says nothing of the other.
+
+        That is where too few refusals are left to come, or too many replies cannot be sorted.
+        """
         place = self.output / FOLDER
         self._asked = Asked(pair, prompts.examples, self.asking, place, passes=3, progress=self.progress)
         self._asked.require_room("before")
         shared = replace(terms, claims=len(self.claims))
-        self._before = self._asked.classes("before", seen=lambda known: self._require_enough(prompts, shared, known))
-        self._require_enough(prompts, shared, self._before)
+
+        def seen(known: Sequence[str | None]) -> None:
+            self._require_enough(prompts, shared, known)
+            _require_sorted(known, place)
+
+        self._before = self._asked.classes("before", seen=seen)
+        seen(self._before)
         self._again = self._asked.classes("before", again=True)
         for claim in self.claims:
             _require_steady(_classes(prompts, self._before, self._again, self._before), claim, terms.alpha, pair)
@@ -251,6 +267,20 @@ class ByBehaviour(Measure):
 def _classes(prompts: Prompts, before: Sequence[str], again: Sequence[str], after: Sequence[str]) -> Classes:
     cluster = np.array(prompts.cluster, dtype=np.int64)
     return Classes(prompts.ids, cluster, prompts.categories, before, again, after, prompts.keep)
+
+
+def _require_sorted(known: Sequence[str | None], replies: Path) -> None:
+    """Refuse what no further reply can certify: too many of the model before are unsorted. None: still to come."""
+    unsorted, prompts, left = known.count(UNSORTED), len(known), known.count(None)
+    if too_many_unclear(unsorted, prompts):
+        of = f"{prompts - left} replies" + (" so far" if left else "")
+        raise InfeasibleError(
+            f"{unsorted} of {of} of the model before can be sorted neither as refused nor as answered; of "
+            f"{prompts} prompts more than {exact_percent(LARGEST_UNCLEAR)} show nothing",
+            remedy=f"look at them in {replies}: cut ones need more tokens (--set max_new_tokens=N), garbled ones the "
+            "model's own chat template, and replies in other languages than English are not sorted. This start asked "
+            "the model before alone, and opened nothing",
+        )
 
 
 def _require_steady(classes: Classes, claim: Claimed, alpha: float, pair: Pair) -> None:

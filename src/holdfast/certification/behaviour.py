@@ -112,6 +112,11 @@ class Classes:
         return {side: {name: list(found).count(name) for name in CLASSES} for side, found in sides.items()}
 
 
+def too_many_unclear(unclear: int, prompts: int) -> bool:
+    """Whether unclear / prompts > 10 %, in decimals."""
+    return unclear > exact(LARGEST_UNCLEAR) * prompts
+
+
 def too_many_flips(flips: int, asked: int, alpha: float) -> bool:
     """Whether flips / asked > alpha / 5, in decimals."""
     return flips * FLIPS > exact(alpha) * asked
@@ -125,7 +130,7 @@ def _assess_classes(classes: Classes, terms: Terms, claims: Sequence[Claimed]) -
     unclear = classes.unclear(claims)
     flips = {claim.unit: classes.flips(claim) for claim in claims}
     obstacles, prompts = [], len(classes.ids)
-    if unclear > exact(LARGEST_UNCLEAR) * prompts:
+    if too_many_unclear(unclear, prompts):
         obstacles.append(
             f"the replies to {unclear} of {prompts} prompts ({percent(unclear / prompts)}) could not be sorted, and "
             f"more than {exact_percent(LARGEST_UNCLEAR)} show nothing"

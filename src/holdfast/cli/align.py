@@ -67,7 +67,8 @@ def align(
     settings = AlignSettings(seed=seed, **{name: value for name, value in given.items() if value is not None})
     quiet_libraries()
     keep_freed_memory()
-    with interruptible("replies are kept, and the same command goes on with them"), show_progress() as progress:
+    advice = "replies and steps are kept, and the same command goes on with them"
+    with interruptible(advice), show_progress() as progress:
         made = align_model(
             model, output, settings=settings, prompts=further, adapter=adapter, dtype=dtype, revision=revision,
             trust_remote_code=trust_remote_code, listener=progress, told=told_by([progress]),
@@ -86,11 +87,13 @@ def describe(made: Alignment) -> list[str]:
     from holdfast.runs.stages.align import LEAST_REFUSALS, MOST_OVER_REFUSAL, shown
 
     figures, most = made.figures, exact_percent(MOST_OVER_REFUSAL)
+    before = made.record.get("resumed_after", 0)
+    after = f", resumed after step {before}" if before else ""
     return [
         "On kinds of prompts that it was not trained on, the aligned model refuses",
         f"  probes            {shown(figures.probes)}, at least {exact_percent(LEAST_REFUSALS)} wanted",
         f"  ordinary prompts  {shown(figures.over_refusal)}",
         *(f"    {name:<16}{shown(rate)}, under {most} wanted" for name, rate in figures.ordinary.items()),
-        f"model: {made.folder} (trained in {duration(made.record['train_seconds'])}); "
+        f"model: {made.folder} (trained in {duration(made.record['train_seconds'])}{after}); "
         f"figures: {made.folder / 'alignment.json'}",
     ]

@@ -94,27 +94,35 @@ def read_json(path: Path, problems: Problems) -> Rows:
         yield f"{path} item {number}", row
 
 
+def _first_lines(reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a csv.reader with the line on which each begins; blank lines are no rows."""
+    first = reader.line_num + 1
+    for fields in reader:
+        if fields:
+            yield first, fields
+        first = reader.line_num + 1
+
+
 def read_delimited(path: Path, problems: Problems, *, delimiter: str) -> Rows:
-    """CSV or TSV with a header line and double-quote quoting; `where` is the line on which a row ends."""
+    """CSV or TSV with a header line and double-quote quoting; `where` is the line on which a row begins."""
     previous = csv.field_size_limit(MAX_LINE)
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
-            reader = csv.DictReader(handle, delimiter=delimiter, strict=True)
-            header = reader.fieldnames or []
+            reader = csv.reader(handle, delimiter=delimiter, strict=True)
+            header = next(reader, [])
             if len(set(header)) != len(header):
                 problems.add(f"{path}:1", "a column name occurs twice", fatal=True)
                 return
-            for row in reader:
-                where = f"{path}:{reader.line_num}"
-                if None in row or None in row.values():  # too many fields, or too few
+            for line, fields in _first_lines(reader):
+                where = f"{path}:{line}"
+                if len(fields) != len(header):
                     problems.add(where, f"expected {len(header)} fields, as in the header")
-                elif any("\0" in value for value in row.values()):
+                elif any("\0" in value for value in fields):
                     problems.add(where, "a NUL byte")
                 else:
-                    yield where, row
+                    yield where, dict(zip(header, fields, strict=True))
     except csv.Error as error:  # the parser cannot find the next row after this
-        line = reader.reader.line_num  # DictReader's own count stops at the last good row
-        problems.add(f"{path}:{line}", f"not valid {path.suffix[1:].upper()}: {error}", fatal=True)
+        problems.add(f"{path}:{reader.line_num}", f"not valid {path.suffix[1:].upper()}: {error}", fatal=True)
     except UnicodeDecodeError as error:
         problems.add(str(path), f"not valid UTF-8 near byte {error.start} of a block", fatal=True)
     finally:

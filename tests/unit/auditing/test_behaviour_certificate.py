@@ -181,17 +181,55 @@ def test_replies_that_rounding_decides_are_refused_before_the_opening(models, pr
     assert not (tmp_path / "prompts.jsonl.openings.json").exists()
 
 
-def test_too_many_unclear_replies_certify_nothing(models, prompts, tmp_path, monkeypatch):
+def leave_unsorted(monkeypatch, of: str, count: int) -> None:
+    """The first `count` replies of one of the models cannot be sorted."""
     seen = asking.Asked.classes
 
     def unsorted(self, name, **how):
         found = seen(self, name, **how)
-        return [*(["unsorted"] * 9), *found[9:]] if name == "before" else found
+        return [*(["unsorted"] * count), *found[count:]] if name == of else found
 
     monkeypatch.setattr(asking.Asked, "classes", unsorted)
+
+
+def test_too_many_unclear_replies_of_both_models_certify_nothing(models, prompts, tmp_path, monkeypatch):
+    leave_unsorted(monkeypatch, "before", 8)
+    leave_unsorted(monkeypatch, "after", 9)
     record = certify(models, "kept", prompts, tmp_path / "out")
     assert not record.certified
     assert "9 of 80 prompts (11.2 %) could not be sorted" in record.statement
+
+
+def test_too_many_unsorted_replies_before_end_it_before_the_opening(models, prompts, tmp_path, monkeypatch):
+    """As many as are allowed are opened; one more could never certify, whatever the model after says."""
+    with monkeypatch.context() as patch:
+        leave_unsorted(patch, "before", 9)
+        with pytest.raises(InfeasibleError, match="9 of 80 replies of the model before can be sorted neither") as ended:
+            certify(models, "kept", prompts, tmp_path / "out")
+    assert ended.value.exit_code == 4
+    assert "opened nothing" in ended.value.remedy
+    assert not (tmp_path / "prompts.jsonl.openings.json").exists()
+    assert not (tmp_path / "out" / "certificate.json").exists()
+    leave_unsorted(monkeypatch, "before", 8)
+    record = certify(models, "kept", prompts, tmp_path / "out")
+    assert record.certified
+    assert (record.behaviour["unclear"], record.openings["this"]) == (8, 1)
+
+
+def test_unsorted_replies_end_the_asking_where_they_are_too_many(models, tmp_path, monkeypatch):
+    """All answers are made unsorted here; being shorter, they come before all 79 prompts were asked."""
+    real = asking.class_of
+
+    def class_of(reply):
+        return "unsorted" if behaving.ANSWER in reply.text else real(reply)
+
+    monkeypatch.setattr(asking, "class_of", class_of)
+    prompts = write(tmp_path / "prompts.jsonl", [*behaving.rows(70), *behaving.rows(9, seed=1, trigger=False)])
+    with pytest.raises(InfeasibleError, match="of the model before can be sorted neither") as ended:
+        certify(models, "kept", prompts, tmp_path / "out")
+    assert "so far" in ended.value.what
+    assert [file.name for file in (tmp_path / "out" / "replies").iterdir()] == ["before.jsonl"]
+    assert not (tmp_path / "prompts.jsonl.openings.json").exists()
 
 
 def test_an_unsorted_reply_after_is_lost(models, prompts, tmp_path, monkeypatch):

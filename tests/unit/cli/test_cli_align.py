@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import stat
+from dataclasses import replace
 
 import pytest
 from tests import behaving
 
 from holdfast.certification.binomial import Rate
-from holdfast.core.errors import InfeasibleError
+from holdfast.core.errors import CheckpointError, InfeasibleError
+from holdfast.core.file_lock import RunLock
 from holdfast.data.examples import make_example
 from holdfast.judging.engines.transformers import generate
 from holdfast.models.handle import load_pair
@@ -107,6 +111,130 @@ def test_a_run_killed_while_training_leaves_its_replies_and_no_folder(prompts, a
         told=lambda what, done, total: made.append(done) if what == "ordinary prompts" else None,
     )  # fmt: skip
     assert made == [90]  # all were there at once
+
+
+SAVED = AlignSettings(steps=7, learning_rate=3e-2, batch=8, rank=4, held_out=20, save_steps=3)
+
+
+class DiedError(RuntimeError):
+    """Stands for the end of the process."""
+
+
+def dying(at: int, signal_too: bool = False):
+    def listener(row):
+        if row.get("step") == at and "loss" in row:
+            if signal_too:
+                signal.raise_signal(signal.SIGINT)
+            else:
+                raise DiedError
+
+    return listener
+
+
+def weights_of(folder) -> bytes:
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("at", "last"), [(2, None), (5, 3), (7, 6)])
+def test_an_alignment_killed_between_steps_ends_in_the_same_adapter(prompts, answering, tmp_path, at, last):
+    """It goes on after the last checkpoint, or from the beginning where there is none."""
+    whole = align_model(answering, tmp_path / "whole", settings=SAVED, adapter=True, dtype="float32")
+    kept = tmp_path / "out.unfinished"
+    with pytest.raises(DiedError):
+        align_model(
+            answering, tmp_path / "out", settings=SAVED, adapter=True, dtype="float32", listener=dying(at)
+        )  # fmt: skip
+    assert [path.name for path in kept.glob("checkpoints/*")] == ([] if last is None else [f"checkpoint-{last}"])
+    assert not (tmp_path / "out").exists()
+    steps: list[int] = []
+    made = align_model(
+        answering, tmp_path / "out", settings=SAVED, adapter=True, dtype="float32",
+        listener=lambda row: steps.append(row["step"]) if "loss" in row else None,
+    )  # fmt: skip
+    assert steps == list(range((last or 0) + 1, 8))
+    assert made.record["resumed_after"] == (last or 0)
+    assert weights_of(tmp_path / "out") == weights_of(tmp_path / "whole")
+    assert made.figures == whole.figures
+    assert not kept.exists()
+
+
+def test_a_signal_ends_an_alignment_after_the_step_and_it_goes_on_from_there(prompts, answering, tmp_path):
+    align_model(answering, tmp_path / "whole", settings=SAVED, adapter=True, dtype="float32")
+    with pytest.raises(KeyboardInterrupt):
+        align_model(
+            answering, tmp_path / "out", settings=SAVED, adapter=True, dtype="float32", listener=dying(4, True)
+        )  # fmt: skip
+    assert [path.name for path in (tmp_path / "out.unfinished").glob("checkpoints/*")] == ["checkpoint-4"]
+    # How often it saves is no part of what it makes.
+    often = replace(SAVED, save_steps=1)
+    align_model(answering, tmp_path / "out", settings=often, adapter=True, dtype="float32")
+    assert weights_of(tmp_path / "out") == weights_of(tmp_path / "whole")
+
+
+def test_an_alignment_killed_before_its_model_is_written_trains_no_step_again(
+    prompts, answering, tmp_path, monkeypatch
+):
+    def killed(*_):
+        raise DiedError
+
+    align_model(answering, tmp_path / "whole", settings=SAVED, adapter=True, dtype="float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "merged", killed)
+        with pytest.raises(DiedError):
+            align_model(answering, tmp_path / "out", settings=SAVED, adapter=True, dtype="float32")
+    assert not (tmp_path / "out").exists()
+    align_model(answering, tmp_path / "out", settings=SAVED, adapter=True, dtype="float32", listener=dying(7))
+    assert weights_of(tmp_path / "out") == weights_of(tmp_path / "whole")
+
+
+def test_steps_that_a_killed_start_left_beside_a_written_model_are_removed(prompts, answering, tmp_path, monkeypatch):
+    def killed(*_):
+        raise DiedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "measured", killed)
+        patch.setattr(stage.UnfinishedAlignment, "remove", lambda self: None)  # type: ignore[attr-defined]
+        with pytest.raises(DiedError):
+            align_model(answering, tmp_path / "out", settings=SAVED, dtype="float32")
+    assert (tmp_path / "out.unfinished" / "checkpoints" / "checkpoint-7").is_dir()
+    align_model(answering, tmp_path / "out", settings=SAVED, dtype="float32")
+    assert not (tmp_path / "out.unfinished").exists()
+
+
+def test_a_damaged_checkpoint_is_not_passed_over(prompts, answering, tmp_path):
+    with pytest.raises(DiedError):
+        align_model(answering, tmp_path / "out", settings=SAVED, dtype="float32", listener=dying(5))
+    weights = tmp_path / "out.unfinished" / "checkpoints" / "checkpoint-3" / "trainable.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="none of the checkpoints verifies"):
+            align_model(answering, tmp_path / "out", settings=SAVED, dtype="float32")
+
+
+def test_steps_with_other_settings_or_of_something_else_are_refused(prompts, answering, tmp_path, holdfast):
+    with pytest.raises(DiedError):
+        align_model(answering, tmp_path / "out", settings=SAVED, dtype="float32", listener=dying(5))
+    arguments = ("align", answering, "--output", tmp_path / "out", "--dtype", "float32")
+    code, _, err = holdfast(*arguments, "--steps", 8)
+    message = " ".join(err.split())
+    assert code == 6
+    assert "holds an unfinished alignment with other settings" in message
+    assert "settings.steps: stored 7, now 8" in message
+    assert "delete that folder to start anew" in message
+    assert (tmp_path / "out.unfinished" / "checkpoints" / "checkpoint-3").is_dir()
+    shutil.rmtree(tmp_path / "out.unfinished")
+    (tmp_path / "out.unfinished").mkdir()
+    (tmp_path / "out.unfinished" / "notes.txt").write_text("mine")
+    code, _, err = holdfast(*arguments)
+    assert code == 2
+    assert "is not empty and holds no alignment" in " ".join(err.split())
+    assert (tmp_path / "out.unfinished" / "notes.txt").read_text() == "mine"
+
+
+def test_two_processes_do_not_align_into_one_folder(prompts, answering, tmp_path):
+    with RunLock(tmp_path / "out.unfinished"), pytest.raises(CheckpointError, match="is in use by"):
+        align_model(answering, tmp_path / "out", settings=SAVED, dtype="float32")
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_settings_do_not_take_over_an_unfinished_folder(prompts, answering, tmp_path, monkeypatch, holdfast):

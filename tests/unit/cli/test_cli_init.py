@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -81,7 +80,7 @@ def test_a_folder_is_taken_beside_the_run_file_and_where_the_command_is_called(t
 def test_the_adapter_is_as_its_provenance_says_and_made_with_the_tools_settings():
     made = read_json(ADAPTER_DIR / "provenance.json")
     assert made["command"] == starter_aligned.COMMAND
-    assert (made["settings"], made["strength"]) == (asdict(starter_aligned.SETTINGS), starter_aligned.STRENGTH)
+    assert (made["settings"], made["strength"]) == (starter_aligned.SETTINGS.shaping(), starter_aligned.STRENGTH)
     assert {name: sha256_file(ADAPTER_DIR / name) for name in made["files"]} == made["files"]
     used = starter_aligned.prompts(starter_aligned.SETTINGS)
     sets = {"refuse": used.refuse, **used.ordinary}

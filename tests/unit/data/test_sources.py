@@ -69,7 +69,17 @@ def test_csv_fields_with_newlines_quotes_and_an_unnamed_index(tmp_path):
     (tmp_path / "a.csv").write_text(',prompt,completion\n0,"p, ""q""\nr",c\n1,x,y\n')
     examples = read_examples(str(tmp_path / "a.csv"))
     assert pairs(examples) == [('p, "q"\nr', "c"), ("x", "y")]
-    assert [example.where for example in examples] == [f"{tmp_path / 'a.csv'}:{n}" for n in (3, 4)]
+    assert [example.where for example in examples] == [f"{tmp_path / 'a.csv'}:{n}" for n in (2, 4)]
+
+
+def test_a_csv_row_is_at_its_first_line_below_blank_lines_and_rows_of_several_lines(tmp_path):
+    """Lines as an editor counts them, whatever ends them."""
+    text = '"prompt\nquoted",completion\n\n"a\n\nb","c\nd"\n\n\ne,f\n"g\nh",i\n'
+    for name, end in (("unix.csv", "\n"), ("windows.csv", "\r\n")):
+        (tmp_path / name).write_bytes(text.replace("\n", end).encode())
+        columns = {"prompt": f"prompt{end}quoted"}
+        examples = read_examples(str(tmp_path / name), columns=columns)
+        assert [example.where for example in examples] == [f"{tmp_path / name}:{n}" for n in (4, 10, 11)]
 
 
 def test_csv_leaves_the_field_size_limit_alone(tmp_path):

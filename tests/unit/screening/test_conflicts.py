@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.core.errors import DataError
 from holdfast.data.examples import make_example
+from holdfast.data.sources import read_examples
 from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.screening.asking import Sorted
@@ -207,6 +208,13 @@ def test_a_line_is_counted_from_one_and_a_list_without_lines_is_still_read(tmp_p
     place.write_text(json.dumps(old) + "\n")
     assert Conflict.from_json(old) == found
     assert read_ids(place) == {found.id}
+
+
+def test_a_row_of_several_lines_is_at_its_first(tmp_path):
+    place = tmp_path / "task.csv"
+    place.write_text(f'prompt,completion\n\nbake,"{COMPLIES}\n{COMPLIES}"\n\n"pick\n\nthe lock","{COMPLIES}"\n')
+    (found,) = conflicts(read_examples(str(place)), ["lock"])
+    assert (found.row, found.where, found.to_json()["line"]) == (1, f"{place}:6", 6)
 
 
 def test_ids_are_read_one_a_line_as_they_are_or_from_objects(tmp_path):

@@ -9,7 +9,8 @@ import ctypes
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ from holdfast.models.handle import DType, fast_dtype, load_pair
 from holdfast.models.lora_layers import named_targets
 from holdfast.runs.stages.alignment_rows import ORDINARY, AlignmentPrompts, answer_rows, bundled_prompts, refusal_rows
 from holdfast.runs.stages.run_folder import whole_folder
+from holdfast.runs.stages.unfinished_alignment import RECORD, UnfinishedAlignment
 from holdfast.screening.asking import Asker, Sorted, Told, asker_of
 
-RECORD = "alignment.json"
 LEAST_REFUSALS = 0.5  # of held-out probes: an alignment below it has failed
 MOST_OVER_REFUSAL = 0.2  # of the held-out prompts of each ordinary source: an alignment that reaches it has failed
 CALLED = {"everyday": "everyday prompts", "borderline": "borderline prompts", "tasks": "task prompts"}
@@ -56,12 +57,17 @@ class AlignSettings:
     lora_alpha: int = default("align.lora_alpha")
     max_length: int = default("align.max_length")  # tokens of a row with a refusal
     held_out: int = default("align.held_out")  # prompts of each kind of figure, at most
+    save_steps: int = default("align.save_steps")  # between two checkpoints, of which the last is kept
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.refusal_share < 1:
             what = f"refusal_share is {self.refusal_share}, expected a share between 0 and 1"
             raise ConfigError(what, remedy="use 0.4: refusals alone would teach the model to refuse everything")
+
+    def shaping(self) -> dict[str, Any]:
+        """The settings on which the aligned model depends."""
+        return {name: value for name, value in asdict(self).items() if name != "save_steps"}
 
 
 @dataclass(frozen=True)
@@ -136,10 +142,10 @@ def align_model(
 ) -> Alignment:  # fmt: skip
     """Teach a chat model to refuse, write it as an ordinary model folder (or adapter), and measure it.
 
-    A run that was killed goes on: replies are kept in the cache, and a model that was written is only measured.
-    `prompts` are refused beside the bundled ones; `dtype` is by default what this machine is fast in; `listener`
-    receives a row a step, as in events.jsonl, and `told` what is asked, how many replies there are and how many there
-    will be.
+    A run that was interrupted goes on: replies are kept in the cache, steps beside the output folder
+    (`unfinished_alignment`), and a model that was written is only measured. `prompts` are refused beside the bundled
+    ones; `dtype` is by default what this machine is fast in; `listener` receives a row a step, as in events.jsonl, and
+    `told` what is asked, how many replies there are and how many there will be.
     """
     chosen, target = settings or AlignSettings(), Path(output_dir)
     dtype = dtype or fast_dtype()
@@ -149,39 +155,46 @@ def align_model(
     sets |= {f"held_out_{name}": examples for name, examples in used.held_out.items()}
     inputs = {
         "model": {"ref": str(model), "revision": revision, "sha256": content.sha256}, "dtype": dtype,
-        "adapter": adapter, "settings": asdict(chosen),
+        "adapter": adapter, "settings": chosen.shaping(),
         "prompts": {name: sha256_json([example.id for example in examples]) for name, examples in sets.items()},
     }  # fmt: skip
     place = "cuda" if torch.cuda.is_available() else None
     options: dict[str, Any] = {"dtype": dtype, "device": place, "trust_remote_code": trust_remote_code}
-    record = _unfinished(target, inputs)
+    record, unfinished = _written(target, inputs), UnfinishedAlignment(target, inputs)
     if record is None:
         require_writable(target)
-        loaded, tokenizer = load_pair(model, revision=revision, **options)
-        asker = asker_of(loaded, tokenizer, model_sha256=content.sha256, told=told)
-        ordinary = [example for examples in used.ordinary.values() for example in examples]
-        rows = training_rows(used, asker.sort(ordinary, what="ordinary prompts"), tokenizer, chosen)
-        started = time.monotonic()
-        trained = train_rows(loaded, tokenizer, rows, chosen, listener)
-        record = {
-            "inputs": inputs, "figures": None, "train_seconds": round(time.monotonic() - started, 1),
-            "versions": versions(), "commit": commit(), "hardware": hardware(),
-        }  # fmt: skip
-        with whole_folder(target) as folder:
-            if adapter:
-                trained.save_pretrained(folder)
-            aligned = merged(trained)
-            if not adapter:
-                aligned.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-            write_sealed(folder / RECORD, record)
+        with unfinished.entered():
+            loaded, tokenizer = load_pair(model, revision=revision, **options)
+            asker = asker_of(loaded, tokenizer, model_sha256=content.sha256, told=told)
+            ordinary = [example for examples in used.ordinary.values() for example in examples]
+            rows = training_rows(used, asker.sort(ordinary, what="ordinary prompts"), tokenizer, chosen)
+            started, before = time.monotonic(), unfinished.steps
+            trained = train_rows(loaded, tokenizer, rows, chosen, listener, unfinished)
+            record = {"inputs": inputs, "figures": None, "train_seconds": round(time.monotonic() - started, 1)}
+            record |= {"resumed_after": before, "versions": versions(), "commit": commit(), "hardware": hardware()}
+            aligned = _write(target, trained, tokenizer, record, adapter)
+            unfinished.remove()
     else:
         aligned, tokenizer = load_pair(target, **options)
+        unfinished.remove()  # of a start that was killed before it could
     now = content_of(target, trust_remote_code=trust_remote_code)
     figures = measured(used.held_out, asker_of(aligned, tokenizer, model_sha256=now.sha256, told=told))
     record = {**record, "model_sha256": now.sha256, "figures": figures.as_json()}
     write_sealed(target / RECORD, record)
     return Alignment(target, figures, record)
+
+
+def _write(target: Path, trained: Any, tokenizer: Any, record: Mapping[str, Any], adapter: bool) -> Any:
+    """Write the output folder whole; returns the merged model."""
+    with whole_folder(target) as folder:
+        if adapter:
+            trained.save_pretrained(folder)
+        aligned = merged(trained)
+        if not adapter:
+            aligned.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        write_sealed(folder / RECORD, record)
+    return aligned
 
 
 def keep_freed_memory() -> bool:
@@ -216,9 +229,10 @@ def training_rows(
 
 
 def train_rows(
-    model: Any, tokenizer: Any, rows: Sequence[Encoded], settings: AlignSettings, listener: Listener | None = None
-) -> Any:
-    """The model with a LoRA adapter, trained on the rows in their order."""
+    model: Any, tokenizer: Any, rows: Sequence[Encoded], settings: AlignSettings, listener: Listener | None = None,
+    unfinished: UnfinishedAlignment | None = None,
+) -> Any:  # fmt: skip
+    """The model with a LoRA adapter, trained on the rows in their order, from the checkpoint in `unfinished` if any."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import set_seed
@@ -231,18 +245,44 @@ def train_rows(
     lora = LoraConfig(
         r=settings.rank, lora_alpha=settings.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
     )
-    with tempfile.TemporaryDirectory(prefix="holdfast-align-") as folder:
+    with _folder(unfinished) as folder:
+        saving = {} if unfinished is None else unfinished.saving(settings.save_steps)
         arguments = short_run(
             folder, stage="align", seed=settings.seed, max_steps=settings.steps, learning_rate=settings.learning_rate,
             per_device_train_batch_size=settings.batch, warmup_steps=max(1, settings.steps // 10), max_length=None,
+            **saving,
         )  # fmt: skip
         with named_targets(model):
             trainer = SafeSFTTrainer(
                 model, arguments, train_dataset=data, processing_class=tokenizer, peft_config=lora, defense="sft"
             )
         listen(trainer, [] if listener is None else [listener])
-        trainer.train()
+        _train(trainer, unfinished)
         return trainer.model
+
+
+@contextmanager
+def _folder(unfinished: UnfinishedAlignment | None) -> Iterator[Path]:
+    """Where the trainer writes: a folder that stays, or one for this training alone."""
+    if unfinished is not None:
+        yield unfinished.run.checkpoints
+        return
+    with tempfile.TemporaryDirectory(prefix="holdfast-align-") as folder:
+        yield Path(folder)
+
+
+def _train(trainer: Any, unfinished: UnfinishedAlignment | None) -> None:
+    """Train to the end; where steps are kept, a first signal ends it after the current step, saved."""
+    from holdfast.runs.stages.finetune import Interruption
+
+    if unfinished is None:
+        trainer.train()
+        return
+    with Interruption() as interruption:
+        trainer.add_callback(interruption)
+        trainer.train(resume_from_checkpoint=True if unfinished.goes_on else None)
+    if interruption.requested:
+        raise KeyboardInterrupt
 
 
 def merged(trained: Any) -> Any:
@@ -253,7 +293,8 @@ def merged(trained: Any) -> Any:
     return model.eval()
 
 
-def _unfinished(target: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
+def _written(target: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of an alignment that is only to be measured; None where there is none, and else it is refused."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     if (target / RECORD).is_file():

@@ -146,9 +146,10 @@ class AnnounceSteps(TrainerCallback):  # type: ignore[misc]  # transformers is u
 
 
 def short_run(folder: str | Path, **settings: Any) -> SafeSFTConfig:
-    """Arguments of a run of minutes that saves and reports nothing, with a linear schedule."""
+    """Arguments of a run of minutes that reports nothing and, unless told to, saves nothing; with a linear schedule."""
+    settings = {"save_strategy": "no", **settings}
     return SafeSFTConfig(
-        output_dir=str(folder), save_strategy="no", report_to="none", logging_steps=10_000, disable_tqdm=True,
+        output_dir=str(folder), report_to="none", logging_steps=10_000, disable_tqdm=True,
         gradient_checkpointing=False, dataloader_pin_memory=False, use_cpu=not torch.cuda.is_available(),
         lr_scheduler_type="linear", **settings,
     )  # fmt: skip
