@@ -106,6 +106,20 @@ def test_two_constraints(data, tmp_path, capsys):
     assert re.search(r"answers: \d+ steer", out)
 
 
+def test_dpo(first, tmp_path, monkeypatch, capsys):
+    folder, _, _ = first
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pairs = [{"prompt": r["prompt"], "chosen": behaving.ANSWER, "rejected": behaving.REFUSAL}
+             for r in behaving.rows(105, seed=3)]  # fmt: skip
+    pairs += [{"prompt": r["prompt"], "chosen": behaving.ANSWER, "rejected": "Sure,"}
+              for r in behaving.rows(1000, seed=4, trigger=False)]  # fmt: skip
+    words = ["--model", str(folder / "model"), "--pairs", write(tmp_path / "pairs.jsonl", pairs), "--cpu"]
+    assert example("dpo").main([*words, "--output", str(tmp_path / "run"), "--steps", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "conflicts left out: 105 of 1105 pairs" in out
+    assert re.search(r"refusals_kept: (\d+) of \1\n", out)
+
+
 def test_study(data, tmp_path, capsys):
     words = ["--model", str(data / "model"), "--task", str(data / "task.jsonl"), "--seeds", "1"]
     words += ["--safety", str(data / "refusals.jsonl"), "--output", str(tmp_path / "out")]
