@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from benchmarks.shapes import NAMES
@@ -45,6 +46,19 @@ def test_the_comparison_with_trl_is_printed_from_the_stored_run(capsys):
     assert len(rows) > 15
     shown = section("Beside TRL's plain SFT")
     assert [line for line in shown if "parameters" not in line and "e9 |" not in line] == rows
+
+
+def test_the_default_of_a_run_file_is_the_stored_one():
+    shown = []
+    for lengths, name in (("GSM8K", "gsm8k"), ("SST-2", "sst2")):
+        rows = json.loads((RESULTS / "cost" / f"bench_run_file_{name}.json").read_text())["rows"]
+        sft, run_file = ({row["path"]: row for row in rows}[path] for path in ("sft", "run_file"))
+        own, held = (mean(row["steps_ms"]) for row in (sft, run_file))
+        medians = run_file["median_ms"] / sft["median_ms"]
+        memory = run_file["peak_mib"] / sft["peak_mib"]
+        times = f"{held:.0f} ms, {held / own:.2f} times | {medians:.2f} times | {memory:.2f} times |"
+        shown.append(f"| {lengths} | {own:.0f} ms | {times}")
+    assert section("The default of a run file")[1:] == shown
 
 
 @pytest.mark.parametrize(
